@@ -1,0 +1,1 @@
+"""The door: a thin FastAPI application over the store. Never loads torch."""

@@ -1,0 +1,29 @@
+"""Alembic's entry: run migrations against DATABASE_URL, one at a time across processes."""
+
+from alembic import context
+from sqlalchemy import create_engine, text
+
+from worker.settings import settings
+from worker.store.tables import Table
+
+# Any number: it only has to be the same in every process that migrates.
+MIGRATION_LOCK = 4842_2026
+
+
+def run() -> None:
+    """Apply the migrations under an advisory lock, so that two releases at once do no harm."""
+    engine = create_engine(settings().database_url)
+    with engine.connect() as connection:
+        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": MIGRATION_LOCK})
+        connection.commit()
+        context.configure(
+            connection=connection, target_metadata=Table.metadata, transaction_per_migration=True
+        )
+        with context.begin_transaction():
+            context.run_migrations()
+    engine.dispose()
+
+
+if context.is_offline_mode():
+    raise SystemExit("migrations run against a database: set DATABASE_URL")
+run()

@@ -1,0 +1,1 @@
+"""The product: a durable queue, a token-level scheduler and signed webhooks."""

@@ -1,0 +1,60 @@
+"""Webhook events: what a receiver is told when a batch ends.
+
+The shape follows Standard Webhooks (https://www.standardwebhooks.com) and OpenAI's batch events.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from worker.contract.states import BatchStatus
+
+# A batch up to this size carries its outputs inline, in the webhook and in GET /v1/batch/{id}.
+INLINE_OUTPUTS = 100
+INLINE_OUTPUT_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEnded:
+    """A batch's terminal state."""
+
+    event_id: str
+    created_at: datetime
+    batch_id: str
+    status: BatchStatus
+    counts: Mapping[str, int]
+    usage: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    outputs: list[str | None] | None  # in the order of the requests; None: fetch them
+
+    @property
+    def type(self) -> str:
+        """`batch.completed`, `batch.cancelled` and so on."""
+        return f"batch.{self.status}"
+
+    def to_body(self) -> str:
+        """Return the exact text to sign and send."""
+        data: dict[str, Any] = {
+            "id": self.batch_id,
+            "status": self.status,
+            "counts": self.counts,
+            "usage": self.usage,
+            "metadata": self.metadata,
+            "links": {
+                "batch": f"/v1/batch/{self.batch_id}",
+                "results": f"/v1/batch/{self.batch_id}/results",
+            },
+        }
+        if self.outputs is not None:
+            data["outputs"] = self.outputs
+        event = {
+            "id": self.event_id,
+            "object": "event",
+            "type": self.type,
+            "created_at": int(self.created_at.timestamp()),
+            "batch_id": self.batch_id,
+            "data": data,
+        }
+        return json.dumps(event, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,28 @@
+"""One request's outcome, on its way from the engine to the store."""
+
+from dataclasses import dataclass
+
+from worker.contract.states import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class RequestError:
+    """Why a request has no complete output. `code` is stable; `message` is for people."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewResult:
+    """What the store records of one request, once."""
+
+    request_id: int
+    outcome: Outcome
+    output: str | None
+    finish_reason: str | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    max_tokens: int
+    error: RequestError | None = None

@@ -1,0 +1,49 @@
+"""The states of each row, and who moves a row out of each."""
+
+from enum import StrEnum
+
+
+class BatchStatus(StrEnum):
+    """Where a Batch stands."""
+
+    PENDING = "pending"  # the first claim of one of its shards, or a cancel, moves it on
+    PROCESSING = "processing"  # the save of the last result, a cancel, or its deadline moves it on
+    CANCELLING = "cancelling"  # the last running shard to stop, or the dispatcher, moves it on
+    COMPLETED = "completed"  # terminal: every request has a result of its own
+    FAILED = "failed"  # terminal: the batch as a whole could not be run
+    CANCELLED = "cancelled"  # terminal: the customer stopped it
+    EXPIRED = "expired"  # terminal: its completion window closed
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether nothing moves a batch out of this status."""
+        return self not in LIVE_STATUSES
+
+
+LIVE_STATUSES = frozenset({BatchStatus.PENDING, BatchStatus.PROCESSING, BatchStatus.CANCELLING})
+
+
+class ShardState(StrEnum):
+    """Where a Shard stands."""
+
+    READY = "ready"  # a claim moves it on, or the end of its batch
+    RUNNING = "running"  # its holder finishes or releases it; the dispatcher returns an expired lease
+    FINISHED = "finished"  # terminal: every request in it has a result
+    DROPPED = "dropped"  # terminal: its batch ended before it ran to the end
+
+
+class Outcome(StrEnum):
+    """How a Request ended. A Result never changes."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"  # its own error: the rest of the batch goes on
+    CANCELLED = "cancelled"  # its batch was cancelled or expired first
+
+
+class EventState(StrEnum):
+    """Where the delivery of a WebhookEvent stands."""
+
+    PENDING = "pending"  # a claim by a callbacks worker moves it on, when it is due
+    SENDING = "sending"  # the attempt's outcome, or the dispatcher once its lease expires, moves it on
+    DELIVERED = "delivered"  # terminal: the receiver answered 2xx
+    FAILED = "failed"  # terminal: the last attempt failed, or the receiver answered 410

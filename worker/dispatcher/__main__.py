@@ -1,0 +1,49 @@
+"""`python -m worker.dispatcher`: sweep on every notification, and at least every second, until SIGTERM."""
+
+import logging
+import signal
+import sys
+import time
+from types import FrameType
+
+from psycopg import OperationalError as ListenError
+from sqlalchemy.exc import OperationalError
+
+from worker.dispatcher.dispatcher import Dispatcher
+from worker.queue.broker import Broker
+from worker.settings import Settings, settings
+from worker.store.notify import wake_ups
+from worker.store.session import Store
+from worker.telemetry import configure_logging
+
+logger = logging.getLogger("worker.dispatcher")
+
+TIDY_SECONDS = 60.0
+
+
+def run(config: Settings) -> None:
+    """Sweep until the process is told to stop; survive Postgres and Redis going away."""
+    store = Store(config.database_url, pool_size=2)
+    dispatcher = Dispatcher(store, Broker(config.redis_url), config.max_attempts)
+    tidied_at = float("-inf")
+    while True:
+        try:
+            for _ in wake_ups(config.database_url, every_seconds=config.sweep_seconds):
+                dispatcher.sweep()
+                if time.monotonic() - tidied_at >= TIDY_SECONDS:
+                    dispatcher.tidy()
+                    tidied_at = time.monotonic()
+        except (OperationalError, ListenError) as error:
+            logger.warning("Postgres does not answer, trying again: %s", str(error).splitlines()[0])
+            time.sleep(config.sweep_seconds)
+
+
+def _stop(_signum: int, _frame: FrameType | None) -> None:
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    configure_logging(settings().log_level, settings().log_format)
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)
+    run(settings())

@@ -1,0 +1,80 @@
+"""One sweep: return what the dead held, end what is over, ticket what is due.
+
+Any number of dispatchers may run: each step locks what it changes and skips what another has locked.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from kombu.exceptions import OperationalError as BrokerError
+from redis import RedisError
+
+from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE, Ticket
+from worker.queue.broker import Broker
+from worker.queue.publish import publish
+from worker.store import batches, idempotency, shards, tickets, webhooks, workers
+from worker.store.session import Store
+
+logger = logging.getLogger(__name__)
+
+# Tickets in Redis per task slot: enough that no slot waits, few enough that FLUSHALL costs little.
+WINDOW_PER_SLOT = 2
+MIN_WINDOW = 8
+# An unclaimed ticket this old is lost if its queue is empty; one this old is lost in any case.
+REISSUE_WHEN_EMPTY = timedelta(seconds=2)
+REISSUE_ALWAYS = timedelta(seconds=60)
+SWEEP_LIMIT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatcher:
+    """Keeps work moving. `publish` is a parameter so that a test can watch it."""
+
+    store: Store
+    broker: Broker
+    max_attempts: int
+    publish: Callable[[Ticket], None] = publish
+
+    def sweep(self) -> None:
+        """Do everything that is due, once."""
+        self._return_expired_leases()
+        with self.store.transaction() as session:
+            batches.settle_stopping(session, limit=SWEEP_LIMIT)
+        self._issue(GPU_QUEUE)
+        self._issue(CALLBACKS_QUEUE)
+
+    def tidy(self) -> None:
+        """Drop rows nobody will ask for again."""
+        with self.store.transaction() as session:
+            idempotency.forget_the_old(session)
+            workers.forget_the_dead(session)
+
+    def _return_expired_leases(self) -> None:
+        with self.store.transaction() as session:
+            lapsed = shards.expired(session, limit=SWEEP_LIMIT)
+        for shard_id, batch_id in lapsed:
+            with self.store.transaction() as session:
+                if shards.return_expired(session, shard_id, batch_id, max_attempts=self.max_attempts):
+                    logger.warning("the lease on shard %s of %s expired", shard_id, batch_id)
+        with self.store.transaction() as session:
+            webhooks.return_expired(session, limit=SWEEP_LIMIT)
+
+    def _issue(self, queue: str) -> None:
+        try:
+            is_empty = self.broker.length(queue) == 0
+        except RedisError as error:
+            logger.warning("Redis does not answer: %s", error)
+            return
+        issue = tickets.issue_shards if queue == GPU_QUEUE else tickets.issue_events
+        with self.store.transaction() as session:
+            window = max(MIN_WINDOW, WINDOW_PER_SLOT * workers.slots(session, queue))
+            due = issue(
+                session, window=window, reissue_after=REISSUE_WHEN_EMPTY if is_empty else REISSUE_ALWAYS
+            )
+        try:
+            for ticket in due:
+                self.publish(ticket)
+        except BrokerError as error:
+            logger.warning("could not publish, the rows will be ticketed again: %s", error)

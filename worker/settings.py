@@ -1,0 +1,116 @@
+"""The only reader of the environment. Knows nothing of what the settings are used for."""
+
+from functools import cache
+from ipaddress import IPv4Network, IPv6Network, ip_address
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+DEMO_MODEL = Path(__file__).resolve().parent.parent / "models" / "demo"
+LOOPBACK_NETWORKS = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
+
+IPNetwork = IPv4Network | IPv6Network
+
+
+def _psycopg_url(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme.split("+")[0] not in {"postgres", "postgresql"}:
+        raise ValueError("must be a postgresql:// address")
+    return f"postgresql+psycopg://{rest}"
+
+
+def _redis_url(url: str) -> str:
+    if url.partition("://")[0] not in {"redis", "rediss"}:
+        raise ValueError("must be a redis:// or rediss:// address")
+    return url
+
+
+class Settings(BaseSettings):
+    """Every setting, with its default. `HEADRACE_*` unless an alias says otherwise."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="HEADRACE_", env_ignore_empty=True, frozen=True, extra="ignore", populate_by_name=True
+    )
+
+    # Services: set by the user, or by `python -m worker.embedded` around the processes it starts.
+    database_url: Annotated[str, AfterValidator(_psycopg_url)] = Field(validation_alias="DATABASE_URL")
+    redis_url: Annotated[str, AfterValidator(_redis_url)] = Field(validation_alias="REDIS_URL")
+
+    # The door.
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=1, le=65535, validation_alias="PORT")
+    flower_port: int = Field(default=5555, ge=1, le=65535, validation_alias="FLOWER_PORT")
+    max_body_bytes: int = Field(default=64 << 20, gt=0)
+    max_requests_per_batch: int = Field(default=50_000, gt=0)
+    max_prompt_bytes: int = Field(default=1 << 20, gt=0)
+
+    # The engine.
+    model: Path = DEMO_MODEL
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["f32", "bf16", "int8"] = "f32"
+    threads: int | None = Field(default=None, gt=0)
+    max_num_sequences: int = Field(default=64, gt=0)
+    max_tokens_per_step: int = Field(default=2048, gt=0)
+    kv_cache_bytes: int = Field(default=1 << 30, gt=0)
+
+    # How work travels.
+    shard_size: int = Field(default=32, gt=0, description="requests one message carries")
+    shards_in_flight: int = Field(default=6, gt=0, description="shards that feed one engine at once")
+    lease_seconds: float = Field(default=15.0, gt=0)
+    save_seconds: float = Field(default=0.5, gt=0, description="how often a shard saves and renews its lease")
+    drain_seconds: float = Field(
+        default=10.0, ge=0, description="how long SIGTERM lets running requests finish"
+    )
+    step_timeout_seconds: float = Field(default=120.0, gt=0, description="a longer step means a hung engine")
+    max_attempts: int = Field(default=5, gt=0, description="claims before a shard's requests fail")
+    sweep_seconds: float = Field(
+        default=1.0, gt=0, description="how often the dispatcher looks round unasked"
+    )
+
+    # Webhooks.
+    webhook_secret: SecretStr | None = None
+    webhook_timeout_seconds: float = Field(default=15.0, gt=0)
+    webhook_allowed_networks: Annotated[tuple[IPNetwork, ...] | None, NoDecode] = None
+    callbacks_in_flight: int = Field(default=8, gt=0)
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+
+    @field_validator("webhook_allowed_networks", mode="before")
+    @classmethod
+    def _split_networks(cls, value: object) -> object:
+        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _check_secret(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().startswith("whsec_"):
+            raise ValueError("must be whsec_ and base64, as `python -m worker.webhooks.signing` prints")
+        return value
+
+    @property
+    def allowed_networks(self) -> tuple[IPNetwork, ...]:
+        """Non-global addresses that a callback may still reach.
+
+        Whoever can call an API that listens on loopback is on this machine already, so there
+        loopback callbacks are allowed unless the setting says otherwise.
+        """
+        if self.webhook_allowed_networks is not None:
+            return self.webhook_allowed_networks
+        return LOOPBACK_NETWORKS if self.listens_on_loopback else ()
+
+    @property
+    def listens_on_loopback(self) -> bool:
+        """Whether the API can be reached from this machine only."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+@cache
+def settings() -> Settings:
+    """Return the process's settings, read once."""
+    return Settings()

@@ -1,0 +1,177 @@
+"""Runs one shard: claim, submit, save as it goes, finish. Knows no Celery.
+
+Several runners, a thread each, feed one engine, so its batch does not drain at a shard's border.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from threading import Event
+
+from sqlalchemy.exc import OperationalError
+
+from worker.contract.results import NewResult, RequestError
+from worker.contract.states import Outcome
+from worker.engine.engine_thread import EngineThread, Submission
+from worker.engine.sequence import FinishReason
+from worker.engine.step import Completion, GenerationRequest
+from worker.engine.step import SamplingParams as EngineSampling
+from worker.store import shards
+from worker.store.requests import ShardRequest
+from worker.store.session import Store
+from worker.store.shards import Claim, Saved
+
+logger = logging.getLogger(__name__)
+
+# Results are saved at once when this many wait, else every `save_seconds`.
+SAVE_AT = 64
+
+
+class Ending(StrEnum):
+    """How a run of a shard ended."""
+
+    FINISHED = "finished"
+    NOTHING_TO_DO = "nothing to do"  # somebody else has it, or its batch is over
+    STOPPED = "stopped"  # its batch was cancelled or expired
+    HANDED_BACK = "handed back"  # this worker is shutting down
+    LOST = "lost"  # the lease ran out and somebody else took it
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRunner:
+    """Runs shards on one engine, for one worker process."""
+
+    store: Store
+    engine: EngineThread
+    worker: str
+    lease: timedelta
+    save_seconds: float
+    drain_seconds: float
+    draining: Event
+
+    def run(self, shard_id: int) -> Ending:
+        """Run a shard to its end, or as far as it may go."""
+        with self.store.transaction() as session:
+            held = shards.claim(session, shard_id, worker=self.worker, lease=self.lease)
+        if held is None:
+            return Ending.NOTHING_TO_DO
+        work = self.engine.submit([_to_engine(request) for request in held.requests])
+        run = _Run(held, work, {request.id: request.params.max_tokens for request in held.requests})
+        try:
+            return self._follow(run)
+        finally:
+            work.cancel()
+
+    def _follow(self, run: "_Run") -> Ending:
+        must_leave_at = float("inf")
+        while True:
+            is_done = run.collect(self.save_seconds)
+            if self.draining.is_set():
+                must_leave_at = min(must_leave_at, time.monotonic() + self.drain_seconds)
+            is_over_time = time.monotonic() >= must_leave_at
+            try:
+                saved = self._save(run)
+                if saved is Saved.LOST:
+                    return Ending.LOST
+                if is_done:
+                    return self._leave(run.held, Ending.FINISHED)
+                if saved is Saved.STOP:
+                    return self._leave(run.held, Ending.STOPPED)
+                if is_over_time:
+                    return self._leave(run.held, Ending.HANDED_BACK)
+            except OperationalError as error:
+                # The results stay with us until Postgres is back, or until somebody claims the shard.
+                logger.warning("shard %s is not saved yet: %s", run.held.shard_id, str(error).splitlines()[0])
+                if is_over_time:
+                    return Ending.LOST
+                time.sleep(self.save_seconds)
+
+    def _save(self, run: "_Run") -> Saved:
+        # The lease follows the engine: one that has stopped stepping must lose its shards.
+        idle_seconds = time.monotonic() - self.engine.last_progress_at
+        lease = self.lease if idle_seconds < self.lease.total_seconds() / 2 else None
+        with self.store.transaction() as session:
+            saved = shards.save(
+                session, run.held, run.unsaved, running_tokens=run.running_tokens, lease=lease
+            )
+        run.unsaved.clear()
+        return saved
+
+    def _leave(self, held: Claim, ending: Ending) -> Ending:
+        with self.store.transaction() as session:
+            if ending is Ending.FINISHED:
+                shards.finish(session, held)
+            else:
+                shards.release(session, held)
+        return ending
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one run of a shard has in hand."""
+
+    held: Claim
+    work: Submission
+    max_tokens: dict[int, int]  # request id -> max_tokens
+    unsaved: list[NewResult] = field(default_factory=list)
+    finished_tokens: int = 0
+
+    @property
+    def running_tokens(self) -> int:
+        """Tokens generated so far by requests that are not finished."""
+        return max(0, self.work.num_output_tokens - self.finished_tokens)
+
+    def collect(self, seconds: float) -> bool:
+        """Take what finishes within `seconds`; say whether that was the last of it."""
+        deadline = time.monotonic() + seconds
+        while not self.work.is_done and len(self.unsaved) < SAVE_AT:
+            wait = deadline - time.monotonic()
+            if wait <= 0:
+                break
+            self._keep(self.work.take(wait))
+        is_done = self.work.is_done  # before the last take: what finishes in between is taken too
+        self._keep(self.work.take(0))
+        return is_done
+
+    def _keep(self, completions: Sequence[Completion]) -> None:
+        for completion in completions:
+            if completion.finish_reason is not FinishReason.CANCELLED:
+                self.unsaved.append(_to_result(completion, self.max_tokens[completion.id]))
+                self.finished_tokens += len(completion.token_ids)
+
+
+def _to_engine(request: ShardRequest) -> GenerationRequest:
+    params = request.params
+    return GenerationRequest(
+        id=request.id,
+        prompt=request.prompt,
+        add_special_tokens=request.add_special_tokens,
+        params=EngineSampling(
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            min_p=params.min_p,
+            seed=params.seed,
+            stop=params.stop,
+            ignore_eos=params.ignore_eos,
+        ),
+    )
+
+
+def _to_result(completion: Completion, max_tokens: int) -> NewResult:
+    error = None if completion.error is None else RequestError("generation_failed", completion.error)
+    return NewResult(
+        request_id=completion.id,
+        outcome=Outcome.COMPLETED if error is None else Outcome.FAILED,
+        output=completion.text if error is None else None,
+        finish_reason=completion.finish_reason.value,
+        num_prompt_tokens=completion.num_prompt_tokens,
+        num_cached_tokens=completion.num_cached_tokens,
+        num_output_tokens=len(completion.token_ids),
+        max_tokens=max_tokens,
+        error=error,
+    )

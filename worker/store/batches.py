@@ -1,0 +1,248 @@
+"""Batches: submit, look up, cancel, and settle into the one terminal state."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.orm import Session
+
+from worker.contract.sampling import SamplingParams
+from worker.contract.states import LIVE_STATUSES, BatchStatus, Outcome, ShardState
+from worker.store import requests, webhooks
+from worker.store.notify import wake_dispatcher
+from worker.store.requests import NewRequest
+from worker.store.tables import BatchRow, ShardRow
+
+
+@dataclass(frozen=True, slots=True)
+class NewBatch:
+    """A batch on its way in. `requests` is not empty."""
+
+    params: SamplingParams
+    requests: Sequence[NewRequest]
+    callback_url: str | None = None
+    priority: int = 0
+    metadata: dict[str, Any] | None = None
+    completion_window: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchView:
+    """A batch as it stands now, running requests included."""
+
+    id: str
+    status: BatchStatus
+    callback_url: str | None
+    priority: int
+    metadata: dict[str, Any]
+    num_requests: int
+    num_completed: int
+    num_failed: int
+    num_cancelled: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int  # of finished and running requests
+    max_output_tokens: int
+    settled_max_tokens: int
+    running_tokens: int
+    created_at: datetime
+    started_at: datetime | None
+    expires_at: datetime | None
+    finished_at: datetime | None
+    read_at: datetime
+
+    @property
+    def num_settled(self) -> int:
+        """Requests that have a result."""
+        return self.num_completed + self.num_failed + self.num_cancelled
+
+    @property
+    def progress(self) -> float:
+        """Share of the tokens the batch may need that are done or no longer needed, 0 to 1."""
+        if self.status.is_terminal:
+            return 1.0
+        return min(1.0, (self.settled_max_tokens + self.running_tokens) / max(1, self.max_output_tokens))
+
+
+def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
+    """Write the batch, its shards and its requests; return the batch's id. The caller commits."""
+    batch_id = f"batch_{uuid4().hex}"
+    window = batch.completion_window
+    session.execute(
+        insert(BatchRow).values(
+            id=batch_id,
+            status=BatchStatus.PENDING,
+            params=batch.params.to_json(),
+            metadata_=batch.metadata or {},
+            priority=batch.priority,
+            callback_url=batch.callback_url,
+            num_requests=len(batch.requests),
+            num_prompt_tokens=sum(request.num_prompt_tokens for request in batch.requests),
+            max_output_tokens=sum((request.params or batch.params).max_tokens for request in batch.requests),
+            expires_at=None if window is None else func.now() + window,
+        )
+    )
+    slices = [batch.requests[i : i + shard_size] for i in range(0, len(batch.requests), shard_size)]
+    shard_ids = session.scalars(
+        insert(ShardRow).returning(ShardRow.id, sort_by_parameter_order=True),
+        [
+            {
+                "batch_id": batch_id,
+                "position": position,
+                "state": ShardState.READY,
+                "priority": batch.priority,
+                "num_requests": len(part),
+            }
+            for position, part in enumerate(slices)
+        ],
+    ).all()
+    requests.copy_in(session, batch_id, zip(shard_ids, slices, strict=True))
+    wake_dispatcher(session)
+    return batch_id
+
+
+def get(session: Session, batch_id: str) -> BatchView | None:
+    """Return the batch as it stands now, or None."""
+    running_tokens = (
+        select(func.coalesce(func.sum(ShardRow.running_tokens), 0))
+        .where(ShardRow.batch_id == batch_id, ShardRow.state == ShardState.RUNNING)
+        .scalar_subquery()
+    )
+    found = session.execute(
+        select(BatchRow, running_tokens, func.now()).where(BatchRow.id == batch_id)
+    ).one_or_none()
+    if found is None:
+        return None
+    row, running, read_at = found
+    return BatchView(
+        id=row.id,
+        status=row.status,
+        callback_url=row.callback_url,
+        priority=row.priority,
+        metadata=row.metadata_,
+        num_requests=row.num_requests,
+        num_completed=row.num_completed,
+        num_failed=row.num_failed,
+        num_cancelled=row.num_cancelled,
+        input_tokens=row.input_tokens,
+        cached_tokens=row.cached_tokens,
+        output_tokens=row.output_tokens + int(running),
+        max_output_tokens=row.max_output_tokens,
+        settled_max_tokens=row.settled_max_tokens,
+        running_tokens=int(running),
+        created_at=row.created_at,
+        started_at=row.started_at,
+        expires_at=row.expires_at,
+        finished_at=row.finished_at,
+        read_at=read_at,
+    )
+
+
+def count_by_status(session: Session) -> dict[BatchStatus, int]:
+    """Return how many batches stand in each status, zeros included."""
+    rows = session.execute(select(BatchRow.status, func.count()).group_by(BatchRow.status)).tuples()
+    return dict.fromkeys(BatchStatus, 0) | {BatchStatus(status): count for status, count in rows}
+
+
+def lock(session: Session, batch_id: str) -> BatchRow | None:
+    """Lock the batch's row, before any of its shards, until the transaction ends."""
+    return session.scalar(
+        select(BatchRow)
+        .where(BatchRow.id == batch_id)
+        .with_for_update(key_share=True)
+        .execution_options(populate_existing=True)
+    )
+
+
+def cancel(session: Session, batch_id: str) -> bool:
+    """Ask a batch to stop, and settle it at once if nothing of it runs. False: no such batch.
+
+    A terminal batch is left as it is.
+    """
+    batch = lock(session, batch_id)
+    if batch is None:
+        return False
+    if batch.status in {BatchStatus.PENDING, BatchStatus.PROCESSING}:
+        batch.status = BatchStatus.CANCELLING
+        batch.cancelled_at = func.now()
+        session.flush()
+        settle(session, batch)
+        wake_dispatcher(session)
+    return True
+
+
+def is_stopping(session: Session, batch: BatchRow) -> bool:
+    """Whether the work of a locked batch is no longer wanted."""
+    if batch.status not in {BatchStatus.PENDING, BatchStatus.PROCESSING}:
+        return True
+    return batch.expires_at is not None and bool(session.scalar(select(batch.expires_at <= func.now())))
+
+
+def settle(session: Session, batch: BatchRow) -> bool:
+    """Move a locked batch to its terminal state if it has come to its end; say whether it did.
+
+    The one place where a batch ends, so that it ends once, with one event in the same transaction.
+    """
+    if batch.status.is_terminal:
+        return False
+    if is_stopping(session, batch):
+        is_running = select(ShardRow.id).where(
+            ShardRow.batch_id == batch.id, ShardRow.state == ShardState.RUNNING
+        )
+        if session.scalar(select(is_running.exists())):
+            return False
+        _drop_the_rest(session, batch)
+        is_cancelled = batch.status is BatchStatus.CANCELLING
+        batch.status = BatchStatus.CANCELLED if is_cancelled else BatchStatus.EXPIRED
+    elif batch.num_settled == batch.num_requests:
+        batch.status = BatchStatus.COMPLETED
+    else:
+        return False
+    batch.finished_at = func.now()
+    session.flush()
+    session.refresh(batch)
+    webhooks.record_end(session, batch)
+    wake_dispatcher(session)
+    return True
+
+
+def _drop_the_rest(session: Session, batch: BatchRow) -> None:
+    session.execute(
+        update(ShardRow)
+        .where(ShardRow.batch_id == batch.id, ShardRow.state == ShardState.READY)
+        .values(state=ShardState.DROPPED, ticketed_at=None)
+    )
+    code = "batch_cancelled" if batch.status is BatchStatus.CANCELLING else "batch_expired"
+    missing = requests.fail_missing(
+        session,
+        batch_id=batch.id,
+        first_sequence=batch.num_settled + 1,
+        outcome=Outcome.CANCELLED,
+        code=code,
+        message="the batch ended before this request was run",
+    )
+    batch.num_cancelled += missing
+    batch.settled_max_tokens = batch.max_output_tokens
+
+
+def settle_stopping(session: Session, *, limit: int) -> int:
+    """Settle batches that were cancelled or whose window closed and of which nothing runs.
+
+    Returns:
+        How many batches ended.
+
+    """
+    due = session.scalars(
+        select(BatchRow)
+        .where(
+            BatchRow.status.in_(LIVE_STATUSES),
+            (BatchRow.status == BatchStatus.CANCELLING) | (BatchRow.expires_at <= func.now()),
+        )
+        .order_by(BatchRow.id)
+        .limit(limit)
+        .with_for_update(key_share=True, skip_locked=True)
+    ).all()
+    return sum(settle(session, batch) for batch in due)

@@ -1,0 +1,32 @@
+"""Wake the dispatcher when rows it cares about change. A lost notification costs one sweep, no more."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import psycopg
+from sqlalchemy import func, select
+from sqlalchemy.engine import make_url
+from sqlalchemy.orm import Session
+
+CHANNEL = "headrace_dispatch"
+
+
+def wake_dispatcher(session: Session) -> None:
+    """Tell every dispatcher to look round once this transaction commits."""
+    session.execute(select(func.pg_notify(CHANNEL, "")))
+
+
+def wake_ups(url: str, *, every_seconds: float) -> Iterator[None]:
+    """Yield on each notification, and at least every `every_seconds`; end never.
+
+    Raises:
+        psycopg.OperationalError: the connection was lost.
+    """
+    address = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with closing(psycopg.connect(address, autocommit=True, connect_timeout=5)) as connection:
+        connection.execute(f"LISTEN {CHANNEL}")
+        while True:
+            yield
+            # Ends after the first notification, or empty at the timeout.
+            for _ in connection.notifies(timeout=every_seconds, stop_after=1):
+                pass

@@ -1,0 +1,215 @@
+"""Requests and their results: copied in, loaded for a shard, recorded once, read in order."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+
+from psycopg.types.json import Jsonb
+from sqlalchemy import CursorResult, bindparam, func, insert, literal, select
+from sqlalchemy.orm import Session
+
+from worker.contract.results import NewResult
+from worker.contract.sampling import SamplingParams
+from worker.contract.states import Outcome
+from worker.store.tables import RequestRow, ResultRow
+
+COPY_REQUESTS = """
+    COPY requests (batch_id, shard_id, position, custom_id, prompt, add_special_tokens, params, num_prompt_tokens)
+    FROM STDIN
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """One prompt on its way in. `params=None` means the batch's."""
+
+    prompt: str
+    num_prompt_tokens: int
+    custom_id: str | None = None
+    params: SamplingParams | None = None
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRequest:
+    """One prompt that still has to be run."""
+
+    id: int
+    prompt: str
+    add_special_tokens: bool
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ResultView:
+    """One result as a client reads it."""
+
+    sequence: int
+    position: int
+    custom_id: str | None
+    outcome: Outcome
+    output: str | None
+    finish_reason: str | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    error_code: str | None
+    error_message: str | None
+    created_at: datetime
+
+
+def copy_in(session: Session, batch_id: str, shards: Iterable[tuple[int, Sequence[NewRequest]]]) -> None:
+    """Write the requests of a new batch by COPY, positions counting through its shards."""
+    connection = session.connection().connection.driver_connection
+    assert connection is not None  # noqa: S101 - a session in a transaction has one
+    position = 0
+    with connection.cursor() as cursor, cursor.copy(COPY_REQUESTS) as copy:
+        for shard_id, part in shards:
+            for request in part:
+                params = None if request.params is None else Jsonb(request.params.to_json())
+                copy.write_row(
+                    (
+                        batch_id,
+                        shard_id,
+                        position,
+                        request.custom_id,
+                        request.prompt,
+                        request.add_special_tokens,
+                        params,
+                        request.num_prompt_tokens,
+                    )
+                )
+                position += 1
+
+
+def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> list[ShardRequest]:
+    """Return the requests of a shard that have no result yet, in order."""
+    shared = SamplingParams.from_json(batch_params)
+    rows = session.execute(
+        select(RequestRow.id, RequestRow.prompt, RequestRow.add_special_tokens, RequestRow.params)
+        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .where(RequestRow.shard_id == shard_id, ResultRow.request_id.is_(None))
+        .order_by(RequestRow.position)
+    ).tuples()
+    return [
+        ShardRequest(id_, prompt, special, shared if own is None else SamplingParams.from_json(own))
+        for id_, prompt, special, own in rows
+    ]
+
+
+def without_result(session: Session, results: Sequence[NewResult]) -> list[NewResult]:
+    """Drop results that are recorded already: an earlier commit whose outcome was never learned."""
+    known = set(
+        session.scalars(
+            select(ResultRow.request_id).where(ResultRow.request_id.in_([r.request_id for r in results]))
+        )
+    )
+    return [result for result in results if result.request_id not in known]
+
+
+def record(session: Session, batch_id: str, results: Sequence[NewResult], *, first_sequence: int) -> None:
+    """Insert results. The caller holds the batch's lock, which makes the sequence free of gaps."""
+    session.execute(
+        insert(ResultRow),
+        [
+            {
+                "request_id": result.request_id,
+                "batch_id": batch_id,
+                "sequence": sequence,
+                "outcome": result.outcome,
+                "output": result.output,
+                "finish_reason": result.finish_reason,
+                "num_prompt_tokens": result.num_prompt_tokens,
+                "num_cached_tokens": result.num_cached_tokens,
+                "num_output_tokens": result.num_output_tokens,
+                "error_code": result.error.code if result.error else None,
+                "error_message": result.error.message if result.error else None,
+            }
+            for sequence, result in enumerate(results, first_sequence)
+        ],
+    )
+
+
+def fail_missing(
+    session: Session,
+    *,
+    batch_id: str,
+    first_sequence: int,
+    outcome: Outcome,
+    code: str,
+    message: str,
+    shard_id: int | None = None,
+) -> int:
+    """Give every request of a locked batch (or one of its shards) without a result this one; count them."""
+    missing = (
+        select(
+            RequestRow.id,
+            RequestRow.batch_id,
+            func.row_number().over(order_by=RequestRow.position) + literal(first_sequence - 1),
+            bindparam("outcome", outcome.value),
+            literal(0),
+            literal(0),
+            literal(0),
+            bindparam("code", code),
+            bindparam("message", message),
+        )
+        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .where(RequestRow.batch_id == batch_id, ResultRow.request_id.is_(None))
+    )
+    if shard_id is not None:
+        missing = missing.where(RequestRow.shard_id == shard_id)
+    columns = [
+        "request_id",
+        "batch_id",
+        "sequence",
+        "outcome",
+        "num_prompt_tokens",
+        "num_cached_tokens",
+        "num_output_tokens",
+        "error_code",
+        "error_message",
+    ]
+    inserted = session.execute(insert(ResultRow).from_select(columns, missing))
+    return cast("CursorResult[Any]", inserted).rowcount
+
+
+def results_page(session: Session, batch_id: str, *, after: int, limit: int) -> list[ResultView]:
+    """Return results in order of completion, those after sequence number `after`."""
+    rows = session.execute(
+        select(ResultRow, RequestRow.position, RequestRow.custom_id)
+        .join(RequestRow, RequestRow.id == ResultRow.request_id)
+        .where(ResultRow.batch_id == batch_id, ResultRow.sequence > after)
+        .order_by(ResultRow.sequence)
+        .limit(limit)
+    ).tuples()
+    return [
+        ResultView(
+            sequence=row.sequence,
+            position=position,
+            custom_id=custom_id,
+            outcome=row.outcome,
+            output=row.output,
+            finish_reason=row.finish_reason,
+            num_prompt_tokens=row.num_prompt_tokens,
+            num_cached_tokens=row.num_cached_tokens,
+            num_output_tokens=row.num_output_tokens,
+            error_code=row.error_code,
+            error_message=row.error_message,
+            created_at=row.created_at,
+        )
+        for row, position, custom_id in rows
+    ]
+
+
+def outputs(session: Session, batch_id: str) -> list[str | None]:
+    """Return every output of a batch in the order of its requests; None where there is none (yet)."""
+    return list(
+        session.scalars(
+            select(ResultRow.output)
+            .select_from(RequestRow)
+            .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+            .where(RequestRow.batch_id == batch_id)
+            .order_by(RequestRow.position)
+        )
+    )

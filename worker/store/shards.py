@@ -1,0 +1,196 @@
+"""Shards: claimed with a fenced lease, saved as they go, finished or released by their holder."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum, auto
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from worker.contract.results import NewResult
+from worker.contract.states import BatchStatus, Outcome, ShardState
+from worker.store import batches, requests
+from worker.store.notify import wake_dispatcher
+from worker.store.requests import ShardRequest
+from worker.store.tables import BatchRow, ShardRow
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A shard held: the fence is the proof, good until somebody claims the shard again."""
+
+    shard_id: int
+    batch_id: str
+    fence: int
+    attempt: int
+    requests: Sequence[ShardRequest]
+
+
+class Saved(Enum):
+    """What the holder of a shard must do after a save."""
+
+    CONTINUE = auto()  # the lease is renewed
+    STOP = auto()  # the batch was cancelled or expired: stop, save, release
+    LOST = auto()  # somebody else holds the shard, or its batch has ended: nothing was written
+
+
+def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> Claim | None:
+    """Take a ready shard of a live batch; None when there is nothing to take."""
+    batch_id = session.scalar(select(ShardRow.batch_id).where(ShardRow.id == shard_id))
+    batch = batches.lock(session, batch_id) if batch_id else None
+    if batch is None or batches.is_stopping(session, batch):
+        return None
+    shard = session.execute(
+        update(ShardRow)
+        .where(ShardRow.id == shard_id, ShardRow.state == ShardState.READY)
+        .values(
+            state=ShardState.RUNNING,
+            fence=ShardRow.fence + 1,
+            attempts=ShardRow.attempts + 1,
+            worker=worker,
+            lease_expires_at=func.now() + lease,
+            running_tokens=0,
+            ticketed_at=None,
+        )
+        .returning(ShardRow.fence, ShardRow.attempts)
+    ).one_or_none()
+    if shard is None:
+        return None
+    if batch.status is BatchStatus.PENDING:
+        batch.status = BatchStatus.PROCESSING
+        batch.started_at = func.now()
+    wake_dispatcher(session)
+    remaining = requests.remaining(session, shard_id, batch.params)
+    return Claim(shard_id, batch.id, shard.fence, shard.attempts, remaining)
+
+
+def save(
+    session: Session,
+    held: Claim,
+    results: Sequence[NewResult],
+    *,
+    running_tokens: int,
+    lease: timedelta | None,
+) -> Saved:
+    """Record results and progress, and renew the lease unless `lease` is None."""
+    batch = batches.lock(session, held.batch_id)
+    shard = _lock_held(session, held)
+    if batch is None or shard is None:
+        return Saved.LOST
+    _record(session, batch, requests.without_result(session, results))
+    shard.running_tokens = running_tokens
+    if lease is not None:
+        shard.state = ShardState.RUNNING
+        shard.lease_expires_at = func.now() + lease
+        shard.ticketed_at = None
+    return Saved.STOP if batches.is_stopping(session, batch) else Saved.CONTINUE
+
+
+def finish(session: Session, held: Claim) -> None:
+    """Mark a held shard as done, every request in it having its result; end the batch if it was the last."""
+    _leave(session, held, ShardState.FINISHED)
+
+
+def release(session: Session, held: Claim) -> None:
+    """Hand a held shard back, its unfinished requests to be run by whoever claims it next."""
+    _leave(session, held, ShardState.READY)
+
+
+def _leave(session: Session, held: Claim, state: ShardState) -> None:
+    batch = batches.lock(session, held.batch_id)
+    shard = _lock_held(session, held)
+    if batch is None or shard is None:
+        return
+    shard.state = state
+    shard.worker = None
+    shard.lease_expires_at = None
+    shard.running_tokens = 0
+    if state is ShardState.READY:
+        shard.attempts -= 1  # a release is not a failure
+        shard.ticketed_at = None
+    session.flush()
+    batches.settle(session, batch)
+    wake_dispatcher(session)
+
+
+def _lock_held(session: Session, held: Claim) -> ShardRow | None:
+    # An expired lease whose shard nobody has claimed since still carries our fence: the work is good.
+    return session.scalar(
+        select(ShardRow)
+        .where(
+            ShardRow.id == held.shard_id,
+            ShardRow.fence == held.fence,
+            ShardRow.state.in_([ShardState.RUNNING, ShardState.READY]),
+        )
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    )
+
+
+def _record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> None:
+    if not results:
+        return
+    requests.record(session, batch.id, results, first_sequence=batch.num_settled + 1)
+    batch.num_completed += sum(result.outcome is Outcome.COMPLETED for result in results)
+    batch.num_failed += sum(result.outcome is Outcome.FAILED for result in results)
+    batch.num_cancelled += sum(result.outcome is Outcome.CANCELLED for result in results)
+    batch.settled_max_tokens += sum(result.max_tokens for result in results)
+    batch.input_tokens += sum(result.num_prompt_tokens for result in results)
+    batch.cached_tokens += sum(result.num_cached_tokens for result in results)
+    batch.output_tokens += sum(result.num_output_tokens for result in results)
+
+
+def expired(session: Session, *, limit: int) -> Sequence[tuple[int, str]]:
+    """Return (shard id, batch id) of shards whose lease ran out, the oldest first."""
+    return (
+        session.execute(
+            select(ShardRow.id, ShardRow.batch_id)
+            .where(ShardRow.state == ShardState.RUNNING, ShardRow.lease_expires_at <= func.now())
+            .order_by(ShardRow.lease_expires_at)
+            .limit(limit)
+        )
+        .tuples()
+        .all()
+    )
+
+
+def return_expired(session: Session, shard_id: int, batch_id: str, *, max_attempts: int) -> bool:
+    """Return a shard whose lease ran out to the ready; say whether it still had to be.
+
+    What is left of a shard that was tried `max_attempts` times fails instead.
+    """
+    batch = batches.lock(session, batch_id)
+    shard = session.scalar(
+        select(ShardRow)
+        .where(
+            ShardRow.id == shard_id,
+            ShardRow.state == ShardState.RUNNING,
+            ShardRow.lease_expires_at <= func.now(),
+        )
+        .with_for_update()
+    )
+    if batch is None or shard is None:
+        return False
+    shard.state = ShardState.READY
+    shard.worker = shard.lease_expires_at = shard.ticketed_at = None
+    shard.running_tokens = 0
+    if shard.attempts >= max_attempts:
+        _give_up(session, batch, shard)
+    session.flush()
+    batches.settle(session, batch)
+    return True
+
+
+def _give_up(session: Session, batch: BatchRow, shard: ShardRow) -> None:
+    failed = requests.fail_missing(
+        session,
+        batch_id=batch.id,
+        first_sequence=batch.num_settled + 1,
+        outcome=Outcome.FAILED,
+        code="attempts_exhausted",
+        message=f"{shard.attempts} workers in a row died or hung while they ran this request's shard",
+        shard_id=shard.id,
+    )
+    batch.num_failed += failed
+    shard.state = ShardState.FINISHED

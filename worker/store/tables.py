@@ -1,0 +1,265 @@
+"""The tables. Only worker.store imports them.
+
+Lock order, everywhere: the batch, then its shards. Every time comes from Postgres's own clock.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Enum,
+    ForeignKey,
+    Identity,
+    Index,
+    MetaData,
+    Text,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
+
+from worker.contract.states import LIVE_STATUSES, BatchStatus, EventState, Outcome, ShardState
+
+NAMING_CONVENTION = {
+    "ix": "%(table_name)s_%(column_0_N_name)s_index",
+    "uq": "%(table_name)s_%(column_0_N_name)s_key",
+    "ck": "%(table_name)s_%(constraint_name)s_check",
+    "fk": "%(table_name)s_%(column_0_name)s_%(referred_table_name)s_fkey",
+    "pk": "%(table_name)s_pkey",
+}
+
+
+def _one_of(column: str, values: type[StrEnum]) -> Enum:
+    """Text with a CHECK, read back as the enumeration's members."""
+    return Enum(
+        values,
+        name=column,
+        native_enum=False,
+        create_constraint=True,
+        length=32,
+        values_callable=lambda members: [member.value for member in members],
+    )
+
+
+class Table(DeclarativeBase):
+    """Every table: text for strings, timestamptz for times, jsonb for objects."""
+
+    metadata = MetaData(naming_convention=NAMING_CONVENTION)
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads this name from the class
+        str: Text,
+        int: BigInteger,
+        datetime: DateTime(timezone=True),
+        dict[str, Any]: JSONB,
+        BatchStatus: _one_of("status", BatchStatus),
+        ShardState: _one_of("state", ShardState),
+        EventState: _one_of("state", EventState),
+        Outcome: _one_of("outcome", Outcome),
+    }
+
+
+def _in(column: str, values: set[str] | frozenset[str]) -> Any:
+    return text(f"{column} IN ({', '.join(repr(str(v)) for v in sorted(values))})")
+
+
+def _created_at() -> MappedColumn[datetime]:
+    return mapped_column(server_default=func.now())
+
+
+class BatchRow(Table):
+    """What a customer submitted, with the counts of what has become of it."""
+
+    __tablename__ = "batches"
+    __table_args__ = (
+        CheckConstraint("num_completed + num_failed + num_cancelled <= num_requests", name="counts"),
+        Index(None, "created_at", "id"),
+        Index("batches_live_index", "expires_at", postgresql_where=_in("status", LIVE_STATUSES)),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    status: Mapped[BatchStatus]
+    params: Mapped[dict[str, Any]]  # SamplingParams for every request that has none of its own
+    metadata_: Mapped[dict[str, Any]] = mapped_column("metadata")
+    priority: Mapped[int] = mapped_column(server_default="0")  # higher runs sooner
+    callback_url: Mapped[str | None]
+
+    num_requests: Mapped[int]
+    num_completed: Mapped[int] = mapped_column(server_default="0")
+    num_failed: Mapped[int] = mapped_column(server_default="0")
+    num_cancelled: Mapped[int] = mapped_column(server_default="0")
+
+    num_prompt_tokens: Mapped[int]  # of every request
+    max_output_tokens: Mapped[int]  # the sum of every request's max_tokens
+    settled_max_tokens: Mapped[int] = mapped_column(server_default="0")  # max_tokens of those with a result
+    input_tokens: Mapped[int] = mapped_column(server_default="0")  # usage, of those with a result
+    cached_tokens: Mapped[int] = mapped_column(server_default="0")
+    output_tokens: Mapped[int] = mapped_column(server_default="0")
+
+    created_at: Mapped[datetime] = _created_at()
+    started_at: Mapped[datetime | None]
+    cancelled_at: Mapped[datetime | None]  # when the cancel was asked for
+    expires_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+    @property
+    def num_settled(self) -> int:
+        """Requests that have a result."""
+        return self.num_completed + self.num_failed + self.num_cancelled
+
+
+class ShardRow(Table):
+    """The slice of a Batch that one message carries: the unit of claim, lease and retry."""
+
+    __tablename__ = "shards"
+    __table_args__ = (
+        Index(None, "batch_id"),
+        Index(
+            "shards_ready_index",
+            text("priority DESC"),
+            "id",
+            postgresql_where=_in("state", {ShardState.READY}),
+        ),
+        Index(
+            "shards_running_index", "lease_expires_at", postgresql_where=_in("state", {ShardState.RUNNING})
+        ),
+        {"postgresql_with": {"fillfactor": 70, "autovacuum_vacuum_scale_factor": 0.02}},
+    )
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"))
+    position: Mapped[int]
+    state: Mapped[ShardState]
+    priority: Mapped[int]
+    num_requests: Mapped[int]
+
+    fence: Mapped[int] = mapped_column(server_default="0")  # rises with every claim, never otherwise
+    attempts: Mapped[int] = mapped_column(server_default="0")  # claims that did not end in a release
+    worker: Mapped[str | None]
+    lease_expires_at: Mapped[datetime | None]
+    running_tokens: Mapped[int] = mapped_column(server_default="0")  # of requests without a result yet
+
+    num_tickets: Mapped[int] = mapped_column(server_default="0")
+    ticketed_at: Mapped[datetime | None]
+
+
+class RequestRow(Table):
+    """One prompt. Never updated: its Result is a row of its own."""
+
+    __tablename__ = "requests"
+    __table_args__ = (
+        Index(None, "batch_id", "position", unique=True),
+        Index(None, "shard_id"),
+        Index(
+            "requests_custom_id_key",
+            "batch_id",
+            "custom_id",
+            unique=True,
+            postgresql_where=text("custom_id IS NOT NULL"),
+        ),
+    )
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    batch_id: Mapped[str]
+    shard_id: Mapped[int] = mapped_column(ForeignKey("shards.id", ondelete="CASCADE"))
+    position: Mapped[int]  # in the batch, from 0
+    custom_id: Mapped[str | None]
+    prompt: Mapped[str]
+    add_special_tokens: Mapped[bool]  # false where a chat template has written them already
+    params: Mapped[dict[str, Any] | None]  # None: the batch's
+    num_prompt_tokens: Mapped[int]
+
+
+class ResultRow(Table):
+    """A Request's outcome. The primary key is the promise: one each."""
+
+    __tablename__ = "results"
+    __table_args__ = (Index(None, "batch_id", "sequence", unique=True),)
+
+    request_id: Mapped[int] = mapped_column(ForeignKey("requests.id", ondelete="CASCADE"), primary_key=True)
+    batch_id: Mapped[str]
+    sequence: Mapped[int]  # order of completion in the batch, from 1 and without gaps
+    outcome: Mapped[Outcome]
+    output: Mapped[str | None]
+    finish_reason: Mapped[str | None]
+    num_prompt_tokens: Mapped[int]
+    num_cached_tokens: Mapped[int]
+    num_output_tokens: Mapped[int]
+    error_code: Mapped[str | None]
+    error_message: Mapped[str | None]
+    created_at: Mapped[datetime] = _created_at()
+
+
+class WebhookEventRow(Table):
+    """What a receiver must be told. Written in the transaction that ends the batch."""
+
+    __tablename__ = "webhook_events"
+    __table_args__ = (
+        Index(None, "batch_id", unique=True),
+        Index(
+            "webhook_events_due_index", "next_attempt_at", postgresql_where=_in("state", {EventState.PENDING})
+        ),
+        Index(
+            "webhook_events_sending_index",
+            "lease_expires_at",
+            postgresql_where=_in("state", {EventState.SENDING}),
+        ),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"))
+    type: Mapped[str]
+    url: Mapped[str]
+    body: Mapped[str]  # the exact text that is signed and sent
+    state: Mapped[EventState]
+    attempts: Mapped[int] = mapped_column(server_default="0")
+    next_attempt_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    fence: Mapped[int] = mapped_column(server_default="0")
+    lease_expires_at: Mapped[datetime | None]
+    num_tickets: Mapped[int] = mapped_column(server_default="0")
+    ticketed_at: Mapped[datetime | None]
+    created_at: Mapped[datetime] = _created_at()
+    settled_at: Mapped[datetime | None]
+
+
+class DeliveryAttemptRow(Table):
+    """One try at delivering a WebhookEvent."""
+
+    __tablename__ = "delivery_attempts"
+
+    event_id: Mapped[str] = mapped_column(
+        ForeignKey("webhook_events.id", ondelete="CASCADE"), primary_key=True
+    )
+    number: Mapped[int] = mapped_column(primary_key=True)
+    created_at: Mapped[datetime] = _created_at()
+    duration_ms: Mapped[int]
+    status_code: Mapped[int | None]
+    error: Mapped[str | None]
+
+
+class IdempotencyKeyRow(Table):
+    """A client's promise that two submissions are one."""
+
+    __tablename__ = "idempotency_keys"
+    __table_args__ = (Index(None, "created_at"),)
+
+    key: Mapped[str] = mapped_column(primary_key=True)
+    fingerprint: Mapped[str]  # SHA-256 of the body, hexadecimal
+    batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"))
+    created_at: Mapped[datetime] = _created_at()
+
+
+class WorkerRow(Table):
+    """A worker process that serves a queue, and when it was last seen alive."""
+
+    __tablename__ = "workers"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    queue: Mapped[str]
+    slots: Mapped[int]
+    info: Mapped[dict[str, Any]]
+    started_at: Mapped[datetime] = _created_at()
+    seen_at: Mapped[datetime] = mapped_column(server_default=func.now())

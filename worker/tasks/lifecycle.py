@@ -1,0 +1,116 @@
+"""The bootstep that owns the Engine: loaded before the first task, drained before the pool stops."""
+
+import logging
+import os
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+from celery import bootsteps
+from sqlalchemy.exc import OperationalError
+
+from worker.contract.messages import GPU_QUEUE
+from worker.engine.config import EngineConfig
+from worker.engine.engine import Engine
+from worker.engine.engine_thread import EngineThread
+from worker.settings import Settings, settings
+from worker.shard_runner import ShardRunner
+from worker.store import workers
+from worker.store.session import Store
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 5.0
+EXIT_ENGINE_FAILED = 70  # EX_SOFTWARE of sysexits.h: whoever supervises this process starts it again
+
+_runner: ShardRunner | None = None
+
+
+def runner() -> ShardRunner:
+    """Return this process's runner.
+
+    Raises:
+        RuntimeError: called outside a gpu worker.
+
+    """
+    if _runner is None:
+        raise RuntimeError("no engine in this process: start the worker on worker.tasks.run_shard")
+    return _runner
+
+
+class EngineStep(bootsteps.StartStopStep):
+    """Loads the engine once the pool exists, and hands back what is unfinished when the worker stops."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        self._stopping = threading.Event()
+
+    def start(self, parent: Any) -> None:
+        """Load the model, then say that this worker is alive for as long as it makes progress."""
+        global _runner  # noqa: PLW0603 - one engine a process is the point
+        config = settings()
+        self._store = Store(config.database_url, pool_size=config.shards_in_flight + 2)
+        self._engine = EngineThread(lambda: Engine(_engine_config(config)), on_failure=_exit_failed)
+        self._engine.start()
+        info = self._engine.model_info
+        logger.info("engine ready: %s", info)
+        _runner = ShardRunner(
+            store=self._store,
+            engine=self._engine,
+            worker=parent.hostname,
+            lease=timedelta(seconds=config.lease_seconds),
+            save_seconds=config.save_seconds,
+            drain_seconds=config.drain_seconds,
+            draining=self._stopping,
+        )
+        self._beat = threading.Thread(target=self._keep_beating, args=(parent.hostname, info), daemon=True)
+        self._beat.start()
+
+    def stop(self, parent: Any) -> None:
+        """Drain: running shards get `drain_seconds` to finish and hand back the rest."""
+        logger.info("draining for at most %g s", settings().drain_seconds)
+        self._stopping.set()
+        self._beat.join()
+        parent.pool.executor.shutdown(wait=True, cancel_futures=True)
+        self._engine.stop()
+        self._store.close()
+
+    def _keep_beating(self, name: str, info: Any) -> None:
+        config = settings()
+        while True:
+            if time.monotonic() - self._engine.last_progress_at > config.step_timeout_seconds:
+                logger.critical("no engine step for %g s", config.step_timeout_seconds)
+                os._exit(EXIT_ENGINE_FAILED)
+            try:
+                with self._store.transaction() as session:
+                    if self._stopping.is_set():
+                        workers.gone(session, name)
+                        return
+                    slots = config.shards_in_flight
+                    workers.seen(session, name=name, queue=GPU_QUEUE, slots=slots, info=info)
+            except OperationalError as error:
+                logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
+                if self._stopping.is_set():
+                    return
+            self._stopping.wait(BEAT_SECONDS)
+
+
+def _engine_config(config: Settings) -> EngineConfig:
+    return EngineConfig(
+        model=config.model,
+        device=config.device,
+        dtype=config.dtype,
+        max_num_sequences=config.max_num_sequences,
+        max_tokens_per_step=config.max_tokens_per_step,
+        kv_cache_bytes=config.kv_cache_bytes,
+        num_threads=config.threads,
+    )
+
+
+def _exit_failed(error: BaseException) -> None:
+    logger.critical("the engine failed; this process ends so that a fresh one starts", exc_info=error)
+    # Not sys.exit: every thread's state hangs on the engine, and leases expire by themselves.
+    os._exit(EXIT_ENGINE_FAILED)

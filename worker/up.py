@@ -1,0 +1,125 @@
+"""Runs the Procfile: `release` first, then every process, each started again when it dies.
+
+`python -m worker.embedded python -m worker.up [PROCESS...]`. Honcho and its like stop everything
+when one process ends; here a worker that crashed must come back.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROCFILE_LINE = re.compile(r"^(?P<name>[A-Za-z0-9_-]+):\s*(?P<command>.+)$", re.MULTILINE)
+# Long enough for a worker to drain (HEADRACE_DRAIN_SECONDS) and hand back its shards.
+STOP_SECONDS = 30.0
+RESTART_SECONDS = (0.5, 15.0)  # the first wait, and the longest
+STEADY_SECONDS = 30.0  # a process that ran this long starts again without a longer wait
+
+
+def read_procfile(path: Path) -> dict[str, str]:
+    """Return the commands of a Procfile by process name."""
+    return {line["name"]: line["command"] for line in PROCFILE_LINE.finditer(path.read_text())}
+
+
+def start(command: str, *, capture: bool) -> "subprocess.Popen[str]":
+    """Start a Procfile command in a process group of its own, with this interpreter's tools first."""
+    tools = Path(sys.executable).parent
+    return subprocess.Popen(
+        ["/bin/sh", "-c", f"exec {command}"],
+        env=os.environ
+        | {"PATH": f"{tools}{os.pathsep}{os.environ.get('PATH', '')}", "PYTHONUNBUFFERED": "1"},
+        cwd=ROOT,
+        stdout=subprocess.PIPE if capture else None,
+        stderr=subprocess.STDOUT if capture else None,
+        text=True,
+        errors="replace",
+        process_group=0,
+    )
+
+
+@dataclass(slots=True)
+class Supervised:
+    """One process of the Procfile, kept running until it is told to stop."""
+
+    name: str
+    command: str
+    stopping: threading.Event
+    process: "subprocess.Popen[str] | None" = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def keep_running(self) -> None:
+        """Run the command again and again, passing its output on line by line."""
+        shortest, longest = RESTART_SECONDS
+        wait = shortest
+        while True:
+            with self._lock:
+                if self.stopping.is_set():
+                    return
+                self.process = start(self.command, capture=True)
+            started_at = time.monotonic()
+            assert self.process.stdout is not None  # noqa: S101 - it is a pipe
+            for line in self.process.stdout:
+                self.say(line.rstrip())
+            status = self.process.wait()
+            if self.stopping.is_set():
+                return
+            wait = shortest if time.monotonic() - started_at > STEADY_SECONDS else min(wait * 2, longest)
+            self.say(f"ended with status {status}; starting it again in {wait:g} s")
+            self.stopping.wait(wait)
+
+    def send(self, signum: signal.Signals) -> None:
+        """Signal the process if it runs."""
+        with self._lock:
+            if self.process is not None and self.process.poll() is None:
+                self.process.send_signal(signum)
+
+    def say(self, line: str) -> None:
+        """Print a line under this process's name."""
+        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {self.name:<10} | {line}\n")
+        sys.stdout.flush()
+
+
+def up(commands: dict[str, str], stopping: threading.Event) -> None:
+    """Keep the commands running until `stopping` is set, then stop them all."""
+    processes = [Supervised(name, command, stopping) for name, command in commands.items()]
+    threads = [threading.Thread(target=process.keep_running) for process in processes]
+    for thread in threads:
+        thread.start()
+    stopping.wait()
+    for process in processes:
+        process.send(signal.SIGTERM)
+    deadline = time.monotonic() + STOP_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    for process in processes:
+        process.send(signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+
+
+def main(names: Iterable[str]) -> int:
+    """Release, then run the named processes (default: all) until SIGTERM or Ctrl-C."""
+    commands = read_procfile(ROOT / "Procfile")
+    release = start(commands.pop("release"), capture=False)
+    if status := release.wait():
+        return status
+    chosen = list(names) or list(commands)
+    if unknown := sorted(set(chosen) - set(commands)):
+        sys.stderr.write(f"not in the Procfile: {', '.join(unknown)} (it has {', '.join(commands)})\n")
+        return 2
+    stopping = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stopping.set())
+    up({name: commands[name] for name in chosen}, stopping)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Signing and sending webhooks. Knows no Celery and no database."""

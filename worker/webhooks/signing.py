@@ -1,0 +1,37 @@
+"""Standard Webhooks signatures (https://www.standardwebhooks.com).
+
+`python -m worker.webhooks.signing` prints a fresh secret.
+"""
+
+import base64
+import hashlib
+import hmac
+import secrets
+import sys
+
+SECRET_PREFIX = "whsec_"  # noqa: S105 - the prefix every secret has
+SECRET_BYTES = 32
+
+
+def new_secret() -> str:
+    """Return a random secret, `whsec_<base64>`."""
+    return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
+
+
+def sign(secret: str, *, event_id: str, timestamp: int, body: bytes) -> str:
+    """Return the `webhook-signature` value: `v1,` and HMAC-SHA256 of `<id>.<timestamp>.<body>`.
+
+    Args:
+        secret: `whsec_<base64>`.
+        event_id: The `webhook-id` header, the same on every retry.
+        timestamp: The `webhook-timestamp` header, Unix seconds.
+        body: The exact bytes that are sent.
+
+    """
+    key = base64.b64decode(secret.removeprefix(SECRET_PREFIX))
+    digest = hmac.new(key, f"{event_id}.{timestamp}.".encode() + body, hashlib.sha256).digest()
+    return f"v1,{base64.b64encode(digest).decode()}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(new_secret() + "\n")
