@@ -59,7 +59,7 @@ class ShardRunner:
         if held is None:
             return Ending.NOTHING_TO_DO
         work = self.engine.submit([_to_engine(request) for request in held.requests])
-        run = _Run(held, work, {request.id: request.params.max_tokens for request in held.requests})
+        run = _Run(held, work, {request.id: request.max_tokens for request in held.requests})
         try:
             return self._follow(run)
         finally:
@@ -150,7 +150,7 @@ def _to_engine(request: ShardRequest) -> GenerationRequest:
         prompt=request.prompt,
         add_special_tokens=request.add_special_tokens,
         params=EngineSampling(
-            max_tokens=params.max_tokens,
+            max_tokens=request.max_tokens,
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=params.top_k,

@@ -221,6 +221,7 @@ def upgrade() -> None:
         sa.Column("prompt", sa.Text(), nullable=False),
         sa.Column("add_special_tokens", sa.Boolean(), nullable=False),
         sa.Column("params", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
+        sa.Column("max_tokens", sa.BigInteger(), nullable=False),
         sa.Column("num_prompt_tokens", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
             ["shard_id"], ["shards.id"], name=op.f("requests_shard_id_shards_fkey"), ondelete="CASCADE"

@@ -44,7 +44,7 @@ class BatchView:
     num_cancelled: int
     input_tokens: int
     cached_tokens: int
-    output_tokens: int  # of finished and running requests
+    output_tokens: int
     max_output_tokens: int
     settled_max_tokens: int
     running_tokens: int
@@ -81,7 +81,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
             callback_url=batch.callback_url,
             num_requests=len(batch.requests),
             num_prompt_tokens=sum(request.num_prompt_tokens for request in batch.requests),
-            max_output_tokens=sum((request.params or batch.params).max_tokens for request in batch.requests),
+            max_output_tokens=sum(request.max_tokens for request in batch.requests),
             expires_at=None if window is None else func.now() + window,
         )
     )
@@ -129,7 +129,7 @@ def get(session: Session, batch_id: str) -> BatchView | None:
         num_cancelled=row.num_cancelled,
         input_tokens=row.input_tokens,
         cached_tokens=row.cached_tokens,
-        output_tokens=row.output_tokens + int(running),
+        output_tokens=row.output_tokens,
         max_output_tokens=row.max_output_tokens,
         settled_max_tokens=row.settled_max_tokens,
         running_tokens=int(running),

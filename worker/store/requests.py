@@ -15,8 +15,10 @@ from worker.contract.states import Outcome
 from worker.store.tables import RequestRow, ResultRow
 
 COPY_REQUESTS = """
-    COPY requests (batch_id, shard_id, position, custom_id, prompt, add_special_tokens, params, num_prompt_tokens)
-    FROM STDIN
+    COPY requests (
+        batch_id, shard_id, position, custom_id, prompt, add_special_tokens, params, max_tokens,
+        num_prompt_tokens
+    ) FROM STDIN
 """
 
 
@@ -25,7 +27,8 @@ class NewRequest:
     """One prompt on its way in. `params=None` means the batch's."""
 
     prompt: str
-    num_prompt_tokens: int
+    max_tokens: int  # as the context allows
+    num_prompt_tokens: int = 0
     custom_id: str | None = None
     params: SamplingParams | None = None
     add_special_tokens: bool = True
@@ -38,7 +41,8 @@ class ShardRequest:
     id: int
     prompt: str
     add_special_tokens: bool
-    params: SamplingParams
+    max_tokens: int
+    params: SamplingParams  # but for max_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ def copy_in(session: Session, batch_id: str, shards: Iterable[tuple[int, Sequenc
                         request.prompt,
                         request.add_special_tokens,
                         params,
+                        request.max_tokens,
                         request.num_prompt_tokens,
                     )
                 )
@@ -87,14 +92,20 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
     """Return the requests of a shard that have no result yet, in order."""
     shared = SamplingParams.from_json(batch_params)
     rows = session.execute(
-        select(RequestRow.id, RequestRow.prompt, RequestRow.add_special_tokens, RequestRow.params)
+        select(
+            RequestRow.id,
+            RequestRow.prompt,
+            RequestRow.add_special_tokens,
+            RequestRow.max_tokens,
+            RequestRow.params,
+        )
         .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
         .where(RequestRow.shard_id == shard_id, ResultRow.request_id.is_(None))
         .order_by(RequestRow.position)
     ).tuples()
     return [
-        ShardRequest(id_, prompt, special, shared if own is None else SamplingParams.from_json(own))
-        for id_, prompt, special, own in rows
+        ShardRequest(id_, prompt, special, most, shared if own is None else SamplingParams.from_json(own))
+        for id_, prompt, special, most, own in rows
     ]
 
 

@@ -170,6 +170,7 @@ class RequestRow(Table):
     prompt: Mapped[str]
     add_special_tokens: Mapped[bool]  # false where a chat template has written them already
     params: Mapped[dict[str, Any] | None]  # None: the batch's
+    max_tokens: Mapped[int]  # its own, or what its prompt leaves of the model's context
     num_prompt_tokens: Mapped[int]
 
 

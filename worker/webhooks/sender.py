@@ -95,7 +95,9 @@ def send(
     started = time.monotonic()
     try:
         check_url(url)
-        answer = asyncio.run(_post(url, event_id, body.encode(), secret, timeout_seconds, allowed))
+        answer = asyncio.run(
+            _post(url, event_id, body.encode(), secret, seconds=timeout_seconds, allowed=allowed)
+        )
         status_code, retry_after, error = answer.status_code, _retry_after(answer), None
     except TimeoutError:
         status_code, retry_after, error = None, None, f"no answer within {timeout_seconds:g} s"
@@ -106,7 +108,7 @@ def send(
 
 
 async def _post(
-    url: str, event_id: str, body: bytes, secret: str, seconds: float, allowed: Sequence[IPNetwork]
+    url: str, event_id: str, body: bytes, secret: str, *, seconds: float, allowed: Sequence[IPNetwork]
 ) -> httpx.Response:
     timestamp = int(time.time())
     headers = {

@@ -1,0 +1,26 @@
+"""`python -m api`: serve on HOST and PORT until SIGTERM."""
+
+import sys
+
+import uvicorn
+
+from api.checkpoint import CheckpointError
+from api.main import create_app
+from worker.settings import settings
+from worker.telemetry import configure_logging
+
+if __name__ == "__main__":
+    config = settings()
+    configure_logging(config.log_level, config.log_format)
+    try:
+        app = create_app(config)
+    except CheckpointError as error:
+        sys.exit(f"HEADRACE_MODEL cannot be served: {error}")
+    uvicorn.run(
+        app,
+        host=config.host,
+        port=config.port,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=5,
+    )

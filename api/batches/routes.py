@@ -1,0 +1,113 @@
+"""/v1/batch: submit, look, read results, cancel."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Query
+from fastapi import Request as HttpRequest
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from api.batches import service
+from api.batches.schemas import BatchAccepted, BatchAnswer, BatchStats, BatchSubmission, ResultPage
+from api.dependencies import IdempotencyDependency, Services, ServicesDependency
+from api.errors import documented
+
+JSON_LINES = "application/x-ndjson"
+FOLLOW_SECONDS = 0.5
+
+router = APIRouter(prefix="/v1/batch", tags=["batches"])
+
+BatchId = Annotated[str, Path(examples=["batch_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b"], max_length=64)]
+
+
+@router.post(
+    "/async",
+    status_code=HTTPStatus.ACCEPTED,
+    responses=documented(400, 413, 422, 503),
+    summary="Submit a batch",
+)
+def submit_batch(
+    submission: BatchSubmission, services: ServicesDependency, key: IdempotencyDependency
+) -> BatchAccepted:
+    """Store a batch durably and answer at once. `callback_url` is called when it has ended."""
+    view = service.submit(services, submission, key)
+    return BatchAccepted(
+        batch_id=view.id, status=view.status, requests=view.num_requests, created_at=view.created_at
+    )
+
+
+# Declared before /{batch_id}, which would take `stats` for an id.
+@router.get("/stats", responses=documented(503), summary="Count batches by status")
+def batch_stats(services: ServicesDependency) -> BatchStats:
+    """Count all batches by status."""
+    return service.stats(services)
+
+
+@router.get("/{batch_id}", responses=documented(404, 422, 503), summary="Look at a batch")
+def get_batch(
+    batch_id: BatchId,
+    services: ServicesDependency,
+    include: Annotated[
+        Literal["outputs", "none"] | None,
+        Query(description="`outputs` travel along with a small batch unless this is `none`."),
+    ] = None,
+) -> BatchAnswer:
+    """Return status, counts, tokens and progress, and the outputs of a small batch."""
+    wanted = None if include is None else include == "outputs"
+    return service.answer(services, batch_id, include_outputs=wanted)
+
+
+@router.get(
+    "/{batch_id}/results",
+    responses={
+        HTTPStatus.OK: {"content": {JSON_LINES: {"schema": {"type": "string"}}}},
+        **documented(404, 422, 503),
+    },
+    response_model=ResultPage,
+    summary="Read results, also while the batch runs",
+)
+async def get_results(
+    http_request: HttpRequest,
+    batch_id: BatchId,
+    services: ServicesDependency,
+    after: Annotated[int, Query(ge=0, lt=2**63, description="The `next` of the page before.")] = 0,
+    limit: Annotated[
+        int, Query(ge=1, le=1000, description="Results a page; JSON lines have no pages.")
+    ] = 100,
+    follow: Annotated[bool, Query(description="Stream JSON lines until the batch has ended.")] = False,
+) -> ResultPage | StreamingResponse:
+    """Return results in order of completion: a page of JSON, or JSON lines if `Accept` asks for them."""
+    wants_lines = follow or JSON_LINES in http_request.headers.get("accept", "")
+    found, may_come = await run_in_threadpool(
+        service.page, services, batch_id, after=after, limit=1 if wants_lines else limit
+    )
+    if follow:
+        return StreamingResponse(_follow(services, batch_id, after), media_type=JSON_LINES)
+    if wants_lines:
+        lines = service.lines_so_far(services, batch_id, after=after)
+        return StreamingResponse(lines, media_type=JSON_LINES)
+    return ResultPage(data=found, next=found[-1].sequence if found else after, has_more=may_come)
+
+
+async def _follow(services: Services, batch_id: str, after: int) -> AsyncIterator[str]:
+    may_come = True
+    while may_come:
+        found, may_come = await run_in_threadpool(
+            service.page, services, batch_id, after=after, limit=service.PAGE
+        )
+        for result in found:
+            yield result.model_dump_json() + "\n"
+        if found:
+            after = found[-1].sequence
+        elif may_come:
+            await asyncio.sleep(FOLLOW_SECONDS)
+
+
+@router.post("/{batch_id}/cancel", responses=documented(404, 422, 503), summary="Cancel a batch")
+def cancel_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer:
+    """Stop a batch: what is finished stays, the rest is cancelled. A batch that has ended is left alone."""
+    service.cancel(services, batch_id)
+    return service.answer(services, batch_id, include_outputs=False)

@@ -1,0 +1,269 @@
+"""The shapes of the batch routes. Unknown fields are refused: a misspelt option must not pass unseen."""
+
+import re
+from datetime import datetime, timedelta
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from worker.contract.states import BatchStatus, EventState, Outcome
+from worker.webhooks.targets import ForbiddenTargetError, check_url
+
+WINDOW = re.compile(r"^([1-9][0-9]{0,5})([smhd])$")
+WINDOW_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+MAX_WINDOW = timedelta(days=30)
+
+
+def _storable(text: str) -> str:
+    if "\x00" in text:
+        raise ValueError("must not contain the NUL character")
+    return text
+
+
+def _callback(url: str) -> str:
+    try:
+        check_url(url)
+    except ForbiddenTargetError as error:
+        raise ValueError(str(error)) from error
+    return url
+
+
+def _window(text: str) -> str:
+    match = WINDOW.match(text)
+    if match is None:
+        raise ValueError("must be a number and a unit, such as 90s, 30m, 24h or 7d")
+    if parse_window(text) > MAX_WINDOW:
+        raise ValueError(f"must be at most {MAX_WINDOW.days}d")
+    return text
+
+
+def parse_window(text: str) -> timedelta:
+    """Return how long a completion window such as `24h` is."""
+    return timedelta(**{WINDOW_UNITS[text[-1]]: int(text[:-1])})
+
+
+Text = Annotated[str, AfterValidator(_storable)]
+NonEmptyText = Annotated[Text, Field(min_length=1)]
+MaxTokens = Annotated[
+    int, Field(ge=1, description="Most tokens to generate; also ends at the model's context.")
+]
+Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False, description="0 is greedy.")]
+TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+TopK = Annotated[int, Field(ge=0, le=1_000_000, description="0 is off.")]
+MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+StopString = Annotated[NonEmptyText, Field(max_length=256)]
+Stop = StopString | Annotated[list[StopString], Field(max_length=16)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63, description="The same seed gives the same tokens.")]
+
+
+class Schema(BaseModel):
+    """What a client sends: strict, nothing unknown."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Message(Schema):
+    """One turn of a conversation."""
+
+    role: NonEmptyText
+    content: Text
+
+
+class BatchRequest(Schema):
+    """One prompt, or one conversation, with any sampling parameters that differ from the batch's."""
+
+    custom_id: Annotated[NonEmptyText, Field(max_length=64)] | None = None
+    prompt: NonEmptyText | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    max_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    stop: Stop | None = None
+    seed: Seed | None = None
+    ignore_eos: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_one_input(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("needs either prompt or messages")
+        return self
+
+
+class BatchSubmission(Schema):
+    """A batch on its way in."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "prompts": ["def read_lines(path):\n", "The json module provides"],
+                    "callback_url": "https://example.com/hooks/headrace",
+                    "max_tokens": 64,
+                    "temperature": 0.7,
+                },
+                {
+                    "requests": [
+                        {"custom_id": "row-1", "prompt": "class Queue:\n", "max_tokens": 128},
+                        {"custom_id": "row-2", "prompt": "import os\n", "temperature": 0.0},
+                    ],
+                    "completion_window": "24h",
+                    "metadata": {"dataset": "docstrings"},
+                },
+            ]
+        }
+    )
+
+    prompts: Annotated[list[NonEmptyText], Field(min_length=1)] | None = None
+    requests: Annotated[list[BatchRequest], Field(min_length=1)] | None = None
+    callback_url: Annotated[NonEmptyText, AfterValidator(_callback)] | None = Field(
+        default=None, description="Called once, signed by Standard Webhooks, when the batch has ended."
+    )
+    max_tokens: MaxTokens = 256
+    temperature: Temperature = 0.7
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    min_p: MinP = 0.0
+    stop: Stop = Field(default_factory=list)
+    seed: Seed | None = None
+    ignore_eos: bool = False
+    priority: int = Field(default=0, ge=-100, le=100, description="Higher runs sooner.")
+    completion_window: Annotated[str, AfterValidator(_window)] | None = Field(
+        default=None, description="What is not done by then expires: 90s, 30m, 24h, 7d. Default: no limit."
+    )
+    metadata: Annotated[
+        dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]],
+        Field(max_length=16),
+    ] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_one_input(self) -> Self:
+        if (self.prompts is None) == (self.requests is None):
+            raise ValueError("needs either prompts or requests")
+        return self
+
+
+class BatchAccepted(BaseModel):
+    """The batch is durable: it will be run whatever dies."""
+
+    batch_id: str = Field(examples=["batch_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b"])
+    status: BatchStatus
+    requests: int
+    created_at: datetime
+
+
+class Counts(BaseModel):
+    """What has become of the requests: total = pending + completed + failed + cancelled."""
+
+    total: int
+    pending: int
+    completed: int
+    failed: int
+    cancelled: int
+
+
+class InputTokensDetails(BaseModel):
+    """Of the input tokens."""
+
+    cached_tokens: int = Field(description="read from the prefix cache instead of being computed")
+
+
+class Usage(BaseModel):
+    """Tokens of the requests that have a result, by the model's tokenizer."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    total_tokens: int
+
+
+class Tokens(BaseModel):
+    """Output tokens, those of running requests included."""
+
+    done: int
+    max: int = Field(description="what the batch generates if no request ends early")
+
+
+class Callback(BaseModel):
+    """How telling the callback URL stands."""
+
+    url: str
+    event_id: str | None = None
+    state: EventState | None = Field(default=None, description="null until the batch ends")
+    attempts: int = 0
+    last_status_code: int | None = None
+    last_error: str | None = None
+
+
+class BatchAnswer(BaseModel):
+    """A batch as it stands now."""
+
+    batch_id: str
+    status: BatchStatus
+    progress: float = Field(ge=0, le=1, description="by tokens, so it moves while requests run")
+    counts: Counts
+    tokens: Tokens
+    usage: Usage
+    eta_seconds: float | None = Field(description="null before there is anything to judge by, and at the end")
+    priority: int
+    metadata: dict[str, str]
+    callback: Callback | None
+    created_at: datetime
+    started_at: datetime | None
+    expires_at: datetime | None
+    finished_at: datetime | None
+    outputs: list[str | None] | None = Field(
+        description="in the order of the requests, null where there is none (yet); small batches only"
+    )
+    error: str | None = Field(default=None, description="why the batch as a whole failed")
+
+
+class RequestErrorAnswer(BaseModel):
+    """Why a request has no complete output."""
+
+    code: str
+    message: str
+
+
+class RequestUsage(BaseModel):
+    """Tokens of one request."""
+
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class ResultAnswer(BaseModel):
+    """One request's outcome."""
+
+    sequence: int = Field(description="order of completion, from 1: the cursor")
+    index: int = Field(description="position in the submission, from 0")
+    custom_id: str | None
+    status: Outcome
+    output: str | None
+    finish_reason: str | None
+    usage: RequestUsage
+    error: RequestErrorAnswer | None
+
+
+class ResultPage(BaseModel):
+    """Results in order of completion. Pass `next` as `after` to read on."""
+
+    object: Literal["list"] = "list"
+    data: list[ResultAnswer]
+    next: int
+    has_more: bool = Field(description="whether more results are there, or may still come")
+
+
+class BatchStats(BaseModel):
+    """How many batches stand where."""
+
+    total_batches: int
+    pending: int
+    processing: int
+    cancelling: int
+    completed: int
+    failed: int
+    cancelled: int
+    expired: int

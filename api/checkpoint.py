@@ -1,0 +1,110 @@
+"""What the door must know of the served checkpoint: its context, its tokens, its chat template.
+
+Reads the directory's JSON files with `tokenizers` alone; never loads torch or weights.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+TOKENIZE_AT_ONCE = 1024
+# Template variables that a tokenizer_config.json may set, as strings or as {"content": ...}.
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class CheckpointError(Exception):
+    """The model directory cannot be served. The message names the file."""
+
+
+class ChatTemplateError(Exception):
+    """Messages that the model's chat template cannot turn into a prompt."""
+
+
+class Checkpoint:
+    """A Hugging Face model directory, seen from the door."""
+
+    def __init__(
+        self, name: str, max_model_len: int, tokenizer: Tokenizer, config: Mapping[str, Any]
+    ) -> None:
+        self.name = name
+        self.max_model_len = max_model_len
+        self._tokenizer = tokenizer
+        self._template_variables = {key: _token_text(config.get(key)) for key in TOKEN_NAMES}
+        source = config.get("chat_template")
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = _raise_exception
+        self._template = environment.from_string(source) if isinstance(source, str) else None
+
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """Read a model directory.
+
+        Raises:
+            CheckpointError: a file is missing or not what it should be.
+
+        """
+        config = _read_json(directory / "config.json")
+        max_model_len = config.get("max_position_embeddings")
+        if not isinstance(max_model_len, int) or max_model_len < 2:
+            raise CheckpointError(f"{directory / 'config.json'}: max_position_embeddings is missing")
+        tokenizer_file = directory / "tokenizer.json"
+        try:
+            tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise CheckpointError(f"{tokenizer_file}: {error}") from error
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        config_file = directory / "tokenizer_config.json"
+        tokenizer_config = _read_json(config_file) if config_file.exists() else {}
+        template_file = directory / "chat_template.jinja"
+        if template_file.exists():
+            tokenizer_config["chat_template"] = template_file.read_text("utf-8")
+        return cls(directory.resolve().name, max_model_len, tokenizer, tokenizer_config)
+
+    def count_tokens(self, prompts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
+        """Return how many tokens the engine will see for each prompt."""
+        counts: list[int] = []
+        for start in range(0, len(prompts), TOKENIZE_AT_ONCE):
+            part = list(prompts[start : start + TOKENIZE_AT_ONCE])
+            encodings = self._tokenizer.encode_batch_fast(part, add_special_tokens=add_special_tokens)
+            counts += [len(encoding) for encoding in encodings]
+        return counts
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return the prompt for a conversation, ready for the assistant's turn.
+
+        Raises:
+            ChatTemplateError: the model has no chat template, or it refuses these messages.
+
+        """
+        if self._template is None:
+            raise ChatTemplateError(f"model {self.name} has no chat template: send `prompt` instead")
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=True, **self._template_variables
+            )
+        except TemplateError as error:
+            raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: not a JSON object")
+    return value
+
+
+def _token_text(token: object) -> str:
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)

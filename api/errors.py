@@ -1,0 +1,163 @@
+"""Every error a client sees, and the only place with HTTP status codes.
+
+ApiError
+├── InvalidInputError    422  a field is wrong; `param` names it
+├── NotFoundError        404  no such batch
+├── BodyTooLargeError    413  the body is over the limit
+└── KeyReusedError       422  an Idempotency-Key came back with another body
+"""
+
+import logging
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+from fastapi import FastAPI
+from fastapi import Request as HttpRequest
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from starlette.exceptions import HTTPException
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_SECONDS = "5"
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong. `param` is the path of the field, such as `prompts[3]`."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """An error to tell the client."""
+
+    status: ClassVar[int] = HTTPStatus.INTERNAL_SERVER_ERROR
+    type: ClassVar[str] = "invalid_request_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class InvalidInputError(ApiError):
+    """A field is wrong."""
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+class NotFoundError(ApiError):
+    """There is no such thing, or it is not yours to see."""
+
+    status = HTTPStatus.NOT_FOUND
+    type = "not_found_error"
+
+
+class BodyTooLargeError(ApiError):
+    """The body is over the limit."""
+
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+
+class KeyReusedError(ApiError):
+    """An Idempotency-Key came back with another body."""
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    type = "idempotency_error"
+
+
+def error_response(
+    status: int,
+    message: str,
+    error_type: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    """Return the one shape of error."""
+    detail = ErrorDetail(message=message, type=error_type, param=param, code=code)
+    return JSONResponse(ErrorBody(error=detail).model_dump(), status_code=status, headers=headers)
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the `responses` of a route for OpenAPI."""
+    return {status: {"model": ErrorBody, "description": HTTPStatus(status).phrase} for status in statuses}
+
+
+def field_path(location: Sequence[str | int]) -> str | None:
+    """Write a pydantic location as a client would: `requests[3].prompt`."""
+    path = ""
+    for part in location[1:] if location and location[0] in {"body", "query", "path", "header"} else location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    return path or None
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of the application come out in the one shape."""
+
+    @app.exception_handler(ApiError)
+    def _api_error(_: HttpRequest, error: ApiError) -> JSONResponse:
+        return error_response(error.status, error.message, error.type, param=error.param, code=error.code)
+
+    @app.exception_handler(RequestValidationError)
+    def _invalid(_: HttpRequest, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            message = f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
+            return error_response(
+                HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param="body", code="json_invalid"
+            )
+        param = field_path(first["loc"]) or "body"
+        message = _explain(first)
+        return error_response(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            f"{param}: {message}",
+            "invalid_request_error",
+            param=param,
+            code=first["type"],
+        )
+
+    @app.exception_handler(HTTPException)
+    def _http(_: HttpRequest, error: HTTPException) -> JSONResponse:
+        return error_response(
+            error.status_code, str(error.detail), "invalid_request_error", headers=dict(error.headers or {})
+        )
+
+    @app.exception_handler(DBAPIError)
+    @app.exception_handler(PoolTimeoutError)
+    def _database_away(_: HttpRequest, error: Exception) -> JSONResponse:
+        logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
+        return error_response(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "the database does not answer; nothing was accepted, try again",
+            "service_unavailable",
+            headers={"Retry-After": RETRY_AFTER_SECONDS},
+        )
+
+    @app.exception_handler(Exception)
+    def _unexpected(_: HttpRequest, error: Exception) -> JSONResponse:
+        logger.error("unexpected error", exc_info=error)
+        return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", "server_error")
+
+
+def _explain(error: dict[str, Any]) -> str:
+    if error["type"] == "extra_forbidden":
+        return "unknown field"
+    if error["type"] == "missing":
+        return "required"
+    return str(error["msg"]).removeprefix("Value error, ")

@@ -1,0 +1,75 @@
+"""/health: this process runs. /ready: a batch sent now would be stored, queued and run."""
+
+import logging
+from http import HTTPStatus
+from typing import Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+from redis import RedisError
+from sqlalchemy.exc import SQLAlchemyError
+
+from api.dependencies import Services, ServicesDependency
+from worker.contract.messages import GPU_QUEUE
+from worker.store import workers
+
+logger = logging.getLogger(__name__)
+
+router = APIRouter(tags=["health"])
+
+Check = Literal["ok", "failed"]
+
+
+class Health(BaseModel):
+    """This process runs."""
+
+    status: Literal["healthy"] = "healthy"
+
+
+class Readiness(BaseModel):
+    """What a batch needs."""
+
+    status: Literal["ready", "not ready"]
+    database: Check
+    broker: Check
+    worker: Check
+
+
+@router.get("/health", summary="Is the API up?")
+def health() -> Health:
+    """Answer without touching anything else."""
+    return Health()
+
+
+@router.get(
+    "/ready",
+    summary="Would a batch be run?",
+    responses={HTTPStatus.SERVICE_UNAVAILABLE: {"model": Readiness, "description": "something is missing"}},
+)
+def ready(services: ServicesDependency, response: Response) -> Readiness:
+    """Check Postgres, Redis, and that a gpu worker was seen within 15 seconds."""
+    database, worker = _database_and_worker(services)
+    broker = _broker(services)
+    is_ready = database == broker == worker == "ok"
+    if not is_ready:
+        response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+    status: Literal["ready", "not ready"] = "ready" if is_ready else "not ready"
+    return Readiness(status=status, database=database, broker=broker, worker=worker)
+
+
+def _database_and_worker(services: Services) -> tuple[Check, Check]:
+    try:
+        with services.store.transaction() as session:
+            return "ok", "ok" if workers.slots(session, GPU_QUEUE) else "failed"
+    except SQLAlchemyError as error:
+        logger.warning("not ready: %s", str(error).splitlines()[0])
+        return "failed", "failed"
+
+
+def _broker(services: Services) -> Check:
+    try:
+        services.broker.ping()
+    except RedisError as error:
+        logger.warning("not ready: %s", error)
+        return "failed"
+    return "ok"

@@ -1,0 +1,45 @@
+"""The application: routes, errors and limits put together."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from api import errors, health
+from api.batches import routes as batches
+from api.checkpoint import Checkpoint
+from api.dependencies import Services
+from api.middleware import BodyLimit
+from worker.queue.broker import Broker
+from worker.settings import Settings, settings
+from worker.store.session import Store
+
+DESCRIPTION = """
+Batch inference that loses nothing: a batch is durable before it is accepted, results can be read
+while it runs, and a signed webhook says when it has ended.
+"""
+
+
+def create_app(config: Settings | None = None) -> FastAPI:
+    """Return the application. The checkpoint is read now, so that a wrong path fails at the start."""
+    config = config or settings()
+    services = Services(
+        settings=config,
+        store=Store(config.database_url),
+        broker=Broker(config.redis_url),
+        checkpoint=Checkpoint.load(config.model),
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        services.store.close()
+        services.broker.close()
+
+    app = FastAPI(title="Headrace", version="0.1.0", description=DESCRIPTION, lifespan=lifespan)
+    app.state.services = services
+    errors.install(app)
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.include_router(health.router)
+    app.include_router(batches.router)
+    return app
