@@ -1,0 +1,25 @@
+"""Steps for the paged attention test and bench."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The heads of a model and the (query, context) lengths of a Step's Sequences in packed order."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    lens: tuple[tuple[int, int], ...]
+    block_size: int = 16
+
+
+CASES: tuple[Case, ...] = (
+    Case(1, 1, 2, ((1, 1),)),
+    Case(4, 4, 8, ((1, 16), (1, 16))),  # no padding at all
+    Case(6, 2, 64, ((1, 500), (1, 490), (1, 33), (1, 17), (1, 1))),  # several decode groups
+    Case(6, 2, 64, ((1, 1), (1, 300), (1, 16), (1, 299))),  # not sorted
+    Case(8, 1, 16, ((7, 7),)),  # prefill from the start
+    Case(6, 3, 10, ((5, 38), (16, 16), (3, 35)), block_size=4),  # chunks with context before them
+    Case(6, 2, 64, ((1, 77), (1, 5), (33, 33), (2, 40), (1, 9))),  # mixed
+)

@@ -1,0 +1,97 @@
+"""Turns a StepPlan into the tensors of one packed forward, with numpy on the host."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.paged_attention import AttentionPlan, plan_attention
+from worker.engine.sampler import SamplingInput, build_sampling_input
+from worker.engine.sequence import Sequence
+from worker.engine.step import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """One Step as the model sees it: the rows of all Sequences end to end, no padding."""
+
+    token_ids: Tensor  # [num_tokens] int64
+    positions: Tensor  # [num_tokens] int64
+    slots: Tensor  # [num_tokens] int64, where each token's keys and values go
+    attention: AttentionPlan
+    output_rows: Tensor | None  # [num_outputs] int64: the rows whose next token is chosen; None: all of them
+    sampled: tuple[Sequence, ...]  # the Sequence of each output row
+    sampling: SamplingInput | None  # None: all greedy
+
+
+class InputBuilder:
+    """Keeps the block tables of running Sequences as one matrix and builds each Step's input from it."""
+
+    def __init__(
+        self,
+        *,
+        max_num_sequences: int,
+        max_blocks_per_sequence: int,
+        block_size: int,
+        num_kv_heads: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self._block_size = block_size
+        self._num_kv_heads = num_kv_heads
+        self._dtype = dtype
+        self._block_tables = np.zeros((max_num_sequences, max_blocks_per_sequence), dtype=np.int64)
+        # The list each row mirrors, and how much of it.
+        self._mirrored: list[tuple[list[int], int]] = [([], 0)] * max_num_sequences
+
+    def build(self, plan: StepPlan) -> StepInput:
+        """Return the input of a Step: Sequences with one token first, longest context first."""
+        entries = sorted(plan.entries, key=lambda entry: (entry.num_tokens > 1, -entry.start))
+        rows = np.array([self._mirror(entry.sequence) for entry in entries])
+        num_tokens = [entry.num_tokens for entry in entries]
+        starts = np.array([entry.start for entry in entries])
+        counts = np.array(num_tokens)
+        ends = counts.cumsum()
+        token_ids: list[int] = []
+        for entry in entries:
+            token_ids += entry.sequence.token_ids[entry.start : entry.start + entry.num_tokens]
+        # Packed row r of a Sequence is its token start + (r - first row of the Sequence).
+        positions = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
+        blocks = self._block_tables[np.repeat(rows, counts), positions // self._block_size]
+        slots = blocks * self._block_size + positions % self._block_size
+        sampled = [
+            (end - 1, entry.sequence) for end, entry in zip(ends, entries, strict=True) if entry.is_sampled
+        ]
+        sequences = tuple(sequence for _, sequence in sampled)
+        return StepInput(
+            token_ids=torch.tensor(token_ids),
+            positions=torch.from_numpy(positions),
+            slots=torch.from_numpy(slots),
+            attention=plan_attention(
+                num_tokens,
+                (starts + counts).tolist(),
+                torch.from_numpy(self._block_tables[rows]),
+                block_size=self._block_size,
+                num_kv_heads=self._num_kv_heads,
+                dtype=self._dtype,
+            ),
+            output_rows=(
+                None if len(sampled) == len(token_ids) else torch.tensor([int(row) for row, _ in sampled])
+            ),
+            sampled=sequences,
+            sampling=build_sampling_input(sequences),
+        )
+
+    def _mirror(self, sequence: Sequence) -> int:
+        """Bring the matrix row of a Sequence up to date and return its number."""
+        row = sequence.row
+        if row is None:
+            raise ValueError(f"Sequence {sequence.request_id!r} was scheduled without a row")
+        table = sequence.block_table
+        mirrored, count = self._mirrored[row]
+        if mirrored is not table:
+            count = 0
+        if count < len(table):
+            self._block_tables[row, count : len(table)] = table[count:]
+            self._mirrored[row] = (table, len(table))
+        return row

@@ -1,0 +1,64 @@
+"""The preallocated pool of Blocks: how many fit, and their tensors."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.engine.config import EngineConfig
+from worker.engine.errors import ConfigError
+from worker.engine.models.registry import Architecture
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSize:
+    """How many Blocks there are, and the longest Sequence they and the checkpoint allow."""
+
+    num_blocks: int
+    block_bytes: int  # keys and values of all layers
+    max_model_len: int
+
+
+def size_kv_cache(config: EngineConfig, architecture: Architecture, dtype: torch.dtype) -> KVCacheSize:
+    """Fit the pool to the configuration; raises ConfigError when max_model_len cannot fit alone."""
+    max_model_len = config.max_model_len or architecture.max_position
+    if max_model_len > architecture.max_position:
+        raise ConfigError(
+            f"max_model_len {max_model_len} is over the checkpoint's {architecture.max_position}"
+        )
+    head_bytes = architecture.head_dim * dtype.itemsize
+    block_bytes = architecture.num_layers * 2 * architecture.num_kv_heads * config.block_size * head_bytes
+    per_sequence = -(-max_model_len // config.block_size)
+    num_blocks = config.num_blocks or min(
+        config.kv_cache_bytes // block_bytes, config.max_num_sequences * per_sequence
+    )
+    if num_blocks < per_sequence:
+        if config.max_model_len is not None or num_blocks == 0:
+            setting = "num_blocks" if config.num_blocks else "kv_cache_bytes"
+            raise ConfigError(
+                f"{setting} gives {num_blocks} Blocks, a Sequence of max_model_len {max_model_len} "
+                f"needs {per_sequence} of {block_bytes} bytes"
+            )
+        logger.warning(
+            "max_model_len cut from %d to %d: the KV cache has %d Blocks",
+            max_model_len,
+            num_blocks * config.block_size,
+            num_blocks,
+        )
+        max_model_len = num_blocks * config.block_size
+    return KVCacheSize(num_blocks, block_bytes, max_model_len)
+
+
+def allocate_kv_cache(
+    size: KVCacheSize, architecture: Architecture, block_size: int, dtype: torch.dtype
+) -> list[Tensor]:
+    """Return one tensor a layer, laid out as in `kernels.kv_write`, all zero.
+
+    Zeros and not garbage: padded attention reads Blocks that were never written, and masks what it read.
+    The system hands the memory out page by page as it is first written.
+    """
+    shape = (2 * architecture.num_kv_heads, size.num_blocks, block_size, architecture.head_dim)
+    return [torch.zeros(shape, dtype=dtype) for _ in range(architecture.num_layers)]

@@ -1,0 +1,1 @@
+"""Layers that the models are made of: weights, and the operators they go through."""

@@ -1,0 +1,58 @@
+"""Cosines and sines for every position, with the checkpoint's scaling."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How frequencies are stretched for longer contexts. `kind` is "default", "linear" or "llama3"."""
+
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+
+def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling) -> Tensor:
+    """Return [head_dim / 2] radians a position, float32.
+
+    The llama3 rule keeps short wavelengths, divides long ones by `factor`, and blends between: Llama 3.1's
+    published reference, as in transformers' `_compute_llama3_parameters`.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    frequencies = 1.0 / (theta**exponents)
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    if scaling.kind == "llama3":
+        wavelengths = 2 * math.pi / frequencies
+        turns = scaling.original_max_position / wavelengths
+        share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        share = share.clamp(0, 1)
+        return frequencies * (share + (1 - share) / scaling.factor)
+    return frequencies
+
+
+class RotaryEmbedding:
+    """A table of angles; one lookup a Step serves every layer."""
+
+    __slots__ = ("_table",)
+
+    def __init__(
+        self, head_dim: int, max_position: int, theta: float, scaling: RopeScaling, dtype: torch.dtype
+    ) -> None:
+        angles = torch.outer(
+            torch.arange(max_position).float(), inverse_frequencies(head_dim, theta, scaling)
+        )
+        cos, sin = angles.cos(), angles.sin()
+        # [max_position, 2, head_dim]: cosines, then sines with the first half negated.
+        self._table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1).to(dtype)
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and signed sines, each [num_tokens, head_dim], for `positions` [num_tokens]."""
+        cos, signed_sin = self._table.index_select(0, positions).unbind(1)
+        return cos.contiguous(), signed_sin.contiguous()

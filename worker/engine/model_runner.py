@@ -1,0 +1,59 @@
+"""Owns the device: weights, KV cache, and the way from a StepPlan to chosen tokens."""
+
+import torch
+
+from worker.engine.config import EngineConfig
+from worker.engine.input_builder import InputBuilder
+from worker.engine.kv_cache import allocate_kv_cache, size_kv_cache
+from worker.engine.models.checkpoint import Weights
+from worker.engine.models.registry import read_architecture
+from worker.engine.sampler import sample
+from worker.engine.sequence import Sequence
+from worker.engine.step import ModelInfo, StepPlan
+
+TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+class ModelRunner:
+    """Loads a checkpoint and runs Steps on it, on the thread that made it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        dtype = TORCH_DTYPES[config.dtype]
+        architecture = read_architecture(config.model)
+        size = size_kv_cache(config, architecture, dtype)
+        with torch.inference_mode():
+            with Weights(config.model, dtype) as weights:
+                self._model = architecture.load(weights, size.max_model_len)
+            self._kv_cache = allocate_kv_cache(size, architecture, config.block_size, dtype)
+        self._input_builder = InputBuilder(
+            max_num_sequences=config.max_num_sequences,
+            max_blocks_per_sequence=-(-size.max_model_len // config.block_size),
+            block_size=config.block_size,
+            num_kv_heads=architecture.num_kv_heads,
+            dtype=dtype,
+        )
+        self.model_info = ModelInfo(
+            name=config.model.resolve().name,
+            architecture=architecture.name,
+            dtype=config.dtype,
+            device=config.device,
+            max_model_len=size.max_model_len,
+            num_parameters=weights.num_parameters,
+            vocab_size=architecture.vocab_size,
+            num_blocks=size.num_blocks,
+            block_size=config.block_size,
+            kv_cache_bytes=size.num_blocks * size.block_bytes,
+            weight_bytes=weights.num_bytes,
+        )
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
+        """Run a Step and return each sampled Sequence with its next token."""
+        step = self._input_builder.build(plan)
+        hidden = self._model.forward(step, self._kv_cache)
+        if not step.sampled:
+            return []
+        tokens = sample(self._model.logits(hidden), step.sampling)
+        return list(zip(step.sampled, tokens, strict=True))

@@ -1,0 +1,1 @@
+"""Model architectures, their checkpoints, and the registry between the two."""

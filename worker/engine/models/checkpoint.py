@@ -1,0 +1,118 @@
+"""Reads a Hugging Face checkpoint: config.json and safetensors, with errors that name file and key."""
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from worker.engine.errors import CheckpointError, MissingTensorError, TensorShapeError
+
+T = TypeVar("T")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return a JSON object from a file; raises CheckpointError naming it."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(file, "", f"cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(file, "", "is not a JSON object")
+    return value
+
+
+def read_key(file: Path, config: dict[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
+    """Return one typed value of a config; a missing or null key gives the default, without one it raises."""
+    value = config.get(key)
+    if value is None:
+        if default is None:
+            raise CheckpointError(file, key, "is missing")
+        return default
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise CheckpointError(file, key, f"should be {kind.__name__}, is {value!r}")
+    return value
+
+
+def read_eos_token_ids(directory: Path) -> frozenset[int]:
+    """Return the end tokens of generation_config.json, or else of config.json; none is allowed."""
+    for name in ("generation_config.json", "config.json"):
+        file = directory / name
+        value = read_json(file).get("eos_token_id") if file.is_file() else None
+        if isinstance(value, int):
+            return frozenset((value,))
+        if isinstance(value, list) and all(isinstance(item, int) for item in value):
+            return frozenset(value)
+        if value is not None:
+            raise CheckpointError(file, "eos_token_id", f"should be an id or a list of ids, is {value!r}")
+    return frozenset()
+
+
+class Weights:
+    """The tensors of a checkpoint, in one file or sharded behind an index. A context manager."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._index = directory / "model.safetensors.index.json"
+        self._files: dict[Path, Any] = {}
+        if self._index.is_file():
+            weight_map = read_json(self._index).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise CheckpointError(self._index, "weight_map", "is missing")
+            self._file_by_name = {name: directory / file for name, file in weight_map.items()}
+        else:
+            files = sorted(directory.glob("*.safetensors"))
+            if not files:
+                raise CheckpointError(directory, "", "has no *.safetensors file")
+            self._index = files[0]
+            self._file_by_name = {name: file for file in files for name in self._open(file).keys()}  # noqa: SIM118
+        self.num_parameters = 0
+        self.num_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.clear()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_by_name
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Return a tensor in the engine's dtype; raises if it is missing or not of this shape."""
+        file = self._file_by_name.get(name)
+        if file is None:
+            raise MissingTensorError(self._index, name, "is missing")
+        try:
+            tensor: Tensor = self._open(file).get_tensor(name)
+        except SafetensorError as error:
+            raise MissingTensorError(file, name, f"cannot be read: {error}") from error
+        if tuple(tensor.shape) != shape:
+            raise TensorShapeError(
+                file, name, f"has shape {list(tensor.shape)}, config.json implies {list(shape)}"
+            )
+        if not tensor.is_floating_point():
+            raise CheckpointError(file, name, f"is {tensor.dtype}: quantized checkpoints are not built yet")
+        tensor = tensor.to(self._dtype)
+        self.num_parameters += tensor.numel()
+        self.num_bytes += tensor.numel() * tensor.element_size()
+        return tensor
+
+    def stack(self, names: list[str], rows: list[int], *columns: int) -> Tensor:
+        """Return tensors that share their last axes as one, in order."""
+        return torch.cat([self.take(name, count, *columns) for name, count in zip(names, rows, strict=True)])
+
+    def _open(self, file: Path) -> Any:
+        if file not in self._files:
+            try:
+                self._files[file] = safe_open(str(file), framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(file, "", f"cannot be read: {error}") from error
+        return self._files[file]

@@ -1,0 +1,209 @@
+"""Which Sequences get how many tokens of the next Step. No modes: computed tokens catch up with known ones.
+
+Running Sequences go first, in order of arrival, then waiting ones. Knows no tensors.
+"""
+
+import heapq
+from bisect import insort
+from operator import attrgetter
+
+from worker.engine.block_pool import BlockPool
+from worker.engine.prefix_cache import extend_hashes
+from worker.engine.sequence import Sequence, SequenceState
+from worker.engine.step import EngineStats, ScheduledSequence, StepPlan
+
+WATERMARK = 0.01  # share of the pool that an admission leaves free for running Sequences to grow
+
+
+class Scheduler:
+    """Hands out Blocks, rows and a Step's token budget.
+
+    The oldest unfinished Sequence is never preempted and any Sequence fits the pool alone, so every Step
+    makes progress.
+    """
+
+    def __init__(
+        self,
+        block_pool: BlockPool,
+        *,
+        block_size: int,
+        max_num_sequences: int,
+        max_tokens_per_step: int,
+        stats: EngineStats | None = None,
+    ) -> None:
+        self.block_pool = block_pool
+        self.stats = stats or EngineStats()
+        self._block_size = block_size
+        self._max_num_sequences = max_num_sequences
+        self._max_tokens_per_step = max_tokens_per_step
+        self._watermark = int(WATERMARK * block_pool.num_blocks)
+        self._running: list[Sequence] = []  # by arrival
+        self._waiting: list[tuple[int, Sequence]] = []  # a heap by arrival
+        self._num_waiting = 0  # the heap may also hold Sequences that were cancelled
+        self._free_rows = list(range(max_num_sequences))
+        # Full prompt Blocks that a running Sequence is about to compute, by digest.
+        self._in_flight: dict[bytes, Sequence] = {}
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold Blocks."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that hold none."""
+        return self._num_waiting
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a Sequence that fits the pool alone."""
+        if self.block_pool.is_caching:
+            extend_hashes(sequence.block_hashes, sequence.token_ids, self._block_size)
+        self._enqueue(sequence)
+
+    def schedule(self) -> StepPlan:
+        """Return the next Step, with Blocks taken for every token in it."""
+        entries: list[ScheduledSequence] = []
+        budget = self._max_tokens_per_step
+        preemptions = self.stats.preemptions
+        index = 0
+        while index < len(self._running):
+            sequence = self._running[index]
+            # Each later Sequence keeps one token of the budget, so that a prompt never stalls a decode.
+            spare = budget - (len(self._running) - index - 1)
+            num_tokens = min(sequence.num_uncomputed_tokens, spare)
+            if not self._reserve(sequence, sequence.num_computed_tokens + num_tokens, index):
+                continue  # it was preempted itself: the next one moved up to this index
+            entries.append(_entry(sequence, num_tokens))
+            budget -= num_tokens
+            index += 1
+        if self.stats.preemptions == preemptions:
+            self._admit_waiting(entries, budget)
+        return StepPlan(tuple(entries))
+
+    def advance(self, plan: StepPlan) -> None:
+        """Record that a Step ran: its tokens are in the cache, and full Blocks can be shared."""
+        for entry in plan.entries:
+            sequence = entry.sequence
+            end = entry.start + entry.num_tokens
+            again = max(0, min(end, sequence.max_computed_tokens) - entry.start)
+            self.stats.recomputed_tokens += again
+            prompt_end = min(end, sequence.num_prompt_tokens)
+            self.stats.prefill_tokens += max(0, prompt_end - entry.start - again)
+            sequence.num_computed_tokens = end
+            sequence.max_computed_tokens = max(end, sequence.max_computed_tokens)
+            if self.block_pool.is_caching and end // self._block_size > sequence.num_hashed_blocks:
+                self._offer_blocks(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Take a Sequence out, running or waiting, and release what it holds."""
+        if sequence.state is SequenceState.RUNNING:
+            self._running.remove(sequence)
+            self._release(sequence)
+        elif sequence.state is SequenceState.WAITING:
+            self._num_waiting -= 1
+        sequence.state = SequenceState.FINISHED
+
+    def check_integrity(self) -> None:
+        """Compare the pool's books with the Sequences; raises IntegrityError."""
+        self.block_pool.check_integrity(sequence.block_table for sequence in self._running)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        sequence.state = SequenceState.WAITING
+        heapq.heappush(self._waiting, (sequence.arrival, sequence))
+        self._num_waiting += 1
+
+    def _reserve(self, sequence: Sequence, num_tokens: int, index: int) -> bool:
+        """Give a running Sequence Blocks for `num_tokens`, preempting from `index` on; False: it was itself."""
+        missing = -(-num_tokens // self._block_size) - len(sequence.block_table)
+        if missing <= 0:
+            return True
+        while missing > self.block_pool.num_free_blocks:
+            # The oldest is spared; of the others, the least computed loses the least, the youngest on a tie.
+            candidates = self._running[max(index, 1) :]
+            victim = min(candidates, key=lambda other: (other.num_computed_tokens, -other.arrival))
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        sequence.block_table.extend(self.block_pool.allocate(missing))
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._release(sequence)
+        self._enqueue(sequence)
+        self.stats.preemptions += 1
+
+    def _release(self, sequence: Sequence) -> None:
+        self.block_pool.release(sequence.block_table)
+        for digest in sequence.block_hashes[sequence.num_hashed_blocks :]:
+            if self._in_flight.get(digest) is sequence:
+                del self._in_flight[digest]
+        sequence.block_table = []
+        sequence.num_computed_tokens = 0
+        sequence.num_hashed_blocks = 0
+        if sequence.row is not None:
+            self._free_rows.append(sequence.row)
+            sequence.row = None
+
+    def _admit_waiting(self, entries: list[ScheduledSequence], budget: int) -> None:
+        """Admit waiting Sequences while budget, rows and Blocks last, and append their share of the Step."""
+        held: list[tuple[int, Sequence]] = []
+        while budget and self._waiting and len(self._running) < self._max_num_sequences > len(held):
+            item = heapq.heappop(self._waiting)
+            sequence = item[1]
+            if sequence.state is not SequenceState.WAITING:
+                continue
+            # The newest known token always runs, so that there is something to choose the next one from.
+            digests = sequence.block_hashes[: (len(sequence.token_ids) - 1) // self._block_size]
+            cached = self.block_pool.match(digests)
+            if len(cached) < len(digests) and digests[len(cached)] in self._in_flight:
+                held.append(item)  # another Sequence computes this prefix now: wait a Step and share it
+                continue
+            if not self._fits(sequence, cached):
+                held.append(item)
+                break
+            self._admit(sequence, cached)
+            num_tokens = min(sequence.num_uncomputed_tokens, budget)
+            entries.append(_entry(sequence, num_tokens))
+            budget -= num_tokens
+        for item in held:
+            heapq.heappush(self._waiting, item)
+
+    def _fits(self, sequence: Sequence, cached: list[int]) -> bool:
+        """Whether all known tokens fit now, and leave the watermark while others run."""
+        taken = sum(map(self.block_pool.is_free, cached))
+        fresh = -(-len(sequence.token_ids) // self._block_size) - len(cached)
+        left = self.block_pool.num_free_blocks - taken - fresh
+        return left >= (max(self._watermark, len(self._running)) if self._running else 0)
+
+    def _admit(self, sequence: Sequence, cached: list[int]) -> None:
+        self.block_pool.share(cached)
+        num_blocks = -(-len(sequence.token_ids) // self._block_size)
+        sequence.block_table = cached + self.block_pool.allocate(num_blocks - len(cached))
+        sequence.num_computed_tokens = len(cached) * self._block_size
+        sequence.num_hashed_blocks = len(cached)
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+            self.stats.cached_tokens += sequence.num_cached_tokens
+        for digest in sequence.block_hashes[len(cached) :]:
+            self._in_flight.setdefault(digest, sequence)
+        sequence.row = self._free_rows.pop()
+        sequence.state = SequenceState.RUNNING
+        self._num_waiting -= 1
+        insort(self._running, sequence, key=attrgetter("arrival"))
+
+    def _offer_blocks(self, sequence: Sequence) -> None:
+        extend_hashes(sequence.block_hashes, sequence.token_ids, self._block_size)
+        for index in range(sequence.num_hashed_blocks, sequence.num_computed_tokens // self._block_size):
+            digest = sequence.block_hashes[index]
+            self.block_pool.offer(sequence.block_table[index], digest)
+            if self._in_flight.get(digest) is sequence:
+                del self._in_flight[digest]
+            sequence.num_hashed_blocks = index + 1
+
+
+def _entry(sequence: Sequence, num_tokens: int) -> ScheduledSequence:
+    start = sequence.num_computed_tokens
+    return ScheduledSequence(
+        sequence, start, num_tokens, is_sampled=start + num_tokens == len(sequence.token_ids)
+    )

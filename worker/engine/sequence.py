@@ -1,0 +1,59 @@
+"""A request's tokens inside the engine, and where the scheduler has got to with them."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from worker.engine.sampling import SamplingParams
+
+
+class SequenceState(StrEnum):
+    """Where a Sequence is; only the scheduler moves it."""
+
+    WAITING = "waiting"  # holds no Blocks; new, or preempted
+    RUNNING = "running"  # holds Blocks and a row of the block table
+    FINISHED = "finished"  # holds nothing
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request's tokens: the prompt, then what was generated."""
+
+    request_id: Hashable
+    arrival: int  # order of admission; lower goes first
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int
+    stop_token_ids: frozenset[int]
+    state: SequenceState = SequenceState.WAITING
+    # Tokens whose keys and values are in the cache; the scheduler works until all but the newest are.
+    num_computed_tokens: int = 0
+    # The most it ever was: what lies below and is computed again is recomputation.
+    max_computed_tokens: int = 0
+    # Prompt tokens found in the prefix cache at the first admission; None before it.
+    num_cached_tokens: int | None = None
+    # A new list at each admission, so that its identity tells one admission from the next.
+    block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)  # of full Blocks of known tokens
+    num_hashed_blocks: int = 0  # how many of block_table are in the prefix cache or were offered to it
+    row: int | None = None
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Known tokens still to run through the model."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
