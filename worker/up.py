@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCFILE_LINE = re.compile(r"^(?P<name>[A-Za-z0-9_-]+):\s*(?P<command>.+)$", re.MULTILINE)
@@ -51,6 +52,7 @@ class Supervised:
     name: str
     command: str
     stopping: threading.Event
+    output: TextIO
     process: "subprocess.Popen[str] | None" = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -82,13 +84,13 @@ class Supervised:
 
     def say(self, line: str) -> None:
         """Print a line under this process's name."""
-        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {self.name:<10} | {line}\n")
-        sys.stdout.flush()
+        self.output.write(f"{time.strftime('%H:%M:%S')} {self.name:<10} | {line}\n")
+        self.output.flush()
 
 
-def up(commands: dict[str, str], stopping: threading.Event) -> None:
-    """Keep the commands running until `stopping` is set, then stop them all."""
-    processes = [Supervised(name, command, stopping) for name, command in commands.items()]
+def up(commands: dict[str, str], stopping: threading.Event, output: TextIO = sys.stdout) -> None:
+    """Keep the commands running until `stopping` is set, then stop them all; write what they say to `output`."""
+    processes = [Supervised(name, command, stopping, output) for name, command in commands.items()]
     threads = [threading.Thread(target=process.keep_running) for process in processes]
     for thread in threads:
         thread.start()

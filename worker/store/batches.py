@@ -143,7 +143,7 @@ def get(session: Session, batch_id: str) -> BatchView | None:
 
 def count_by_status(session: Session) -> dict[BatchStatus, int]:
     """Return how many batches stand in each status, zeros included."""
-    rows = session.execute(select(BatchRow.status, func.count()).group_by(BatchRow.status)).tuples()
+    rows = session.execute(select(BatchRow.status, func.count()).group_by(BatchRow.status))
     return dict.fromkeys(BatchStatus, 0) | {BatchStatus(status): count for status, count in rows}
 
 

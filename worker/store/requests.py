@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
 from psycopg.types.json import Jsonb
-from sqlalchemy import CursorResult, bindparam, func, insert, literal, select
+from sqlalchemy import bindparam, func, insert, literal, select
 from sqlalchemy.orm import Session
 
 from worker.contract.results import NewResult
@@ -102,7 +102,7 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
         .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
         .where(RequestRow.shard_id == shard_id, ResultRow.request_id.is_(None))
         .order_by(RequestRow.position)
-    ).tuples()
+    )
     return [
         ShardRequest(id_, prompt, special, most, shared if own is None else SamplingParams.from_json(own))
         for id_, prompt, special, most, own in rows
@@ -181,8 +181,8 @@ def fail_missing(
         "error_code",
         "error_message",
     ]
-    inserted = session.execute(insert(ResultRow).from_select(columns, missing))
-    return cast("CursorResult[Any]", inserted).rowcount
+    inserted = insert(ResultRow).from_select(columns, missing).returning(ResultRow.request_id).cte("inserted")
+    return session.scalar(select(func.count()).select_from(inserted)) or 0
 
 
 def results_page(session: Session, batch_id: str, *, after: int, limit: int) -> list[ResultView]:
@@ -193,7 +193,7 @@ def results_page(session: Session, batch_id: str, *, after: int, limit: int) -> 
         .where(ResultRow.batch_id == batch_id, ResultRow.sequence > after)
         .order_by(ResultRow.sequence)
         .limit(limit)
-    ).tuples()
+    )
     return [
         ResultView(
             sequence=row.sequence,

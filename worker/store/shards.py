@@ -141,18 +141,15 @@ def _record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> 
     batch.output_tokens += sum(result.num_output_tokens for result in results)
 
 
-def expired(session: Session, *, limit: int) -> Sequence[tuple[int, str]]:
+def expired(session: Session, *, limit: int) -> list[tuple[int, str]]:
     """Return (shard id, batch id) of shards whose lease ran out, the oldest first."""
-    return (
-        session.execute(
-            select(ShardRow.id, ShardRow.batch_id)
-            .where(ShardRow.state == ShardState.RUNNING, ShardRow.lease_expires_at <= func.now())
-            .order_by(ShardRow.lease_expires_at)
-            .limit(limit)
-        )
-        .tuples()
-        .all()
+    rows = session.execute(
+        select(ShardRow.id, ShardRow.batch_id)
+        .where(ShardRow.state == ShardState.RUNNING, ShardRow.lease_expires_at <= func.now())
+        .order_by(ShardRow.lease_expires_at)
+        .limit(limit)
     )
+    return [(shard_id, batch_id) for shard_id, batch_id in rows]
 
 
 def return_expired(session: Session, shard_id: int, batch_id: str, *, max_attempts: int) -> bool:

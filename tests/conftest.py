@@ -1,0 +1,58 @@
+"""Every test has a real Postgres and a real Redis, started once for the whole run from the wheels."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+_stack = ExitStack()
+
+
+def pytest_configure() -> None:
+    """Start the services before any module of ours reads the environment."""
+    from worker.embedded import services
+
+    directory = _stack.enter_context(
+        tempfile.TemporaryDirectory(prefix="headrace-", ignore_cleanup_errors=True)
+    )
+    # Never a developer's own servers: the tests empty their tables.
+    os.environ.update(_stack.enter_context(services({"HEADRACE_DATA_DIR": directory})))
+    for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
+        if name not in {"HEADRACE_DATA_DIR", "HEADRACE_WEBHOOK_SECRET"}:
+            del os.environ[name]
+
+
+def pytest_unconfigure() -> None:
+    """Stop the services."""
+    _stack.close()
+
+
+@pytest.fixture(scope="session")
+def database_url() -> str:
+    """The address of a migrated database."""
+    from alembic import command
+    from alembic.config import Config
+
+    from worker.settings import settings
+
+    command.upgrade(Config(toml_file=str(Path(__file__).parent.parent / "pyproject.toml")), "head")
+    return settings().database_url
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator["Store"]:  # noqa: F821 - imported late
+    """An empty store."""
+    from sqlalchemy import text
+
+    from worker.store.session import Store
+    from worker.store.tables import Table
+
+    store = Store(database_url)
+    names = ", ".join(table.name for table in Table.metadata.sorted_tables)
+    with store.transaction() as session:
+        session.execute(text(f"TRUNCATE {names} RESTART IDENTITY CASCADE"))
+    yield store
+    store.close()
