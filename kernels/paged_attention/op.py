@@ -25,10 +25,9 @@ def paged_attention(query: Tensor, cache: Tensor, plan: AttentionPlan, scale: fl
     out = torch.empty(num_rows, num_heads * head_dim, dtype=query.dtype)
     blocks = cache.view(cache.shape[0], cache.shape[1], -1)
     for group in plan.groups:
-        # [2 * num_kv_heads, sequences * blocks, block_size * head_dim], then
-        # [2, num_kv_heads * sequences, context, head_dim]
+        # Gathering along the Block axis leaves each head's context dense and in order.
         kv = blocks.index_select(1, group.block_ids)
-        kv = kv.view(2, num_kv_heads * group.num_sequences, -1, head_dim)
+        kv = kv.view(2, num_kv_heads * group.num_sequences, -1, head_dim)  # axis 2: context
         rows = slice(group.first_row, group.last_row)
         if group.last_row - group.first_row == group.num_sequences:
             _decode(query[rows], kv[0], kv[1], group, scale, out[rows])

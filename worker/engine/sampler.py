@@ -1,8 +1,8 @@
 """Chooses next tokens for a whole batch at once.
 
-A Sequence's randomness is one uniform number a token, a hash of its seed and the token's position; the token is
-where the cumulative distribution passes that number. So a seed gives the same tokens in any batch, after a
-preemption, and in any order of Steps, as far as the logits themselves are the same.
+A Sequence's randomness is one uniform number a token, a hash of its seed and the token's position; the token
+is where the cumulative distribution passes that number. So a seed gives the same tokens in any batch, after
+a preemption, and in any order of Steps, as far as the logits themselves are the same.
 """
 
 from collections.abc import Sequence as Sequences

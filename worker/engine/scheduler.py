@@ -113,7 +113,7 @@ class Scheduler:
         self._num_waiting += 1
 
     def _reserve(self, sequence: Sequence, num_tokens: int, index: int) -> bool:
-        """Give a running Sequence Blocks for `num_tokens`, preempting from `index` on; False: it was itself."""
+        """Give a running Sequence its Blocks, preempting from `index` on; False: it was preempted itself."""
         missing = -(-num_tokens // self._block_size) - len(sequence.block_table)
         if missing <= 0:
             return True

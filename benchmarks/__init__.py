@@ -1,0 +1,1 @@
+"""Whole-system benchmarks; each ends with one JSON line."""

@@ -1,0 +1,150 @@
+"""Runs a fixed workload through the bare engine and times it.
+
+    python -m benchmarks.offline --model DIR --workload FILE.jsonl --dtype f32|bf16|int8 \\
+        --threads N --runs N --out FILE.json
+
+A workload line is {"id", "prompt_ids", "text", "max_tokens"}; every request decodes greedily for exactly
+max_tokens. One warm-up run gives `outputs`; each timed run after it shifts every token id by its own amount
+(same lengths, other tokens), so that no prefix cache can carry over from one run to the next. Model loading
+is not timed.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+# Threads that wait for each other sleep soon: spinning ones lose whole time slices when cores are shared.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from worker.engine.config import DTYPES, EngineConfig
+from worker.engine.engine import Engine
+from worker.engine.errors import EngineError
+from worker.engine.sampling import SamplingParams
+from worker.engine.step import GenerationRequest
+
+NUM_RESERVED_IDS = 3  # begin, end and padding keep their ids
+SHIFT = 977
+
+
+@dataclass(frozen=True, slots=True)
+class WorkItem:
+    """One line of a workload."""
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+
+
+def read_workload(file: Path) -> list[WorkItem]:
+    """Return the lines of a workload file."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [WorkItem(tuple(row["prompt_ids"]), row["max_tokens"]) for row in rows]
+
+
+def shifted(items: Sequence[WorkItem], vocab_size: int, run: int) -> list[WorkItem]:
+    """Return the same lengths with other tokens; run 0 is the workload itself."""
+    span = vocab_size - NUM_RESERVED_IDS
+
+    def shift(token: int) -> int:
+        return (
+            token
+            if token < NUM_RESERVED_IDS
+            else (NUM_RESERVED_IDS + (token - NUM_RESERVED_IDS + SHIFT * run) % span)
+        )
+
+    return [WorkItem(tuple(map(shift, item.prompt_ids)), item.max_tokens) for item in items]
+
+
+def run_workload(engine: Engine, items: Sequence[WorkItem]) -> list[list[int]]:
+    """Run all items at once and return their tokens in order; raises RuntimeError if one ends early."""
+    for index, item in enumerate(items):
+        params = SamplingParams(max_tokens=item.max_tokens, temperature=0.0, ignore_eos=True)
+        engine.add(GenerationRequest(index, item.prompt_ids, params))
+    outputs: list[list[int]] = [[] for _ in items]
+    while engine.has_unfinished:
+        for completion in engine.step().completions:
+            index = int(str(completion.id))
+            outputs[index] = list(completion.token_ids)
+            if len(outputs[index]) != items[index].max_tokens:
+                raise RuntimeError(
+                    f"request {index} ended early: {completion.error or completion.finish_reason}"
+                )
+    return outputs
+
+
+def peak_rss_mb() -> float:
+    """Return the most memory this process has held, in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)  # macOS counts in bytes, Linux in KiB
+
+
+def measure(config: EngineConfig, items: Sequence[WorkItem], runs: int) -> dict[str, Any]:
+    """Load, warm up, time `runs` runs and return the result object."""
+    started = time.perf_counter()
+    engine = Engine(config)
+    load_seconds = time.perf_counter() - started
+    outputs: list[list[int]] = []
+    seconds: list[float] = []
+    for run in range(runs + 1):
+        variant = shifted(items, engine.model_info.vocab_size, run)
+        started = time.perf_counter()
+        result = run_workload(engine, variant)
+        elapsed = time.perf_counter() - started
+        if run == 0:
+            outputs = result
+        else:
+            seconds.append(elapsed)
+    median = statistics.median(seconds)
+    num_output = sum(item.max_tokens for item in items)
+    num_prompt = sum(len(item.prompt_ids) for item in items)
+    return {
+        "load_s": round(load_seconds, 3),
+        "runs": [round(value, 4) for value in seconds],
+        "median_s": round(median, 4),
+        "out_tok_s": round(num_output / median, 1),
+        "total_tok_s": round((num_output + num_prompt) / median, 1),
+        "peak_rss_mb": round(peak_rss_mb(), 1),
+        "requests": len(items),
+        "prompt_tokens": num_prompt,
+        "output_tokens": num_output,
+        "stats": asdict(engine.stats),
+        "outputs": outputs,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, required=True, help="Hugging Face checkpoint directory")
+    parser.add_argument("--workload", type=Path, required=True, help="JSON lines")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--threads", type=int, default=None, help="default: torch's own choice")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--out", type=Path, required=True, help="result file")
+    options = parser.parse_args(arguments)
+    if options.runs < 1:
+        parser.error("--runs must be at least 1")
+    try:
+        config = EngineConfig(model=options.model, dtype=options.dtype, num_threads=options.threads)
+        result = measure(config, read_workload(options.workload), options.runs)
+    except (EngineError, OSError, KeyError, ValueError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    result |= {"model": options.model.resolve().name, "dtype": options.dtype, "threads": options.threads}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
+    print(json.dumps({key: value for key, value in result.items() if key != "outputs"}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

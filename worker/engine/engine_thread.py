@@ -1,0 +1,211 @@
+"""One thread that owns an Engine for its whole life; every other thread talks to the engine through it."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from worker.engine.engine import Engine
+from worker.engine.errors import EngineError, EngineFailedError, EngineStoppedError
+from worker.engine.step import Completion, EngineStats, GenerationRequest, ModelInfo, StepOutput
+from worker.engine.submission import Submission
+
+logger = logging.getLogger(__name__)
+
+_Key = tuple[Submission, Hashable]  # what the engine knows a request by
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What another thread asks: requests to add, or (without any) the submission to cancel."""
+
+    submission: Submission
+    requests: tuple[GenerationRequest, ...]
+
+
+class EngineThread:
+    """Runs Steps while there is work and sleeps on a condition while there is none.
+
+    `on_failure` is called on the engine's thread when a Step raises, after every open Submission was woken:
+    the engine is then broken for good.
+    """
+
+    def __init__(
+        self,
+        engine_factory: Callable[[], Engine],
+        *,
+        on_failure: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self.failure: BaseException | None = None
+        self._engine_factory = engine_factory
+        self._on_failure = on_failure
+        self._engine: Engine | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._loaded = threading.Event()
+        self._wake = threading.Condition()  # guards the inbox and the two fields below it
+        self._inbox: deque[_Order] = deque()
+        self._is_closed = False
+        self._drain_deadline: float | None = None
+        self._busy_since: float | None = None  # the last completed Step; None while idle
+        # The engine's thread only: open requests of each Submission.
+        self._open: dict[Submission, set[Hashable]] = {}
+
+    def start(self) -> None:
+        """Start the thread and wait until the engine is loaded; re-raises what loading raised."""
+        self._thread.start()
+        self._loaded.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    def stop(self, drain_seconds: float = 0.0) -> None:
+        """Take no more work, finish what is open within `drain_seconds`, and end the thread.
+
+        Submissions that are open after that are woken with EngineStoppedError.
+        """
+        with self._wake:
+            self._is_closed = True
+            self._drain_deadline = time.monotonic() + drain_seconds
+            self._wake.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> Submission:
+        """Queue requests and return the handle on their outcomes; ids need to be unique among them only.
+
+        Text is tokenized here, in the caller's thread. Raises ValueError on a repeated id, EngineStoppedError
+        or EngineFailedError once the thread takes no more work.
+        """
+        if len({request.id for request in requests}) != len(requests):
+            raise ValueError("a request id is repeated")
+        submission = Submission(len(requests), self._cancel)
+        order = _Order(submission, self._tokenized(requests))
+        with self._wake:
+            if self.failure is not None:
+                raise EngineFailedError("the engine failed") from self.failure
+            if self._is_closed:
+                raise EngineStoppedError("the engine takes no more work")
+            if requests:
+                self._inbox.append(order)
+                self._wake.notify_all()
+        return submission
+
+    @property
+    def last_progress_at(self) -> float:
+        """`time.monotonic()` of the last completed Step, or of now while there is nothing to do."""
+        return self._busy_since or time.monotonic()
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """What was loaded; raises EngineStoppedError before `start`."""
+        return self._loaded_engine().model_info
+
+    @property
+    def stats(self) -> EngineStats:
+        """A copy of the engine's counters."""
+        return replace(self._loaded_engine().stats)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold Blocks."""
+        return self._loaded_engine().num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests the engine has queued, without those still in the inbox."""
+        return self._loaded_engine().num_waiting
+
+    def _loaded_engine(self) -> Engine:
+        if self._engine is None:
+            raise EngineStoppedError("the engine is not loaded")
+        return self._engine
+
+    def _tokenized(self, requests: Sequence[GenerationRequest]) -> tuple[GenerationRequest, ...]:
+        tokenizer = self._loaded_engine().tokenizer
+        result = list(requests)
+        for has_special in (True, False):
+            indices = [
+                index
+                for index, request in enumerate(requests)
+                if isinstance(request.prompt, str) and request.add_special_tokens is has_special
+            ]
+            texts = [str(requests[index].prompt) for index in indices]
+            encoded = tokenizer.encode_batch(texts, add_special_tokens=has_special)
+            for index, token_ids in zip(indices, encoded, strict=True):
+                result[index] = replace(requests[index], prompt=token_ids)
+        return tuple(result)
+
+    def _cancel(self, submission: Submission) -> None:
+        with self._wake:
+            self._inbox.append(_Order(submission, ()))
+            self._wake.notify_all()
+
+    def _run(self) -> None:
+        try:
+            self._engine = engine = self._engine_factory()
+        except BaseException as error:  # noqa: BLE001  (re-raised by `start`, in the caller's thread)
+            self.failure = error
+            self._is_closed = True
+            self._loaded.set()
+            return
+        self._loaded.set()
+        try:
+            while self._receive(engine):
+                if engine.has_unfinished:
+                    self._deliver(engine.step())
+                    self._busy_since = time.monotonic()
+        except BaseException as error:
+            logger.exception("the engine failed")
+            self._end(EngineFailedError(f"the engine failed: {error}"), error)
+        else:
+            self._end(EngineStoppedError("the engine stopped before this was done"), None)
+
+    def _receive(self, engine: Engine) -> bool:
+        """Take in what other threads asked, sleeping while there is nothing to do; False: time to end."""
+        with self._wake:
+            while not (self._inbox or engine.has_unfinished or self._is_closed):
+                self._busy_since = None
+                self._wake.wait()
+            orders = tuple(self._inbox)
+            self._inbox.clear()
+            deadline = self._drain_deadline
+        if self._busy_since is None:
+            self._busy_since = time.monotonic()
+        for order in orders:
+            if order.requests:
+                self._open[order.submission] = {request.id for request in order.requests}
+                for request in order.requests:
+                    engine.add(replace(request, id=(order.submission, request.id)))
+            else:
+                for request_id in self._open.get(order.submission, ()):
+                    engine.cancel((order.submission, request_id))
+        return deadline is None or (engine.has_unfinished and time.monotonic() < deadline)
+
+    def _deliver(self, output: StepOutput) -> None:
+        for key, count in output.num_new_tokens.items():
+            cast("_Key", key)[0].num_output_tokens += count
+        arrived: dict[Submission, list[Completion]] = {}
+        for completion in output.completions:
+            submission, request_id = cast("_Key", completion.id)
+            arrived.setdefault(submission, []).append(replace(completion, id=request_id))
+            self._open[submission].discard(request_id)
+        for submission, completions in arrived.items():
+            if not self._open[submission]:
+                del self._open[submission]
+            submission.deliver(completions)
+
+    def _end(self, error: EngineError, cause: BaseException | None) -> None:
+        """Close the inbox and wake everyone who still waits."""
+        error.__cause__ = cause
+        with self._wake:
+            self.failure = cause
+            self._is_closed = True
+            orders = tuple(self._inbox)
+            self._inbox.clear()
+        for submission in {*self._open, *(order.submission for order in orders)}:
+            submission.fail(error)
+        self._open.clear()
+        if cause is not None and self._on_failure is not None:
+            self._on_failure(cause)
