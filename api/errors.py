@@ -17,7 +17,7 @@ from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
@@ -133,12 +133,20 @@ def install(app: FastAPI) -> None:
         )
 
     @app.exception_handler(HTTPException)
-    def _http(_: HttpRequest, error: HTTPException) -> JSONResponse:
+    def _http(http_request: HttpRequest, error: HTTPException) -> JSONResponse:
+        cause = error.__cause__
+        if isinstance(cause, ApiError):  # raised by a middleware while FastAPI read the body
+            return _api_error(http_request, cause)
         return error_response(
-            error.status_code, str(error.detail), "invalid_request_error", headers=dict(error.headers or {})
+            error.status_code,
+            f"the body cannot be read: {cause}" if cause else str(error.detail),
+            "invalid_request_error",
+            param="body" if cause else None,
+            headers=dict(error.headers or {}),
         )
 
-    @app.exception_handler(DBAPIError)
+    @app.exception_handler(OperationalError)
+    @app.exception_handler(InterfaceError)
     @app.exception_handler(PoolTimeoutError)
     def _database_away(_: HttpRequest, error: Exception) -> JSONResponse:
         logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.batches import service
-from api.batches.schemas import BatchAccepted, BatchAnswer, BatchStats, BatchSubmission, ResultPage
+from api.batches.schemas import BatchAccepted, BatchAnswer, BatchStats, BatchSubmission, ResultPage, Text
 from api.dependencies import IdempotencyDependency, Services, ServicesDependency
 from api.errors import documented
 
@@ -20,7 +20,7 @@ FOLLOW_SECONDS = 0.5
 
 router = APIRouter(prefix="/v1/batch", tags=["batches"])
 
-BatchId = Annotated[str, Path(examples=["batch_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b"], max_length=64)]
+BatchId = Annotated[Text, Path(examples=["batch_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b"], max_length=64)]
 
 
 @router.post(

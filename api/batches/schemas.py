@@ -17,6 +17,10 @@ MAX_WINDOW = timedelta(days=30)
 def _storable(text: str) -> str:
     if "\x00" in text:
         raise ValueError("must not contain the NUL character")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("must not contain half of a surrogate pair") from error
     return text
 
 

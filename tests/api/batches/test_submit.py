@@ -1,0 +1,193 @@
+import json
+import threading
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import text
+
+from tests.fixtures.checkpoint import CONTEXT
+from worker.store.session import Store
+
+HOOK = "https://example.com/hook"
+
+
+def count(store: Store, table: str = "batches") -> int:
+    with store.transaction() as session:
+        return session.scalar(text(f"SELECT count(*) FROM {table}")) or 0
+
+
+def test_an_accepted_batch_is_stored_whole(client: TestClient, store: Store) -> None:
+    answer = client.post(
+        "/v1/batch/async",
+        json={"prompts": ["one", "two", "three"], "callback_url": HOOK, "max_tokens": 5, "temperature": 0},
+    )
+    assert answer.status_code == 202
+    assert answer.json()["status"] == "pending"
+    assert answer.json()["requests"] == 3
+    assert [count(store, table) for table in ("batches", "shards", "requests", "results")] == [1, 2, 3, 0]
+    with store.transaction() as session:
+        rows = session.execute(
+            text("SELECT prompt, num_prompt_tokens, max_tokens FROM requests ORDER BY position")
+        ).all()
+    assert [tuple(row) for row in rows] == [("one", 3, 5), ("two", 3, 5), ("three", 5, 5)]
+
+
+def test_a_request_may_differ_from_its_batch(client: TestClient, store: Store) -> None:
+    answer = client.post(
+        "/v1/batch/async",
+        json={
+            "requests": [
+                {"custom_id": "a", "prompt": "one"},
+                {"custom_id": "b", "prompt": "two", "temperature": 0, "stop": "x", "max_tokens": 9},
+            ],
+            "temperature": 1.5,
+            "seed": 7,
+        },
+    )
+    assert answer.status_code == 202, answer.text
+    with store.transaction() as session:
+        own = session.scalars(text("SELECT params FROM requests ORDER BY position")).all()
+        shared = session.scalar(text("SELECT params FROM batches"))
+    assert own[0] is None
+    assert own[1] == shared | {"temperature": 0, "stop": ["x"], "max_tokens": 9}
+    assert (shared["temperature"], shared["seed"]) == (1.5, 7)
+
+
+def test_messages_go_through_the_chat_template(client: TestClient, store: Store) -> None:
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    answer = client.post("/v1/batch/async", json={"requests": [{"messages": messages}]})
+    assert answer.status_code == 202, answer.text
+    with store.transaction() as session:
+        row = session.execute(text("SELECT prompt, add_special_tokens FROM requests")).one()
+    assert tuple(row) == ("<system>be brief<user>hi<assistant>", False)
+
+
+def test_max_tokens_is_capped_by_what_the_prompt_leaves(client: TestClient, store: Store) -> None:
+    client.post("/v1/batch/async", json={"prompts": ["x" * (CONTEXT - 4)], "max_tokens": 1000})
+    with store.transaction() as session:
+        assert session.scalar(text("SELECT max_tokens FROM requests")) == 4
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "body"),
+        ([], "body"),
+        ({"prompts": []}, "prompts"),
+        ({"prompts": ["ok", ""]}, "prompts[1]"),
+        ({"prompts": "text"}, "prompts"),
+        ({"prompts": ["ok", 3]}, "prompts[1]"),
+        ({"prompts": ["ok", None]}, "prompts[1]"),
+        ({"prompts": ["a\x00b"]}, "prompts[0]"),
+        ({"prompts": ["ok", "x" * CONTEXT]}, "prompts[1]"),
+        ({"prompts": ["x" * 20_000]}, "prompts[0]"),
+        ({"prompts": ["ok"] * 501}, "prompts"),
+        ({"prompts": ["ok"], "requests": [{"prompt": "ok"}]}, "body"),
+        ({"requests": []}, "requests"),
+        ({"requests": [{"prompt": "ok"}, {}]}, "requests[1]"),
+        ({"requests": [{"prompt": "ok", "messages": [{"role": "user", "content": "x"}]}]}, "requests[0]"),
+        ({"requests": [{"messages": [{"role": "alien", "content": "x"}]}]}, "requests[0].messages"),
+        ({"requests": [{"prompt": "ok", "max_token": 3}]}, "requests[0].max_token"),
+        (
+            {"requests": [{"prompt": "a", "custom_id": "x"}, {"prompt": "b", "custom_id": "x"}]},
+            "requests[1].custom_id",
+        ),
+        ({"requests": [{"prompt": "a", "custom_id": "x" * 65}]}, "requests[0].custom_id"),
+        ({"prompts": ["ok"], "max_tokens": -1}, "max_tokens"),
+        ({"prompts": ["ok"], "max_tokens": 0}, "max_tokens"),
+        ({"prompts": ["ok"], "max_tokens": "5"}, "max_tokens"),
+        ({"prompts": ["ok"], "max_tokens": True}, "max_tokens"),
+        ({"prompts": ["ok"], "max_tokens": 1.5}, "max_tokens"),
+        ({"prompts": ["ok"], "temperature": -0.1}, "temperature"),
+        ({"prompts": ["ok"], "temperature": 2.1}, "temperature"),
+        ({"prompts": ["ok"], "top_p": 0}, "top_p"),
+        ({"prompts": ["ok"], "top_k": -1}, "top_k"),
+        ({"prompts": ["ok"], "min_p": 1.1}, "min_p"),
+        ({"prompts": ["ok"], "seed": 2**63}, "seed"),
+        ({"prompts": ["ok"], "unknown_field": 1}, "unknown_field"),
+        ({"prompts": ["ok"], "completion_window": "soon"}, "completion_window"),
+        ({"prompts": ["ok"], "completion_window": "31d"}, "completion_window"),
+        ({"prompts": ["ok"], "priority": 101}, "priority"),
+        ({"prompts": ["ok"], "metadata": {"a": 1}}, "metadata.a"),
+        ({"prompts": ["ok"], "metadata": {"a": "\x00"}}, "metadata.a"),
+        ({"prompts": ["ok"], "callback_url": "ftp://example.com"}, "callback_url"),
+        ({"prompts": ["ok"], "callback_url": "javascript:alert(1)"}, "callback_url"),
+        ({"prompts": ["ok"], "callback_url": "http://"}, "callback_url"),
+        ({"prompts": ["ok"], "callback_url": "http://a b/"}, "callback_url"),
+        ({"prompts": ["ok"], "callback_url": "http://user:secret@example.com/"}, "callback_url"),
+        ({"prompts": ["ok"], "callback_url": "http://[::1"}, "callback_url"),
+        ({"prompts": ["ok"], "callback_url": "/relative"}, "callback_url"),
+        ({"prompts": ["ok"], "callback_url": ""}, "callback_url"),
+    ],
+)
+def test_bad_input_is_refused_by_name_and_leaves_nothing(
+    client: TestClient, store: Store, body: object, param: str
+) -> None:
+    answer = client.post("/v1/batch/async", json=body)
+    assert answer.status_code == 422, answer.text
+    error = answer.json()["error"]
+    assert error["param"].startswith(param)
+    assert error["message"]
+    assert [count(store, table) for table in ("batches", "shards", "requests")] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"not json", b'{"prompts": ["\xff"]}', b'{"prompts": ["a"],}', b"[" * 100_000]
+)
+def test_what_is_not_json_is_refused(client: TestClient, store: Store, body: bytes) -> None:
+    answer = client.post("/v1/batch/async", content=body, headers={"content-type": "application/json"})
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.json()["error"]["param"] == "body"
+    assert count(store) == 0
+
+
+@pytest.mark.parametrize("body", ['{"prompts": ["\\ud800"]}', '{"prompts": ["a"], "temperature": NaN}'])
+def test_json_that_python_reads_but_nobody_should_is_refused(
+    client: TestClient, store: Store, body: str
+) -> None:
+    answer = client.post("/v1/batch/async", content=body, headers={"content-type": "application/json"})
+    assert 400 <= answer.status_code < 500, answer.text
+    assert count(store) == 0
+
+
+def test_a_body_over_the_limit_is_refused(client: TestClient, store: Store) -> None:
+    body = json.dumps({"prompts": ["x" * 1_100_000]}).encode()
+    declared = client.post("/v1/batch/async", content=body, headers={"content-type": "application/json"})
+    chunked = client.post(
+        "/v1/batch/async",
+        content=iter([body[:600_000], body[600_000:]]),
+        headers={"content-type": "application/json"},
+    )
+    for answer in (declared, chunked):
+        assert answer.status_code == 413, answer.text
+        assert answer.json()["error"]["param"] == "body"
+    assert count(store) == 0
+
+
+def test_one_key_makes_one_batch(client: TestClient, store: Store) -> None:
+    body = {"prompts": ["ok"]}
+    headers = {"Idempotency-Key": "k1"}
+    first = client.post("/v1/batch/async", json=body, headers=headers).json()
+    again = client.post("/v1/batch/async", json=body, headers=headers).json()
+    assert again == first
+    other = client.post("/v1/batch/async", json={"prompts": ["other"]}, headers=headers)
+    assert other.status_code == 422
+    assert other.json()["error"]["type"] == "idempotency_error"
+    assert count(store) == 1
+
+
+def test_one_key_makes_one_batch_when_retries_race(client: TestClient, store: Store) -> None:
+    ids: list[str] = []
+
+    def post() -> None:
+        answer = client.post("/v1/batch/async", json={"prompts": ["ok"]}, headers={"Idempotency-Key": "race"})
+        ids.append(answer.json()["batch_id"])
+
+    threads = [threading.Thread(target=post) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ids) == 6
+    assert len(set(ids)) == 1
+    assert count(store) == 1

@@ -1,0 +1,87 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.checkpoint import ChatTemplateError, Checkpoint, CheckpointError
+from api.main import create_app
+from tests.fixtures.checkpoint import write_checkpoint
+from worker.settings import Settings
+from worker.store import workers
+from worker.store.session import Store
+
+
+def test_health_needs_nothing(client: TestClient) -> None:
+    assert client.get("/health").json() == {"status": "healthy"}
+
+
+def test_ready_says_what_is_missing(client: TestClient, store: Store) -> None:
+    answer = client.get("/ready")
+    assert answer.status_code == 503
+    assert answer.json() == {"status": "not ready", "database": "ok", "broker": "ok", "worker": "failed"}
+    with store.transaction() as session:
+        workers.seen(session, name="gpu@here", queue="gpu", slots=4, info={})
+    assert client.get("/ready").status_code == 200
+
+
+def test_without_services_nothing_is_accepted_and_nothing_hangs(config: Settings) -> None:
+    away = config.model_copy(
+        update={
+            "database_url": "postgresql+psycopg://postgres@127.0.0.1:1/none",
+            "redis_url": "redis://127.0.0.1:1/0",
+        }
+    )
+    with TestClient(create_app(away), raise_server_exceptions=False) as client:
+        answer = client.post("/v1/batch/async", json={"prompts": ["ok"]})
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"]
+        assert answer.json()["error"]["type"] == "service_unavailable"
+        assert client.get("/ready").json()["broker"] == "failed"
+        assert client.get("/health").status_code == 200
+
+
+def test_openapi_describes_every_route(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    assert set(document["paths"]) == {
+        "/health",
+        "/ready",
+        "/v1/batch/async",
+        "/v1/batch/stats",
+        "/v1/batch/{batch_id}",
+        "/v1/batch/{batch_id}/cancel",
+        "/v1/batch/{batch_id}/results",
+    }
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            assert operation["summary"], path
+            assert operation["description"], path
+    assert document["components"]["schemas"]["BatchSubmission"]["examples"]
+    assert client.get("/docs").status_code == 200
+
+
+def test_a_model_without_a_template_refuses_messages(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.load(write_checkpoint(tmp_path))
+    with pytest.raises(ChatTemplateError, match="no chat template"):
+        checkpoint.render_chat([{"role": "user", "content": "hi"}])
+
+
+def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
+    template = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
+    checkpoint = Checkpoint.load(write_checkpoint(tmp_path, chat_template=template))
+    with pytest.raises(ChatTemplateError):
+        checkpoint.render_chat([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
+def test_a_broken_model_directory_is_named(tmp_path: Path, missing: str) -> None:
+    write_checkpoint(tmp_path)
+    (tmp_path / missing).unlink()
+    with pytest.raises(CheckpointError, match=missing):
+        Checkpoint.load(tmp_path)
+
+
+def test_the_api_starts_without_torch() -> None:
+    code = "import sys, api.main, api.__main__; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

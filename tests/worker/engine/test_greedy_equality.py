@@ -1,0 +1,149 @@
+"""The promise of the engine: the tokens of transformers, however the work is cut."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.generation import greedy, make_engine, requests_for, run
+from tests.fixtures.tiny_llama import CONTEXT, edit_config, reference_tokens, write_tiny_llama
+
+ROPE_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+MODELS = {
+    "gqa": {},
+    "mha_tied": {"num_key_value_heads": 4, "tie_word_embeddings": True},
+    "mqa_biases_wide_heads": {
+        "num_key_value_heads": 1,
+        "head_dim": 20,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "rope_linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}},
+    "rope_llama3": {"rope_parameters": ROPE_LLAMA3},
+}
+NUM_TOKENS = 20
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp(request.param), **MODELS[request.param])
+
+
+def _prompts() -> list[tuple[int, ...]]:
+    random_numbers = random.Random(5)
+    return [
+        tuple(random_numbers.randrange(2, 300) for _ in range(length)) for length in (1, 3, 4, 9, 16, 33, 50)
+    ]
+
+
+def _assert_equal(checkpoint: Path, prompts: list[tuple[int, ...]], completions: list) -> None:
+    for prompt, completion in zip(prompts, completions, strict=True):
+        assert completion.token_ids == reference_tokens(checkpoint, prompt, NUM_TOKENS)
+        assert completion.finish_reason == "length"
+        assert completion.num_prompt_tokens == len(prompt)
+
+
+def test_alone(checkpoint: Path) -> None:
+    engine = make_engine(checkpoint)
+    prompts = _prompts()
+    _assert_equal(
+        checkpoint,
+        prompts,
+        [run(engine, requests_for([prompt], greedy(NUM_TOKENS)))[0] for prompt in prompts],
+    )
+
+
+def test_batched(checkpoint: Path) -> None:
+    engine = make_engine(checkpoint)
+    _assert_equal(checkpoint, _prompts(), run(engine, requests_for(_prompts(), greedy(NUM_TOKENS))))
+    assert engine.stats.prefill_tokens == sum(map(len, _prompts()))
+    assert engine.stats.recomputed_tokens == 0
+
+
+def test_chunked(checkpoint: Path) -> None:
+    engine = make_engine(checkpoint, max_tokens_per_step=9, max_num_sequences=4)
+    _assert_equal(checkpoint, _prompts(), run(engine, requests_for(_prompts(), greedy(NUM_TOKENS))))
+
+
+def test_preempted(checkpoint: Path) -> None:
+    engine = make_engine(checkpoint, num_blocks=24, max_model_len=80, enable_prefix_cache=False)
+    _assert_equal(checkpoint, _prompts(), run(engine, requests_for(_prompts(), greedy(NUM_TOKENS))))
+    assert engine.stats.preemptions > 0
+    assert engine.stats.recomputed_tokens > 0
+    assert engine.stats.prefill_tokens == sum(map(len, _prompts()))
+
+
+def test_prefix_cached(checkpoint: Path) -> None:
+    engine = make_engine(checkpoint)
+    prefix = _prompts()[-1]
+    prompts = [prefix + tail for tail in _prompts()[:4]] + [prefix[:16], prefix[:17]]
+    _assert_equal(checkpoint, prompts, run(engine, requests_for(prompts, greedy(NUM_TOKENS))))
+    again = run(engine, requests_for(prompts, greedy(NUM_TOKENS), first_id=100))
+    _assert_equal(checkpoint, prompts, again)
+    # Full Blocks only, and the last prompt token always runs.
+    assert [completion.num_cached_tokens for completion in again] == [48, 52, 52, 56, 12, 16]
+
+
+def test_prefix_is_computed_once_by_sequences_that_arrive_together(checkpoint: Path) -> None:
+    engine = make_engine(checkpoint)
+    prefix = _prompts()[-1]
+    prompts = [(*prefix, tail) for tail in range(2, 8)]
+    _assert_equal(checkpoint, prompts, run(engine, requests_for(prompts, greedy(NUM_TOKENS))))
+    assert engine.stats.cached_tokens == 5 * 48
+
+
+def test_prefix_cached_while_blocks_run_out(checkpoint: Path) -> None:
+    engine = make_engine(checkpoint, num_blocks=24, max_model_len=80)
+    prefix = _prompts()[4]
+    prompts = [prefix + tail for tail in _prompts()[:6]] * 2
+    _assert_equal(checkpoint, prompts, run(engine, requests_for(prompts, greedy(NUM_TOKENS))))
+    assert engine.stats.preemptions > 0
+
+
+def test_mixed_with_sampled_requests(checkpoint: Path) -> None:
+    engine = make_engine(checkpoint)
+    greedy_requests = requests_for(_prompts(), greedy(NUM_TOKENS))
+    noise = requests_for(_prompts(), greedy(NUM_TOKENS, temperature=1.0, top_p=0.9), first_id=100)
+    mixed = [request for pair in zip(greedy_requests, noise, strict=True) for request in pair]
+    _assert_equal(checkpoint, _prompts(), run(engine, mixed)[: len(_prompts())])
+
+
+def test_to_the_end_of_the_context(tiny_llama: Path) -> None:
+    engine = make_engine(tiny_llama)
+    prompt = _prompts()[-1]
+    (completion,) = run(engine, requests_for([prompt], greedy(10_000)))
+    assert completion.token_ids == reference_tokens(tiny_llama, prompt, CONTEXT - len(prompt))
+    assert completion.finish_reason == "length"
+
+
+def test_sharded_checkpoint(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path, max_shard_size="40KB")
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    completions = run(make_engine(tmp_path), requests_for(_prompts(), greedy(NUM_TOKENS)))
+    _assert_equal(tmp_path, _prompts(), completions)
+
+
+def test_rope_as_transformers_4_wrote_it(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path, rope_parameters=ROPE_LLAMA3)
+    expected = [reference_tokens(tmp_path, prompt, NUM_TOKENS) for prompt in _prompts()]
+    old = {key: value for key, value in ROPE_LLAMA3.items() if key != "rope_theta"}
+    edit_config(tmp_path, rope_parameters=None, rope_theta=10000.0, rope_scaling=old)
+    completions = run(make_engine(tmp_path), requests_for(_prompts(), greedy(NUM_TOKENS)))
+    assert [completion.token_ids for completion in completions] == expected
+
+
+def test_bf16_mostly_agrees(tiny_llama: Path) -> None:
+    engine = make_engine(tiny_llama, dtype="bf16")
+    completions = run(engine, requests_for(_prompts(), greedy(1)))
+    same = [
+        completion.token_ids == reference_tokens(tiny_llama, prompt, 1)
+        for prompt, completion in zip(_prompts(), completions, strict=True)
+    ]
+    assert sum(same) >= len(same) - 1

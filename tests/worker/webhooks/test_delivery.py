@@ -1,0 +1,111 @@
+import json
+from datetime import timedelta
+from ipaddress import ip_network
+
+from sqlalchemy import text
+
+from tests.fixtures.batches import held, run_to_the_end, submit
+from tests.fixtures.receiver import receiver
+from worker.contract.states import EventState
+from worker.store import webhooks
+from worker.store.session import Store
+from worker.store.webhooks import DeliveryView
+from worker.webhooks.backoff import DELAYS, retry_in
+from worker.webhooks.delivery import deliver
+from worker.webhooks.sender import Answer
+from worker.webhooks.signing import new_secret
+
+
+def ended_batch(store: Store, url: str) -> tuple[str, str]:
+    batch_id = submit(store, num_requests=1, callback_url=url)
+    run_to_the_end(store, held(store, 1))
+    with store.transaction() as session:
+        return batch_id, str(session.scalar(text("SELECT id FROM webhook_events")))
+
+
+def attempt(store: Store, event_id: str) -> Answer | None:
+    return deliver(
+        store,
+        event_id,
+        secret=new_secret(),
+        timeout=timedelta(seconds=5),
+        allowed=(ip_network("127.0.0.0/8"),),
+    )
+
+
+def delivery(store: Store, batch_id: str) -> DeliveryView:
+    with store.transaction() as session:
+        found = webhooks.delivery_of(session, batch_id)
+    assert found is not None
+    return found
+
+
+def make_due(store: Store) -> None:
+    with store.transaction() as session:
+        session.execute(text("UPDATE webhook_events SET next_attempt_at = now()"))
+
+
+def test_an_event_is_delivered_once(store: Store) -> None:
+    with receiver() as hook:
+        batch_id, event_id = ended_batch(store, hook.url)
+        assert attempt(store, event_id) is not None
+        assert attempt(store, event_id) is None
+        assert len(hook.calls) == 1
+        body = json.loads(hook.calls[0][1])
+    assert (body["id"], body["type"], body["batch_id"]) == (event_id, "batch.completed", batch_id)
+    assert delivery(store, batch_id) == DeliveryView(event_id, EventState.DELIVERED, 1, 200, None)
+
+
+def test_a_failed_attempt_is_recorded_and_tried_again_with_the_same_id_and_body(store: Store) -> None:
+    with receiver((500, {})) as hook:
+        batch_id, event_id = ended_batch(store, hook.url)
+        attempt(store, event_id)
+        assert delivery(store, batch_id) == DeliveryView(event_id, EventState.PENDING, 1, 500, None)
+        assert attempt(store, event_id) is None, "it is not due yet"
+        make_due(store)
+        attempt(store, event_id)
+        (first, body), (second, same_body) = hook.calls
+    assert first["webhook-id"] == second["webhook-id"] == event_id
+    assert body == same_body
+    assert delivery(store, batch_id).state is EventState.DELIVERED
+
+
+def test_410_ends_it(store: Store) -> None:
+    with receiver((410, {})) as hook:
+        batch_id, event_id = ended_batch(store, hook.url)
+        attempt(store, event_id)
+    assert delivery(store, batch_id).state is EventState.FAILED
+
+
+def test_an_unreachable_receiver_is_given_up_on_after_three_days(store: Store) -> None:
+    batch_id, event_id = ended_batch(store, "http://127.0.0.1:1/")
+    for _ in range(len(DELAYS) + 1):
+        assert delivery(store, batch_id).state is EventState.PENDING
+        make_due(store)
+        attempt(store, event_id)
+    final = delivery(store, batch_id)
+    assert (final.state, final.attempts) == (EventState.FAILED, 10)
+    assert final.last_error is not None
+
+
+def test_the_sender_of_a_dead_worker_is_replaced(store: Store) -> None:
+    with receiver() as hook:
+        batch_id, event_id = ended_batch(store, hook.url)
+        with store.transaction() as session:
+            assert webhooks.claim(session, event_id, lease=timedelta(0)) is not None
+        assert attempt(store, event_id) is None
+        with store.transaction() as session:
+            assert webhooks.return_expired(session, limit=10) == 1
+        assert attempt(store, event_id) is not None
+    assert delivery(store, batch_id).state is EventState.DELIVERED
+
+
+def test_the_schedule() -> None:
+    for number, seconds in enumerate(DELAYS, 1):
+        wait = retry_in(number)
+        assert wait is not None
+        assert 0.8 * seconds <= wait.total_seconds() <= 1.2 * seconds
+    assert retry_in(len(DELAYS) + 1) is None
+    longer = retry_in(1, retry_after=60)
+    assert longer is not None
+    assert longer.total_seconds() == 60
