@@ -1,6 +1,6 @@
-"""Runs a fixed workload through the bare engine and times it.
+r"""Runs a fixed workload through the bare engine and times it.
 
-    python -m benchmarks.offline --model DIR --workload FILE.jsonl --dtype f32|bf16|int8 \\
+    python -m benchmarks.offline --model DIR --workload FILE.jsonl --dtype f32|bf16|int8 \
         --threads N --runs N --out FILE.json
 
 A workload line is {"id", "prompt_ids", "text", "max_tokens"}; every request decodes greedily for exactly

@@ -1,0 +1,101 @@
+"""What is wrong with a checkpoint is said by file and key."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.fixtures.generation import make_engine
+from tests.fixtures.tiny_llama import edit_config, write_tiny_llama
+from worker.engine.errors import (
+    CheckpointError,
+    MissingTensorError,
+    TensorShapeError,
+    UnsupportedModelError,
+)
+
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_tiny_llama(tmp_path)
+
+
+def _edit_weights(directory: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "problem"),
+    [
+        ({"architectures": ["NoSuchModel"]}, UnsupportedModelError, "NoSuchModel"),
+        ({"architectures": None}, CheckpointError, "architectures: is missing"),
+        ({"hidden_size": None}, CheckpointError, "hidden_size: is missing"),
+        ({"hidden_size": "wide"}, CheckpointError, "hidden_size: should be int"),
+        ({"hidden_act": "gelu"}, UnsupportedModelError, "hidden_act: 'gelu' is not built"),
+        ({"num_key_value_heads": 3}, CheckpointError, "num_key_value_heads: 3 does not divide"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}},
+            UnsupportedModelError,
+            r"rope_parameters\.rope_type: 'yarn'",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 2.0, "rope_theta": 1e4}},
+            CheckpointError,
+            "low_freq_factor: is missing",
+        ),
+    ],
+    ids=str,
+)
+def test_config(
+    checkpoint: Path, changes: dict[str, object], kind: type[CheckpointError], problem: str
+) -> None:
+    edit_config(checkpoint, **changes)
+    with pytest.raises(kind, match=f"config\\.json: .*{problem}"):
+        make_engine(checkpoint)
+
+
+def test_missing_tensor(checkpoint: Path) -> None:
+    _edit_weights(checkpoint, lambda tensors: tensors.pop(DOWN))
+    with pytest.raises(MissingTensorError, match=rf"model\.safetensors: {DOWN}: is missing"):
+        make_engine(checkpoint)
+
+
+def test_wrong_shape(checkpoint: Path) -> None:
+    _edit_weights(checkpoint, lambda tensors: tensors.update({DOWN: torch.zeros(2, 3)}))
+    with pytest.raises(
+        TensorShapeError, match=rf"{DOWN}: has shape \[2, 3\], config.json implies \[48, 96\]"
+    ):
+        make_engine(checkpoint)
+
+
+def test_quantized_tensor(checkpoint: Path) -> None:
+    _edit_weights(checkpoint, lambda tensors: tensors.update({DOWN: torch.zeros(48, 96, dtype=torch.int8)}))
+    with pytest.raises(CheckpointError, match="quantized checkpoints are not built yet"):
+        make_engine(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_missing_and_broken_files(checkpoint: Path, name: str) -> None:
+    (checkpoint / name).write_bytes(b"not this")
+    with pytest.raises(CheckpointError, match=f"{name}: cannot be read"):
+        make_engine(checkpoint)
+    (checkpoint / name).unlink()
+    with pytest.raises(CheckpointError, match="safetensors" if name.endswith("tensors") else name):
+        make_engine(checkpoint)
+
+
+def test_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nowhere"):
+        make_engine(tmp_path / "nowhere")
+
+
+def test_end_tokens_of_the_wrong_kind(checkpoint: Path) -> None:
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": "stop"}')
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: eos_token_id"):
+        make_engine(checkpoint)
