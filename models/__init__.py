@@ -1,0 +1,1 @@
+"""Checkpoints that ship with the repository, and the scripts that made them."""

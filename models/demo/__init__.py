@@ -1,0 +1,1 @@
+"""The demo model: a small Llama trained on the Python standard library."""
