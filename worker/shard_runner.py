@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from threading import Event
+from typing import cast
 
 from sqlalchemy.exc import OperationalError
 
 from worker.contract.results import NewResult, RequestError
 from worker.contract.states import Outcome
-from worker.engine.engine_thread import EngineThread, Submission
+from worker.engine.engine_thread import EngineThread
+from worker.engine.sampling import SamplingParams as EngineSampling
 from worker.engine.sequence import FinishReason
 from worker.engine.step import Completion, GenerationRequest
-from worker.engine.step import SamplingParams as EngineSampling
+from worker.engine.submission import Submission
 from worker.store import shards
 from worker.store.requests import ShardRequest
 from worker.store.session import Store
@@ -132,14 +134,14 @@ class _Run:
             if wait <= 0:
                 break
             self._keep(self.work.take(wait))
-        is_done = self.work.is_done  # before the last take: what finishes in between is taken too
         self._keep(self.work.take(0))
-        return is_done
+        return self.work.is_done
 
     def _keep(self, completions: Sequence[Completion]) -> None:
         for completion in completions:
             if completion.finish_reason is not FinishReason.CANCELLED:
-                self.unsaved.append(_to_result(completion, self.max_tokens[completion.id]))
+                request_id = cast("int", completion.id)  # as we gave it
+                self.unsaved.append(_to_result(request_id, completion, self.max_tokens[request_id]))
                 self.finished_tokens += len(completion.token_ids)
 
 
@@ -162,10 +164,10 @@ def _to_engine(request: ShardRequest) -> GenerationRequest:
     )
 
 
-def _to_result(completion: Completion, max_tokens: int) -> NewResult:
+def _to_result(request_id: int, completion: Completion, max_tokens: int) -> NewResult:
     error = None if completion.error is None else RequestError("generation_failed", completion.error)
     return NewResult(
-        request_id=completion.id,
+        request_id=request_id,
         outcome=Outcome.COMPLETED if error is None else Outcome.FAILED,
         output=completion.text if error is None else None,
         finish_reason=completion.finish_reason.value,

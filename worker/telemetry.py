@@ -29,5 +29,6 @@ def configure_logging(level: str, log_format: Literal["text", "json"]) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # One line a request from the HTTP client says nothing that the delivery log does not.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    # A line a message and a line a request say nothing that our own do not.
+    for name in ("httpx", "celery.app.trace", "celery.worker.strategy"):
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -11,10 +11,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCFILE_LINE = re.compile(r"^(?P<name>[A-Za-z0-9_-]+):\s*(?P<command>.+)$", re.MULTILINE)
@@ -29,16 +29,21 @@ def read_procfile(path: Path) -> dict[str, str]:
     return {line["name"]: line["command"] for line in PROCFILE_LINE.finditer(path.read_text())}
 
 
-def start(command: str, *, capture: bool) -> "subprocess.Popen[str]":
-    """Start a Procfile command in a process group of its own, with this interpreter's tools first."""
+def start(
+    command: str, *, output: int | IO[str] | None = None, environment: Mapping[str, str] = os.environ
+) -> "subprocess.Popen[str]":
+    """Start a Procfile command in a process group of its own, with this interpreter's tools first.
+
+    `output` is where its standard output and error go, as `subprocess.Popen` takes it.
+    """
     tools = Path(sys.executable).parent
+    path = f"{tools}{os.pathsep}{environment.get('PATH', '')}"
     return subprocess.Popen(
         ["/bin/sh", "-c", f"exec {command}"],
-        env=os.environ
-        | {"PATH": f"{tools}{os.pathsep}{os.environ.get('PATH', '')}", "PYTHONUNBUFFERED": "1"},
+        env={**environment, "PATH": path, "PYTHONUNBUFFERED": "1"},
         cwd=ROOT,
-        stdout=subprocess.PIPE if capture else None,
-        stderr=subprocess.STDOUT if capture else None,
+        stdout=output,
+        stderr=None if output is None else subprocess.STDOUT,
         text=True,
         errors="replace",
         process_group=0,
@@ -64,7 +69,7 @@ class Supervised:
             with self._lock:
                 if self.stopping.is_set():
                     return
-                self.process = start(self.command, capture=True)
+                self.process = start(self.command, output=subprocess.PIPE)
             started_at = time.monotonic()
             assert self.process.stdout is not None  # noqa: S101 - it is a pipe
             for line in self.process.stdout:
@@ -109,7 +114,7 @@ def up(commands: dict[str, str], stopping: threading.Event, output: TextIO = sys
 def main(names: Iterable[str]) -> int:
     """Release, then run the named processes (default: all) until SIGTERM or Ctrl-C."""
     commands = read_procfile(ROOT / "Procfile")
-    release = start(commands.pop("release"), capture=False)
+    release = start(commands.pop("release"))
     if status := release.wait():
         return status
     chosen = list(names) or list(commands)

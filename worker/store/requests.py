@@ -129,7 +129,7 @@ def record(session: Session, batch_id: str, results: Sequence[NewResult], *, fir
                 "batch_id": batch_id,
                 "sequence": sequence,
                 "outcome": result.outcome,
-                "output": result.output,
+                "output": _storable(result.output),
                 "finish_reason": result.finish_reason,
                 "num_prompt_tokens": result.num_prompt_tokens,
                 "num_cached_tokens": result.num_cached_tokens,
@@ -140,6 +140,11 @@ def record(session: Session, batch_id: str, results: Sequence[NewResult], *, fir
             for sequence, result in enumerate(results, first_sequence)
         ],
     )
+
+
+def _storable(text: str | None) -> str | None:
+    # A model can say NUL and Postgres cannot: it reads back as bytes that are no character do.
+    return None if text is None else text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
 
 
 def fail_missing(

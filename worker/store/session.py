@@ -29,6 +29,7 @@ class Store:
             max_overflow=10,
             pool_pre_ping=True,
             pool_timeout=10,
+            hide_parameters=True,  # prompts and outputs do not belong in a log
             connect_args={
                 "options": CONNECTION_OPTIONS,
                 "connect_timeout": 5,

@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 import time
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -55,7 +56,7 @@ class EngineStep(bootsteps.StartStopStep):
         self._store = Store(config.database_url, pool_size=config.shards_in_flight + 2)
         self._engine = EngineThread(lambda: Engine(_engine_config(config)), on_failure=_exit_failed)
         self._engine.start()
-        info = self._engine.model_info
+        info = asdict(self._engine.model_info)
         logger.info("engine ready: %s", info)
         _runner = ShardRunner(
             store=self._store,
@@ -78,7 +79,7 @@ class EngineStep(bootsteps.StartStopStep):
         self._engine.stop()
         self._store.close()
 
-    def _keep_beating(self, name: str, info: Any) -> None:
+    def _keep_beating(self, name: str, info: dict[str, Any]) -> None:
         config = settings()
         while True:
             if time.monotonic() - self._engine.last_progress_at > config.step_timeout_seconds:

@@ -99,6 +99,14 @@ def test_saving_the_same_result_again_is_harmless(store: Store) -> None:
     assert (view.num_completed, view.output_tokens, view.running_tokens) == (1, 7, 5)
 
 
+def test_a_model_may_say_nul(store: Store) -> None:
+    batch_id = submit(store, num_requests=2)
+    claimed = held(store, 1)
+    save(store, claimed, [result(claimed.requests[0].id, output="a\x00b")])
+    with store.transaction() as session:
+        assert requests.outputs(session, batch_id) == ["a\N{REPLACEMENT CHARACTER}b", None]
+
+
 def test_a_shard_that_keeps_killing_its_workers_fails_and_the_rest_completes(store: Store) -> None:
     batch_id = submit(store, num_requests=4, shard_size=2)
     for _ in range(3):

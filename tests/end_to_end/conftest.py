@@ -1,0 +1,18 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.deployment import Deployment, deployment
+from tests.fixtures.tiny_llama import write_tiny_llama
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
+
+
+@pytest.fixture(scope="session")
+def running(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with deployment(tmp_path_factory.mktemp("logs"), tiny_model) as started:
+        yield started

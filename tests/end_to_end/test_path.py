@@ -1,0 +1,82 @@
+"""The life of a batch, over HTTP, with nothing replaced."""
+
+import json
+
+from standardwebhooks import Webhook
+
+from tests.fixtures.deployment import Deployment, eventually
+from tests.fixtures.receiver import receiver
+
+PROMPTS = [f"the quick brown fox {i} " + "jumps over " * (i % 9) for i in range(80)]
+
+
+def test_a_batch_goes_in_and_a_signed_webhook_comes_out(running: Deployment) -> None:
+    with receiver() as hook:
+        batch_id = running.submit(prompts=PROMPTS, max_tokens=12, callback_url=hook.url, metadata={"k": "v"})
+        headers, body = hook.wait_for(1)[0]
+    event = Webhook(running.environment["HEADRACE_WEBHOOK_SECRET"]).verify(body, headers)
+    assert (event["type"], event["batch_id"]) == ("batch.completed", batch_id)
+    assert event["data"]["metadata"] == {"k": "v"}
+    batch = running.wait_for(batch_id)
+    assert batch["counts"] == {"total": 80, "pending": 0, "completed": 80, "failed": 0, "cancelled": 0}
+    assert batch["outputs"] == event["data"]["outputs"]
+    assert batch["usage"]["output_tokens"] == sum(
+        result["usage"]["output_tokens"] for result in running.results(batch_id)
+    )
+    eventually(lambda: running.batch(batch_id)["callback"]["state"] == "delivered")
+    assert json.loads(body) == event
+
+
+def test_greedy_output_does_not_depend_on_the_company(running: Deployment) -> None:
+    together = running.submit(prompts=PROMPTS, max_tokens=10, temperature=0)
+    alone = running.submit(prompts=[PROMPTS[7]], max_tokens=10, temperature=0)
+    assert running.wait_for(together)["outputs"][7] == running.wait_for(alone)["outputs"][0]
+
+
+def test_the_same_seed_gives_the_same_text(running: Deployment) -> None:
+    ids = [running.submit(prompts=PROMPTS[:8], max_tokens=16, temperature=1.0, seed=11) for _ in range(2)]
+    first, second = (running.wait_for(batch_id)["outputs"] for batch_id in ids)
+    assert first == second
+    assert len(set(first)) > 1
+
+
+def test_cancel_stops_a_running_batch_and_keeps_what_is_done(running: Deployment) -> None:
+    with receiver() as hook:
+        batch_id = running.submit(prompts=PROMPTS * 20, max_tokens=60, ignore_eos=True, callback_url=hook.url)
+        running.wait_for_progress(batch_id, 0.02)
+        running.client.post(f"/v1/batch/{batch_id}/cancel")
+        batch = running.wait_for(batch_id, "cancelled", seconds=10)
+        event = json.loads(hook.wait_for(1)[0][1])
+    counts = batch["counts"]
+    assert counts["completed"] + counts["cancelled"] == counts["total"] == 1600
+    assert counts["cancelled"] > 0
+    assert event["type"] == "batch.cancelled"
+    results = running.results(batch_id)
+    assert sorted(result["index"] for result in results) == list(range(1600))
+
+
+def test_a_window_that_closes_expires_the_batch(running: Deployment) -> None:
+    batch_id = running.submit(prompts=PROMPTS * 20, max_tokens=60, ignore_eos=True, completion_window="1s")
+    counts = running.wait_for(batch_id, "expired", seconds=20)["counts"]
+    assert counts["completed"] + counts["cancelled"] == counts["total"]
+
+
+def test_progress_reaches_the_client_every_second_while_requests_run(running: Deployment) -> None:
+    batch_id = running.submit(prompts=PROMPTS * 6, max_tokens=60, ignore_eos=True)
+    seen: list[float] = []
+
+    def ended() -> bool:
+        batch = running.batch(batch_id)
+        seen.append(batch["progress"])
+        return bool(batch["status"] == "completed")
+
+    eventually(ended)
+    assert seen == sorted(seen)
+    assert len(set(seen)) >= 4
+
+
+def test_several_shards_feed_the_engine_at_once(running: Deployment) -> None:
+    batch_id = running.submit(prompts=PROMPTS * 6, max_tokens=60, ignore_eos=True)
+    query = f"SELECT count(*) FROM shards WHERE batch_id = '{batch_id}' AND state = 'running'"
+    eventually(lambda: running.sql(query)[0][0] >= 4)
+    running.wait_for(batch_id)
