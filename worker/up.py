@@ -94,7 +94,7 @@ class Supervised:
 
 
 def up(commands: dict[str, str], stopping: threading.Event, output: TextIO = sys.stdout) -> None:
-    """Keep the commands running until `stopping` is set, then stop them all; write what they say to `output`."""
+    """Keep the commands running until `stopping` is set, then stop them all."""
     processes = [Supervised(name, command, stopping, output) for name, command in commands.items()]
     threads = [threading.Thread(target=process.keep_running) for process in processes]
     for thread in threads:

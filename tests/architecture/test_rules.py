@@ -1,0 +1,116 @@
+"""Home rules that no linter knows. Each says what goes wrong without it."""
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import kernels
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGES = ("api", "worker", "kernels")
+TOP_LEVEL = {
+    "pyproject.toml",
+    "README.md",
+    "worker",
+    "api",
+    "kernels",
+    "migrations",
+    "tests",
+    "docker",
+    "Procfile",
+    "Makefile",
+    "CHANGELOG.md",
+    "LICENSE",
+    "docs",
+    "benchmarks",
+    "models",
+}
+
+
+def tracked() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return [path for name in listed.splitlines() if (path := ROOT / name).exists()]
+
+
+def modules() -> list[Path]:
+    return [path for path in tracked() if path.suffix == ".py"]
+
+
+def calls(name: str) -> Iterator[str]:
+    """Files of the product that call a method of this name."""
+    for path in modules():
+        if path.relative_to(ROOT).parts[0] in PACKAGES:
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name:
+                    yield str(path.relative_to(ROOT))
+
+
+def test_there_is_one_commit() -> None:
+    """A commit in the middle of a function splits what must be stored together."""
+    assert list(calls("commit")) == ["worker/store/session.py"]
+
+
+def test_there_is_one_place_that_sends_messages() -> None:
+    """A message sent inside a transaction can arrive before the row it names."""
+    assert list(calls("send_task")) == ["worker/queue/publish.py"]
+    assert [*calls("delay"), *calls("apply_async")] == []
+
+
+def test_only_settings_and_the_launchers_read_the_environment() -> None:
+    """A variable read elsewhere is documented nowhere, and its bad values pass unseen."""
+    allowed = {"worker/settings.py", "worker/embedded.py", "worker/up.py", "api/cli/demo.py"}
+    readers = {
+        str(path.relative_to(ROOT))
+        for path in modules()
+        if path.relative_to(ROOT).parts[0] in PACKAGES and re.search(r"\bos\.(environ|getenv)\b", path.read_text())
+    }
+    assert readers <= allowed
+
+
+def test_no_module_is_over_400_lines() -> None:
+    """Nobody reads a longer one."""
+    assert [str(path) for path in modules() if len(path.read_text().splitlines()) > 400] == []
+
+
+def test_every_folder_of_tests_is_a_package() -> None:
+    """Without __init__.py two test modules of one name shadow each other."""
+    folders = {path.parent for path in modules() if path.relative_to(ROOT).parts[0] == "tests"}
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_the_docker_folder_is_no_package() -> None:
+    """It would shadow the Docker SDK."""
+    assert not (ROOT / "docker" / "__init__.py").exists()
+
+
+def test_the_top_level_holds_what_it_should() -> None:
+    """A newcomer finds the file for a change in one guess."""
+    names = {path.relative_to(ROOT).parts[0] for path in tracked()}
+    assert {name for name in names if not name.startswith(".")} <= TOP_LEVEL
+
+
+def test_the_installed_kernels_are_ours() -> None:
+    """Hugging Face publishes a package of the same name, which transformers looks for."""
+    assert Path(kernels.__file__).parent == ROOT / "kernels"
+    assert "kernels" not in {name.lower() for name in importlib.metadata.packages_distributions().get("hf", [])}
+
+
+def test_the_engine_is_pure() -> None:
+    """An engine that needs a queue or a database cannot be benchmarked, tested or reused alone."""
+    code = (
+        "import sys, worker.engine.engine_thread\n"
+        "bad = {'celery', 'redis', 'sqlalchemy', 'httpx', 'fastapi', 'pydantic_settings', 'transformers'}\n"
+        "sys.exit(', '.join(bad & set(sys.modules)) or 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

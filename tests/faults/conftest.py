@@ -1,0 +1,17 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.deployment import Deployment, deployment
+from tests.fixtures.tiny_llama import write_tiny_llama
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    directory = tmp_path_factory.mktemp("faults")
+    model = write_tiny_llama(directory / "model")
+    # A small engine, so that a batch lasts long enough to be hurt in the middle.
+    options = {"HEADRACE_MAX_NUM_SEQUENCES": "8", "HEADRACE_DRAIN_SECONDS": "0.2"}
+    with deployment(directory, model, **options) as started:
+        yield started

@@ -1,0 +1,93 @@
+"""What QUEUE's promises come to when a part dies in the middle of a batch: nothing lost, nothing twice."""
+
+import json
+
+from tests.fixtures.deployment import Deployment
+from tests.fixtures.receiver import Receiver, receiver
+
+NUM_REQUESTS = 400
+PROMPTS = [f"pack my box with {i} dozen" for i in range(NUM_REQUESTS)]
+
+
+def submit(running: Deployment, hook: Receiver) -> str:
+    return running.submit(
+        prompts=PROMPTS, max_tokens=60, temperature=0, ignore_eos=True, callback_url=hook.url
+    )
+
+
+def check_whole(running: Deployment, hook: Receiver, batch_id: str) -> None:
+    """Every request has one result, the counts add up, and the receiver heard of it once."""
+    batch = running.wait_for(batch_id, seconds=100)
+    assert batch["counts"] == {
+        "total": NUM_REQUESTS,
+        "pending": 0,
+        "completed": NUM_REQUESTS,
+        "failed": 0,
+        "cancelled": 0,
+    }
+    results = running.results(batch_id)
+    assert sorted(result["index"] for result in results) == list(range(NUM_REQUESTS))
+    assert [result["sequence"] for result in results] == list(range(1, NUM_REQUESTS + 1))
+    assert {result["usage"]["output_tokens"] for result in results} == {60}
+    calls = hook.wait_for(1)
+    assert {json.loads(body)["batch_id"] for _, body in calls} == {batch_id}
+    assert len({headers["webhook-id"] for headers, _ in calls}) == 1
+    unfinished = f"SELECT count(*) FROM shards WHERE batch_id = '{batch_id}' AND state <> 'finished'"
+    assert running.sql(unfinished) == [(0,)]
+
+
+def test_kill_9_of_the_gpu_worker_in_the_middle(running: Deployment) -> None:
+    with receiver() as hook:
+        batch_id = submit(running, hook)
+        running.wait_for_progress(batch_id, 0.2)
+        running.kill("gpu")
+        assert running.batch(batch_id)["status"] == "processing"
+        running.start("gpu")
+        check_whole(running, hook, batch_id)
+    again = f"SELECT count(*) > 0 FROM shards WHERE batch_id = '{batch_id}' AND attempts > 1"
+    assert running.sql(again) == [(True,)]
+
+
+def test_flushall_in_the_middle(running: Deployment) -> None:
+    with receiver() as hook:
+        batch_id = submit(running, hook)
+        running.wait_for_progress(batch_id, 0.2)
+        with running.redis() as redis:
+            redis.flushall()
+        assert running.client.post("/v1/batch/async", json={"prompts": ["x"]}).status_code == 202
+        check_whole(running, hook, batch_id)
+
+
+def test_sigterm_hands_back_and_another_worker_goes_on_at_once(running: Deployment) -> None:
+    with receiver() as hook:
+        batch_id = submit(running, hook)
+        running.wait_for_progress(batch_id, 0.1)
+        assert running.stop("gpu") == 0
+        assert running.batch(batch_id)["status"] == "processing"
+        held = running.sql("SELECT count(*) FROM shards WHERE state = 'running'")
+        assert held == [(0,)], "a lease outlived the drain"
+        running.start("gpu")
+        check_whole(running, hook, batch_id)
+
+
+def test_the_dispatcher_may_die_or_be_doubled(running: Deployment) -> None:
+    with receiver() as hook:
+        batch_id = submit(running, hook)
+        running.wait_for_progress(batch_id, 0.1)
+        running.kill("dispatcher")
+        running.start("dispatcher")
+        first = running.processes["dispatcher"]
+        running.start("dispatcher")
+        check_whole(running, hook, batch_id)
+        first.kill()
+        first.wait()
+
+
+def test_a_callback_outlives_the_worker_that_sends_it(running: Deployment) -> None:
+    running.kill("callbacks")
+    with receiver() as hook:
+        batch_id = submit(running, hook)
+        running.wait_for(batch_id)
+        assert hook.calls == []
+        running.start("callbacks")
+        check_whole(running, hook, batch_id)

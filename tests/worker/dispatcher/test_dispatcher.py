@@ -1,0 +1,136 @@
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from kombu.exceptions import OperationalError as BrokerError
+from sqlalchemy import text
+
+from tests.fixtures.batches import claim, held, run_to_the_end, submit
+from worker.contract.messages import Ticket
+from worker.contract.states import BatchStatus
+from worker.dispatcher.dispatcher import MIN_WINDOW, Dispatcher
+from worker.queue.broker import Broker
+from worker.queue.publish import publish
+from worker.settings import settings
+from worker.store import batches, idempotency, workers
+from worker.store.session import Store
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    broker = Broker(settings().redis_url)
+    broker._redis.flushdb()
+    yield broker
+    broker.close()
+
+
+def age_tickets(store: Store, seconds: int) -> None:
+    with store.transaction() as session:
+        session.execute(text(f"UPDATE shards SET ticketed_at = ticketed_at - interval '{seconds} seconds'"))
+
+
+def test_a_ticket_reaches_redis_with_the_shard_id_and_nothing_of_the_prompt(store: Store, broker: Broker) -> None:
+    submit(store, num_requests=2, shard_size=2)
+    Dispatcher(store, broker, max_attempts=5).sweep()
+    assert broker.length("gpu") == 1
+    message = broker._redis.lindex("gpu", 0)
+    assert b"shard 0 of batch_" in message
+    assert b'"id": "1.1"' in message
+    assert b"prompt 0" not in message
+
+
+def test_the_window_follows_the_live_workers(store: Store, broker: Broker) -> None:
+    submit(store, num_requests=100, shard_size=1)
+    sent: list[Ticket] = []
+    dispatcher = Dispatcher(store, broker, max_attempts=5, publish=sent.append)
+    dispatcher.sweep()
+    assert len(sent) == MIN_WINDOW
+    with store.transaction() as session:
+        workers.seen(session, name="gpu@a", queue="gpu", slots=10, info={})
+    dispatcher.sweep()
+    assert len(sent) == 20
+    dispatcher.sweep()
+    assert len(sent) == 20
+
+
+def test_what_redis_lost_is_ticketed_again(store: Store, broker: Broker) -> None:
+    submit(store, num_requests=2, shard_size=1)
+    dispatcher = Dispatcher(store, broker, max_attempts=5)
+    dispatcher.sweep()
+    assert broker.length("gpu") == 2
+    broker._redis.flushall()
+    dispatcher.sweep()
+    assert broker.length("gpu") == 0, "young tickets may be on their way to a worker"
+    age_tickets(store, 3)
+    dispatcher.sweep()
+    assert broker.length("gpu") == 2
+
+
+def test_while_tickets_wait_in_redis_old_ones_are_left_alone(store: Store, broker: Broker) -> None:
+    submit(store, num_requests=2, shard_size=1)
+    dispatcher = Dispatcher(store, broker, max_attempts=5)
+    dispatcher.sweep()
+    age_tickets(store, 30)
+    dispatcher.sweep()
+    assert broker.length("gpu") == 2
+    age_tickets(store, 31)
+    dispatcher.sweep()
+    assert broker.length("gpu") == 4
+
+
+def test_a_publish_that_fails_is_made_good(store: Store, broker: Broker) -> None:
+    submit(store, num_requests=1)
+
+    def refuse(_: Ticket) -> None:
+        raise BrokerError("no Redis")
+
+    Dispatcher(store, broker, max_attempts=5, publish=refuse).sweep()
+    age_tickets(store, 3)
+    sent: list[Ticket] = []
+    Dispatcher(store, broker, max_attempts=5, publish=sent.append).sweep()
+    assert [ticket.task_id for ticket in sent] == ["1.2"]
+
+
+def test_without_redis_the_rest_of_the_sweep_goes_on(store: Store) -> None:
+    batch_id = submit(store, num_requests=2, completion_window=timedelta(0))
+    away = Broker("redis://127.0.0.1:1/0")
+    Dispatcher(store, away, max_attempts=5, publish=publish).sweep()
+    away.close()
+    with store.transaction() as session:
+        view = batches.get(session, batch_id)
+    assert view is not None
+    assert view.status is BatchStatus.EXPIRED
+
+
+def test_what_a_dead_worker_held_is_returned_and_ticketed_in_one_sweep(store: Store, broker: Broker) -> None:
+    submit(store, num_requests=2, shard_size=2)
+    sent: list[Ticket] = []
+    dispatcher = Dispatcher(store, broker, max_attempts=5, publish=sent.append)
+    held(store, 1, lease=timedelta(0))
+    dispatcher.sweep()
+    assert [ticket.row_id for ticket in sent] == [1]
+    assert claim(store, 1) is not None
+
+
+def test_an_ended_batch_gets_its_callback_ticketed(store: Store, broker: Broker) -> None:
+    submit(store, num_requests=1, callback_url="https://example.com/hook")
+    sent: list[Ticket] = []
+    dispatcher = Dispatcher(store, broker, max_attempts=5, publish=sent.append)
+    run_to_the_end(store, held(store, 1))
+    dispatcher.sweep()
+    assert [(ticket.task, ticket.queue) for ticket in sent] == [("deliver_event", "callbacks")]
+
+
+def test_tidying_drops_what_nobody_will_ask_for(store: Store, broker: Broker) -> None:
+    batch_id = submit(store)
+    with store.transaction() as session:
+        idempotency.remember(session, "old", "f", batch_id)
+        idempotency.remember(session, "new", "f", batch_id)
+        workers.seen(session, name="gpu@dead", queue="gpu", slots=1, info={})
+        session.flush()
+        session.execute(text("UPDATE idempotency_keys SET created_at = now() - interval '3 days' WHERE key = 'old'"))
+        session.execute(text("UPDATE workers SET seen_at = now() - interval '2 days'"))
+    Dispatcher(store, broker, max_attempts=5).tidy()
+    with store.transaction() as session:
+        assert session.scalars(text("SELECT key FROM idempotency_keys")).all() == ["new"]
+        assert session.scalar(text("SELECT count(*) FROM workers")) == 0
