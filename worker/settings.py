@@ -38,6 +38,8 @@ class Settings(BaseSettings):
     database_url: Annotated[str, AfterValidator(_psycopg_url)] = Field(validation_alias="DATABASE_URL")
     redis_url: Annotated[str, AfterValidator(_redis_url)] = Field(validation_alias="REDIS_URL")
 
+    data_dir: Path = Path(".data")
+
     # The door.
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535, validation_alias="PORT")

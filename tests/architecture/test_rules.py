@@ -51,7 +51,11 @@ def calls(name: str) -> Iterator[str]:
     for path in modules():
         if path.relative_to(ROOT).parts[0] in PACKAGES:
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name:
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and node.func.attr == name
+                ):
                     yield str(path.relative_to(ROOT))
 
 
@@ -68,11 +72,12 @@ def test_there_is_one_place_that_sends_messages() -> None:
 
 def test_only_settings_and_the_launchers_read_the_environment() -> None:
     """A variable read elsewhere is documented nowhere, and its bad values pass unseen."""
-    allowed = {"worker/settings.py", "worker/embedded.py", "worker/up.py", "api/cli/demo.py"}
+    allowed = {"worker/settings.py", "worker/embedded.py", "worker/up.py", "api/cli/session.py"}
     readers = {
         str(path.relative_to(ROOT))
         for path in modules()
-        if path.relative_to(ROOT).parts[0] in PACKAGES and re.search(r"\bos\.(environ|getenv)\b", path.read_text())
+        if path.relative_to(ROOT).parts[0] in PACKAGES
+        and re.search(r"\bos\.(environ|getenv)\b", path.read_text())
     }
     assert readers <= allowed
 
@@ -102,7 +107,9 @@ def test_the_top_level_holds_what_it_should() -> None:
 def test_the_installed_kernels_are_ours() -> None:
     """Hugging Face publishes a package of the same name, which transformers looks for."""
     assert Path(kernels.__file__).parent == ROOT / "kernels"
-    assert "kernels" not in {name.lower() for name in importlib.metadata.packages_distributions().get("hf", [])}
+    assert "kernels" not in {
+        name.lower() for name in importlib.metadata.packages_distributions().get("hf", [])
+    }
 
 
 def test_the_engine_is_pure() -> None:
@@ -112,5 +119,7 @@ def test_the_engine_is_pure() -> None:
         "bad = {'celery', 'redis', 'sqlalchemy', 'httpx', 'fastapi', 'pydantic_settings', 'transformers'}\n"
         "sys.exit(', '.join(bad & set(sys.modules)) or 0)"
     )
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr

@@ -54,7 +54,7 @@ class EngineStep(bootsteps.StartStopStep):
         global _runner  # noqa: PLW0603 - one engine a process is the point
         config = settings()
         self._store = Store(config.database_url, pool_size=config.shards_in_flight + 2)
-        self._engine = EngineThread(lambda: Engine(_engine_config(config)), on_failure=_exit_failed)
+        self._engine = EngineThread(lambda: Engine(engine_config(config)), on_failure=_exit_failed)
         self._engine.start()
         info = asdict(self._engine.model_info)
         logger.info("engine ready: %s", info)
@@ -99,7 +99,8 @@ class EngineStep(bootsteps.StartStopStep):
             self._stopping.wait(BEAT_SECONDS)
 
 
-def _engine_config(config: Settings) -> EngineConfig:
+def engine_config(config: Settings) -> EngineConfig:
+    """Return what the settings say of the engine."""
     return EngineConfig(
         model=config.model,
         device=config.device,

@@ -29,7 +29,9 @@ def age_tickets(store: Store, seconds: int) -> None:
         session.execute(text(f"UPDATE shards SET ticketed_at = ticketed_at - interval '{seconds} seconds'"))
 
 
-def test_a_ticket_reaches_redis_with_the_shard_id_and_nothing_of_the_prompt(store: Store, broker: Broker) -> None:
+def test_a_ticket_reaches_redis_with_the_shard_id_and_nothing_of_the_prompt(
+    store: Store, broker: Broker
+) -> None:
     submit(store, num_requests=2, shard_size=2)
     Dispatcher(store, broker, max_attempts=5).sweep()
     assert broker.length("gpu") == 1
@@ -128,7 +130,9 @@ def test_tidying_drops_what_nobody_will_ask_for(store: Store, broker: Broker) ->
         idempotency.remember(session, "new", "f", batch_id)
         workers.seen(session, name="gpu@dead", queue="gpu", slots=1, info={})
         session.flush()
-        session.execute(text("UPDATE idempotency_keys SET created_at = now() - interval '3 days' WHERE key = 'old'"))
+        session.execute(
+            text("UPDATE idempotency_keys SET created_at = now() - interval '3 days' WHERE key = 'old'")
+        )
         session.execute(text("UPDATE workers SET seen_at = now() - interval '2 days'"))
     Dispatcher(store, broker, max_attempts=5).tidy()
     with store.transaction() as session:

@@ -1,0 +1,51 @@
+# Two commands set everything up on a fresh machine: `make demo` and `make test`.
+# PYTHON picks the interpreter (3.11 or 3.12), TORCH the torch that is installed first.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+EMBEDDED := $(BIN)/python -m worker.embedded
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test lint bench up format clean
+
+demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
+	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
+
+up: $(VENV)/.local ## start everything and stay
+	$(EMBEDDED) $(BIN)/python -m worker.up
+
+test: $(VENV)/.dev ## the tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev ## style, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.local ## the whole service against the bare engine
+	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/bench} $(EMBEDDED) $(BIN)/python -m benchmarks.service
+
+format: $(VENV)/.dev ## rewrite the sources in the one style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the virtual environment and the embedded data
+	rm -rf $(VENV) .data
+
+# torch first: another package's range would pull a build that nobody asked for.
+$(VENV)/.python:
+	$(PYTHON) -c 'import sys; sys.exit("Headrace needs Python 3.11 to 3.13") if not (3, 11) <= sys.version_info[:2] <= (3, 13) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) "$(TORCH)"
+	touch $@
+
+$(VENV)/.local: $(VENV)/.python pyproject.toml .ci/constraints.txt
+	$(PIP) --constraint .ci/constraints.txt --editable '.[local]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.python pyproject.toml .ci/constraints.txt
+	$(PIP) --constraint .ci/constraints.txt --editable '.[dev]'
+	touch $@ $(VENV)/.local
