@@ -54,9 +54,8 @@ def run(client: httpx.Client, secret: str, batch: Sequence[str]) -> dict[str, An
         seconds = time.monotonic() - started
         event = received.wait(30)
     verified = event is not None and event["data"]["id"] == batch_id
-    say(
-        f"webhook {event['type'] if event else 'missing'}: signature {'verified' if verified else 'NOT verified'}"
-    )
+    verdict = "signature verified" if verified else "NOT verified"
+    say(f"webhook {event['type'] if event else 'missing'}: {verdict}")
     show(client, batch_id, batch)
     return {
         "batch_id": batch_id,
