@@ -1,8 +1,10 @@
 """The preallocated pool of Blocks: how many fit, and their tensors."""
 
 import logging
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,7 +60,12 @@ def allocate_kv_cache(
     """Return one tensor a layer, laid out as in `kernels.kv_write`, all zero.
 
     Zeros and not garbage: padded attention reads Blocks that were never written, and masks what it read.
-    The system hands the memory out page by page as it is first written.
+    The system hands the memory out page by page as it is first written: numpy asks for it zeroed, where
+    torch.zeros would write all of it now.
     """
     shape = (2 * architecture.num_kv_heads, size.num_blocks, block_size, architecture.head_dim)
-    return [torch.zeros(shape, dtype=dtype) for _ in range(architecture.num_layers)]
+    layer_bytes = math.prod(shape) * dtype.itemsize
+    return [
+        torch.from_numpy(np.zeros(layer_bytes, dtype=np.uint8)).view(dtype).view(shape)
+        for _ in range(architecture.num_layers)
+    ]

@@ -1,5 +1,6 @@
 """Distributions by counts: fixed seeds, and a bound that a right sampler passes for all but unlucky seeds."""
 
+import itertools
 import math
 
 import numpy as np
@@ -117,3 +118,15 @@ def test_all_greedy_needs_no_options() -> None:
     sequences = [make_sequence(SamplingParams(temperature=0.0), seed) for seed in range(3)]
     assert build_sampling_input(sequences) is None
     assert sample(torch.eye(3), None) == [0, 1, 2]
+
+
+def test_tokens_of_one_sequence_are_independent() -> None:
+    logits = torch.randn(20, generator=torch.Generator().manual_seed(4))
+    params = SamplingParams(temperature=1.0)
+    sequences = [make_sequence(params, 7, length) for length in range(1, 5001)]
+    tokens = sample(logits.expand(len(sequences), -1), build_sampling_input(sequences))
+    assert_follows(tokens, expected(logits, params))
+    # The next token follows the same distribution whatever the one before it was.
+    likeliest = int(logits.argmax())
+    after = [second for first, second in itertools.pairwise(tokens) if first == likeliest]
+    assert_follows(after, expected(logits, params))
