@@ -72,8 +72,9 @@ class Supervised:
                 self.process = start(self.command, output=subprocess.PIPE)
             started_at = time.monotonic()
             assert self.process.stdout is not None  # noqa: S101 - it is a pipe
-            for line in self.process.stdout:
-                self.say(line.rstrip())
+            with self.process.stdout as lines:
+                for line in lines:
+                    self.say(line.rstrip())
             status = self.process.wait()
             if self.stopping.is_set():
                 return

@@ -1,0 +1,186 @@
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from typing import cast
+
+import pytest
+from sqlalchemy import text
+
+from tests.fixtures.batches import LEASE, claim, submit
+from tests.fixtures.deployment import eventually
+from tests.fixtures.fake_engine import FakeEngine
+from worker.contract.states import BatchStatus
+from worker.engine.engine_thread import EngineThread
+from worker.engine.sampling import SamplingParams
+from worker.shard_runner import Ending, ShardRunner
+from worker.store import batches, requests, shards
+from worker.store.batches import BatchView
+from worker.store.requests import ResultView
+from worker.store.session import Store
+
+
+class Bench:
+    """A runner on a fake engine, running shard 1 of a new batch in a thread."""
+
+    def __init__(self, store: Store, pool: ThreadPoolExecutor) -> None:
+        self.store = store
+        self.engine = FakeEngine()
+        self.draining = threading.Event()
+        self.runner = ShardRunner(
+            store=store,
+            engine=cast("EngineThread", self.engine),
+            worker="gpu@test",
+            lease=LEASE,
+            save_seconds=0.05,
+            drain_seconds=0.2,
+            draining=self.draining,
+        )
+        self._pool = pool
+
+    def start(self, **options: object) -> Future[Ending]:
+        self.batch_id = submit(self.store, num_requests=4, shard_size=4, **options)  # type: ignore[arg-type]
+        ending = self._pool.submit(self.runner.run, 1)
+        assert self.engine.submitted.wait(10)
+        return ending
+
+    def view(self) -> BatchView:
+        with self.store.transaction() as session:
+            found = batches.get(session, self.batch_id)
+        assert found is not None
+        return found
+
+    def results(self) -> list[ResultView]:
+        with self.store.transaction() as session:
+            return requests.results_page(session, self.batch_id, after=0, limit=10)
+
+
+@pytest.fixture
+def bench(store: Store) -> Iterator[Bench]:
+    with ThreadPoolExecutor(2) as pool:
+        yield Bench(store, pool)
+
+
+def test_a_shard_runs_to_its_end(bench: Bench) -> None:
+    ending = bench.start()
+    bench.engine.finish(2, 0)
+    eventually(lambda: bench.view().num_completed == 2)
+    bench.engine.finish(1, 3)
+    assert ending.result(10) is Ending.FINISHED
+    view = bench.view()
+    assert (view.status, view.num_completed, view.output_tokens) == (BatchStatus.COMPLETED, 4, 12)
+    assert [result.output for result in bench.results()] == [f"out prompt {i}" for i in (2, 0, 1, 3)]
+
+
+def test_the_engine_is_given_what_the_request_says(bench: Bench) -> None:
+    ending = bench.start(max_tokens=17)
+    bench.engine.finish(0, 1, 2, 3)
+    ending.result(10)
+    assert {request.params for request in bench.engine.requests} == {SamplingParams(17, temperature=0.7)}
+    assert [request.prompt for request in bench.engine.requests] == [f"prompt {i}" for i in range(4)]
+
+
+def test_live_tokens_show_before_anything_is_finished(bench: Bench) -> None:
+    ending = bench.start()
+    bench.engine.work.num_output_tokens = 9
+    eventually(lambda: bench.view().running_tokens == 9)
+    bench.engine.finish(0)
+    eventually(lambda: bench.view().num_completed == 1)
+    assert (bench.view().running_tokens, bench.view().output_tokens) == (9, 3)
+    bench.engine.finish(1, 2, 3)
+    assert ending.result(10) is Ending.FINISHED
+    assert bench.view().running_tokens == 0
+
+
+def test_one_bad_request_does_not_fail_the_others(bench: Bench) -> None:
+    ending = bench.start()
+    bench.engine.finish(1, error="the prompt is empty")
+    bench.engine.finish(0, 2, 3)
+    assert ending.result(10) is Ending.FINISHED
+    view = bench.view()
+    assert (view.status, view.num_completed, view.num_failed) == (BatchStatus.COMPLETED, 3, 1)
+    failed = next(result for result in bench.results() if result.error_code)
+    assert (failed.position, failed.error_message, failed.output) == (1, "the prompt is empty", None)
+
+
+def test_a_cancelled_batch_stops_the_work(bench: Bench) -> None:
+    ending = bench.start()
+    bench.engine.finish(3)
+    with bench.store.transaction() as session:
+        batches.cancel(session, bench.batch_id)
+    assert ending.result(10) is Ending.STOPPED
+    assert bench.engine.cancelled.is_set()
+    view = bench.view()
+    assert (view.status, view.num_completed, view.num_cancelled) == (BatchStatus.CANCELLED, 1, 3)
+
+
+def test_draining_hands_the_rest_back(bench: Bench) -> None:
+    ending = bench.start()
+    bench.engine.finish(0)
+    bench.draining.set()
+    assert ending.result(10) is Ending.HANDED_BACK
+    assert bench.engine.cancelled.is_set()
+    again = claim(bench.store, 1)
+    assert again is not None
+    assert (again.attempt, len(again.requests)) == (1, 3)
+
+
+def test_draining_lets_what_is_nearly_done_finish(bench: Bench) -> None:
+    bench.runner = replace(bench.runner, drain_seconds=30.0)
+    ending = bench.start()
+    bench.draining.set()
+    bench.engine.finish(0, 1, 2, 3)
+    assert ending.result(10) is Ending.FINISHED
+
+
+def test_a_lost_shard_is_left_to_its_new_holder(bench: Bench) -> None:
+    ending = bench.start()
+    with bench.store.transaction() as session:
+        session.execute(text("UPDATE shards SET state = 'ready'"))
+    taken = claim(bench.store, 1, worker="gpu@other")
+    # The holder may have renewed its lease in between, as it may while nobody else has claimed.
+    while taken is None:
+        with bench.store.transaction() as session:
+            session.execute(text("UPDATE shards SET state = 'ready'"))
+        taken = claim(bench.store, 1, worker="gpu@other")
+    bench.engine.finish(0, 1, 2, 3)
+    assert ending.result(10) is Ending.LOST
+    assert bench.results() == []
+
+
+def test_a_stuck_engine_lets_its_lease_run_out(bench: Bench) -> None:
+    bench.runner = replace(bench.runner, lease=timedelta(seconds=0.4))
+    ending = bench.start()
+    bench.engine.stuck_for = 100.0
+
+    def expired() -> bool:
+        with bench.store.transaction() as session:
+            return bool(shards.expired(session, limit=1))
+
+    eventually(expired, seconds=10)
+    bench.engine.stuck_for = 0.0
+    bench.engine.finish(0, 1, 2, 3)
+    assert ending.result(10) is Ending.FINISHED
+
+
+def test_a_ticket_for_nothing_does_nothing(bench: Bench) -> None:
+    assert bench.runner.run(12345) is Ending.NOTHING_TO_DO
+    assert not bench.engine.submitted.is_set()
+
+
+def test_results_outlive_an_absent_postgres(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sqlalchemy.exc import OperationalError
+
+    save, failures = shards.save, iter(range(3))
+
+    def away(*args: object, **options: object) -> shards.Saved:
+        if next(failures, None) is not None:
+            raise OperationalError("save", None, Exception("the database is restarting"))
+        return save(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(shards, "save", away)
+    ending = bench.start()
+    bench.engine.finish(0, 1, 2, 3)
+    assert ending.result(10) is Ending.FINISHED
+    assert bench.view().num_completed == 4

@@ -1,0 +1,66 @@
+import io
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.deployment import eventually
+from worker.settings import Settings
+from worker.up import read_procfile, up
+
+
+def test_the_procfile_format(tmp_path: Path) -> None:
+    procfile = tmp_path / "Procfile"
+    procfile.write_text("# a comment\nweb: python -m api\n\ngpu:  celery -A x worker -Q gpu\n")
+    assert read_procfile(procfile) == {"web": "python -m api", "gpu": "celery -A x worker -Q gpu"}
+
+
+def test_a_process_that_dies_comes_back_and_all_stop_together() -> None:
+    output, stopping = io.StringIO(), threading.Event()
+    commands = {"short": "sh -c 'echo pid $$; exec sleep 60'", "other": "sleep 60"}
+    thread = threading.Thread(target=up, args=(commands, stopping, output))
+    thread.start()
+
+    def pids() -> list[int]:
+        return [int(line.split()[-1]) for line in output.getvalue().splitlines() if "pid" in line]
+
+    eventually(lambda: len(pids()) == 1, seconds=10)
+    os.kill(pids()[0], signal.SIGKILL)
+    eventually(lambda: len(pids()) == 2, seconds=10)
+    stopping.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert "short      | ended with status -9; starting it again in" in output.getvalue()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids()[1], 0)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("DATABASE_URL", "mysql://a"),
+        ("DATABASE_URL", "nonsense"),
+        ("REDIS_URL", "http://a"),
+        ("PORT", "0"),
+        ("PORT", "http"),
+        ("HEADRACE_DEVICE", "tpu"),
+        ("HEADRACE_SHARD_SIZE", "0"),
+        ("HEADRACE_WEBHOOK_SECRET", "plain"),
+        ("HEADRACE_WEBHOOK_ALLOWED_NETWORKS", "10.0.0.0/99"),
+    ],
+)
+def test_a_bad_setting_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    monkeypatch.setenv(variable, value)
+    name = variable.removeprefix("HEADRACE_").lower()
+    with pytest.raises(ValueError, match=f"(?i){name}"):
+        Settings()
+
+
+def test_loopback_callbacks_follow_the_listening_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings().allowed_networks
+    monkeypatch.setenv("HEADRACE_HOST", "0.0.0.0")
+    assert Settings().allowed_networks == ()
+    monkeypatch.setenv("HEADRACE_WEBHOOK_ALLOWED_NETWORKS", "10.0.0.0/8, fd00::/8")
+    assert [str(network) for network in Settings().allowed_networks] == ["10.0.0.0/8", "fd00::/8"]
