@@ -8,8 +8,8 @@ from torch import Tensor
 class Linear:
     """`x @ weight.T + bias`, the weight reordered once for oneDNN where torch carries it.
 
-    A reordered weight serves every batch size; on 2 cores it takes 1.1-2x less time than `F.linear` at 1-64
-    rows and the same above.
+    A reordered weight serves every batch size. Against `F.linear` on 2 shared cores: bf16 1.3-3x faster at 16
+    rows and level at 2048; f32 1.3-1.8x faster at 16 rows, but up to 2x slower at one row of small matrices.
     """
 
     __slots__ = ("_bias", "_is_packed", "_weight", "out_features")
