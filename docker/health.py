@@ -1,0 +1,98 @@
+#!/usr/bin/env python
+"""A container's health check: `python docker/health.py PROCESS` exits with 0 when the process works.
+
+Asks for what only a working process leaves behind: an answer, a fresh row, a connection that listens.
+"""
+
+import socket
+import sys
+from collections.abc import Callable
+from http import HTTPStatus
+from http.client import HTTPConnection
+
+from sqlalchemy import text
+
+from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE
+from worker.settings import settings
+from worker.store.notify import CHANNEL
+from worker.store.session import Store
+from worker.store.workers import SEEN_WITHIN
+
+TIMEOUT_SECONDS = 3.0
+
+WORKER_IS_SEEN = "SELECT 1 FROM workers WHERE name = :name AND seen_at > now() - :within"
+# A dispatcher of this container: its connection comes from the same address as ours.
+DISPATCHER_LISTENS = """
+    SELECT 1 FROM pg_stat_activity
+    WHERE datname = current_database() AND query = :listen
+        AND client_addr IS NOT DISTINCT FROM inet_client_addr()
+"""
+
+
+def web() -> bool:
+    """Whether the API answers."""
+    return _answers(settings().port, "/health")
+
+
+def flower() -> bool:
+    """Whether Flower answers."""
+    return _answers(settings().flower_port, "/healthcheck")
+
+
+def gpu() -> bool:
+    """Whether the worker says that its engine is loaded and moves."""
+    return _finds(WORKER_IS_SEEN, name=f"{GPU_QUEUE}@{socket.gethostname()}", within=SEEN_WITHIN)
+
+
+def dispatcher() -> bool:
+    """Whether a dispatcher waits for notifications."""
+    return _finds(DISPATCHER_LISTENS, listen=f"LISTEN {CHANNEL}")
+
+
+def callbacks() -> bool:
+    """Whether the worker answers a ping through Redis."""
+    from worker.queue.celery_app import app  # noqa: PLC0415 - the other checks need no Celery
+
+    name = f"{CALLBACKS_QUEUE}@{socket.gethostname()}"
+    return bool(app.control.ping(destination=[name], timeout=TIMEOUT_SECONDS, limit=1))
+
+
+CHECKS: dict[str, Callable[[], bool]] = {
+    check.__name__: check for check in (web, flower, gpu, dispatcher, callbacks)
+}
+
+
+def _answers(port: int, path: str) -> bool:
+    # Not urllib: it would go through the proxy that HTTP_PROXY names.
+    connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == HTTPStatus.OK
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def _finds(query: str, **parameters: object) -> bool:
+    store = Store(settings().database_url, pool_size=1)
+    try:
+        with store.transaction() as session:
+            return session.scalar(text(query), parameters) is not None
+    finally:
+        store.close()
+
+
+def main(arguments: list[str]) -> int:
+    """Run one check; return its exit status."""
+    if len(arguments) != 1 or arguments[0] not in CHECKS:
+        sys.stderr.write(f"usage: python docker/health.py {'|'.join(CHECKS)}\n")
+        return 2
+    if CHECKS[arguments[0]]():
+        return 0
+    sys.stderr.write(f"{arguments[0]} does not work\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,303 @@
+"""compose.yaml and compose.gpu.yaml, as far as they can be checked without Docker."""
+
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.docker.dockerfiles import read_dockerfile
+from worker.settings import Settings
+from worker.up import ROOT, read_procfile
+from worker.webhooks.signing import new_secret
+
+DOCKER = ROOT / "docker"
+COMPOSE = DOCKER / "compose.yaml"
+COMPOSE_GPU = DOCKER / "compose.gpu.yaml"
+VARIABLE = re.compile(
+    r"(?<!\$)\$(?:\{(?P<name>\w+)(?:(?P<operator>:?[-?])(?P<operand>[^}]*))?\}|(?P<bare>\w+))"
+)
+REQUIRED = {
+    "POSTGRES_PASSWORD": "postgres-password",
+    "REDIS_PASSWORD": "redis-password",
+    "HEADRACE_WEBHOOK_SECRET": new_secret(),
+}
+PROCESSES = read_procfile(ROOT / "Procfile")
+# What each service waits for. Nothing that reads tables starts before the migrations have run.
+AFTER_RELEASE = {
+    "release": "service_completed_successfully",
+    "postgres": "service_healthy",
+    "redis": "service_healthy",
+}
+DEPENDS_ON = {
+    "postgres": {},
+    "redis": {},
+    "release": {"postgres": "service_healthy"},
+    "web": AFTER_RELEASE,
+    "gpu": AFTER_RELEASE,
+    "callbacks": AFTER_RELEASE,
+    "dispatcher": AFTER_RELEASE,
+    "flower": {"redis": "service_healthy"},
+}
+
+
+def interpolate(text: str, environment: dict[str, str]) -> str:
+    """Fill in variables as Compose does."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match["name"] or match["bare"]
+        if environment.get(name):
+            return environment[name]
+        operator, operand = match["operator"], match["operand"]
+        assert operator in {":-", ":?"}, f"{match[0]}: an empty {name} would get through"
+        assert operator == ":-", f"{name} is required: {operand}"
+        return operand
+
+    return VARIABLE.sub(value, text).replace("$$", "$")
+
+
+def interpolate_all(node: Any, environment: dict[str, str]) -> Any:
+    """Fill in the variables of every text in a document, after it was read, as Compose does."""
+    if isinstance(node, dict):
+        return {key: interpolate_all(value, environment) for key, value in node.items()}
+    if isinstance(node, list):
+        return [interpolate_all(value, environment) for value in node]
+    return interpolate(node, environment) if isinstance(node, str) else node
+
+
+def load(path: Path = COMPOSE, **environment: str) -> dict[str, Any]:
+    document = interpolate_all(yaml.safe_load(path.read_text()), REQUIRED | environment)
+    assert isinstance(document, dict)
+    return document
+
+
+def seconds(duration: str) -> int:
+    match = re.fullmatch(r"(\d+)([sm])", duration)
+    assert match is not None, duration
+    return int(match[1]) * {"s": 1, "m": 60}[match[2]]
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, dict[str, Any]]:
+    return dict(load()["services"])
+
+
+def test_the_services_are_the_procfile_and_its_two_stores(services: dict[str, Any]) -> None:
+    """A process that is new in the Procfile must not be missing here."""
+    assert set(services) == {*PROCESSES, "postgres", "redis"}
+    assert set(services) == set(DEPENDS_ON)
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_commands_are_the_procfiles(services: dict[str, Any], name: str) -> None:
+    """Two ways to start a process drift apart: one gets the flag that the other lacks."""
+    expected = interpolate(PROCESSES[name], {})
+    if name == "flower":
+        # In a container loopback is nobody's; the port is published on the host's.
+        expected = expected.replace("--address=127.0.0.1", "--address=0.0.0.0")
+    assert services[name]["command"] == expected
+    assert not set(expected) & set("$;|&<>"), "Compose starts no shell"
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_processes_run_in_the_images_built_here(services: dict[str, Any], name: str) -> None:
+    """An image without a build section would be looked for in a public registry, under anybody's name."""
+    service = services[name]
+    kind = "worker" if name == "gpu" else "api"
+    assert service["image"] == f"headrace-{kind}"
+    assert service["build"] == {"context": "..", "dockerfile": f"docker/{kind}.Dockerfile"}
+    assert (DOCKER / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+
+
+@pytest.mark.parametrize("name", [*PROCESSES, "postgres", "redis"])
+def test_every_service_has_a_health_check_of_its_own(services: dict[str, Any], name: str) -> None:
+    """With the image's check a dispatcher would be asked for HTTP and count as broken."""
+    health = services[name]["healthcheck"]
+    if name == "release":
+        assert health == {"disable": True}
+        return
+    assert seconds(health["interval"]) >= 1
+    assert seconds(health["timeout"]) >= 1
+    if name in PROCESSES:
+        assert health["test"] == ["CMD", "python", "docker/health.py", name]
+        assert name in runpy.run_path(str(DOCKER / "health.py"))["CHECKS"]
+
+
+@pytest.mark.parametrize(("name", "expected"), DEPENDS_ON.items())
+def test_services_start_in_order(services: dict[str, Any], name: str, expected: dict[str, str]) -> None:
+    """A worker that starts before the migrations finds no tables, or yesterday's."""
+    found = services[name].get("depends_on", {})
+    assert {other: each["condition"] for other, each in found.items()} == expected
+    for other, condition in expected.items():
+        if condition == "service_healthy":
+            assert "test" in services[other]["healthcheck"]
+
+
+def test_processes_come_back_and_the_release_runs_once(services: dict[str, Any]) -> None:
+    """The gpu worker ends itself when its engine hangs and counts on being started again."""
+    assert {name: service["restart"] for name, service in services.items()} == {
+        **dict.fromkeys(services, "unless-stopped"),
+        "release": "no",
+    }
+
+
+@pytest.mark.parametrize("path", [COMPOSE, COMPOSE_GPU], ids=lambda path: path.name)
+def test_every_variable_has_a_default_or_a_message(path: Path) -> None:
+    """Compose fills in nothing for a variable nobody set, and says so in one line among hundreds."""
+    for match in VARIABLE.finditer(path.read_text()):
+        operator, operand = match["operator"], match["operand"]
+        assert operator in {":-", ":?"}, match[0]
+        assert operator == ":-" or operand, f"{match[0]}: say what to do"
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_secrets_have_no_default(name: str) -> None:
+    """A default secret is a public one."""
+    with pytest.raises(AssertionError, match=f"{name} is required"):
+        load(**{name: ""})
+
+
+def test_variables_are_settings() -> None:
+    """A misspelt HEADRACE_ name is ignored in silence."""
+    text = COMPOSE.read_text() + COMPOSE_GPU.read_text()
+    names = set(re.findall(r"\bHEADRACE_[A-Z_]+", text))
+    assert names
+    assert names <= {f"HEADRACE_{field.upper()}" for field in Settings.model_fields}
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_each_process_reads_its_environment(
+    services: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Compose passes on must be valid, and empty variables must leave the defaults alone."""
+    for variable in [variable for variable in os.environ if variable.startswith("HEADRACE_")]:
+        monkeypatch.delenv(variable)
+    for variable, value in services[name]["environment"].items():
+        assert isinstance(value, str), f"{variable}: quote it"
+        monkeypatch.setenv(variable, value)
+    read = Settings()  # type: ignore[call-arg]
+    assert read.database_url == "postgresql+psycopg://headrace:postgres-password@postgres:5432/headrace"
+    assert read.redis_url == "redis://:redis-password@redis:6379/0"
+    assert read.model == Settings.model_fields["model"].default
+    assert (read.webhook_secret is not None) == (name == "callbacks")
+
+
+def test_callbacks_know_that_the_api_is_open() -> None:
+    """Where the API listens on loopback only, callbacks may reach loopback; in a container nobody may."""
+    for name in ("api.Dockerfile", "worker.Dockerfile"):
+        variables = " ".join(i.value for i in read_dockerfile(DOCKER / name) if i.name == "ENV")
+        assert "HEADRACE_HOST=0.0.0.0" in shlex.split(variables)
+    assert "HEADRACE_HOST" not in COMPOSE.read_text()
+
+
+def test_only_the_api_and_flower_are_published_and_only_here(services: dict[str, Any]) -> None:
+    """The API has no keys yet, and whoever reaches Flower, Redis or Postgres owns the queue."""
+    ports = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    assert ports == {"web": ["127.0.0.1:8000:8000"], "flower": ["127.0.0.1:5555:5555"]}
+    moved = load(PORT="9000", FLOWER_PORT="9001")["services"]
+    assert moved["web"]["ports"] == ["127.0.0.1:9000:8000"]
+    assert moved["flower"]["ports"] == ["127.0.0.1:9001:5555"]
+    # Inside, both listen on the port that is published whatever the host's is.
+    defaults = Settings.model_fields
+    assert (defaults["port"].default, defaults["flower_port"].default) == (8000, 5555)
+    assert not {"PORT", "FLOWER_PORT"} & {key for s in moved.values() for key in s.get("environment", {})}
+
+
+def test_the_door_and_the_worker_see_the_same_models(services: dict[str, Any]) -> None:
+    """The API counts tokens with the tokenizer of the model that the worker runs."""
+    assert services["web"]["volumes"] == services["gpu"]["volumes"] == ["../models:/models:ro"]
+    chosen = load(HEADRACE_MODEL="/models/other")["services"]
+    models = {chosen[name]["environment"]["HEADRACE_MODEL"] for name in ("web", "gpu")}
+    assert models == {"/models/other"}
+
+
+def test_stopping_leaves_time_to_drain(services: dict[str, Any]) -> None:
+    """Docker kills what has not stopped in ten seconds: leases expire, and attempts are sent twice."""
+    drain = float(services["gpu"]["environment"]["HEADRACE_DRAIN_SECONDS"])
+    assert seconds(services["gpu"]["stop_grace_period"]) >= drain + 15
+    attempt = Settings.model_fields["webhook_timeout_seconds"].default
+    assert seconds(services["callbacks"]["stop_grace_period"]) >= attempt + 10
+    for name in PROCESSES:
+        assert services[name]["init"] is True, "process 1 gets no signal that it does not ask for"
+
+
+def test_processes_have_no_privileges(services: dict[str, Any]) -> None:
+    """A tokenizer or a webhook answer that breaks out should find nothing to use."""
+    for name in PROCESSES:
+        assert services[name]["cap_drop"] == ["ALL"]
+        assert services[name]["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_postgres_keeps_its_data(services: dict[str, Any]) -> None:
+    """The images from 18 on refuse a volume at /var/lib/postgresql/data."""
+    assert services["postgres"]["image"] == "postgres:18"
+    assert services["postgres"]["volumes"] == ["postgres:/var/lib/postgresql"]
+    assert "postgres" in load()["volumes"]
+    # The server of the first start answers on its socket before the real one is up.
+    assert services["postgres"]["healthcheck"]["test"][1:4] == ["pg_isready", "-h", "127.0.0.1"]
+
+
+def test_redis_is_closed_and_forgets_nothing(services: dict[str, Any]) -> None:
+    """Whoever can write to the broker can run any task; an evicted key is a ticket lost."""
+    assert services["redis"]["image"] == "redis:8"
+    assert services["redis"]["volumes"] == ["redis:/data"]
+    document = load()
+    assert "redis" in document["volumes"]
+    (config,) = services["redis"]["configs"]
+    assert services["redis"]["command"] == ["redis-server", config["target"]]
+    lines = document["configs"][config["source"]]["content"].splitlines()
+    assert lines == [
+        "requirepass redis-password",
+        "dir /data",
+        "appendonly yes",
+        'save ""',
+        "maxmemory-policy noeviction",
+    ]
+    assert services["redis"]["environment"] == {"REDISCLI_AUTH": "redis-password"}
+
+
+def test_the_gpu_file_changes_services_that_exist(services: dict[str, Any]) -> None:
+    """Compose adds a service whose name it does not know, and runs it without an image."""
+    override = load(COMPOSE_GPU)
+    assert set(override) == {"services"}
+    assert set(override["services"]) == {"gpu"}
+    merged = merge(deepcopy(services["gpu"]), override["services"]["gpu"])
+    assert merged["command"] == services["gpu"]["command"]
+    assert merged["image"] == "headrace-worker:cuda"
+    assert merged["build"]["dockerfile"] == "docker/worker.Dockerfile"
+    assert merged["build"]["args"] == {"TORCH_INDEX": ""}
+    arguments = [i.value for i in read_dockerfile(DOCKER / "worker.Dockerfile") if i.name == "ARG"]
+    assert any(argument.startswith("TORCH_INDEX=") for argument in arguments)
+    (device,) = merged["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+
+
+def merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
+    """Merge as Compose does where no list meets another."""
+    for key, value in override.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        base[key] = merge(base[key], value) if both else value
+    return base
+
+
+def _has_compose() -> bool:
+    if shutil.which("docker") is None:
+        return False
+    return subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not _has_compose(), reason="no docker compose here")
+@pytest.mark.parametrize("files", [(COMPOSE,), (COMPOSE, COMPOSE_GPU)], ids=["cpu", "gpu"])
+def test_compose_itself_reads_the_files(files: tuple[Path, ...]) -> None:
+    """What our reading of the format misses."""
+    chosen = [argument for path in files for argument in ("-f", str(path))]
+    command = ["docker", "compose", *chosen, "config", "--quiet"]
+    result = subprocess.run(command, env=os.environ | REQUIRED, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
