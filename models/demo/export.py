@@ -22,6 +22,7 @@ def export(
     out: Path, model: Llama, tokenizer: Tokenizer, corpus: Corpus, run: dict[str, Any]
 ) -> dict[str, Any]:
     """Write the checkpoint, `heldout.txt` and `metrics.json` under out; return the metrics."""
+    out.mkdir(parents=True, exist_ok=True)
     shape = model.shape
     bos, eos = token_id(tokenizer, BOS), token_id(tokenizer, EOS)
     weights = {

@@ -1,6 +1,6 @@
 """Train the demo model on the standard library and export it in the Hugging Face layout.
 
-`python models/demo/train.py --minutes 45` trains, or goes on from its last checkpoint, under `.cache/demo/`,
+`python models/demo/train.py --minutes 90` trains, or goes on from its last checkpoint, under `.cache/demo/`,
 then writes the weights, tokenizer, held-out text and metrics beside this file. Needs CPUs only.
 """
 
@@ -23,7 +23,7 @@ BATCH_TOKENS = 4_096
 SHORT, LONG = 512, 1_024
 WARMUP_STEPS = 30
 DECAY_FROM = 0.55
-LONG_FROM = 0.75
+LONG_FROM = 0.80
 
 
 @dataclass(slots=True)
@@ -67,6 +67,25 @@ class Rows:
         return self.rows[self.cursor - num_rows : self.cursor]
 
 
+class Threads:
+    """Uses all threads or one, whichever is faster now: a busy neighbour stalls every parallel loop."""
+
+    def __init__(self, most: int) -> None:
+        self.seconds = dict.fromkeys({1, most}, 0.0)
+        self.now = most
+
+    def before(self, step: int) -> None:
+        """Set the count for this step; one step in 24 tries the count that lost last time."""
+        best = min(self.seconds, key=lambda count: self.seconds[count])
+        self.now = best if step % 24 else max(self.seconds, key=lambda count: self.seconds[count])
+        torch.set_num_threads(self.now)
+
+    def after(self, seconds: float) -> None:
+        """Remember how long a step took with the count in use."""
+        known = self.seconds[self.now]
+        self.seconds[self.now] = seconds if known == 0.0 else 0.5 * known + 0.5 * seconds
+
+
 def optimizers(model: Llama, lr: float) -> list[torch.optim.Optimizer]:
     """Return Muon for the layers' matrices and AdamW for embeddings and norms."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
@@ -98,8 +117,10 @@ def train(args: argparse.Namespace, corpus: Corpus, tokenizer: Tokenizer) -> tup
     rows = Rows(corpus, tokenizer)
     rows.open(state.epoch, state.cursor, LONG if state.seconds / budget >= LONG_FROM else SHORT)
     smooth: float | None = None
+    threads = Threads(args.threads)
     while (done := state.seconds / budget) < 1.0:
         started = time.perf_counter()
+        threads.before(state.step)
         length = LONG if done >= LONG_FROM else SHORT
         for stepper in steppers:
             for group in stepper.param_groups:
@@ -114,9 +135,11 @@ def train(args: argparse.Namespace, corpus: Corpus, tokenizer: Tokenizer) -> tup
         smooth = loss.item() if smooth is None else 0.95 * smooth + 0.05 * loss.item()
         state.step, state.tokens = state.step + 1, state.tokens + BATCH_TOKENS
         state.epoch, state.cursor = rows.epoch, rows.cursor
-        state.seconds += time.perf_counter() - started
+        taken = time.perf_counter() - started
+        threads.after(taken)
+        state.seconds += taken
         if state.step % 20 == 0:
-            rate = BATCH_TOKENS / (time.perf_counter() - started)
+            rate = BATCH_TOKENS / min(threads.seconds.values())
             print(
                 f"step {state.step} {done:.3f} loss {smooth:.3f} {state.tokens / 1e6:.2f}M {rate:.0f}/s",
                 flush=True,
@@ -150,8 +173,9 @@ def documents(args: argparse.Namespace) -> tuple[Corpus, Tokenizer]:
 def main() -> None:
     """Parse the command line, train, export."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--minutes", type=float, default=45.0, help="training time, decay included")
+    parser.add_argument("--minutes", type=float, default=90.0, help="training time, decay included")
     parser.add_argument("--lr", type=float, default=6e-3)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--vocab", type=int, default=6144)
     parser.add_argument("--save-seconds", type=float, default=180.0)
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "demo")
@@ -159,7 +183,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent)
     args = parser.parse_args()
     args.cache.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(2)
+    torch.set_num_threads(args.threads)
     corpus, tokenizer = documents(args)
     if args.export_only:
         kept = torch.load(args.cache / "checkpoint.pt", weights_only=True)
