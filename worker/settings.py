@@ -5,7 +5,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, field_validator
+from pydantic import AfterValidator, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "models" / "demo"
@@ -114,5 +114,18 @@ class Settings(BaseSettings):
 
 @cache
 def settings() -> Settings:
-    """Return the process's settings, read once."""
-    return Settings()
+    """Return the process's settings, read once.
+
+    Raises:
+        SystemExit: a value cannot be used; the message names the variable.
+
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        problems = [f"{_variable(str(e['loc'][0]))}: {e['msg']}" for e in error.errors()]
+        raise SystemExit("\n".join(problems)) from None
+
+
+def _variable(name: str) -> str:
+    return name.upper() if name.isupper() else f"HEADRACE_{name.upper()}"

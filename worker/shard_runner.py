@@ -36,7 +36,7 @@ class Ending(StrEnum):
     """How a run of a shard ended."""
 
     FINISHED = "finished"
-    NOTHING_TO_DO = "nothing to do"  # somebody else has it, or its batch is over
+    NOTHING_TO_DO = "nothing to do"  # somebody else has it, its batch is over, or we are draining
     STOPPED = "stopped"  # its batch was cancelled or expired
     HANDED_BACK = "handed back"  # this worker is shutting down
     LOST = "lost"  # the lease ran out and somebody else took it
@@ -56,6 +56,8 @@ class ShardRunner:
 
     def run(self, shard_id: int) -> Ending:
         """Run a shard to its end, or as far as it may go."""
+        if self.draining.is_set():
+            return Ending.NOTHING_TO_DO
         with self.store.transaction() as session:
             held = shards.claim(session, shard_id, worker=self.worker, lease=self.lease)
         if held is None:

@@ -27,6 +27,8 @@ def wake_ups(url: str, *, every_seconds: float) -> Iterator[None]:
         connection.execute(f"LISTEN {CHANNEL}")
         while True:
             yield
-            # Ends after the first notification, or empty at the timeout.
-            for _ in connection.notifies(timeout=every_seconds, stop_after=1):
-                pass
+            # Until the first notification or the timeout; then take those that came with it: one look
+            # round answers them all.
+            for seconds, most in ((every_seconds, 1), (0, None)):
+                for _ in connection.notifies(timeout=seconds, stop_after=most):
+                    pass
