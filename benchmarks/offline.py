@@ -11,7 +11,6 @@ is not timed.
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import sys
@@ -20,9 +19,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-# Threads that wait for each other sleep soon: spinning ones lose whole time slices when cores are shared.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from worker.engine.config import DTYPES, EngineConfig
 from worker.engine.engine import Engine
