@@ -1,0 +1,94 @@
+"""From stored rows to what a client reads."""
+
+from api.batches.schemas import (
+    BatchAnswer,
+    Callback,
+    Counts,
+    InputTokensDetails,
+    RequestErrorAnswer,
+    RequestUsage,
+    ResultAnswer,
+    Tokens,
+    Usage,
+)
+from worker.contract.states import BatchStatus
+from worker.store.batches import BatchView
+from worker.store.requests import ResultView
+from worker.store.webhooks import DeliveryView
+
+
+def to_answer(
+    view: BatchView, delivery: DeliveryView | None, outputs: list[str | None] | None
+) -> BatchAnswer:
+    """Return a batch as the client sees it; `outputs=None` leaves them out."""
+    return BatchAnswer(
+        batch_id=view.id,
+        status=view.status,
+        progress=round(view.progress, 4),
+        counts=Counts(
+            total=view.num_requests,
+            pending=view.num_requests - view.num_settled,
+            completed=view.num_completed,
+            failed=view.num_failed,
+            cancelled=view.num_cancelled,
+        ),
+        tokens=Tokens(done=view.output_tokens + view.running_tokens, max=view.max_output_tokens),
+        usage=Usage(
+            input_tokens=view.input_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=view.cached_tokens),
+            output_tokens=view.output_tokens,
+            total_tokens=view.input_tokens + view.output_tokens,
+        ),
+        eta_seconds=_eta_seconds(view),
+        priority=view.priority,
+        metadata=view.metadata,
+        callback=_to_callback(view, delivery),
+        created_at=view.created_at,
+        started_at=view.started_at,
+        expires_at=view.expires_at,
+        finished_at=view.finished_at,
+        outputs=outputs,
+    )
+
+
+def _to_callback(view: BatchView, delivery: DeliveryView | None) -> Callback | None:
+    if view.callback_url is None:
+        return None
+    if delivery is None:
+        return Callback(url=view.callback_url)
+    return Callback(
+        url=view.callback_url,
+        event_id=delivery.event_id,
+        state=delivery.state,
+        attempts=delivery.attempts,
+        last_status_code=delivery.last_status_code,
+        last_error=delivery.last_error,
+    )
+
+
+def _eta_seconds(view: BatchView) -> float | None:
+    if view.status is not BatchStatus.PROCESSING or view.started_at is None or view.progress <= 0:
+        return None
+    elapsed = (view.read_at - view.started_at).total_seconds()
+    return round(elapsed * (1 - view.progress) / view.progress, 1)
+
+
+def to_result(row: ResultView) -> ResultAnswer:
+    """Return one result as the client sees it."""
+    error = None
+    if row.error_code is not None:
+        error = RequestErrorAnswer(code=row.error_code, message=row.error_message or "")
+    return ResultAnswer(
+        sequence=row.sequence,
+        index=row.position,
+        custom_id=row.custom_id,
+        status=row.outcome,
+        output=row.output,
+        finish_reason=row.finish_reason,
+        usage=RequestUsage(
+            input_tokens=row.num_prompt_tokens,
+            cached_tokens=row.num_cached_tokens,
+            output_tokens=row.num_output_tokens,
+        ),
+        error=error,
+    )
