@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
@@ -37,6 +37,21 @@ class ErrorDetail(BaseModel):
 
 class ErrorBody(BaseModel):
     """The body of every answer that is not a success."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "error": {
+                        "message": "prompts[1]: String should have at least 1 character",
+                        "type": "invalid_request_error",
+                        "param": "prompts[1]",
+                        "code": "string_too_short",
+                    }
+                }
+            ]
+        }
+    )
 
     error: ErrorDetail
 

@@ -203,6 +203,36 @@ class Callback(BaseModel):
 class BatchAnswer(BaseModel):
     """A batch as it stands now."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "batch_id": "batch_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b",
+                    "status": "processing",
+                    "progress": 0.4375,
+                    "counts": {"total": 2, "pending": 1, "completed": 1, "failed": 0, "cancelled": 0},
+                    "tokens": {"done": 52, "max": 128},
+                    "usage": {
+                        "input_tokens": 7,
+                        "input_tokens_details": {"cached_tokens": 0},
+                        "output_tokens": 24,
+                        "total_tokens": 31,
+                    },
+                    "eta_seconds": 1.9,
+                    "priority": 0,
+                    "metadata": {"dataset": "docstrings"},
+                    "callback": {"url": "https://example.com/hooks/headrace", "attempts": 0},
+                    "created_at": "2026-11-21T12:00:00Z",
+                    "started_at": "2026-11-21T12:00:00.1Z",
+                    "expires_at": None,
+                    "finished_at": None,
+                    "outputs": ['    """Return the lines of a file."""', None],
+                    "error": None,
+                }
+            ]
+        }
+    )
+
     batch_id: str
     status: BatchStatus
     progress: float = Field(ge=0, le=1, description="by tokens, so it moves while requests run")
@@ -253,6 +283,30 @@ class ResultAnswer(BaseModel):
 
 class ResultPage(BaseModel):
     """Results in order of completion. Pass `next` as `after` to read on."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "object": "list",
+                    "data": [
+                        {
+                            "sequence": 1,
+                            "index": 0,
+                            "custom_id": "row-1",
+                            "status": "completed",
+                            "output": '    """Return the lines of a file."""',
+                            "finish_reason": "stop",
+                            "usage": {"input_tokens": 7, "cached_tokens": 0, "output_tokens": 12},
+                            "error": None,
+                        }
+                    ],
+                    "next": 1,
+                    "has_more": True,
+                }
+            ]
+        }
+    )
 
     object: Literal["list"] = "list"
     data: list[ResultAnswer]

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -5,7 +6,9 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from api.batches.schemas import BatchAnswer, BatchSubmission, ResultPage
 from api.checkpoint import ChatTemplateError, Checkpoint, CheckpointError
+from api.errors import ErrorBody
 from api.main import create_app
 from tests.fixtures.checkpoint import write_checkpoint
 from worker.settings import Settings
@@ -57,7 +60,15 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
         for operation in methods.values():
             assert operation["summary"], path
             assert operation["description"], path
-    assert document["components"]["schemas"]["BatchSubmission"]["examples"]
+    schemas = document["components"]["schemas"]
+    for name, model in {
+        "BatchSubmission": BatchSubmission,
+        "BatchAnswer": BatchAnswer,
+        "ResultPage": ResultPage,
+        "ErrorBody": ErrorBody,
+    }.items():
+        for example in schemas[name]["examples"]:
+            model.model_validate_json(json.dumps(example))
     assert client.get("/docs").status_code == 200
 
 
