@@ -245,8 +245,8 @@ class BatchAnswer(BaseModel):
     callback: Callback | None
     created_at: datetime
     started_at: datetime | None
-    expires_at: datetime | None
-    finished_at: datetime | None
+    expires_at: datetime | None = None
+    finished_at: datetime | None = None
     outputs: list[str | None] | None = Field(
         description="in the order of the requests, null where there is none (yet); small batches only"
     )
@@ -278,7 +278,7 @@ class ResultAnswer(BaseModel):
     output: str | None
     finish_reason: str | None
     usage: RequestUsage
-    error: RequestErrorAnswer | None
+    error: RequestErrorAnswer | None = None
 
 
 class ResultPage(BaseModel):
