@@ -76,7 +76,9 @@ class InputBuilder:
                 dtype=self._dtype,
             ),
             output_rows=(
-                None if len(sampled) == len(token_ids) else torch.tensor([int(row) for row, _ in sampled])
+                None
+                if len(sampled) == len(token_ids)
+                else torch.tensor([int(row) for row, _ in sampled], dtype=torch.int64)
             ),
             sampled=sequences,
             sampling=build_sampling_input(sequences),

@@ -2,7 +2,9 @@
 
 import torch
 
+from kernels import int8_linear
 from worker.engine.config import EngineConfig
+from worker.engine.errors import ConfigError
 from worker.engine.input_builder import InputBuilder
 from worker.engine.kv_cache import allocate_kv_cache, size_kv_cache
 from worker.engine.models.checkpoint import Weights
@@ -11,7 +13,8 @@ from worker.engine.sampler import sample
 from worker.engine.sequence import Sequence
 from worker.engine.step import ModelInfo, StepPlan
 
-TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+# Of activations and the KV cache.
+TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
 
 
 class ModelRunner:
@@ -20,11 +23,14 @@ class ModelRunner:
     def __init__(self, config: EngineConfig) -> None:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
+        is_int8 = config.dtype == "int8"
+        if is_int8 and not int8_linear.is_available():
+            raise ConfigError("dtype int8 needs a torch with oneDNN: use bf16 or f32")
         dtype = TORCH_DTYPES[config.dtype]
         architecture = read_architecture(config.model)
         size = size_kv_cache(config, architecture, dtype)
         with torch.inference_mode():
-            with Weights(config.model, dtype) as weights:
+            with Weights(config.model, dtype, is_int8=is_int8) as weights:
                 self._model = architecture.load(weights, size.max_model_len)
             self._kv_cache = allocate_kv_cache(size, architecture, config.block_size, dtype)
         self._input_builder = InputBuilder(

@@ -73,6 +73,12 @@ def test_chunked(checkpoint: Path) -> None:
     _assert_equal(checkpoint, _prompts(), run(engine, requests_for(_prompts(), greedy(NUM_TOKENS))))
 
 
+def test_chunks_that_choose_no_token(checkpoint: Path) -> None:
+    engine = make_engine(checkpoint, max_tokens_per_step=5, max_num_sequences=2)
+    prompts = _prompts()[-2:]
+    _assert_equal(checkpoint, prompts, run(engine, requests_for(prompts, greedy(NUM_TOKENS))))
+
+
 def test_preempted(checkpoint: Path) -> None:
     engine = make_engine(checkpoint, num_blocks=24, max_model_len=80, enable_prefix_cache=False)
     _assert_equal(checkpoint, _prompts(), run(engine, requests_for(_prompts(), greedy(NUM_TOKENS))))

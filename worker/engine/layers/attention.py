@@ -6,7 +6,7 @@ from kernels.kv_write import write_kv_
 from kernels.paged_attention import paged_attention
 from kernels.rotary import apply_rotary_
 from worker.engine.input_builder import StepInput
-from worker.engine.layers.linear import Linear
+from worker.engine.layers.linear import Projection
 
 
 class Attention:
@@ -14,7 +14,7 @@ class Attention:
 
     __slots__ = ("_head_dim", "_num_heads", "_num_kv_heads", "_qkv", "_scale")
 
-    def __init__(self, qkv: Linear, *, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    def __init__(self, qkv: Projection, *, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         self._qkv = qkv
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads

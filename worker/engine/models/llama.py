@@ -9,7 +9,7 @@ from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.silu_mul import silu_mul
 from worker.engine.input_builder import StepInput
 from worker.engine.layers.attention import Attention
-from worker.engine.layers.linear import Linear
+from worker.engine.layers.linear import Projection
 from worker.engine.layers.rotary_embedding import RotaryEmbedding
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.llama_config import LlamaConfig
@@ -21,10 +21,10 @@ class LlamaLayer:
 
     attention_norm: Tensor
     attention: Attention
-    attention_out: Linear
+    attention_out: Projection
     mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: Projection
+    down: Projection
 
 
 class LlamaModel:
@@ -36,7 +36,7 @@ class LlamaModel:
         embedding: Tensor,
         layers: list[LlamaLayer],
         norm: Tensor,
-        head: Linear,
+        head: Projection,
         max_model_len: int,
     ) -> None:
         self.config = config
@@ -62,6 +62,8 @@ class LlamaModel:
         for index, (layer, cache) in enumerate(zip(self._layers, kv_cache, strict=True)):
             x = layer.attention(x, angles, cache, step)
             if index == last and step.output_rows is not None:
+                if not len(step.output_rows):
+                    return x[:0]  # a chunk in the middle of a prompt: its keys and values were all it was for
                 x = x.index_select(0, step.output_rows)
                 residual = residual.index_select(0, step.output_rows)
             x = add_rms_norm(layer.attention_out(x), residual, layer.mlp_norm, eps)
@@ -81,10 +83,7 @@ def load_llama(config: LlamaConfig, weights: Weights, max_model_len: int) -> Lla
     embedding = weights.take("model.embed_tokens.weight", config.vocab_size, hidden)
     layers = [_load_layer(config, weights, f"model.layers.{index}") for index in range(config.num_layers)]
     norm = weights.take("model.norm.weight", hidden)
-    if config.has_tied_embeddings:
-        head = Linear(embedding)
-    else:
-        head = Linear(weights.take("lm_head.weight", config.vocab_size, hidden))
+    head = weights.head(embedding, is_tied=config.has_tied_embeddings)
     return LlamaModel(config, embedding, layers, norm, head, max_model_len)
 
 
@@ -92,10 +91,8 @@ def _load_layer(config: LlamaConfig, weights: Weights, prefix: str) -> LlamaLaye
     hidden, width = config.hidden_size, config.intermediate_size
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
-    def linear(names: list[str], rows: list[int], columns: int, *, has_bias: bool) -> Linear:
-        weight = weights.stack([f"{prefix}.{name}.weight" for name in names], rows, columns)
-        bias = weights.stack([f"{prefix}.{name}.bias" for name in names], rows) if has_bias else None
-        return Linear(weight, bias)
+    def linear(names: list[str], rows: list[int], columns: int, *, has_bias: bool) -> Projection:
+        return weights.linear([f"{prefix}.{name}" for name in names], rows, columns, has_bias=has_bias)
 
     return LlamaLayer(
         attention_norm=weights.take(f"{prefix}.input_layernorm.weight", hidden),
