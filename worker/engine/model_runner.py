@@ -39,6 +39,7 @@ class ModelRunner:
             block_size=config.block_size,
             num_kv_heads=architecture.num_kv_heads,
             dtype=dtype,
+            windows=architecture.windows,
         )
         self.model_info = ModelInfo(
             name=config.model.resolve().name,

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from tests.fixtures.generation import greedy, make_engine, run
+from tests.fixtures.logits import keep_logits
 from tests.fixtures.tiny_llama import write_tiny_llama
 from worker.engine.engine import Engine
-from worker.engine.input_builder import StepInput
 from worker.engine.step import GenerationRequest
 
 NUM_TOKENS = 24
@@ -25,15 +25,33 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+MODELS = {
+    "llama": {"attention_bias": True},
+    "qwen3_window": {
+        "config_class": "Qwen3Config",
+        "use_sliding_window": True,
+        "sliding_window": 20,
+        "max_window_layers": 1,
+    },
+    "gemma2": {
+        "config_class": "Gemma2Config",
+        "query_pre_attn_scalar": 30,
+        "sliding_window": 50,
+        "attn_logit_softcapping": 3.0,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(
         tmp_path_factory.mktemp("invariance"),
         hidden_size=96,
         head_dim=32,
         intermediate_size=200,
-        attention_bias=True,
         max_position_embeddings=512,
+        **MODELS[request.param],
     )
 
 
@@ -51,23 +69,7 @@ class Watched:
 
     def __init__(self, checkpoint: Path, **overrides: Any) -> None:
         self.engine: Engine = make_engine(checkpoint, **{"dtype": "int8", "block_size": 16} | overrides)
-        self.logits: dict[tuple[int, int], Tensor] = {}
-        runner = self.engine._runner
-        model, build = runner._model, runner._input_builder.build
-        steps: list[StepInput] = []
-
-        def keep_step(plan: Any) -> StepInput:
-            steps.append(build(plan))
-            return steps[-1]
-
-        def keep_logits(hidden: Tensor) -> Tensor:
-            logits = model.logits(hidden)
-            for row, sequence in zip(logits, steps[-1].sampled, strict=True):
-                self.logits[int(str(sequence.request_id)), len(sequence.token_ids)] = row.clone()
-            return logits
-
-        runner._input_builder.build = keep_step
-        runner._model = _Model(model.forward, keep_logits)
+        self.logits = keep_logits(self.engine)
 
     def run(self, ids: Iterable[int], temperature: float = 0.0) -> dict[int, tuple[int, ...]]:
         prompts = _prompts()
@@ -76,11 +78,6 @@ class Watched:
             GenerationRequest(index, prompts[index], one) for index, one in zip(ids, params, strict=True)
         ]
         return {int(str(done.id)): done.token_ids for done in run(self.engine, requests)}
-
-
-class _Model:
-    def __init__(self, forward: Any, logits: Any) -> None:
-        self.forward, self.logits = forward, logits
 
 
 @pytest.fixture(scope="module")

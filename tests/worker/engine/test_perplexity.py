@@ -30,7 +30,7 @@ def perplexity(dtype: str) -> float:
             dtype=runner._kv_cache[0].dtype,
         )
         places = torch.arange(count)
-        step = StepInput(ids[0], places, places, plan, None, (), None)
+        step = StepInput(ids[0], places, places, {None: plan}, None, (), None)
         return runner._model.logits(runner._model.forward(step, runner._kv_cache)).unsqueeze(0)
 
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))

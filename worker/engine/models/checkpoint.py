@@ -111,12 +111,21 @@ class Weights:
         return tensor
 
     def linear(
-        self, names: list[str], rows: list[int], columns: int, *, has_bias: bool = False
+        self,
+        names: list[str],
+        rows: list[int],
+        columns: int,
+        *,
+        has_bias: bool = False,
+        is_exact: bool = False,
     ) -> Projection:
-        """Return one product for the weights (and biases) of modules that read the same input, in order."""
+        """Return one product for the weights (and biases) of modules that read the same input, in order.
+
+        `is_exact` keeps it from being quantized.
+        """
         weight = self.stack([f"{name}.weight" for name in names], rows, columns)
         bias = self.stack([f"{name}.bias" for name in names], rows) if has_bias else None
-        if not self._is_int8:
+        if is_exact or not self._is_int8:
             return Linear(weight, bias)
         self.num_bytes -= weight.numel() * weight.element_size()
         return self._quantized(weight, bias, self._dtype)
