@@ -7,9 +7,10 @@ from worker.engine.config import EngineConfig
 from worker.engine.errors import ConfigError
 from worker.engine.input_builder import InputBuilder
 from worker.engine.kv_cache import allocate_kv_cache, size_kv_cache
+from worker.engine.logit_rules import apply_rules
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.registry import read_architecture
-from worker.engine.sampler import sample
+from worker.engine.sampler import sample, token_logprobs
 from worker.engine.sequence import Sequence
 from worker.engine.step import ModelInfo, StepPlan
 
@@ -62,5 +63,13 @@ class ModelRunner:
         hidden = self._model.forward(step, self._kv_cache)
         if not step.sampled:
             return []
-        tokens = sample(self._model.logits(hidden), step.sampling)
+        logits = self._model.logits(hidden)
+        asking = [row for row, sequence in enumerate(step.sampled) if sequence.params.logprobs is not None]
+        own_logits = logits[torch.tensor(asking)] if asking else None  # a copy: rules change theirs in place
+        tokens = sample(apply_rules(logits, step.sampled), step.sampling)
+        if own_logits is not None:
+            counts = [step.sampled[row].params.logprobs or 0 for row in asking]
+            found = token_logprobs(own_logits, [tokens[row] for row in asking], counts)
+            for row, one in zip(asking, found, strict=True):
+                step.sampled[row].logprobs.append(one)
         return list(zip(step.sampled, tokens, strict=True))
