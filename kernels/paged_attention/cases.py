@@ -12,6 +12,8 @@ class Case:
     head_dim: int
     lens: tuple[tuple[int, int], ...]
     block_size: int = 16
+    window: int | None = None
+    soft_cap: float | None = None
 
 
 CASES: tuple[Case, ...] = (
@@ -22,4 +24,9 @@ CASES: tuple[Case, ...] = (
     Case(8, 1, 16, ((7, 7),)),  # prefill from the start
     Case(6, 3, 10, ((5, 38), (16, 16), (3, 35)), block_size=4),  # chunks with context before them
     Case(6, 2, 64, ((1, 77), (1, 5), (33, 33), (2, 40), (1, 9))),  # mixed
+    Case(2, 1, 8, ((300, 310), (129, 129), (128, 128))),  # several tiles of rows, the last of one row
+    Case(6, 2, 64, ((1, 77), (1, 5), (33, 33), (2, 40), (1, 9)), window=8),
+    Case(4, 2, 16, ((1, 16), (1, 16), (150, 160)), window=16),  # the window ends on a Block
+    Case(6, 2, 64, ((1, 77), (1, 5), (33, 33), (1, 32)), soft_cap=2.0),
+    Case(6, 2, 64, ((1, 77), (1, 5), (33, 33)), window=8, soft_cap=2.0),
 )

@@ -13,6 +13,9 @@ def paged_attention(
     context_lens: Sequence[int],
     block_tables: Tensor,
     scale: float,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """Return the float32 truth for `kernels.paged_attention.paged_attention`."""
     num_heads, head_dim = query.shape[1:]
@@ -25,7 +28,10 @@ def paged_attention(
         kv = kv.repeat_interleave(num_heads // num_kv_heads, dim=1)
         for offset in range(num_new):
             end = context - num_new + offset + 1
-            scores = torch.einsum("hd,hld->hl", query[first + offset].float(), kv[0, :, :end]) * scale
-            rows.append(torch.einsum("hl,hld->hd", scores.softmax(dim=-1), kv[1, :, :end]).reshape(-1))
+            begin = 0 if window is None else max(0, end - window)
+            scores = torch.einsum("hd,hld->hl", query[first + offset].float(), kv[0, :, begin:end]) * scale
+            if soft_cap is not None:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
+            rows.append(torch.einsum("hl,hld->hd", scores.softmax(dim=-1), kv[1, :, begin:end]).reshape(-1))
         first += num_new
     return torch.stack(rows)

@@ -36,9 +36,10 @@ def test_the_result_is_complete_and_right(workload: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["median_s"] == result["median_s"]
 
 
-def test_int8_is_refused_clearly(workload: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments(workload, "int8")) == 2
-    assert "int8 is not built yet" in capsys.readouterr().err
+def test_int8_gives_the_lengths_asked_for(workload: Path) -> None:
+    assert main(arguments(workload, "int8")) == 0
+    outputs = json.loads((workload / "out.json").read_text())["outputs"]
+    assert [len(output) for output in outputs] == [4 + i for i in range(len(PROMPTS))]
 
 
 def test_runs_differ_in_tokens_and_not_in_lengths() -> None:

@@ -14,6 +14,7 @@ class EngineConfig:
 
     model: Path
     device: str = "cpu"
+    # int8: weights and activations of products; the rest, and the KV cache, is bf16.
     dtype: str = "bf16"
     block_size: int = 16  # tokens in a Block
     # None: as many as max_num_sequences can use, within kv_cache_bytes.
@@ -32,8 +33,6 @@ class EngineConfig:
             raise ConfigError(f"device {self.device!r} is not built yet: only 'cpu' is")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
-        if self.dtype == "int8":
-            raise ConfigError("dtype int8 is not built yet: use bf16 or f32")
         for name in (
             "block_size",
             "num_blocks",

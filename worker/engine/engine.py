@@ -119,6 +119,11 @@ class Engine:
         if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
             raise InvalidRequestError(f"the prompt has a token id outside 0..{info.vocab_size - 1}")
         params = request.params
+        named = [*(token for token, _ in params.logit_bias), *params.stop_token_ids]
+        if named and (min(named) < 0 or max(named) >= info.vocab_size):
+            raise InvalidRequestError(
+                f"logit_bias or stop_token_ids has an id outside 0..{info.vocab_size - 1}"
+            )
         stop_token_ids = frozenset(params.stop_token_ids)
         self._num_added += 1
         return Sequence(
@@ -157,4 +162,5 @@ class Engine:
             finish_reason=reason,
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_cached_tokens=sequence.num_cached_tokens or 0,
+            logprobs=None if sequence.params.logprobs is None else tuple(sequence.logprobs),
         )

@@ -2,16 +2,20 @@
 
 import torch
 
+from kernels import int8_linear
 from worker.engine.config import EngineConfig
+from worker.engine.errors import ConfigError
 from worker.engine.input_builder import InputBuilder
 from worker.engine.kv_cache import allocate_kv_cache, size_kv_cache
+from worker.engine.logit_rules import apply_rules
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.registry import read_architecture
-from worker.engine.sampler import sample
+from worker.engine.sampler import sample, token_logprobs
 from worker.engine.sequence import Sequence
 from worker.engine.step import ModelInfo, StepPlan
 
-TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+# Of activations and the KV cache.
+TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
 
 
 class ModelRunner:
@@ -20,11 +24,14 @@ class ModelRunner:
     def __init__(self, config: EngineConfig) -> None:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
+        is_int8 = config.dtype == "int8"
+        if is_int8 and not int8_linear.is_available():
+            raise ConfigError("dtype int8 needs a torch with oneDNN: use bf16 or f32")
         dtype = TORCH_DTYPES[config.dtype]
         architecture = read_architecture(config.model)
         size = size_kv_cache(config, architecture, dtype)
         with torch.inference_mode():
-            with Weights(config.model, dtype) as weights:
+            with Weights(config.model, dtype, is_int8=is_int8) as weights:
                 self._model = architecture.load(weights, size.max_model_len)
             self._kv_cache = allocate_kv_cache(size, architecture, config.block_size, dtype)
         self._input_builder = InputBuilder(
@@ -33,6 +40,7 @@ class ModelRunner:
             block_size=config.block_size,
             num_kv_heads=architecture.num_kv_heads,
             dtype=dtype,
+            windows=architecture.windows,
         )
         self.model_info = ModelInfo(
             name=config.model.resolve().name,
@@ -55,5 +63,13 @@ class ModelRunner:
         hidden = self._model.forward(step, self._kv_cache)
         if not step.sampled:
             return []
-        tokens = sample(self._model.logits(hidden), step.sampling)
+        logits = self._model.logits(hidden)
+        asking = [row for row, sequence in enumerate(step.sampled) if sequence.params.logprobs is not None]
+        own_logits = logits[torch.tensor(asking)] if asking else None  # a copy: rules change theirs in place
+        tokens = sample(apply_rules(logits, step.sampled), step.sampling)
+        if own_logits is not None:
+            counts = [step.sampled[row].params.logprobs or 0 for row in asking]
+            found = token_logprobs(own_logits, [tokens[row] for row in asking], counts)
+            for row, one in zip(asking, found, strict=True):
+                step.sampled[row].logprobs.append(one)
         return list(zip(step.sampled, tokens, strict=True))

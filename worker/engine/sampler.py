@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.engine.sequence import Sequence
+from worker.engine.sequence import Sequence, TokenLogprobs
 
 NUM_CANDIDATES = 256  # the most likely tokens looked at first for top-k and top-p
 _WEYL = np.uint64(0x9E3779B97F4A7C15)
@@ -89,6 +89,17 @@ def sample(logits: Tensor, sampling: SamplingInput | None) -> list[int]:
         )
     tokens: list[int] = chosen.tolist()
     return tokens
+
+
+def token_logprobs(logits: Tensor, token_ids: Sequences[int], counts: Sequences[int]) -> list[TokenLogprobs]:
+    """Return for each row of `logits` the logprob of its token and of its `counts` likeliest ones."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    chosen = logprobs.gather(1, torch.tensor(token_ids).unsqueeze(1)).squeeze(1).tolist()
+    values, indices = logprobs.topk(min(max(counts), logits.shape[1]), dim=-1)
+    return [
+        TokenLogprobs(one, tuple(zip(ids[:count], tops[:count], strict=True)))
+        for one, ids, tops, count in zip(chosen, indices.tolist(), values.tolist(), counts, strict=True)
+    ]
 
 
 def _sample_plain(scaled: Tensor, sampling: SamplingInput, rows: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from worker.engine.errors import InvalidRequestError
 
+MAX_LOGPROBS = 20
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -12,7 +14,9 @@ class SamplingParams:
 
     `temperature=0` is greedy. `top_k=0`, `top_p=1` and `min_p=0` are off; they apply in that order, after the
     temperature. `seed=None` draws one. `stop` strings and `stop_token_ids` end the output, which is cut
-    before them; `ignore_eos` ignores the checkpoint's end tokens only.
+    before them; `ignore_eos` ignores the checkpoint's end tokens only. `min_tokens` holds back end tokens and
+    stop ids; a stop string may still come before it. `logprobs` is how many of the likeliest tokens are
+    reported beside each chosen one, from the model's own logits; None reports nothing.
     """
 
     max_tokens: int = 256
@@ -24,6 +28,12 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0  # over prompt and output; 1 is off
+    frequency_penalty: float = 0.0  # over the output, by how often
+    presence_penalty: float = 0.0  # over the output, once
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added)
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         problems = {
@@ -32,6 +42,12 @@ class SamplingParams:
             "top_p": not 0 < self.top_p <= 1,
             "top_k": self.top_k < 0,
             "min_p": not 0 <= self.min_p <= 1,
+            "min_tokens": not 0 <= self.min_tokens <= self.max_tokens,
+            "repetition_penalty": not 0 < self.repetition_penalty < math.inf,
+            "frequency_penalty": not -2 <= self.frequency_penalty <= 2,
+            "presence_penalty": not -2 <= self.presence_penalty <= 2,
+            "logit_bias": any(not math.isfinite(bias) for _, bias in self.logit_bias),
+            "logprobs": self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS,
             "stop": any(not text for text in self.stop),
         }
         for name, is_wrong in problems.items():
@@ -42,3 +58,14 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Whether the most likely token is taken."""
         return self.temperature == 0
+
+    @property
+    def has_logit_rules(self) -> bool:
+        """Whether logits change before a token is chosen."""
+        return bool(
+            self.logit_bias
+            or self.min_tokens
+            or self.repetition_penalty != 1
+            or self.frequency_penalty
+            or self.presence_penalty
+        )

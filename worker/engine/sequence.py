@@ -24,6 +24,14 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of the model's probabilities where a token was chosen, before any option of it."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]  # (token id, logprob), likeliest first
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One request's tokens: the prompt, then what was generated."""
@@ -47,6 +55,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # of full Blocks of known tokens
     num_hashed_blocks: int = 0  # how many of block_table are in the prefix cache or were offered to it
     row: int | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each output token, if asked for
 
     @property
     def num_uncomputed_tokens(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 from worker.engine.sampling import SamplingParams
-from worker.engine.sequence import FinishReason, Sequence
+from worker.engine.sequence import FinishReason, Sequence, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Completion:
     num_prompt_tokens: int
     num_cached_tokens: int
     error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each of `token_ids`, if asked for
 
 
 @dataclass(frozen=True, slots=True)

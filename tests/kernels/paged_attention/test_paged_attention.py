@@ -30,7 +30,16 @@ def test_matches_reference(
     fused = torch.randn(num_rows, case.num_heads + 2, case.head_dim, generator=generator).to(dtype)
     query = fused[:, : case.num_heads]
     scale = case.head_dim**-0.5
-    expected = reference.paged_attention(query, cache, query_lens, context_lens, block_tables, scale)
+    expected = reference.paged_attention(
+        query,
+        cache,
+        query_lens,
+        context_lens,
+        block_tables,
+        scale,
+        window=case.window,
+        soft_cap=case.soft_cap,
+    )
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *shape, **kw: empty(*shape, **kw).fill_(float("nan")))
     plan = plan_attention(
@@ -40,8 +49,38 @@ def test_matches_reference(
         block_size=case.block_size,
         num_kv_heads=case.num_kv_heads,
         dtype=dtype,
+        window=case.window,
     )
-    assert_matches(paged_attention(query, cache, plan, scale), expected)
+    assert_matches(paged_attention(query, cache, plan, scale, case.soft_cap), expected)
+
+
+def test_a_row_has_the_same_bits_however_the_step_is_cut(generator: torch.Generator) -> None:
+    """bfloat16, Blocks of 16: as a prompt, in chunks, alone, and as decode rows beside others."""
+    length, num_heads, num_kv_heads, head_dim = 300, 6, 2, 64
+    query = torch.randn(length, num_heads, head_dim, generator=generator).bfloat16()
+    cache = torch.randn(2 * num_kv_heads, 80, 16, head_dim, generator=generator).bfloat16()
+    tables = torch.arange(80).view(2, 40)
+
+    def attend(query_lens: list[int], context_lens: list[int], rows: torch.Tensor) -> torch.Tensor:
+        plan = plan_attention(
+            query_lens,
+            context_lens,
+            tables[: len(query_lens)],
+            block_size=16,
+            num_kv_heads=num_kv_heads,
+            dtype=torch.bfloat16,
+        )
+        return paged_attention(rows, cache, plan, head_dim**-0.5)
+
+    whole = attend([length], [length], query)
+    for chunk in (1, 7, 16, 100, 129):
+        for first in range(0, length, chunk):
+            rows = query[first : first + chunk]
+            part = attend([len(rows)], [first + len(rows)], rows)
+            assert torch.equal(part, whole[first : first + chunk]), (chunk, first)
+    for context in (1, 15, 16, 17, 64, 300):
+        rows = query[[context - 1, 5]]
+        assert torch.equal(attend([1, 1], [context, 500], rows)[0], whole[context - 1]), context
 
 
 def test_groups_cover_every_row_once_and_cut_where_padding_is_dear() -> None:

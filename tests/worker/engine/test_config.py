@@ -12,7 +12,6 @@ from worker.engine.step import GenerationRequest
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
-        ({"dtype": "int8"}, "int8 is not built yet"),
         ({"dtype": "fp4"}, "fp4"),
         ({"device": "cuda"}, "cuda.* is not built yet"),
         ({"block_size": 0}, "block_size"),

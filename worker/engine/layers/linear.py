@@ -1,8 +1,21 @@
 """Matrix products with a weight that never changes."""
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch import Tensor
+
+from kernels.int8_linear import int8_linear, pack_int8_weight
+
+
+class Projection(Protocol):
+    """What a layer asks of a weight, however it is kept."""
+
+    out_features: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [num_tokens, out_features] for `x` [num_tokens, in_features]."""
 
 
 class Linear:
@@ -26,3 +39,21 @@ class Linear:
             result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")  # noqa: SLF001
             return result
         return F.linear(x, self._weight, self._bias)
+
+
+class Int8Linear:
+    """`x @ weight.T + bias` with the weight quantized to int8 here and activations as they come."""
+
+    __slots__ = ("_bias", "_dtype", "_weight", "out_features")
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None
+    ) -> None:
+        self.out_features = weight.shape[0]
+        self._dtype = dtype or weight.dtype
+        self._bias = None if bias is None else bias.float()
+        self._weight = pack_int8_weight(weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [num_tokens, out_features] for `x` [num_tokens, in_features]."""
+        return int8_linear(x, self._weight, self._bias, self._dtype)

@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from worker.engine.errors import CheckpointError, MissingTensorError, TensorShapeError
+from worker.engine.layers.linear import Int8Linear, Linear, Projection
 
 T = TypeVar("T")
 
@@ -54,10 +55,14 @@ def read_eos_token_ids(directory: Path) -> frozenset[int]:
 
 
 class Weights:
-    """The tensors of a checkpoint, in one file or sharded behind an index. A context manager."""
+    """The tensors of a checkpoint, in one file or sharded behind an index. A context manager.
 
-    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
+    With `is_int8`, what `linear` and `head` return is quantized; all other tensors are in `dtype`.
+    """
+
+    def __init__(self, directory: Path, dtype: torch.dtype, *, is_int8: bool = False) -> None:
         self._dtype = dtype
+        self._is_int8 = is_int8
         self._index = directory / "model.safetensors.index.json"
         self._files: dict[Path, Any] = {}
         if self._index.is_file():
@@ -104,6 +109,40 @@ class Weights:
         self.num_parameters += tensor.numel()
         self.num_bytes += tensor.numel() * tensor.element_size()
         return tensor
+
+    def linear(
+        self,
+        names: list[str],
+        rows: list[int],
+        columns: int,
+        *,
+        has_bias: bool = False,
+        is_exact: bool = False,
+    ) -> Projection:
+        """Return one product for the weights (and biases) of modules that read the same input, in order.
+
+        `is_exact` keeps it from being quantized.
+        """
+        weight = self.stack([f"{name}.weight" for name in names], rows, columns)
+        bias = self.stack([f"{name}.bias" for name in names], rows) if has_bias else None
+        if is_exact or not self._is_int8:
+            return Linear(weight, bias)
+        self.num_bytes -= weight.numel() * weight.element_size()
+        return self._quantized(weight, bias, self._dtype)
+
+    def head(self, embedding: Tensor, *, is_tied: bool) -> Projection:
+        """Return the product that makes logits: the embedding itself, or `lm_head` of the same shape."""
+        if not is_tied:
+            embedding = self.take("lm_head.weight", *embedding.shape)
+        if not self._is_int8:
+            return Linear(embedding)
+        if not is_tied:
+            self.num_bytes -= embedding.numel() * embedding.element_size()
+        return self._quantized(embedding, None, torch.float32)
+
+    def _quantized(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Int8Linear:
+        self.num_bytes += weight.numel() + 4 * weight.shape[0]
+        return Int8Linear(weight, bias, dtype=dtype)
 
     def stack(self, names: list[str], rows: list[int], *columns: int) -> Tensor:
         """Return tensors that share their last axes as one, in order."""

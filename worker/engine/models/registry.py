@@ -10,8 +10,16 @@ from torch import Tensor
 from worker.engine.errors import CheckpointError, UnsupportedModelError
 from worker.engine.input_builder import StepInput
 from worker.engine.models.checkpoint import Weights, read_json
-from worker.engine.models.llama import load_llama
-from worker.engine.models.llama_config import read_llama_config
+from worker.engine.models.decoder_config import DecoderConfig
+from worker.engine.models.decoder_weights import load_decoder
+from worker.engine.models.gemma2 import read_gemma2
+from worker.engine.models.gemma3 import read_gemma3
+from worker.engine.models.llama import read_llama
+from worker.engine.models.mistral import read_mistral
+from worker.engine.models.phi3 import read_phi3
+from worker.engine.models.qwen2 import read_qwen2
+from worker.engine.models.qwen3 import read_qwen3
+from worker.engine.models.qwen3_moe import read_qwen3_moe
 
 
 class Model(Protocol):
@@ -34,23 +42,20 @@ class Architecture:
     head_dim: int
     vocab_size: int
     max_position: int
+    windows: frozenset[int | None]  # that its layers' attention has; None: without one
     load: Callable[[Weights, int], Model]  # from the weights and the longest Sequence
 
 
-def _llama(file: Path, config: dict[str, Any]) -> Architecture:
-    shape = read_llama_config(file, config)
-    return Architecture(
-        name="LlamaForCausalLM",
-        num_layers=shape.num_layers,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocab_size,
-        max_position=shape.max_position,
-        load=lambda weights, max_model_len: load_llama(shape, weights, max_model_len),
-    )
-
-
-ARCHITECTURES: dict[str, Callable[[Path, dict[str, Any]], Architecture]] = {"LlamaForCausalLM": _llama}
+ARCHITECTURES: dict[str, Callable[[Path, dict[str, Any]], DecoderConfig]] = {
+    "LlamaForCausalLM": read_llama,
+    "Qwen2ForCausalLM": read_qwen2,
+    "MistralForCausalLM": read_mistral,
+    "Qwen3ForCausalLM": read_qwen3,
+    "Phi3ForCausalLM": read_phi3,
+    "Gemma2ForCausalLM": read_gemma2,
+    "Gemma3ForCausalLM": read_gemma3,
+    "Qwen3MoeForCausalLM": read_qwen3_moe,
+}
 
 
 def read_architecture(directory: Path) -> Architecture:
@@ -64,5 +69,18 @@ def read_architecture(directory: Path) -> Architecture:
         raise CheckpointError(file, "architectures", "is missing")
     for name in names:
         if name in ARCHITECTURES:
-            return ARCHITECTURES[name](file, config)
+            return _architecture(name, ARCHITECTURES[name](file, config))
     raise UnsupportedModelError(file, "architectures", f"{names} is not built: {', '.join(ARCHITECTURES)} is")
+
+
+def _architecture(name: str, shape: DecoderConfig) -> Architecture:
+    return Architecture(
+        name=name,
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab_size,
+        max_position=shape.max_position,
+        windows=frozenset(shape.windows),
+        load=lambda weights, max_model_len: load_decoder(shape, weights, max_model_len),
+    )

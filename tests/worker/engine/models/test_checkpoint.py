@@ -60,6 +60,29 @@ def test_config(
         make_engine(checkpoint)
 
 
+@pytest.mark.parametrize(
+    ("config_class", "changes", "problem"),
+    [
+        ("Phi3Config", {"partial_rotary_factor": 0.75}, "partial_rotary_factor: only 1 is built"),
+        ("Phi3Config", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type: 'longrope' is not built"),
+        ("Gemma2Config", {"hidden_activation": "gelu"}, "hidden_activation: 'gelu' is not built"),
+        ("Gemma2Config", {"use_bidirectional_attention": True}, "use_bidirectional_attention: is not built"),
+        ("Gemma2Config", {"layer_types": ["linear_attention"] * 2}, "layer_types: .* is not built"),
+        ("Gemma3TextConfig", {"final_logit_softcapping": 30.0}, "final_logit_softcapping: is not built"),
+        ("Qwen3MoeConfig", {"num_experts_per_tok": 9}, "num_experts_per_tok: 9 of 4 experts"),
+    ],
+    ids=str,
+)
+def test_config_of_a_family(
+    tmp_path: Path, config_class: str, changes: dict[str, object], problem: str
+) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2} if config_class == "Qwen3MoeConfig" else {}
+    write_tiny_llama(tmp_path, config_class=config_class, pad_token_id=1, **experts)
+    edit_config(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=f"config\\.json: .*{problem}"):
+        make_engine(tmp_path)
+
+
 def test_missing_tensor(checkpoint: Path) -> None:
     _edit_weights(checkpoint, lambda tensors: tensors.pop(DOWN))
     with pytest.raises(MissingTensorError, match=rf"model\.safetensors: {DOWN}: is missing"):

@@ -1,0 +1,13 @@
+"""The GELU gate in float32, written as the formula reads."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """Return the float32 truth for `kernels.gelu_mul.gelu_mul`."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+    return gate / 2 * (1 + torch.tanh(inner)) * up

@@ -1,0 +1,80 @@
+"""Int8 product: checks arguments and chooses the implementation (oneDNN from the torch wheel on a CPU)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LARGEST = 127  # of a symmetric int8 range
+# What an all-zero token is scaled by, so that it stays zero.
+SMALLEST_MAXIMUM = 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Weight:
+    """A weight packed for oneDNN, for any number of tokens."""
+
+    packed: Tensor
+    scales: Tensor  # [out_features] float32, of a weight and an activation step together
+    zero_points: Tensor  # [out_features] int64, all zero
+    in_features: int
+    out_features: int
+
+
+def is_available() -> bool:
+    """Whether this torch carries oneDNN."""
+    return bool(torch._C._has_mkldnn)  # noqa: SLF001
+
+
+def pack_int8_weight(weight: Tensor) -> Int8Weight:
+    """Quantize `weight` [out_features, in_features] symmetrically, one scale an output channel, and pack it.
+
+    Raises ValueError when it is not a matrix.
+    """
+    if weight.dim() != 2:
+        raise ValueError(f"int8_linear: weight is {tuple(weight.shape)}")
+    weight = weight.float()
+    scales = weight.abs().amax(dim=1).clamp_(min=SMALLEST_MAXIMUM).div_(LARGEST)
+    rounded = (weight / scales.unsqueeze(1)).round_().to(torch.int8)
+    return Int8Weight(
+        packed=torch.ops.onednn.qlinear_prepack(rounded, None),
+        scales=scales / LARGEST,
+        zero_points=torch.zeros(len(scales), dtype=torch.int64),
+        in_features=weight.shape[1],
+        out_features=weight.shape[0],
+    )
+
+
+def int8_linear(x: Tensor, weight: Int8Weight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return `x @ weight.T + bias`, [num_tokens, out_features] in `dtype`, products summed as integers.
+
+    `x` is [num_tokens, in_features]; each token is quantized by its own largest value. `bias` is
+    [out_features] float32. The sums are exact, so a row has the same bits in any batch. Raises ValueError on
+    shapes that do not fit.
+    """
+    if x.dim() != 2 or x.shape[1] != weight.in_features:
+        raise ValueError(f"int8_linear: x is {tuple(x.shape)}, weight takes {weight.in_features}")
+    wide = x.to(torch.float32, copy=True)
+    maximum = wide.abs().amax(dim=-1, keepdim=True).clamp_(min=SMALLEST_MAXIMUM)
+    # Unsigned with zero point 128: without AMX, oneDNN runs signed activations through a reference loop.
+    # The conversion cuts, so the half rounds.
+    levels = wide.mul_(LARGEST / maximum).add_(128.5).to(torch.uint8)
+    out: Tensor = torch.ops.onednn.qlinear_pointwise(
+        levels,
+        1.0,
+        128,
+        weight.packed,
+        weight.scales,
+        weight.zero_points,
+        None,
+        1.0,
+        0,
+        torch.float32,
+        "none",
+        [],
+        "",
+    )
+    out.mul_(maximum)
+    if bias is not None:
+        out.add_(bias)
+    return out.to(dtype)

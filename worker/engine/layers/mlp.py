@@ -1,0 +1,35 @@
+"""The part of a layer that sees one token at a time."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from kernels.gelu_mul import gelu_mul
+from kernels.silu_mul import silu_mul
+from worker.engine.layers.linear import Projection
+
+# By the name config.json has for it.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_mul}
+
+
+class Mlp(Protocol):
+    """What a layer asks of its MLP, dense or not."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [num_tokens, hidden] for `x` [num_tokens, hidden]."""
+
+
+class GatedMlp:
+    """`down(activation(gate(x)) * up(x))`, gate and up from one product."""
+
+    __slots__ = ("_activation", "_down", "_gate_up")
+
+    def __init__(self, gate_up: Projection, down: Projection, activation: str) -> None:
+        self._gate_up = gate_up
+        self._down = down
+        self._activation = ACTIVATIONS[activation]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [num_tokens, hidden] for `x` [num_tokens, hidden]."""
+        return self._down(self._activation(self._gate_up(x)))

@@ -1,0 +1,46 @@
+"""Changes a Step's logits before tokens are chosen: penalties, biases, and ends that come too early."""
+
+from collections.abc import Sequence as Sequences
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.engine.sequence import Sequence
+
+
+def apply_rules(logits: Tensor, sequences: Sequences[Sequence]) -> Tensor:
+    """Return `logits` [num_outputs, vocab_size] with each row's rules applied, as float32 if there are any.
+
+    In order: the repetition penalty over prompt and output, frequency and presence penalties over the output,
+    the bias, and no end before `min_tokens`. A row's result depends on its own tokens only. Sources: Keskar
+    et al., arXiv:1909.05858 (repetition); OpenAI's API reference (frequency and presence).
+    """
+    rows = [row for row, sequence in enumerate(sequences) if sequence.params.has_logit_rules]
+    if not rows:
+        return logits
+    logits = logits.float()
+    for row in rows:
+        _apply(logits[row], sequences[row])
+    return logits
+
+
+def _apply(logits: Tensor, sequence: Sequence) -> None:
+    params = sequence.params
+    if params.repetition_penalty != 1:
+        seen = torch.from_numpy(np.unique(sequence.token_ids))
+        values = logits[seen]
+        penalty = params.repetition_penalty
+        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    output = sequence.token_ids[sequence.num_prompt_tokens :]
+    if output and (params.frequency_penalty or params.presence_penalty):
+        tokens, counts = np.unique(output, return_counts=True)
+        amounts = params.frequency_penalty * counts + params.presence_penalty
+        logits[torch.from_numpy(tokens)] -= torch.from_numpy(amounts).float()
+    if params.logit_bias:
+        token_ids, biases = zip(*params.logit_bias, strict=True)
+        logits.index_add_(0, torch.tensor(token_ids), torch.tensor(biases, dtype=torch.float32))
+    if len(output) < params.min_tokens:
+        # A checkpoint may name an end token that its vocabulary does not reach.
+        ends = [token for token in sequence.stop_token_ids if token < len(logits)]
+        logits[torch.tensor(ends, dtype=torch.int64)] = float("-inf")

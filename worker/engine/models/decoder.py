@@ -1,0 +1,93 @@
+"""The decoder all families share: its forward over a packed Step."""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
+from torch import Tensor
+
+from kernels.rms_norm import add_rms_norm, rms_norm
+from worker.engine.input_builder import StepInput
+from worker.engine.layers.attention import Attention
+from worker.engine.layers.linear import Projection
+from worker.engine.layers.mlp import Mlp
+from worker.engine.layers.rotary_embedding import RopeScaling, RotaryEmbedding
+from worker.engine.models.decoder_config import DecoderConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer's weights."""
+
+    attention_norm: Tensor
+    attention: Attention
+    attention_out: Projection
+    attention_post_norm: Tensor | None
+    mlp_norm: Tensor
+    mlp: Mlp
+    mlp_post_norm: Tensor | None
+
+
+class Decoder:
+    """A decoder; holds no state between Steps."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        embedding: Tensor,
+        layers: list[DecoderLayer],
+        norm: Tensor,
+        head: Projection,
+        max_model_len: int,
+    ) -> None:
+        self.config = config
+        self._embedding = embedding
+        self._layers = layers
+        self._norm = norm
+        self._head = head
+        rotary = RotaryEmbedding(
+            config.head_dim, max_model_len, config.rope_theta, config.rope_scaling, embedding.dtype
+        )
+        # By window.
+        self._rotaries = dict.fromkeys(set(config.windows), rotary)
+        if config.local_rope_theta is not None:
+            local = RotaryEmbedding(
+                config.head_dim, max_model_len, config.local_rope_theta, RopeScaling(), embedding.dtype
+            )
+            self._rotaries |= {window: local for window in self._rotaries if window is not None}
+
+    def forward(self, step: StepInput, kv_cache: list[Tensor]) -> Tensor:
+        """Run a Step, writing keys and values, and return the final hidden state of its output rows.
+
+        The result is [num_outputs, hidden]: all rows, or `step.output_rows`. Those rows are picked out as
+        soon as the last layer's attention is done, since nothing reads the others any more.
+        """
+        eps = self.config.norm_eps
+        angles = {window: rotary(step.positions) for window, rotary in self._rotaries.items()}
+        residual = F.embedding(step.token_ids, self._embedding)
+        if self.config.embedding_scale is not None:
+            # The scale is rounded to the dtype first, as in training.
+            residual.mul_(residual.new_tensor(self.config.embedding_scale))
+        x = rms_norm(residual, self._layers[0].attention_norm, eps)
+        last = len(self._layers) - 1
+        for index, (layer, cache) in enumerate(zip(self._layers, kv_cache, strict=True)):
+            x = layer.attention(x, angles[layer.attention.window], cache, step)
+            if index == last and step.output_rows is not None:
+                if not len(step.output_rows):
+                    return x[:0]  # a chunk in the middle of a prompt: its keys and values were all it was for
+                x = x.index_select(0, step.output_rows)
+                residual = residual.index_select(0, step.output_rows)
+            x = layer.attention_out(x)
+            if layer.attention_post_norm is not None:
+                x = rms_norm(x, layer.attention_post_norm, eps)
+            x = layer.mlp(add_rms_norm(x, residual, layer.mlp_norm, eps))
+            if layer.mlp_post_norm is not None:
+                x = rms_norm(x, layer.mlp_post_norm, eps)
+            norm = self._norm if index == last else self._layers[index + 1].attention_norm
+            x = add_rms_norm(x, residual, norm, eps)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return [num_outputs, vocab_size] for the hidden states of `forward`."""
+        logits = self._head(hidden)
+        cap = self.config.logit_soft_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

@@ -1,0 +1,102 @@
+"""Builds a decoder from its checkpoint, QKV and gate-up each fused into one weight."""
+
+from torch import Tensor
+
+from worker.engine.layers.attention import Attention, HeadNorms
+from worker.engine.layers.mixture_of_experts import MixtureOfExperts
+from worker.engine.layers.mlp import GatedMlp, Mlp
+from worker.engine.models.checkpoint import Weights
+from worker.engine.models.decoder import Decoder, DecoderLayer
+from worker.engine.models.decoder_config import DecoderConfig
+
+
+def load_decoder(config: DecoderConfig, weights: Weights, max_model_len: int) -> Decoder:
+    """Return the model; raises CheckpointError when a tensor is missing or not of the shape implied."""
+    embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    return Decoder(
+        config,
+        embedding,
+        [_layer(config, weights, index) for index in range(config.num_layers)],
+        _norm(config, weights, "model.norm", config.hidden_size),
+        weights.head(embedding, is_tied=config.has_tied_embeddings),
+        max_model_len,
+    )
+
+
+def _layer(config: DecoderConfig, weights: Weights, index: int) -> DecoderLayer:
+    prefix, hidden = f"model.layers.{index}", config.hidden_size
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    norms = None
+    if config.has_head_norms:
+        query_norm, key_norm = (
+            _norm(config, weights, f"{prefix}.self_attn.{name}", config.head_dim)
+            for name in ("q_norm", "k_norm")
+        )
+        norms = HeadNorms(query_norm, key_norm, config.norm_eps)
+    if config.has_fused_weights:
+        names, rows = ["qkv_proj"], [query + 2 * key]
+    else:
+        names, rows = ["q_proj", "k_proj", "v_proj"], [query, key, key]
+    qkv = weights.linear(
+        [f"{prefix}.self_attn.{name}" for name in names], rows, hidden, has_bias=config.has_qkv_bias
+    )
+    # Families with norms on both sides call the second one by what it follows.
+    mlp_norm = "pre_feedforward_layernorm" if config.has_post_norms else "post_attention_layernorm"
+    return DecoderLayer(
+        attention_norm=_norm(config, weights, f"{prefix}.input_layernorm", hidden),
+        attention=Attention(
+            qkv,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.attention_scale,
+            norms=norms,
+            window=config.windows[index],
+            soft_cap=config.attention_soft_cap,
+        ),
+        attention_out=weights.linear(
+            [f"{prefix}.self_attn.o_proj"], [hidden], query, has_bias=config.has_output_bias
+        ),
+        attention_post_norm=_post_norm(config, weights, f"{prefix}.post_attention_layernorm"),
+        mlp_norm=_norm(config, weights, f"{prefix}.{mlp_norm}", hidden),
+        mlp=_mlp(config, weights, index),
+        mlp_post_norm=_post_norm(config, weights, f"{prefix}.post_feedforward_layernorm"),
+    )
+
+
+def _mlp(config: DecoderConfig, weights: Weights, index: int) -> Mlp:
+    prefix, experts = f"model.layers.{index}.mlp", config.experts
+    if experts is None or index not in experts.layers:
+        return _gated(config, weights, prefix, config.intermediate_size)
+    return MixtureOfExperts(
+        weights.linear([f"{prefix}.gate"], [experts.num_experts], config.hidden_size, is_exact=True),
+        [
+            _gated(config, weights, f"{prefix}.experts.{expert}", experts.width)
+            for expert in range(experts.num_experts)
+        ],
+        num_chosen=experts.num_chosen,
+        is_normalised=experts.is_normalised,
+    )
+
+
+def _gated(config: DecoderConfig, weights: Weights, prefix: str, width: int) -> Mlp:
+    if config.has_fused_weights:
+        names, rows = ["gate_up_proj"], [2 * width]
+    else:
+        names, rows = ["gate_proj", "up_proj"], [width, width]
+    return GatedMlp(
+        weights.linear(
+            [f"{prefix}.{name}" for name in names], rows, config.hidden_size, has_bias=config.has_mlp_bias
+        ),
+        weights.linear([f"{prefix}.down_proj"], [config.hidden_size], width, has_bias=config.has_mlp_bias),
+        config.activation,
+    )
+
+
+def _norm(config: DecoderConfig, weights: Weights, name: str, width: int) -> Tensor:
+    weight = weights.take(f"{name}.weight", width)
+    return weight + 1 if config.has_offset_norms else weight
+
+
+def _post_norm(config: DecoderConfig, weights: Weights, name: str) -> Tensor | None:
+    return _norm(config, weights, name, config.hidden_size) if config.has_post_norms else None
