@@ -88,7 +88,7 @@ def run_service(client: httpx.Client, secret: str, items: list[Item]) -> float:
 def main() -> int:
     """Run the turns and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()
     choose_ports()

@@ -61,7 +61,7 @@ class Settings(BaseSettings):
     shard_size: int = Field(default=32, gt=0, description="requests one message carries")
     shards_in_flight: int = Field(default=6, gt=0, description="shards that feed one engine at once")
     lease_seconds: float = Field(default=15.0, gt=0)
-    save_seconds: float = Field(default=0.5, gt=0, description="how often a shard saves and renews its lease")
+    save_seconds: float = Field(default=0.8, gt=0, description="how often a shard saves and renews its lease")
     drain_seconds: float = Field(
         default=10.0, ge=0, description="how long SIGTERM lets running requests finish"
     )
