@@ -11,6 +11,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     directory = tmp_path_factory.mktemp("faults")
     model = write_tiny_llama(directory / "model")
     # A small engine, so that a batch lasts long enough to be hurt in the middle.
-    options = {"HEADRACE_MAX_NUM_SEQUENCES": "8", "HEADRACE_DRAIN_SECONDS": "0.2"}
+    options = {
+        "HEADRACE_MAX_NUM_SEQUENCES": "8",
+        "HEADRACE_DRAIN_SECONDS": "0.2",
+        "HEADRACE_SAVE_SECONDS": "0.2",  # progress is seen early, well before the end
+    }
     with deployment(directory, model, **options) as started:
         yield started

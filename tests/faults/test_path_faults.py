@@ -11,7 +11,7 @@ PROMPTS = [f"pack my box with {i} dozen" for i in range(NUM_REQUESTS)]
 
 def submit(running: Deployment, hook: Receiver) -> str:
     return running.submit(
-        prompts=PROMPTS, max_tokens=60, temperature=0, ignore_eos=True, callback_url=hook.url
+        prompts=PROMPTS, max_tokens=100, temperature=0, ignore_eos=True, callback_url=hook.url
     )
 
 
@@ -28,7 +28,7 @@ def check_whole(running: Deployment, hook: Receiver, batch_id: str) -> None:
     results = running.results(batch_id)
     assert sorted(result["index"] for result in results) == list(range(NUM_REQUESTS))
     assert [result["sequence"] for result in results] == list(range(1, NUM_REQUESTS + 1))
-    assert {result["usage"]["output_tokens"] for result in results} == {60}
+    assert {result["usage"]["output_tokens"] for result in results} == {100}
     calls = hook.wait_for(1)
     assert {json.loads(body)["batch_id"] for _, body in calls} == {batch_id}
     assert len({headers["webhook-id"] for headers, _ in calls}) == 1
