@@ -19,7 +19,7 @@ class StepInput:
     token_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
     slots: Tensor  # [num_tokens] int64, where each token's keys and values go
-    attention: dict[int | None, AttentionPlan]  # by the window of the layers that use it
+    attention: AttentionPlan
     output_rows: Tensor | None  # [num_outputs] int64: the rows whose next token is chosen; None: all of them
     sampled: tuple[Sequence, ...]  # the Sequence of each output row
     sampling: SamplingInput | None  # None: all greedy
@@ -34,21 +34,19 @@ class InputBuilder:
         max_num_sequences: int,
         max_blocks_per_sequence: int,
         block_size: int,
-        num_kv_heads: int,
-        dtype: torch.dtype,
-        windows: frozenset[int | None] = frozenset((None,)),
+        group: int,
+        head_dim: int,
     ) -> None:
         self._block_size = block_size
-        self._num_kv_heads = num_kv_heads
-        self._dtype = dtype
-        self._windows = windows
+        self._group = group  # query heads that share a KV head
+        self._head_dim = head_dim
         self._block_tables = np.zeros((max_num_sequences, max_blocks_per_sequence), dtype=np.int64)
         # The list each row mirrors, and how much of it.
         self._mirrored: list[tuple[list[int], int]] = [([], 0)] * max_num_sequences
 
     def build(self, plan: StepPlan) -> StepInput:
-        """Return the input of a Step: Sequences with one token first, longest context first."""
-        entries = sorted(plan.entries, key=lambda entry: (entry.num_tokens > 1, -entry.start))
+        """Return the input of a Step, Sequences in the order of the plan."""
+        entries = plan.entries
         rows = np.array([self._mirror(entry.sequence) for entry in entries])
         num_tokens = [entry.num_tokens for entry in entries]
         starts = np.array([entry.start for entry in entries])
@@ -69,7 +67,14 @@ class InputBuilder:
             token_ids=torch.tensor(token_ids),
             positions=torch.from_numpy(positions),
             slots=torch.from_numpy(slots),
-            attention=self._plan_attention(num_tokens, (starts + counts).tolist(), rows),
+            attention=plan_attention(
+                num_tokens,
+                positions,
+                self._block_tables[rows],
+                block_size=self._block_size,
+                group=self._group,
+                head_dim=self._head_dim,
+            ),
             output_rows=(
                 None
                 if len(sampled) == len(token_ids)
@@ -78,28 +83,6 @@ class InputBuilder:
             sampled=sequences,
             sampling=build_sampling_input(sequences),
         )
-
-    def _plan_attention(
-        self, query_lens: list[int], context_lens: list[int], rows: np.ndarray
-    ) -> dict[int | None, AttentionPlan]:
-        tables = torch.from_numpy(self._block_tables[rows])
-        longest = max(context_lens)
-        plans: dict[int | None, AttentionPlan] = {}
-        for window in self._windows:
-            # A window that hides nothing is none.
-            effective = None if window is None or window >= longest else window
-            if effective not in plans:
-                plans[effective] = plan_attention(
-                    query_lens,
-                    context_lens,
-                    tables,
-                    block_size=self._block_size,
-                    num_kv_heads=self._num_kv_heads,
-                    dtype=self._dtype,
-                    window=effective,
-                )
-            plans[window] = plans[effective]
-        return plans
 
     def _mirror(self, sequence: Sequence) -> int:
         """Bring the matrix row of a Sequence up to date and return its number."""

@@ -2,11 +2,12 @@
 
 import torch
 
-from kernels import int8_linear
+from kernels import int8_linear, simd
+from kernels.kv_write import LayerCache
 from worker.engine.config import EngineConfig
 from worker.engine.errors import ConfigError
 from worker.engine.input_builder import InputBuilder
-from worker.engine.kv_cache import allocate_kv_cache, size_kv_cache
+from worker.engine.kv_cache import size_kv_cache
 from worker.engine.logit_rules import apply_rules
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.registry import read_architecture
@@ -24,6 +25,7 @@ class ModelRunner:
     def __init__(self, config: EngineConfig) -> None:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
+        simd.set_num_threads(torch.get_num_threads())
         is_int8 = config.dtype == "int8"
         if is_int8 and not int8_linear.is_available():
             raise ConfigError("dtype int8 needs a torch with oneDNN: use bf16 or f32")
@@ -33,14 +35,22 @@ class ModelRunner:
         with torch.inference_mode():
             with Weights(config.model, dtype, is_int8=is_int8) as weights:
                 self._model = architecture.load(weights, size.max_model_len)
-            self._kv_cache = allocate_kv_cache(size, architecture, config.block_size, dtype)
+            self._kv_cache = [
+                LayerCache.allocate(
+                    size.num_blocks,
+                    architecture.num_kv_heads,
+                    config.block_size,
+                    architecture.head_dim,
+                    dtype,
+                )
+                for _ in range(architecture.num_layers)
+            ]
         self._input_builder = InputBuilder(
             max_num_sequences=config.max_num_sequences,
             max_blocks_per_sequence=-(-size.max_model_len // config.block_size),
             block_size=config.block_size,
-            num_kv_heads=architecture.num_kv_heads,
-            dtype=dtype,
-            windows=architecture.windows,
+            group=architecture.num_heads // architecture.num_kv_heads,
+            head_dim=architecture.head_dim,
         )
         self.model_info = ModelInfo(
             name=config.model.resolve().name,
