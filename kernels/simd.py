@@ -87,11 +87,7 @@ def store(_context: Any, array: Any, index: Any, value: Any) -> Any:  # noqa: AR
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array, index, value = arguments
         if signature.args[0].dtype == types.uint16:
-            bits = builder.bitcast(value, _I32)
-            half = ir.Constant(_I32, 16)
-            last = builder.and_(builder.lshr(bits, half), ir.Constant(_I32, 1))
-            bits = builder.add(bits, builder.add(last, ir.Constant(_I32, 0x7FFF)))
-            value = builder.trunc(builder.lshr(bits, half), _I16)
+            value = _narrowed(builder, value)
         builder.store(value, _address(context, builder, signature.args[0], array, index))
         return context.get_dummy_value()
 
@@ -156,22 +152,16 @@ def tanh(x: float) -> float:
     return np.float32(1.0) - np.float32(2.0) / (exp(np.float32(2.0) * x) + np.float32(1.0))
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=True)
-def largest(values: np.ndarray, begin: int, end: int) -> float:
-    """Return the largest of `values[begin:end]`, whichever it finds if one is NaN."""
-    found = np.float32(-3e38)
-    for index in range(begin, end):
-        found = max(found, load(values, index))
-    return found
+@intrinsic
+def maximum(_context: Any, first: Any, second: Any) -> Any:  # noqa: ARG001
+    """Return the larger float32, or NaN if one is; unlike `max`, it keeps a loop over it vectorized."""
 
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        function_type = ir.FunctionType(_F32, [_F32, _F32])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.maximum.f32")
+        return builder.call(function, arguments)
 
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=True)
-def largest_magnitude(values: np.ndarray, begin: int, end: int) -> float:
-    """Return the largest absolute value of `values[begin:end]`, whichever it finds if one is NaN."""
-    found = np.float32(0)
-    for index in range(begin, end):
-        found = max(found, abs(load(values, index)))
-    return found
+    return types.float32(types.float32, types.float32), generate
 
 
 @intrinsic
@@ -194,8 +184,9 @@ def multiply_tile(
 
     Arrays are flat, each matrix given by its first element and the distance between rows: `out`
     [num_rows, num_columns] and `left` [num_rows, depth] float32, `right` [depth, num_columns] float32 or
-    bfloat16. `num_columns` is a constant of the compiled function, `num_rows` at most `tile_rows` of it. Each
-    element is one chain of fused multiply-adds in the order of `depth`.
+    bfloat16. `num_columns` is a constant of the compiled function, `num_rows` at most `tile_rows` of it. An
+    element is one chain of fused multiply-adds in the order of `depth`, or, where a row is one register, two
+    chains over every other step, so that few rows do not wait for each sum.
     """
     if not isinstance(num_columns, types.IntegerLiteral):
         return None
@@ -209,6 +200,7 @@ def multiply_tile(
         rows, _, depth, out, out_start, out_stride, left, left_start, left_stride, *last = arguments
         right, right_start, right_stride = last
         vector = ir.VectorType(_F32, columns)
+        chains = 2 if columns <= _REGISTER_FLOATS else 1
         fused = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{columns}f32"
         )
@@ -234,17 +226,30 @@ def multiply_tile(
                 for row in range(count)
             ]
             # As allocas, which LLVM turns into registers.
-            sums = [cgutils.alloca_once(builder, vector) for _ in range(count)]
-            for target, total in zip(targets, sums, strict=True):
-                builder.store(builder.load(target, align=4), total)
-            with cgutils.for_range(builder, depth) as loop:
-                line = builder.gep(right_at, [builder.mul(loop.index, right_stride)])
+            sums = [[cgutils.alloca_once(builder, vector) for _ in range(count)] for _ in range(chains)]
+            for chain in sums:
+                for total in chain:
+                    builder.store(ir.Constant(vector, None), total)
+
+            def add_product(step: Any, chain: list[Any], lefts: list[Any] = lefts) -> None:
+                line = builder.gep(right_at, [builder.mul(step, right_stride)])
                 loaded = _load_line(builder, line, vector, signature.args[9].dtype)
-                for source, total in zip(lefts, sums, strict=True):
-                    value = _broadcast(builder, builder.load(builder.gep(source, [loop.index])), vector)
+                for source, total in zip(lefts, chain, strict=True):
+                    value = _broadcast(builder, builder.load(builder.gep(source, [step])), vector)
                     builder.store(builder.call(fused, [value, loaded, builder.load(total)]), total)
-            for target, total in zip(targets, sums, strict=True):
-                builder.store(builder.load(total), target, align=4)
+
+            with cgutils.for_range(builder, builder.udiv(depth, ir.Constant(_I64, chains))) as loop:
+                first = builder.mul(loop.index, ir.Constant(_I64, chains))
+                for number, chain in enumerate(sums):
+                    add_product(builder.add(first, ir.Constant(_I64, number)), chain)
+            if chains == 2:
+                with builder.if_then(builder.trunc(depth, ir.IntType(1))):
+                    add_product(builder.sub(depth, ir.Constant(_I64, 1)), sums[0])
+            for row, target in enumerate(targets):
+                total = builder.load(target, align=4)
+                for chain in sums:
+                    total = builder.fadd(total, builder.load(chain[row]))
+                builder.store(total, target, align=4)
             builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
@@ -254,7 +259,7 @@ def multiply_tile(
 
 def tile_rows(num_columns: int) -> int:
     """Return how many rows a tile of so many columns may have."""
-    registers = -(-num_columns // _REGISTER_FLOATS)
+    registers = max(2, -(-num_columns // _REGISTER_FLOATS))
     return max(1, min(MAX_TILE_ROWS, _TILE_REGISTERS // registers))
 
 
@@ -263,14 +268,87 @@ def _address(context: Any, builder: Any, array_type: Any, array: Any, index: Any
     return builder.gep(proxy.data, [index])
 
 
+def _lanes(lane: Any, like: Any) -> Any:
+    """Return the type of one `lane`, or of as many as `like` has."""
+    return ir.VectorType(lane, like.count) if isinstance(like, ir.VectorType) else lane
+
+
+def _constant(kind: Any, value: int) -> Any:
+    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
+
+
 def _widened(builder: Any, halves: Any) -> Any:
     """Return bfloat16 bits, one or a vector of them, as float32."""
-    if isinstance(halves.type, ir.VectorType):
-        count = halves.type.count
-        bits = builder.zext(halves, ir.VectorType(_I32, count))
-        bits = builder.shl(bits, ir.Constant(bits.type, [16] * count))
-        return builder.bitcast(bits, ir.VectorType(_F32, count))
-    return builder.bitcast(builder.shl(builder.zext(halves, _I32), ir.Constant(_I32, 16)), _F32)
+    words = _lanes(_I32, halves.type)
+    bits = builder.shl(builder.zext(halves, words), _constant(words, 16))
+    return builder.bitcast(bits, _lanes(_F32, halves.type))
+
+
+def _narrowed(builder: Any, values: Any) -> Any:
+    """Return float32, one or a vector of them, as bfloat16 bits, rounded to nearest even."""
+    words = _lanes(_I32, values.type)
+    bits = builder.bitcast(values, words)
+    last = builder.and_(builder.lshr(bits, _constant(words, 16)), _constant(words, 1))
+    bits = builder.add(bits, builder.add(last, _constant(words, 0x7FFF)))
+    return builder.trunc(builder.lshr(bits, _constant(words, 16)), _lanes(_I16, values.type))
+
+
+@intrinsic
+def rotate(
+    _context: Any,
+    half: Any,
+    source: Any,
+    source_start: Any,
+    angles: Any,
+    angles_start: Any,
+    target: Any,
+    target_start: Any,
+    target_stride: Any,
+) -> Any:
+    """Rotate the pairs (x[i], x[half + i]) of `source` into elements of `target` that lie `target_stride` apart.
+
+    Arrays are flat; `angles` holds `half` cosines, then as many sines. `half` and `target_stride` are constants
+    of the compiled function. Nothing is checked.
+    """
+    if not isinstance(half, types.IntegerLiteral) or not isinstance(target_stride, types.IntegerLiteral):
+        return None
+    count, stride = half.literal_value, target_stride.literal_value
+    index = types.intp
+    signature = types.void(half, source, index, angles, index, target, index, target_stride)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, source, source_start, angles, angles_start, target, target_start, _ = arguments
+        vector = ir.VectorType(_F32, count)
+        types_of = signature.args
+
+        def halves_at(position: int, array: Any, start: Any) -> list[Any]:
+            at = _address(context, builder, types_of[position], array, start)
+            dtype = types_of[position].dtype
+            return [
+                _load_line(builder, builder.gep(at, [ir.Constant(_I64, offset)]), vector, dtype)
+                for offset in (0, count)
+            ]
+
+        first, second = halves_at(1, source, source_start)
+        cos, sin = halves_at(3, angles, angles_start)
+        turned = (
+            builder.fsub(builder.fmul(first, cos), builder.fmul(second, sin)),
+            builder.fadd(builder.fmul(second, cos), builder.fmul(first, sin)),
+        )
+        at = _address(context, builder, types_of[5], target, target_start)
+        for number, values in enumerate(turned):
+            if types_of[5].dtype == types.uint16:
+                values = _narrowed(builder, values)  # noqa: PLW2901
+            begin = builder.gep(at, [ir.Constant(_I64, number * count * stride)])
+            if stride == 1:
+                builder.store(values, builder.bitcast(begin, values.type.as_pointer()), align=2)
+                continue
+            for element in range(count):
+                value = builder.extract_element(values, ir.Constant(_I32, element))
+                builder.store(value, builder.gep(begin, [ir.Constant(_I64, element * stride)]))
+        return context.get_dummy_value()
+
+    return signature, generate
 
 
 def _load_line(builder: Any, line: Any, vector: Any, dtype: Any) -> Any:

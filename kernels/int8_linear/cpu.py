@@ -3,7 +3,7 @@
 import numba
 import numpy as np
 
-from kernels.simd import kernel, largest_magnitude, load, parallel_kernel, share, store_level
+from kernels.simd import kernel, load, maximum, parallel_kernel, share, store_level
 
 LARGEST = 127  # of a symmetric int8 range
 # What an all-zero token is scaled by, so that it stays zero.
@@ -16,13 +16,11 @@ def _quantize(
 ) -> None:
     for row in range(begin, end):
         start = row * width
-        maximum = max(np.float32(SMALLEST_MAXIMUM), largest_magnitude(x, start, start + width))
-        total = np.float32(0)
+        largest = np.float32(SMALLEST_MAXIMUM)
         for index in range(width):
-            total += load(x, start + index)
-        # A NaN, which no comparison finds, shows in the sum.
-        maxima[row] = maximum + (total - total)
-        step = np.float32(LARGEST) / maximum
+            largest = maximum(largest, abs(load(x, start + index)))
+        maxima[row] = largest
+        step = np.float32(LARGEST) / largest
         for index in range(width):
             store_level(levels, start + index, load(x, start + index) * step + np.float32(128.5))
 

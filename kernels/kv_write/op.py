@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.kv_write.cpu import rotate_and_write
+from kernels.kv_write.cpu import write_kernel
 from kernels.simd import flat, parts
 
 
@@ -82,7 +82,7 @@ def rotary_kv_write(
             f"angles {tuple(angles.shape)}, keys {tuple(cache.keys.shape)}"
         )
     query = torch.empty(num_kv_heads, num_rows, num_heads // num_kv_heads, head_dim)
-    rotate_and_write(
+    write_kernel(head_dim, block_size)(
         parts(qkv.numel()),
         flat(qkv),
         flat(angles),
@@ -93,7 +93,6 @@ def rotary_kv_write(
         norms.eps,
         num_heads,
         num_kv_heads,
-        block_size,
         flat(cache.keys),
         flat(cache.values),
         flat(query),

@@ -14,8 +14,8 @@ from kernels.simd import (
     MAX_TILE_ROWS,
     exp,
     kernel,
-    largest,
     load,
+    maximum,
     multiply_tile,
     parallel_kernel,
     store,
@@ -95,7 +95,9 @@ def attention_kernel(head_dim: int, block_size: int) -> Callable[..., None]:
                 else:
                     for index in range(low, high):
                         store(memory, index, load(memory, index) * score_scale)
-                peak = largest(memory, low, high)
+                peak = np.float32(-3e38)
+                for index in range(low, high):
+                    peak = maximum(peak, load(memory, index))
                 total = np.float32(0)
                 for index in range(low, high):
                     weight = exp(load(memory, index) - peak)
