@@ -1,13 +1,14 @@
 """The GELU gate on a CPU."""
 
-import numba
 import numpy as np
 
-from kernels.simd import kernel, load, parallel_kernel, share, store, tanh
+from kernels.simd import load, store, tanh
+from kernels.threads import Pointer, fork, kernel, share
 
 
 @kernel
-def _gate(begin: int, end: int, width: int, gate_up: np.ndarray, out: np.ndarray) -> None:
+def _gate(part: int, num_parts: int, num_rows: int, width: int, gate_up: Pointer, out: Pointer) -> None:
+    begin, end = share(num_rows, part, num_parts)
     for row in range(begin, end):
         for index in range(width):
             gate = load(gate_up, 2 * row * width + index)
@@ -16,13 +17,7 @@ def _gate(begin: int, end: int, width: int, gate_up: np.ndarray, out: np.ndarray
             store(out, row * width + index, np.float32(0.5) * gate * (np.float32(1) + tanh(inner)) * up)
 
 
-@parallel_kernel
+@kernel
 def gate(num_parts: int, width: int, gate_up: np.ndarray, out: np.ndarray) -> None:
     """Write `gelu(gate) * up` of every row."""
-    num_rows = out.shape[0] // width
-    if num_parts == 1:
-        _gate(0, num_rows, width, gate_up, out)
-    else:
-        for part in numba.prange(num_parts):
-            begin, end = share(num_rows, part, num_parts)
-            _gate(begin, end, width, gate_up, out)
+    fork(_gate, num_parts, (out.shape[0] // width, width, gate_up, out))

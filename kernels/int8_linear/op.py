@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from kernels.int8_linear.cpu import LARGEST, SMALLEST_MAXIMUM, quantize
-from kernels.simd import flat, parts
+from kernels.simd import flat
+from kernels.threads import num_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def int8_linear(x: Tensor, weight: Int8Weight, bias: Tensor | None, dtype: torch
     num_tokens = x.shape[0]
     # Unsigned with zero point 128: without AMX, oneDNN runs signed activations through a reference loop.
     levels, maxima = torch.empty(x.shape, dtype=torch.uint8), torch.empty(num_tokens)
-    quantize(parts(x.numel()), weight.in_features, flat(x), flat(levels), flat(maxima))
+    quantize(num_threads(x.numel()), weight.in_features, flat(x), flat(levels), flat(maxima))
     product: Tensor = torch.ops.onednn.qlinear_pointwise(
         levels,
         1.0,

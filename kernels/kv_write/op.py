@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.kv_write.cpu import write_kernel
-from kernels.simd import flat, parts
+from kernels.kv_write.cpu import write
+from kernels.simd import flat
+from kernels.threads import num_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,8 @@ def rotary_kv_write(
             f"angles {tuple(angles.shape)}, keys {tuple(cache.keys.shape)}"
         )
     query = torch.empty(num_kv_heads, num_rows, num_heads // num_kv_heads, head_dim)
-    write_kernel(head_dim, block_size)(
-        parts(qkv.numel()),
+    write(
+        num_threads(qkv.numel()),
         flat(qkv),
         flat(angles),
         flat(positions),
@@ -93,6 +94,8 @@ def rotary_kv_write(
         norms.eps,
         num_heads,
         num_kv_heads,
+        head_dim,
+        block_size,
         flat(cache.keys),
         flat(cache.values),
         flat(query),

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kernels.kv_write import LayerCache
-from kernels.paged_attention.cpu import attention_kernel
+from kernels.paged_attention.cpu import attend
 from kernels.paged_attention.plan import AttentionPlan
 from kernels.simd import flat
 
@@ -37,7 +37,7 @@ def paged_attention(
             f"{len(plan.positions)} rows planned"
         )
     out = torch.empty(num_rows, num_kv_heads * group * head_dim, dtype=dtype)
-    attention_kernel(head_dim, block_size)(
+    attend(
         len(plan.scratch),
         flat(query),
         flat(cache.keys),
@@ -49,6 +49,8 @@ def paged_attention(
         plan.sequences,
         num_kv_heads,
         group,
+        head_dim,
+        block_size,
         scale,
         soft_cap or 0.0,
         window or NO_WINDOW,

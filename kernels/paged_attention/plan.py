@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels.paged_attention.cpu import VECTORS_PER_ITEM
-from kernels.simd import num_threads
+from kernels.threads import num_threads
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from kernels.rms_norm.cpu import normalise
-from kernels.simd import flat, parts
+from kernels.simd import flat
+from kernels.threads import num_threads
 
 _NO_RESIDUAL = torch.empty(0)
 
@@ -18,7 +19,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = 
     if x.shape[-1:] != weight.shape:
         raise ValueError(f"rms_norm: x is {tuple(x.shape)}, weight {tuple(weight.shape)}")
     out = torch.empty(x.shape, dtype=dtype or x.dtype)
-    normalise(parts(x.numel()), flat(x), flat(_NO_RESIDUAL), flat(weight), eps, flat(out))
+    normalise(num_threads(x.numel()), flat(x), flat(_NO_RESIDUAL), flat(weight), eps, flat(out))
     return out
 
 
@@ -32,5 +33,5 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     if x.shape[-1:] != weight.shape:
         raise ValueError(f"add_rms_norm: x is {tuple(x.shape)}, weight {tuple(weight.shape)}")
     out = torch.empty_like(x)
-    normalise(parts(x.numel()), flat(x), flat(residual), flat(weight), eps, flat(out))
+    normalise(num_threads(x.numel()), flat(x), flat(residual), flat(weight), eps, flat(out))
     return out

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from kernels.silu_mul.cpu import gate
-from kernels.simd import flat, parts
+from kernels.simd import flat
+from kernels.threads import num_threads
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -16,5 +17,5 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         raise ValueError(f"silu_mul: gate_up is {tuple(gate_up.shape)}")
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(num_rows, width, dtype=gate_up.dtype)
-    gate(parts(gate_up.numel()), width, flat(gate_up), flat(out))
+    gate(num_threads(gate_up.numel()), width, flat(gate_up), flat(out))
     return out

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels import int8_linear, simd
+from kernels import int8_linear
 from kernels.kv_write import LayerCache
 from worker.engine.config import EngineConfig
 from worker.engine.errors import ConfigError
@@ -25,7 +25,6 @@ class ModelRunner:
     def __init__(self, config: EngineConfig) -> None:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        simd.set_num_threads(torch.get_num_threads())
         is_int8 = config.dtype == "int8"
         if is_int8 and not int8_linear.is_available():
             raise ConfigError("dtype int8 needs a torch with oneDNN: use bf16 or f32")
