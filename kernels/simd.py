@@ -8,13 +8,10 @@ from typing import Any
 
 import numba
 import numpy as np
-import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
-from torch import Tensor
-
 from kernels.threads import REORDERING, Pointer, inlined
 
 # Floats of a register of AVX512, which narrower machines take two or four for.
@@ -26,11 +23,20 @@ ROWS_OF_FOUR_REGISTERS = 6
 _F32, _I8, _I16, _I32, _I64 = ir.FloatType(), *(ir.IntType(bits) for bits in (8, 16, 32, 64))
 
 
-def flat(tensor: Tensor) -> np.ndarray:
-    """Return a dense tensor's memory as one axis; bfloat16, which NumPy lacks, as uint16."""
-    tensor = tensor.view(-1)
-    array: np.ndarray = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return array
+def _pointer_to(kind: Any) -> Any:
+    @intrinsic
+    def pointer(_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(address), generate
+
+    return pointer
+
+
+# From the address of a tensor's first element. Bfloat16, which neither NumPy nor Numba has, is kept as uint16.
+float32_at, bfloat16_at = _pointer_to(types.float32), _pointer_to(types.uint16)
+int64_at, uint8_at = _pointer_to(types.int64), _pointer_to(types.uint8)
 
 
 @intrinsic

@@ -21,7 +21,9 @@ logger = logging.getLogger(__name__)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-Pointer = Any  # to an array's first element, inside a kernel
+# To a tensor's first element, inside a kernel. Not an array: Numba would count its references, and threads
+# would wait for each other's counting.
+Pointer = Any
 
 # Not "nnan" and "ninf": a NaN must come out as one.
 REORDERING = {"contract", "reassoc", "nsz", "arcp"}
@@ -58,25 +60,13 @@ def share(count: int, part: int, num_parts: int) -> tuple[int, int]:
 
 @intrinsic
 def fork(context: Any, function: Any, num_parts: Any, arguments: Any) -> Any:
-    """Call `function(part, num_parts, *arguments)` for every part, each on its own thread.
-
-    An array arrives as the pointer to its first element: Numba would count its references, and threads would
-    wait for each other's counting.
-    """
+    """Call `function(part, num_parts, *arguments)` for every part, each on its own thread."""
     index = types.intp
-    passed = [
-        types.CPointer(kind.dtype) if isinstance(kind, types.Array) else kind for kind in arguments.types
-    ]
-    inner = function.get_call_type(context, (index, index, *passed), {})
+    inner = function.get_call_type(context, (index, index, *arguments.types), {})
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         _, parts, packed = values
-        items = [
-            cgutils.create_struct_proxy(kind)(context, builder, value=value).data
-            if isinstance(kind, types.Array)
-            else value
-            for kind, value in zip(arguments.types, cgutils.unpack_tuple(builder, packed), strict=True)
-        ]
+        items = cgutils.unpack_tuple(builder, packed)
         compiled = function.dispatcher.overloads[inner.args]
         context.active_code_library.add_linking_library(compiled.library)
         frame_type = ir.LiteralStructType([parts.type, *(item.type for item in items)])

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kernels.simd import load, maximum, store, store_level
+from kernels.simd import bfloat16_at, float32_at, load, maximum, store, store_level, uint8_at
 from kernels.threads import Pointer, fork, kernel, share
 
 LARGEST = 127  # of a symmetric int8 range
@@ -28,6 +28,12 @@ def _quantize(
 
 
 @kernel
-def quantize(num_parts: int, width: int, x: np.ndarray, levels: np.ndarray, maxima: np.ndarray) -> None:
-    """Write each token's `levels`, 128 for zero, and its largest absolute value."""
-    fork(_quantize, num_parts, (maxima.shape[0], width, x, levels, maxima))
+def quantize(
+    num_parts: int, num_rows: int, width: int, x: int, is_bfloat16: bool, levels: int, maxima: int
+) -> None:
+    """Write each token's `levels`, 128 for zero, and its largest absolute value, between addresses."""
+    if is_bfloat16:
+        narrow = (num_rows, width, bfloat16_at(x), uint8_at(levels), float32_at(maxima))
+        fork(_quantize, num_parts, narrow)
+    else:
+        fork(_quantize, num_parts, (num_rows, width, float32_at(x), uint8_at(levels), float32_at(maxima)))

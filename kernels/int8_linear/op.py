@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from kernels.int8_linear.cpu import LARGEST, SMALLEST_MAXIMUM, quantize
-from kernels.simd import flat
 from kernels.threads import num_threads
 
 
@@ -52,12 +51,20 @@ def int8_linear(x: Tensor, weight: Int8Weight, bias: Tensor | None, dtype: torch
     [out_features] float32. The sums are exact, so a row has the same bits in any batch. Raises ValueError on
     shapes that do not fit.
     """
-    if x.dim() != 2 or x.shape[1] != weight.in_features:
+    if x.dim() != 2 or x.shape[1] != weight.in_features or not x.is_contiguous():
         raise ValueError(f"int8_linear: x is {tuple(x.shape)}, weight takes {weight.in_features}")
     num_tokens = x.shape[0]
     # Unsigned with zero point 128: without AMX, oneDNN runs signed activations through a reference loop.
     levels, maxima = torch.empty(x.shape, dtype=torch.uint8), torch.empty(num_tokens)
-    quantize(num_threads(x.numel()), weight.in_features, flat(x), flat(levels), flat(maxima))
+    quantize(
+        num_threads(num_tokens * weight.in_features),
+        num_tokens,
+        weight.in_features,
+        x.data_ptr(),
+        x.dtype == torch.bfloat16,
+        levels.data_ptr(),
+        maxima.data_ptr(),
+    )
     product: Tensor = torch.ops.onednn.qlinear_pointwise(
         levels,
         1.0,

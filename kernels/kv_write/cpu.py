@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kernels.simd import copy, load, rotate, store
+from kernels.simd import bfloat16_at, copy, float32_at, int64_at, load, rotate, store
 from kernels.threads import Pointer, fork, kernel, share
 
 
@@ -65,42 +65,87 @@ def _write(
 @kernel
 def write(
     num_parts: int,
-    qkv: np.ndarray,
-    angles: np.ndarray,
-    positions: np.ndarray,
-    slots: np.ndarray,
-    query_norm: np.ndarray,
-    key_norm: np.ndarray,
+    num_rows: int,
+    is_normed: bool,
+    qkv: int,
+    angles: int,
+    positions: int,
+    slots: int,
+    query_norm: int,
+    key_norm: int,
     eps: float,
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
     block_size: int,
-    keys: np.ndarray,
-    values: np.ndarray,
-    query: np.ndarray,
+    keys: int,
+    values: int,
+    query: int,
+    scratch: int,
+    is_bfloat16: bool,
+    is_cache_bfloat16: bool,
 ) -> None:
-    """Write queries, keys and values of all rows; the arguments are those of `rotary_kv_write`, flat."""
-    fork(
-        _write,
-        num_parts,
-        (
-            positions.shape[0],
-            query_norm.shape[0] > 0,
-            qkv,
-            angles,
-            positions,
-            slots,
-            query_norm,
-            key_norm,
+    """Write queries, keys and values of all rows; the arguments are those of `rotary_kv_write`, by address."""
+    if is_bfloat16:
+        narrow = (
+            num_rows,
+            is_normed,
+            bfloat16_at(qkv),
+            float32_at(angles),
+            int64_at(positions),
+            int64_at(slots),
+            float32_at(query_norm),
+            float32_at(key_norm),
             eps,
             num_heads,
             num_kv_heads,
             head_dim,
             block_size,
-            keys,
-            values,
-            query,
-            np.empty(num_parts * head_dim, dtype=np.float32),
-        ),
-    )
+            bfloat16_at(keys),
+            bfloat16_at(values),
+            float32_at(query),
+            float32_at(scratch),
+        )
+        fork(_write, num_parts, narrow)
+    elif is_cache_bfloat16:
+        mixed = (
+            num_rows,
+            is_normed,
+            float32_at(qkv),
+            float32_at(angles),
+            int64_at(positions),
+            int64_at(slots),
+            float32_at(query_norm),
+            float32_at(key_norm),
+            eps,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            block_size,
+            bfloat16_at(keys),
+            bfloat16_at(values),
+            float32_at(query),
+            float32_at(scratch),
+        )
+        fork(_write, num_parts, mixed)
+    else:
+        wide = (
+            num_rows,
+            is_normed,
+            float32_at(qkv),
+            float32_at(angles),
+            int64_at(positions),
+            int64_at(slots),
+            float32_at(query_norm),
+            float32_at(key_norm),
+            eps,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            block_size,
+            float32_at(keys),
+            float32_at(values),
+            float32_at(query),
+            float32_at(scratch),
+        )
+        fork(_write, num_parts, wide)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from kernels.kv_write.cpu import write
-from kernels.simd import flat
 from kernels.threads import num_threads
 
 
@@ -46,16 +45,13 @@ class HeadNorms:
     eps: float
 
 
-NO_NORMS = HeadNorms(torch.empty(0), torch.empty(0), 0.0)
-
-
 def rotary_kv_write(
     qkv: Tensor,
     angles: Tensor,
     positions: Tensor,
     slots: Tensor,
     cache: LayerCache,
-    norms: HeadNorms = NO_NORMS,
+    norms: HeadNorms | None = None,
 ) -> Tensor:
     """Rotate queries and keys, store keys and values in their Slots, and return the queries.
 
@@ -77,27 +73,35 @@ def rotary_kv_write(
         or num_heads % num_kv_heads
         or angles.shape[1:] != (2, head_dim // 2)
         or head_dim % 2
+        or not qkv.is_contiguous()
     ):
         raise ValueError(
             f"rotary_kv_write: qkv {tuple(qkv.shape)}, {len(positions)} positions, {len(slots)} slots, "
             f"angles {tuple(angles.shape)}, keys {tuple(cache.keys.shape)}"
         )
+    num_parts = num_threads(num_rows * width)
     query = torch.empty(num_kv_heads, num_rows, num_heads // num_kv_heads, head_dim)
+    scratch = torch.empty(num_parts * head_dim) if norms is not None else query
     write(
-        num_threads(qkv.numel()),
-        flat(qkv),
-        flat(angles),
-        flat(positions),
-        flat(slots),
-        flat(norms.query),
-        flat(norms.key),
-        norms.eps,
+        num_parts,
+        num_rows,
+        norms is not None,
+        qkv.data_ptr(),
+        angles.data_ptr(),
+        positions.data_ptr(),
+        slots.data_ptr(),
+        0 if norms is None else norms.query.data_ptr(),
+        0 if norms is None else norms.key.data_ptr(),
+        0.0 if norms is None else norms.eps,
         num_heads,
         num_kv_heads,
         head_dim,
         block_size,
-        flat(cache.keys),
-        flat(cache.values),
-        flat(query),
+        cache.keys.data_ptr(),
+        cache.values.data_ptr(),
+        query.data_ptr(),
+        scratch.data_ptr(),
+        qkv.dtype == torch.bfloat16,
+        cache.keys.dtype == torch.bfloat16,
     )
     return query

@@ -6,7 +6,19 @@ and nothing is summed across a register.
 
 import numpy as np
 
-from kernels.simd import ROWS_OF_ONE_REGISTER, exp, load, maximum, multiply_tile, store, tanh, tile_rows
+from kernels.simd import (
+    ROWS_OF_ONE_REGISTER,
+    bfloat16_at,
+    exp,
+    float32_at,
+    int64_at,
+    load,
+    maximum,
+    multiply_tile,
+    store,
+    tanh,
+    tile_rows,
+)
 from kernels.threads import Pointer, fork, kernel
 
 # Query vectors that share a KV head and run together, so that a Block they read is read once from the L1 cache.
@@ -126,14 +138,18 @@ def _attend(
 @kernel
 def attend(
     num_parts: int,
-    query: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
-    tables: np.ndarray,
-    positions: np.ndarray,
-    first_rows: np.ndarray,
-    num_rows: np.ndarray,
-    table_rows: np.ndarray,
+    total_rows: int,
+    num_items: int,
+    table_width: int,
+    scratch_width: int,
+    query: int,
+    keys: int,
+    values: int,
+    tables: int,
+    positions: int,
+    first_rows: int,
+    num_rows: int,
+    table_rows: int,
     num_kv_heads: int,
     group: int,
     head_dim: int,
@@ -141,26 +157,26 @@ def attend(
     scale: float,
     soft_cap: float,
     window: int,
-    scratch: np.ndarray,
-    out: np.ndarray,
+    scratch: int,
+    out: int,
+    is_bfloat16: bool,
+    is_cache_bfloat16: bool,
 ) -> None:
-    """Write attention of every item for every KV head; the arguments are those of `paged_attention`, flat."""
-    fork(
-        _attend,
-        num_parts,
-        (
-            positions.shape[0],
-            first_rows.shape[0],
-            tables.shape[1],
-            scratch.shape[1],
-            query,
-            keys,
-            values,
-            tables,
-            positions,
-            first_rows,
-            num_rows,
-            table_rows,
+    """Write attention of every item for every KV head; arguments as in `paged_attention`, by address."""
+    if is_bfloat16:
+        narrow = (
+            total_rows,
+            num_items,
+            table_width,
+            scratch_width,
+            float32_at(query),
+            bfloat16_at(keys),
+            bfloat16_at(values),
+            int64_at(tables),
+            int64_at(positions),
+            int64_at(first_rows),
+            int64_at(num_rows),
+            int64_at(table_rows),
             num_kv_heads,
             group,
             head_dim,
@@ -168,7 +184,57 @@ def attend(
             scale,
             soft_cap,
             window,
-            scratch,
-            out,
-        ),
-    )
+            float32_at(scratch),
+            bfloat16_at(out),
+        )
+        fork(_attend, num_parts, narrow)
+    elif is_cache_bfloat16:
+        mixed = (
+            total_rows,
+            num_items,
+            table_width,
+            scratch_width,
+            float32_at(query),
+            bfloat16_at(keys),
+            bfloat16_at(values),
+            int64_at(tables),
+            int64_at(positions),
+            int64_at(first_rows),
+            int64_at(num_rows),
+            int64_at(table_rows),
+            num_kv_heads,
+            group,
+            head_dim,
+            block_size,
+            scale,
+            soft_cap,
+            window,
+            float32_at(scratch),
+            float32_at(out),
+        )
+        fork(_attend, num_parts, mixed)
+    else:
+        wide = (
+            total_rows,
+            num_items,
+            table_width,
+            scratch_width,
+            float32_at(query),
+            float32_at(keys),
+            float32_at(values),
+            int64_at(tables),
+            int64_at(positions),
+            int64_at(first_rows),
+            int64_at(num_rows),
+            int64_at(table_rows),
+            num_kv_heads,
+            group,
+            head_dim,
+            block_size,
+            scale,
+            soft_cap,
+            window,
+            float32_at(scratch),
+            float32_at(out),
+        )
+        fork(_attend, num_parts, wide)

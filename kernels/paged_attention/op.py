@@ -6,7 +6,6 @@ from torch import Tensor
 from kernels.kv_write import LayerCache
 from kernels.paged_attention.cpu import attend
 from kernels.paged_attention.plan import AttentionPlan
-from kernels.simd import flat
 
 NO_WINDOW = 1 << 62
 
@@ -31,22 +30,26 @@ def paged_attention(
     """
     num_kv_heads, num_rows, group, head_dim = query.shape
     _, cached_heads, cached_dim, block_size = cache.keys.shape
-    if num_rows != len(plan.positions) or cached_heads != num_kv_heads or cached_dim != head_dim:
+    if num_rows != plan.positions.shape[0] or cached_heads != num_kv_heads or cached_dim != head_dim:
         raise ValueError(
             f"paged_attention: query {tuple(query.shape)}, keys {tuple(cache.keys.shape)}, "
-            f"{len(plan.positions)} rows planned"
+            f"{plan.positions.shape[0]} rows planned"
         )
     out = torch.empty(num_rows, num_kv_heads * group * head_dim, dtype=dtype)
     attend(
-        len(plan.scratch),
-        flat(query),
-        flat(cache.keys),
-        flat(cache.values),
-        plan.block_tables,
-        plan.positions,
-        plan.first_rows,
-        plan.num_rows,
-        plan.sequences,
+        plan.scratch.shape[0],
+        num_rows,
+        plan.first_rows.shape[0],
+        plan.block_tables.shape[1],
+        plan.scratch.shape[1],
+        query.data_ptr(),
+        cache.keys.data_ptr(),
+        cache.values.data_ptr(),
+        plan.block_tables.data_ptr(),
+        plan.positions.data_ptr(),
+        plan.first_rows.data_ptr(),
+        plan.num_rows.data_ptr(),
+        plan.sequences.data_ptr(),
         num_kv_heads,
         group,
         head_dim,
@@ -54,7 +57,9 @@ def paged_attention(
         scale,
         soft_cap or 0.0,
         window or NO_WINDOW,
-        plan.scratch,
-        flat(out),
+        plan.scratch.data_ptr(),
+        out.data_ptr(),
+        dtype == torch.bfloat16,
+        cache.keys.dtype == torch.bfloat16,
     )
     return out

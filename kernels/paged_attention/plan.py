@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from kernels.paged_attention.cpu import VECTORS_PER_ITEM
 from kernels.threads import num_threads
@@ -13,12 +15,12 @@ from kernels.threads import num_threads
 class AttentionPlan:
     """A Step's rows cut into items: neighbouring rows of one Sequence that run together."""
 
-    block_tables: np.ndarray  # [num_sequences, max_blocks] int64
-    positions: np.ndarray  # [num_rows] int64: a row reads its Sequence up to its own position
-    first_rows: np.ndarray  # [num_items] int64
-    num_rows: np.ndarray  # [num_items] int64
-    sequences: np.ndarray  # [num_items] int64, rows of `block_tables`
-    scratch: np.ndarray  # [num_threads, floats] float32: one thread's scores and mixtures
+    block_tables: Tensor  # [num_sequences, max_blocks] int64
+    positions: Tensor  # [num_rows] int64: a row reads its Sequence up to its own position
+    first_rows: Tensor  # [num_items] int64
+    num_rows: Tensor  # [num_items] int64
+    sequences: Tensor  # [num_items] int64, rows of `block_tables`
+    scratch: Tensor  # [num_threads, floats] float32: one thread's scores and mixtures
 
 
 def plan_attention(
@@ -53,10 +55,10 @@ def plan_attention(
     longest = -(-(int(positions.max()) + 1) // block_size) * block_size
     floats = min(rows_per_item, int(counts.max())) * group * (longest + head_dim)
     return AttentionPlan(
-        block_tables=block_tables,
-        positions=positions,
-        first_rows=first_rows,
-        num_rows=num_rows,
-        sequences=sequences,
-        scratch=np.empty((num_threads(), floats), dtype=np.float32),
+        block_tables=torch.from_numpy(block_tables),
+        positions=torch.from_numpy(positions),
+        first_rows=torch.from_numpy(first_rows),
+        num_rows=torch.from_numpy(num_rows),
+        sequences=torch.from_numpy(sequences),
+        scratch=torch.empty(num_threads(), floats),
     )

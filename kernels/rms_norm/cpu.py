@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kernels.simd import load, store
+from kernels.simd import bfloat16_at, float32_at, load, store
 from kernels.threads import Pointer, fork, kernel, share
 
 
@@ -43,12 +43,29 @@ def _normalise(
 
 @kernel
 def normalise(
-    num_parts: int, x: np.ndarray, residual: np.ndarray, weight: np.ndarray, eps: float, out: np.ndarray
+    num_parts: int,
+    num_rows: int,
+    width: int,
+    x: int,
+    is_bfloat16_in: bool,
+    residual: int,
+    weight: int,
+    eps: float,
+    out: int,
+    is_bfloat16_out: bool,
 ) -> None:
-    """Write the normalised rows of `x`, or of `residual + x` kept in `residual` unless that is empty."""
-    width, has_residual = weight.shape[0], residual.shape[0] > 0
-    fork(
-        _normalise,
-        num_parts,
-        (out.shape[0] // width, width, has_residual, x, residual, weight, eps, out),
-    )
+    """Write the normalised rows of `x`, or of `residual + x` kept in `residual` unless that is 0.
+
+    Tensors are given by their addresses.
+    """
+    has_residual = residual != 0
+    total, scale = float32_at(residual), float32_at(weight)
+    if is_bfloat16_in:
+        rows = (num_rows, width, has_residual, bfloat16_at(x), total, scale, eps, bfloat16_at(out))
+        fork(_normalise, num_parts, rows)
+    elif is_bfloat16_out:
+        narrowed = (num_rows, width, has_residual, float32_at(x), total, scale, eps, bfloat16_at(out))
+        fork(_normalise, num_parts, narrowed)
+    else:
+        wide = (num_rows, width, has_residual, float32_at(x), total, scale, eps, float32_at(out))
+        fork(_normalise, num_parts, wide)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kernels.simd import exp, load, store
+from kernels.simd import bfloat16_at, float32_at, exp, load, store
 from kernels.threads import Pointer, fork, kernel, share
 
 
@@ -17,6 +17,9 @@ def _gate(part: int, num_parts: int, num_rows: int, width: int, gate_up: Pointer
 
 
 @kernel
-def gate(num_parts: int, width: int, gate_up: np.ndarray, out: np.ndarray) -> None:
-    """Write `silu(gate) * up` of every row."""
-    fork(_gate, num_parts, (out.shape[0] // width, width, gate_up, out))
+def gate(num_parts: int, num_rows: int, width: int, gate_up: int, out: int, is_bfloat16: bool) -> None:
+    """Write `silu(gate) * up` of every row, between addresses."""
+    if is_bfloat16:
+        fork(_gate, num_parts, (num_rows, width, bfloat16_at(gate_up), bfloat16_at(out)))
+    else:
+        fork(_gate, num_parts, (num_rows, width, float32_at(gate_up), float32_at(out)))

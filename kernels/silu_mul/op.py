@@ -4,18 +4,25 @@ import torch
 from torch import Tensor
 
 from kernels.silu_mul.cpu import gate
-from kernels.simd import flat
 from kernels.threads import num_threads
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """Return `silu(gate) * up`, [num_tokens, width], for `gate_up` [num_tokens, 2 * width], gate first.
 
-    Raises ValueError when its last axis is odd.
+    Raises ValueError when its last axis is odd or it is not dense.
     """
-    if gate_up.shape[-1] % 2:
-        raise ValueError(f"silu_mul: gate_up is {tuple(gate_up.shape)}")
-    num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty(num_rows, width, dtype=gate_up.dtype)
-    gate(num_threads(gate_up.numel()), width, flat(gate_up), flat(out))
+    num_rows, width = gate_up.shape
+    if width % 2 or not gate_up.is_contiguous():
+        raise ValueError(f"silu_mul: gate_up is {tuple(gate_up.shape)}, strides {gate_up.stride()}")
+    dtype = gate_up.dtype
+    out = torch.empty(num_rows, width // 2, dtype=dtype)
+    gate(
+        num_threads(num_rows * width),
+        num_rows,
+        width // 2,
+        gate_up.data_ptr(),
+        out.data_ptr(),
+        dtype == torch.bfloat16,
+    )
     return out

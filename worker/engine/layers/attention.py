@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kernels.kv_write import NO_NORMS, HeadNorms, LayerCache, rotary_kv_write
+from kernels.kv_write import HeadNorms, LayerCache, rotary_kv_write
 from kernels.paged_attention import paged_attention
 from worker.engine.input_builder import StepInput
 from worker.engine.layers.linear import Projection
@@ -18,7 +18,7 @@ class Attention:
         qkv: Projection,
         *,
         scale: float,
-        norms: HeadNorms = NO_NORMS,
+        norms: HeadNorms | None = None,
         window: int | None = None,
         soft_cap: float | None = None,
     ) -> None:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kernels.kv_write import NO_NORMS, HeadNorms
+from kernels.kv_write import HeadNorms
 from worker.engine.layers.attention import Attention
 from worker.engine.layers.mixture_of_experts import MixtureOfExperts
 from worker.engine.layers.mlp import GatedMlp, Mlp
@@ -28,7 +28,7 @@ def load_decoder(config: DecoderConfig, weights: Weights, max_model_len: int) ->
 def _layer(config: DecoderConfig, weights: Weights, index: int) -> DecoderLayer:
     prefix, hidden = f"model.layers.{index}", config.hidden_size
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    norms = NO_NORMS
+    norms = None
     if config.has_head_norms:
         query_norm, key_norm = (
             _norm(config, weights, f"{prefix}.self_attn.{name}", config.head_dim)
