@@ -1,48 +1,29 @@
-"""Compiles CPU kernels and runs them on the OpenMP threads that torch has already.
+"""Runs CPU kernels on the OpenMP threads that torch has already.
 
 Numba's own threads would be a second pool: at every operator one of the two would have to be woken.
 """
 
 import ctypes
 import logging
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import llvmlite.binding as llvm
-import numba
 import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic as untyped_intrinsic
+
+from kernels.compiled import inlined
 
 logger = logging.getLogger(__name__)
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+# What it makes is called by compiled code, without the first parameter.
+intrinsic: Any = untyped_intrinsic
 
-# To a tensor's first element, inside a kernel. Not an array: Numba would count its references, and threads
-# would wait for each other's counting.
-Pointer = Any
-
-# Not "nnan" and "ninf": a NaN must come out as one.
-REORDERING = {"contract", "reassoc", "nsz", "arcp"}
 # Below this, waking another thread costs more than it saves: an estimate from timings on 2 cores.
 _ELEMENTS_WORTH_A_THREAD = 1 << 15
-
-
-def kernel(function: _Function) -> _Function:
-    """Compile a function on its first call, without the interpreter's lock, and keep it on disk."""
-    compiled: _Function = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=REORDERING)(
-        function
-    )
-    return compiled
-
-
-def inlined(function: _Function) -> _Function:
-    """Compile a function into each kernel that calls it."""
-    compiled: _Function = numba.njit(inline="always", error_model="numpy", fastmath=REORDERING)(function)
-    return compiled
 
 
 def num_threads(num_elements: int | None = None) -> int:

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from kernels.compiled import Pointer, kernel
 from kernels.simd import bfloat16_at, float32_at, load, store, tanh
-from kernels.threads import Pointer, fork, kernel, share
+from kernels.threads import fork, share
 
 
 @kernel

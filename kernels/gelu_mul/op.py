@@ -10,8 +10,8 @@ from kernels.threads import num_threads
 def gelu_mul(gate_up: Tensor) -> Tensor:
     """Return `gelu(gate) * up`, [num_tokens, width], for `gate_up` [num_tokens, 2 * width], gate first.
 
-    The tanh form of GELU. Raises ValueError when its last axis is odd or it is not dense. Source: Hendrycks and Gimpel,
-    arXiv:1606.08415.
+    The tanh form of GELU. Raises ValueError when its last axis is odd or it is not dense. Source: Hendrycks
+    and Gimpel, arXiv:1606.08415.
     """
     num_rows, width = gate_up.shape
     if width % 2 or not gate_up.is_contiguous():

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from kernels.compiled import Pointer, kernel
 from kernels.simd import bfloat16_at, float32_at, load, maximum, store, store_level, uint8_at
-from kernels.threads import Pointer, fork, kernel, share
+from kernels.threads import fork, share
 
 LARGEST = 127  # of a symmetric int8 range
 # What an all-zero token is scaled by, so that it stays zero.

@@ -2,8 +2,10 @@
 
 import numpy as np
 
-from kernels.simd import bfloat16_at, copy, float32_at, int64_at, load, rotate, store
-from kernels.threads import Pointer, fork, kernel, share
+from kernels.compiled import Pointer, kernel
+from kernels.kv_write.rotation import rotate
+from kernels.simd import bfloat16_at, copy, float32_at, int64_at, load, store
+from kernels.threads import fork, share
 
 
 @kernel
@@ -85,7 +87,7 @@ def write(
     is_bfloat16: bool,
     is_cache_bfloat16: bool,
 ) -> None:
-    """Write queries, keys and values of all rows; the arguments are those of `rotary_kv_write`, by address."""
+    """Write queries, keys and values of all rows; arguments as in `rotary_kv_write`, by address."""
     if is_bfloat16:
         narrow = (
             num_rows,

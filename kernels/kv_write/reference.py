@@ -19,7 +19,8 @@ def rotary_kv_write(
     _, num_kv_heads, head_dim, block_size = keys.shape
     heads = qkv.float().view(len(qkv), -1, head_dim)
     num_heads = heads.shape[1] - 2 * num_kv_heads
-    query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    query, key = heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads]
+    value = heads[:, num_heads + num_kv_heads :]
     if norms is not None:
         query, key = (
             x / torch.sqrt(x.square().mean(dim=-1, keepdim=True) + norms.eps) * weight

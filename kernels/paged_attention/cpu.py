@@ -6,23 +6,41 @@ and nothing is summed across a register.
 
 import numpy as np
 
-from kernels.simd import (
-    ROWS_OF_ONE_REGISTER,
-    bfloat16_at,
-    exp,
-    float32_at,
-    int64_at,
-    load,
-    maximum,
-    multiply_tile,
-    store,
-    tanh,
-    tile_rows,
-)
-from kernels.threads import Pointer, fork, kernel
+from kernels.compiled import Pointer, inlined, kernel
+from kernels.simd import bfloat16_at, exp, float32_at, int64_at, load, maximum, store, tanh
+from kernels.threads import fork
+from kernels.tile import ROWS_OF_ONE_REGISTER, multiply_tile, tile_rows
 
-# Query vectors that share a KV head and run together, so that a Block they read is read once from the L1 cache.
+# Query vectors that share a KV head and run together, so that a Block is read for all of them at once.
 VECTORS_PER_ITEM = 3 * ROWS_OF_ONE_REGISTER
+
+
+@inlined
+def _softmax(
+    scores: Pointer, begin: int, low: int, high: int, end: int, scale: np.float32, cap: np.float32
+) -> None:
+    """Turn the scores at low..high into weights, and everything else at begin..end into zeros."""
+    if cap > 0:
+        for index in range(low, high):
+            store(scores, index, cap * tanh(load(scores, index) * (scale / cap)))
+    else:
+        for index in range(low, high):
+            store(scores, index, load(scores, index) * scale)
+    peak = np.float32(-3e38)
+    for index in range(low, high):
+        peak = maximum(peak, load(scores, index))
+    total = np.float32(0)
+    for index in range(low, high):
+        weight = exp(load(scores, index) - peak)
+        store(scores, index, weight)
+        total += weight
+    share = np.float32(1) / total
+    for index in range(low, high):
+        store(scores, index, load(scores, index) * share)
+    for index in range(begin, low):
+        store(scores, index, 0)
+    for index in range(high, end):
+        store(scores, index, 0)
 
 
 @kernel
@@ -89,27 +107,9 @@ def _attend(
             position = positions[first + vector // group]
             start = scores + vector * width - first_block * block_size
             low, high = start + max(0, position + 1 - window), start + position + 1
-            if cap > 0:
-                for index in range(low, high):
-                    store(scratch, index, cap * tanh(load(scratch, index) * (score_scale / cap)))
-            else:
-                for index in range(low, high):
-                    store(scratch, index, load(scratch, index) * score_scale)
-            peak = np.float32(-3e38)
-            for index in range(low, high):
-                peak = maximum(peak, load(scratch, index))
-            total = np.float32(0)
-            for index in range(low, high):
-                weight = exp(load(scratch, index) - peak)
-                store(scratch, index, weight)
-                total += weight
-            share = np.float32(1) / total
-            for index in range(low, high):
-                store(scratch, index, load(scratch, index) * share)
-            for index in range(scores + vector * width, low):
-                store(scratch, index, 0)
-            for index in range(high, scores + (vector + 1) * width):
-                store(scratch, index, 0)
+            _softmax(
+                scratch, scores + vector * width, low, high, scores + (vector + 1) * width, score_scale, cap
+            )
         for block in range(first_block, end_block):
             at = (tables[table * table_width + block] * num_kv_heads + head) * block_floats
             depth = min(block_size, context - block * block_size)

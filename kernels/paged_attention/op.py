@@ -22,7 +22,7 @@ def paged_attention(
 ) -> Tensor:
     """Return causal attention of every query row over its Sequence's cached context, in `dtype`.
 
-    `query` is [num_kv_heads, num_rows, group, head_dim] float32, as `kernels.kv_write` returns it, and the new
+    `query` is [num_kv_heads, num_rows, group, head_dim] float32, as `kernels.kv_write` returns it; the new
     tokens are in `cache` already. The result is [num_rows, num_kv_heads * group * head_dim]. With a `window`,
     a row reads only that many tokens, its own the last of them; with a `soft_cap`, scores are
     `soft_cap * tanh(score / soft_cap)`. Sums are in float32, and a row has the same bits in any Step. Raises

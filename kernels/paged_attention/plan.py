@@ -34,10 +34,10 @@ def plan_attention(
 ) -> AttentionPlan:
     """Cut a Step into items.
 
-    `query_lens` are the new tokens of each Sequence in packed order, `positions` [num_rows] int64 those of the
-    rows in their Sequences, `block_tables` [num_sequences, max_blocks] int64, whose entries past a Sequence's
-    end are not read; `group` query heads share a KV head. Raises ValueError when lengths and positions
-    disagree.
+    `query_lens` are the new tokens of each Sequence in packed order, `positions` [num_rows] int64 those of
+    the rows in their Sequences, `block_tables` [num_sequences, max_blocks] int64, whose entries past a
+    Sequence's end are not read; `group` query heads share a KV head. Raises ValueError when lengths and
+    positions disagree.
     """
     counts = np.array(query_lens)
     if counts.sum() != len(positions) or len(counts) != len(block_tables):
