@@ -40,6 +40,7 @@ class Architecture:
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    hidden_size: int
     vocab_size: int
     max_position: int
     windows: frozenset[int | None]  # that its layers' attention has; None: without one
@@ -79,6 +80,7 @@ def _architecture(name: str, shape: DecoderConfig) -> Architecture:
         num_layers=shape.num_layers,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
+        hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
         max_position=shape.max_position,
         windows=frozenset(shape.windows),
