@@ -125,17 +125,18 @@ class BatchFormer:
             return None
         if self._due_bucket() is not None:
             return 0.0
-        return max(0.0, self._oldest.queued_at + self._policy.window_seconds - self._clock())
+        return max(0.0, self._window_left())
 
-    @property
-    def _oldest(self) -> _Queued:
-        return next(iter(self._queued.values()))
+    def _window_left(self) -> float:
+        """Seconds until the item that came first has waited for long enough."""
+        oldest = next(iter(self._queued.values()))
+        return oldest.queued_at + self._policy.window_seconds - self._clock()
 
     def _due_bucket(self) -> _Bucket | None:
         if self._open or not self._queued:
             return None
         firsts = [(first, bucket) for bucket in self._buckets if (first := self._first(bucket)) is not None]
-        if self._clock() - self._oldest.queued_at < self._policy.window_seconds:
+        if self._window_left() > 0:
             firsts = [(first, bucket) for first, bucket in firsts if self._is_full(bucket)]
         return min(firsts, key=lambda pair: pair[0][:2])[1] if firsts else None
 
