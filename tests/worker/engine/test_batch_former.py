@@ -188,6 +188,14 @@ def test_adapts_to_a_latency_target() -> None:
     assert bench.former.max_tokens >= limit // 2 - 10
 
 
+def test_adapting_counts_what_the_batch_held() -> None:
+    bench = Bench(max_tokens=50, latency_target_seconds=2.0)
+    bench.add(1)
+    bench.add(2, num_tokens=90)  # does not fit the first batch
+    assert bench.run(seconds=4.0) == [1]
+    assert bench.former.max_tokens == 5
+
+
 def test_the_limit_never_falls_below_a_token_nor_rises_over_the_most() -> None:
     bench = Bench(max_tokens=64, latency_target_seconds=1.0)
     for key in range(20):
