@@ -72,7 +72,7 @@ class InputBuilder:
         output_rows: list[int] | None = None
         spans: tuple[RowSpan, ...] = ()
         if len(sampled) < len(token_ids):
-            read_rows, spans = _read_spans(entries, ends.tolist())
+            read_rows, spans = read_spans(entries, ends.tolist())
             if sampled or len(read_rows) < len(token_ids):
                 output_rows = [int(row) for row, _ in sampled] + read_rows
         return StepInput(
@@ -123,7 +123,7 @@ class InputBuilder:
         return row
 
 
-def _read_spans(
+def read_spans(
     entries: Iterable[ScheduledSequence], ends: Iterable[int]
 ) -> tuple[list[int], tuple[RowSpan, ...]]:
     """Return the packed rows that are read off in another way than for a next token, and whose they are."""

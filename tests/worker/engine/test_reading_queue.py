@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.clock import Clock
 from tests.fixtures.generation import greedy, make_engine, requests_for
 from tests.fixtures.readings import random_prompts, run_all
 from worker.engine.batch_policy import POLICIES, BatchPolicy
@@ -12,14 +13,6 @@ from worker.engine.embedding import EmbeddingRequest, Pooling
 from worker.engine.engine import Engine
 from worker.engine.scoring import ScoringRequest
 from worker.engine.step import StepPlan
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def engine_with(model: Path, clock: Clock, policy: BatchPolicy, **overrides: Any) -> Engine:
