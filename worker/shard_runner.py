@@ -118,7 +118,7 @@ class _Run:
     """What one run of a shard has in hand."""
 
     held: Claim
-    work: Submission
+    work: Submission[Completion]
     max_tokens: dict[int, int]  # request id -> max_tokens
     unsaved: list[NewResult] = field(default_factory=list)
     finished_tokens: int = 0

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker.engine.batch_policy import BatchPolicy
 from worker.engine.errors import ConfigError
 
 DTYPES = ("f32", "bf16", "int8")
@@ -28,6 +29,7 @@ class EngineConfig:
     # None: torch's own choice.
     num_threads: int | None = None
     enable_prefix_cache: bool = True
+    batch_policy: BatchPolicy = BatchPolicy()  # of work that generates nothing
 
     def __post_init__(self) -> None:
         if self.device != "cpu":

@@ -1,5 +1,6 @@
 """Turns a StepPlan into the tensors of one packed forward, with numpy on the host."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,9 +8,10 @@ import torch
 from torch import Tensor
 
 from kernels.paged_attention import AttentionPlan, plan_attention
+from worker.engine.row_reader import RowSpan
 from worker.engine.sampler import SamplingInput, build_sampling_input
 from worker.engine.sequence import Sequence
-from worker.engine.step import StepPlan
+from worker.engine.step import ScheduledSequence, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +22,11 @@ class StepInput:
     positions: Tensor  # [num_tokens] int64
     slots: Tensor  # [num_tokens] int64, where each token's keys and values go
     attention: AttentionPlan
-    output_rows: Tensor | None  # [num_outputs] int64: the rows whose next token is chosen; None: all of them
-    sampled: tuple[Sequence, ...]  # the Sequence of each output row
+    # [num_outputs] int64: rows whose next token is chosen, then rows of `spans`; None: all rows, in order.
+    output_rows: Tensor | None
+    sampled: tuple[Sequence, ...]  # the Sequence of each row whose next token is chosen
     sampling: SamplingInput | None  # None: all greedy
+    spans: tuple[RowSpan, ...] = ()  # output rows read off in another way
 
 
 class InputBuilder:
@@ -63,6 +67,12 @@ class InputBuilder:
             (end - 1, entry.sequence) for end, entry in zip(ends, entries, strict=True) if entry.is_sampled
         ]
         sequences = tuple(sequence for _, sequence in sampled)
+        output_rows: list[int] | None = None
+        spans: tuple[RowSpan, ...] = ()
+        if len(sampled) < len(token_ids):
+            read_rows, spans = read_spans(entries, ends.tolist())
+            if sampled or len(read_rows) < len(token_ids):
+                output_rows = [int(row) for row, _ in sampled] + read_rows
         return StepInput(
             token_ids=torch.tensor(token_ids),
             positions=torch.from_numpy(positions),
@@ -75,13 +85,10 @@ class InputBuilder:
                 group=self._group,
                 head_dim=self._head_dim,
             ),
-            output_rows=(
-                None
-                if len(sampled) == len(token_ids)
-                else torch.tensor([int(row) for row, _ in sampled], dtype=torch.int64)
-            ),
+            output_rows=None if output_rows is None else torch.tensor(output_rows, dtype=torch.int64),
             sampled=sequences,
             sampling=build_sampling_input(sequences),
+            spans=spans,
         )
 
     def _mirror(self, sequence: Sequence) -> int:
@@ -97,3 +104,20 @@ class InputBuilder:
             self._block_tables[row, count : len(table)] = table[count:]
             self._mirrored[row] = (table, len(table))
         return row
+
+
+def read_spans(
+    entries: Iterable[ScheduledSequence], ends: Iterable[int]
+) -> tuple[list[int], tuple[RowSpan, ...]]:
+    """Return the packed rows that are read off in another way than for a next token, and whose they are."""
+    rows: list[int] = []
+    spans: list[RowSpan] = []
+    for entry, end in zip(entries, ends, strict=True):
+        readout = entry.sequence.readout
+        if readout is not None:
+            # A preempted Sequence computes again what was read before.
+            num_rows = entry.start + entry.num_tokens - max(entry.start, readout.next_row)
+            if num_rows > 0:
+                rows += range(end - num_rows, end)
+                spans.append(RowSpan(readout, num_rows))
+    return rows, tuple(spans)

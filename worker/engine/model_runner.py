@@ -11,6 +11,7 @@ from worker.engine.kv_cache import size_kv_cache
 from worker.engine.logit_rules import apply_rules
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.registry import read_architecture
+from worker.engine.row_reader import read_rows
 from worker.engine.sampler import sample, token_logprobs
 from worker.engine.sequence import Sequence
 from worker.engine.step import ModelInfo, StepPlan
@@ -59,6 +60,7 @@ class ModelRunner:
             max_model_len=size.max_model_len,
             num_parameters=weights.num_parameters,
             vocab_size=architecture.vocab_size,
+            hidden_size=architecture.hidden_size,
             num_blocks=size.num_blocks,
             block_size=config.block_size,
             kv_cache_bytes=size.num_blocks * size.block_bytes,
@@ -70,6 +72,10 @@ class ModelRunner:
         """Run a Step and return each sampled Sequence with its next token."""
         step = self._input_builder.build(plan)
         hidden = self._model.forward(step, self._kv_cache)
+        if step.spans:
+            count = len(step.sampled)
+            read_rows(hidden[count:], step.spans, self._model.logits, self.model_info.vocab_size)
+            hidden = hidden[:count]
         if not step.sampled:
             return []
         logits = self._model.logits(hidden)

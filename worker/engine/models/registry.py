@@ -42,6 +42,7 @@ class Architecture:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    hidden_size: int
     vocab_size: int
     max_position: int
     load: Callable[[Weights, int], Model]  # from the weights and the longest Sequence
@@ -81,6 +82,7 @@ def _architecture(name: str, shape: DecoderConfig) -> Architecture:
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
+        hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
         max_position=shape.max_position,
         load=lambda weights, max_model_len: load_decoder(shape, weights, max_model_len),
