@@ -72,7 +72,7 @@ def run(
     urgent = [value for key, value in latency.items() if key % URGENT_EVERY == 0]
     percentiles = statistics.quantiles(latency.values(), n=100)
     return {
-        "seconds": round(time.perf_counter() - started, 3),
+        "seconds": round(time.perf_counter() - started, 4),
         "median_s": round(percentiles[49], 4),
         "p99_s": round(percentiles[98], 4),
         "urgent_median_s": round(statistics.median(urgent), 4),
