@@ -75,13 +75,13 @@ class EngineThread:
     def submit(self, requests: Sequence[GenerationRequest]) -> Submission:
         """Queue requests and return the handle on their outcomes; ids need to be unique among them only.
 
-        Text is tokenized here, in the caller's thread. Raises ValueError on a repeated id, EngineStoppedError
-        or EngineFailedError once the thread takes no more work.
+        Text is tokenized and grammars are compiled here, in the caller's thread. Raises ValueError on a
+        repeated id, EngineStoppedError or EngineFailedError once the thread takes no more work.
         """
         if len({request.id for request in requests}) != len(requests):
             raise ValueError("a request id is repeated")
         submission = Submission(len(requests), self._cancel)
-        order = _Order(submission, self._tokenized(requests))
+        order = _Order(submission, self._prepared(requests))
         with self._wake:
             if self.failure is not None:
                 raise EngineFailedError("the engine failed") from self.failure
@@ -122,8 +122,12 @@ class EngineThread:
             raise EngineStoppedError("the engine is not loaded")
         return self._engine
 
-    def _tokenized(self, requests: Sequence[GenerationRequest]) -> tuple[GenerationRequest, ...]:
-        tokenizer = self._loaded_engine().tokenizer
+    def _prepared(self, requests: Sequence[GenerationRequest]) -> tuple[GenerationRequest, ...]:
+        engine = self._loaded_engine()
+        tokenizer = engine.tokenizer
+        for request in requests:
+            if request.params.grammar is not None:
+                engine.grammars.prepare(request.params.grammar)
         result = list(requests)
         for has_special in (True, False):
             indices = [

@@ -1,12 +1,14 @@
 """Turns a StepPlan into the tensors of one packed forward, with numpy on the host."""
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.paged_attention import AttentionPlan, plan_attention
+from worker.engine.prompt_logprobs import PromptRows, find_prompt_rows
 from worker.engine.sampler import SamplingInput, build_sampling_input
 from worker.engine.sequence import Sequence
 from worker.engine.step import StepPlan
@@ -20,9 +22,11 @@ class StepInput:
     positions: Tensor  # [num_tokens] int64
     slots: Tensor  # [num_tokens] int64, where each token's keys and values go
     attention: dict[int | None, AttentionPlan]  # by the window of the layers that use it
-    output_rows: Tensor | None  # [num_outputs] int64: the rows whose next token is chosen; None: all of them
-    sampled: tuple[Sequence, ...]  # the Sequence of each output row
+    # [num_outputs] int64: the rows whose next token is chosen, then `prompt_rows`; None: all rows are chosen
+    output_rows: Tensor | None
+    sampled: tuple[Sequence, ...]  # the Sequence of each row whose next token is chosen
     sampling: SamplingInput | None  # None: all greedy
+    prompt_rows: tuple[PromptRows, ...] = ()
 
 
 class InputBuilder:
@@ -65,6 +69,8 @@ class InputBuilder:
             (end - 1, entry.sequence) for end, entry in zip(ends, entries, strict=True) if entry.is_sampled
         ]
         sequences = tuple(sequence for _, sequence in sampled)
+        prompt_rows = find_prompt_rows(entries)
+        asked = chain.from_iterable(one.rows for one in prompt_rows)
         return StepInput(
             token_ids=torch.tensor(token_ids),
             positions=torch.from_numpy(positions),
@@ -73,10 +79,11 @@ class InputBuilder:
             output_rows=(
                 None
                 if len(sampled) == len(token_ids)
-                else torch.tensor([int(row) for row, _ in sampled], dtype=torch.int64)
+                else torch.tensor([*(int(row) for row, _ in sampled), *asked], dtype=torch.int64)
             ),
             sampled=sequences,
             sampling=build_sampling_input(sequences),
+            prompt_rows=prompt_rows,
         )
 
     def _plan_attention(

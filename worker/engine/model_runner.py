@@ -10,6 +10,7 @@ from worker.engine.kv_cache import allocate_kv_cache, size_kv_cache
 from worker.engine.logit_rules import apply_rules
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.registry import read_architecture
+from worker.engine.prompt_logprobs import read_prompt_logprobs
 from worker.engine.sampler import sample, token_logprobs
 from worker.engine.sequence import Sequence
 from worker.engine.step import ModelInfo, StepPlan
@@ -61,10 +62,13 @@ class ModelRunner:
         """Run a Step and return each sampled Sequence with its next token."""
         step = self._input_builder.build(plan)
         hidden = self._model.forward(step, self._kv_cache)
+        if step.prompt_rows:
+            read_prompt_logprobs(hidden[len(step.sampled) :], step.prompt_rows, self._model.logits)
+            hidden = hidden[: len(step.sampled)]
         if not step.sampled:
             return []
         logits = self._model.logits(hidden)
-        asking = [row for row, sequence in enumerate(step.sampled) if sequence.params.logprobs is not None]
+        asking = [row for row, sequence in enumerate(step.sampled) if sequence.needs_logprobs]
         own_logits = logits[torch.tensor(asking)] if asking else None  # a copy: rules change theirs in place
         tokens = sample(apply_rules(logits, step.sampled), step.sampling)
         if own_logits is not None:

@@ -154,7 +154,8 @@ class Scheduler:
             if sequence.state is not SequenceState.WAITING:
                 continue
             # The newest known token always runs, so that there is something to choose the next one from.
-            digests = sequence.block_hashes[: (len(sequence.token_ids) - 1) // self._block_size]
+            num_shared = 0 if sequence.needs_whole_prompt else len(sequence.token_ids) - 1
+            digests = sequence.block_hashes[: num_shared // self._block_size]
             cached = self.block_pool.match(digests)
             if len(cached) < len(digests) and digests[len(cached)] in self._in_flight:
                 held.append(item)  # another Sequence computes this prefix now: wait a Step and share it

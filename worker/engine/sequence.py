@@ -1,9 +1,10 @@
-"""A request's tokens inside the engine, and where the scheduler has got to with them."""
+"""The tokens of a request's choice inside the engine, and where the scheduler has got to with them."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from worker.engine.grammar import GrammarMatcher
 from worker.engine.sampling import SamplingParams
 
 
@@ -34,7 +35,7 @@ class TokenLogprobs:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request's tokens: the prompt, then what was generated."""
+    """One choice's tokens: the prompt, then what was generated."""
 
     request_id: Hashable
     arrival: int  # order of admission; lower goes first
@@ -56,6 +57,21 @@ class Sequence:
     num_hashed_blocks: int = 0  # how many of block_table are in the prefix cache or were offered to it
     row: int | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each output token, if asked for
+    # Of each prompt token after the first, as far as they have been computed; None: not asked for.
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    matcher: GrammarMatcher | None = None
+    # Read for every Sequence in every Step, so worked out once.
+    has_logit_rules: bool = field(init=False)
+    needs_logprobs: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.has_logit_rules = self.params.has_logit_rules
+        self.needs_logprobs = self.params.needs_logprobs
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether a prefix hit would skip positions that it needs logits of."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
     def num_uncomputed_tokens(self) -> int:
