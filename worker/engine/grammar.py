@@ -1,13 +1,15 @@
-"""Outputs that must fit a JSON schema, a regular expression, a list of choices, a grammar. Knows no tensors.
+"""Outputs that must fit a JSON schema, a regular expression or a list of choices. Knows no tensors.
 
 Also for whoever wants to refuse a bad one early: `Grammar` and its `check` need no model.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -18,6 +20,10 @@ from worker.engine.tokenizer import Tokenizer
 # Between the tokens of JSON. Bounded, because a model that is unsure can write white space for ever.
 JSON_WHITESPACE = r"[ \n\r\t]{0,32}"
 MAX_COMPILED = 1024  # about 0.2 MB each
+# The library recurses along references and overflows a common stack, which kills the process: a thousand
+# definitions that refer each to the next do it. 400 bytes of stack for each of the source were the most seen.
+MAX_SOURCE_CHARACTERS = 1 << 17
+STACK_BYTES = 1 << 28  # of address space; only what is touched is memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,7 @@ class Grammar:
     source: str  # as llguidance takes it
 
     @classmethod
-    def json_schema(cls, schema: str | bool | Mapping[str, Any]) -> Self:
+    def json_schema(cls, schema: str | Mapping[str, Any]) -> Self:
         """Accept JSON that is valid by `schema`, with properties in the schema's order."""
         text = schema if isinstance(schema, str) else json.dumps(schema)
         try:
@@ -60,19 +66,12 @@ class Grammar:
         """Accept exactly one of `options`."""
         if not options:
             raise InvalidRequestError("choice: there is no option to choose from")
-        return cls("choice", "start: " + " | ".join(map(json.dumps, options)))
-
-    @classmethod
-    def lark(cls, text: str) -> Self:
-        """Accept what the rule `start` of a Lark grammar does, in llguidance's dialect."""
-        try:
-            return cls("lark", LLMatcher.grammar_from_lark(text))
-        except ValueError as error:
-            raise InvalidRequestError(f"lark: {error}") from error
+        quoted = ("".join(f"\\x{{{ord(character):x}}}" for character in option) for option in options)
+        return cls("choice", cls.regex("|".join(quoted)).source)
 
     def check(self) -> None:
         """Raise InvalidRequestError, with the library's message, unless this can be compiled."""
-        if problem := LLMatcher.validate_grammar(self.source):
+        if problem := _too_long(self) or _on_deep_stack(lambda: LLMatcher.validate_grammar(self.source)):
             raise _error(self, problem)
 
 
@@ -122,10 +121,13 @@ class GrammarCompiler:
         return GrammarMatcher(grammar, compiled.deep_copy())
 
     def _compile(self, grammar: Grammar) -> LLMatcher | InvalidRequestError:
+        if problem := _too_long(grammar):
+            return _error(grammar, problem)
         try:
-            matcher = LLMatcher(self._vocabulary, grammar.source, log_level=0)
+            vocabulary = self._vocabulary
         except InvalidRequestError as error:
             return error
+        matcher = _on_deep_stack(lambda: LLMatcher(vocabulary, grammar.source, log_level=0))
         matcher.compute_bitmask()  # each copy starts with this done
         return _error(grammar, matcher.get_error()) if matcher.is_error() else matcher
 
@@ -144,3 +146,24 @@ class GrammarCompiler:
 def _error(grammar: Grammar, problem: str) -> InvalidRequestError:
     message = problem.partition("<state>")[0].strip()  # what follows is the library's own debugging
     return InvalidRequestError(f"{grammar.kind}: {message}")
+
+
+def _too_long(grammar: Grammar) -> str:
+    num_characters = len(grammar.source)
+    if num_characters <= MAX_SOURCE_CHARACTERS:
+        return ""
+    return f"{num_characters} characters are over the limit of {MAX_SOURCE_CHARACTERS}"
+
+
+_stack_size = threading.Lock()
+Result = TypeVar("Result")
+
+
+def _on_deep_stack(work: Callable[[], Result]) -> Result:
+    """Run `work` on a thread of its own that has STACK_BYTES, and return its result."""
+    with ThreadPoolExecutor(1, "grammar") as executor:
+        with _stack_size:
+            before = threading.stack_size(STACK_BYTES)
+            running = executor.submit(work)  # starts the thread
+            threading.stack_size(before)
+        return running.result()

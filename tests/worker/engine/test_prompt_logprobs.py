@@ -73,7 +73,7 @@ def test_together_with_several_choices(tiny_llama: Path) -> None:
 
 
 def _run_watched(engine: Engine, requests: list[GenerationRequest]) -> tuple[list[Completion], set[int]]:
-    """Run requests; return also how many prompt logprobs the last one's Sequence had when it was preempted."""
+    """Run requests; return also how many prompt logprobs the last one had whenever it was preempted."""
     for request in requests:
         engine.add(request)
     (sequence,) = engine._open[requests[-1].id].sequences
