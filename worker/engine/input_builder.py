@@ -69,18 +69,18 @@ class InputBuilder:
             (end - 1, entry.sequence) for end, entry in zip(ends, entries, strict=True) if entry.is_sampled
         ]
         sequences = tuple(sequence for _, sequence in sampled)
-        prompt_rows = find_prompt_rows(entries)
-        asked = chain.from_iterable(one.rows for one in prompt_rows)
+        prompt_rows: tuple[PromptRows, ...] = ()
+        output_rows = None
+        if len(sampled) < len(token_ids):
+            prompt_rows = find_prompt_rows(entries)
+            asked = chain.from_iterable(one.rows for one in prompt_rows)
+            output_rows = torch.tensor([*(int(row) for row, _ in sampled), *asked], dtype=torch.int64)
         return StepInput(
             token_ids=torch.tensor(token_ids),
             positions=torch.from_numpy(positions),
             slots=torch.from_numpy(slots),
             attention=self._plan_attention(num_tokens, (starts + counts).tolist(), rows),
-            output_rows=(
-                None
-                if len(sampled) == len(token_ids)
-                else torch.tensor([*(int(row) for row, _ in sampled), *asked], dtype=torch.int64)
-            ),
+            output_rows=output_rows,
             sampled=sequences,
             sampling=build_sampling_input(sequences),
             prompt_rows=prompt_rows,
