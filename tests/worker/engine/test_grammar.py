@@ -196,6 +196,12 @@ def test_it_ends_where_the_grammar_does(model: Path) -> None:
     )
     (later,) = run(engine, requests_for([PROMPT], sampling))
     assert len(later.token_ids) == 6
+    # min_tokens gives way where nothing but an end is left.
+    letter = tiny_tokenizer().token_to_id("b")
+    for pattern, text in (("", ""), ("ab", "a")):
+        sampling = params(Grammar.regex(pattern), stop_token_ids=(letter,), min_tokens=9)
+        (forced,) = run(engine, requests_for([PROMPT], sampling))
+        assert (forced.text, forced.finish_reason.value, forced.error) == (text, "stop", None)
     (cut,) = run(engine, requests_for([PROMPT], params(Grammar.regex("[ab]{90}"), max_tokens=7)))
     assert (len(cut.token_ids), cut.finish_reason.value) == (7, "length")
     (last,) = run(engine, requests_for([PROMPT], params(Grammar.regex("[ab]"), max_tokens=1)))
