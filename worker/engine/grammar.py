@@ -21,7 +21,7 @@ from worker.engine.tokenizer import Tokenizer
 JSON_WHITESPACE = r"[ \n\r\t]{0,32}"
 MAX_COMPILED = 1024  # about 0.2 MB each
 # The library recurses along references and overflows a common stack, which kills the process: a thousand
-# definitions that refer each to the next do it. 400 bytes of stack for each of the source were the most seen.
+# definitions that refer each to the next do it. At most 400 bytes of stack for each of the source were seen.
 MAX_SOURCE_CHARACTERS = 1 << 17
 STACK_BYTES = 1 << 28  # of address space; only what is touched is memory
 
@@ -72,7 +72,7 @@ class Grammar:
     def check(self) -> None:
         """Raise InvalidRequestError, with the library's message, unless this can be compiled."""
         if problem := _too_long(self) or _on_deep_stack(lambda: LLMatcher.validate_grammar(self.source)):
-            raise _error(self, problem)
+            raise InvalidRequestError(_message(self, problem))
 
 
 class GrammarMatcher:
@@ -96,7 +96,7 @@ class GrammarMatcher:
         """
         # A matcher that has failed allows an end token, and would take it.
         if self._matcher.is_error() or not self._matcher.consume_token(token_id):
-            raise _error(self._grammar, self._matcher.get_error())
+            raise InvalidRequestError(_message(self._grammar, self._matcher.get_error()))
         return self._matcher.is_stopped()
 
 
@@ -116,20 +116,21 @@ class GrammarCompiler:
     def matcher(self, grammar: Grammar) -> GrammarMatcher:
         """Return a matcher at its beginning; raises InvalidRequestError with the library's message."""
         compiled = self._compiled(grammar)
-        if isinstance(compiled, InvalidRequestError):
-            raise compiled
+        if isinstance(compiled, str):
+            raise InvalidRequestError(compiled)
         return GrammarMatcher(grammar, compiled.deep_copy())
 
-    def _compile(self, grammar: Grammar) -> LLMatcher | InvalidRequestError:
+    def _compile(self, grammar: Grammar) -> LLMatcher | str:
+        """Return a matcher to copy, or what is wrong."""
         if problem := _too_long(grammar):
-            return _error(grammar, problem)
+            return _message(grammar, problem)
         try:
             vocabulary = self._vocabulary
         except InvalidRequestError as error:
-            return error
+            return str(error)
         matcher = _on_deep_stack(lambda: LLMatcher(vocabulary, grammar.source, log_level=0))
         matcher.compute_bitmask()  # each copy starts with this done
-        return _error(grammar, matcher.get_error()) if matcher.is_error() else matcher
+        return _message(grammar, matcher.get_error()) if matcher.is_error() else matcher
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
@@ -143,9 +144,9 @@ class GrammarCompiler:
             raise InvalidRequestError(f"grammar: this tokenizer cannot be used: {error}") from error
 
 
-def _error(grammar: Grammar, problem: str) -> InvalidRequestError:
-    message = problem.partition("<state>")[0].strip()  # what follows is the library's own debugging
-    return InvalidRequestError(f"{grammar.kind}: {message}")
+def _message(grammar: Grammar, problem: str) -> str:
+    # What follows <state> is the library's own debugging.
+    return f"{grammar.kind}: {problem.partition('<state>')[0].strip()}"
 
 
 def _too_long(grammar: Grammar) -> str:
