@@ -146,7 +146,7 @@ class _Run:
             if completion.finish_reason is not FinishReason.CANCELLED:
                 request_id = cast("int", completion.id)  # as we gave it
                 self.unsaved.append(_to_result(request_id, completion, self.max_tokens[request_id]))
-                self.finished_tokens += len(completion.token_ids)
+                self.finished_tokens += completion.num_output_tokens
 
 
 def _to_engine(request: ShardRequest) -> GenerationRequest:
@@ -177,7 +177,7 @@ def _to_result(request_id: int, completion: Completion, max_tokens: int) -> NewR
         finish_reason=completion.finish_reason.value,
         num_prompt_tokens=completion.num_prompt_tokens,
         num_cached_tokens=completion.num_cached_tokens,
-        num_output_tokens=len(completion.token_ids),
+        num_output_tokens=completion.num_output_tokens,
         max_tokens=max_tokens,
         error=error,
     )

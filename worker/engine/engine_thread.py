@@ -95,13 +95,17 @@ class EngineThread:
     def submit(self, requests: Sequence[Request]) -> Submission[Any]:
         """Queue requests and return the handle on their outcomes; ids need to be unique among them only.
 
-        Text is tokenized here, in the caller's thread. Raises ValueError on a repeated id, EngineStoppedError
-        or EngineFailedError once the thread takes no more work.
+        Text is tokenized and grammars are compiled here, in the caller's thread. Raises ValueError on a
+        repeated id, EngineStoppedError or EngineFailedError once the thread takes no more work.
         """
         if len({request.id for request in requests}) != len(requests):
             raise ValueError("a request id is repeated")
+        engine = self._loaded_engine()
+        for request in requests:
+            if isinstance(request, GenerationRequest) and request.params.grammar is not None:
+                engine.grammars.prepare(request.params.grammar)
         submission: Submission[Any] = Submission(len(requests), self._cancel)
-        order = _Order(submission, tuple(encode_requests(requests, self._loaded_engine().tokenizer)))
+        order = _Order(submission, tuple(encode_requests(requests, engine.tokenizer)))
         with self._wake:
             if self.failure is not None:
                 raise EngineFailedError("the engine failed") from self.failure

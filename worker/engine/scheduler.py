@@ -209,4 +209,4 @@ class Scheduler:
 def _entry(sequence: Sequence, num_tokens: int) -> ScheduledSequence:
     start = sequence.num_computed_tokens
     is_last = start + num_tokens == len(sequence.token_ids)
-    return ScheduledSequence(sequence, start, num_tokens, is_sampled=is_last and sequence.readout is None)
+    return ScheduledSequence(sequence, start, num_tokens, is_sampled=is_last and sequence.is_generating)

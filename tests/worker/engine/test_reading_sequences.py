@@ -17,7 +17,8 @@ from worker.engine.step import StepPlan
 def make_reading(arrival: int, prompt: list[int], share: float, *, is_shareable: bool) -> Sequence:
     """A Sequence that is read from a share of its length on."""
     sequence = make_sequence(arrival, prompt, 1)
-    sequence.readout = PooledReadout(int(share * (len(prompt) - 1)))
+    sequence.readout = PooledReadout(int(share * (len(prompt) - 1)), len(prompt))
+    sequence.is_generating = False
     sequence.is_shareable = is_shareable
     return sequence
 
