@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Hashable
 
+from worker.engine.admission import make_policy
 from worker.engine.block_pool import BlockPool
 from worker.engine.config import EngineConfig
 from worker.engine.errors import InvalidRequestError
@@ -30,8 +31,15 @@ class Engine:
         self.stats = EngineStats()
         self._eos_token_ids = read_eos_token_ids(config.model)
         self._runner = ModelRunner(config)
+        pool = BlockPool(self.model_info.num_blocks, PrefixCache() if config.enable_prefix_cache else None)
         self._scheduler = Scheduler(
-            BlockPool(self.model_info.num_blocks, PrefixCache() if config.enable_prefix_cache else None),
+            pool,
+            make_policy(
+                config.admission,
+                pool,
+                block_size=config.block_size,
+                max_model_len=self.model_info.max_model_len,
+            ),
             block_size=config.block_size,
             max_num_sequences=config.max_num_sequences,
             max_tokens_per_step=config.max_tokens_per_step,
@@ -98,6 +106,10 @@ class Engine:
         self.stats.decode_tokens += len(sampled)
         return StepOutput({sequence.request_id: 1 for sequence, _ in sampled}, tuple(ended))
 
+    def clear_prefix_cache(self) -> None:
+        """Forget what cached Blocks hold; what runs is not disturbed."""
+        self._scheduler.block_pool.clear_cache()
+
     def check_integrity(self) -> None:
         """Compare the Block pool's books with the live Sequences; raises IntegrityError."""
         self._scheduler.check_integrity()
@@ -134,6 +146,7 @@ class Engine:
             params=params,
             seed=(secrets.randbits(64) if params.seed is None else params.seed) % 2**64,
             stop_token_ids=stop_token_ids if params.ignore_eos else stop_token_ids | self._eos_token_ids,
+            job=request.job,
         )
 
     def _append(self, sequence: Sequence, token_id: int) -> Completion | None:
@@ -149,7 +162,7 @@ class Engine:
         return None if reason is None else self._complete(sequence, reason)
 
     def _complete(self, sequence: Sequence, reason: FinishReason) -> Completion:
-        self._scheduler.finish(sequence)
+        self._scheduler.finish(sequence, reason)
         del self._sequences[sequence.request_id]
         self._stop_checkers.pop(sequence.request_id, None)
         text, has_stop = output_text(sequence, self.tokenizer)

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from worker.engine.admission import POLICIES, make_policy
 from worker.engine.block_pool import BlockPool
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.sampling import SamplingParams
 from worker.engine.scheduler import Scheduler
-from worker.engine.sequence import Sequence, SequenceState
+from worker.engine.sequence import FinishReason, Sequence, SequenceState
 
 
 def make_scheduler(
@@ -24,9 +25,13 @@ def make_scheduler(
     max_tokens_per_step: int = 32,
     *,
     is_caching: bool = True,
+    policy: str = "fifo",
 ) -> Scheduler:
+    pool = BlockPool(num_blocks, PrefixCache() if is_caching else None)
+    max_model_len = num_blocks * block_size
     return Scheduler(
-        BlockPool(num_blocks, PrefixCache() if is_caching else None),
+        pool,
+        make_policy(policy, pool, block_size=block_size, max_model_len=max_model_len),
         block_size=block_size,
         max_num_sequences=max_num_sequences,
         max_tokens_per_step=max_tokens_per_step,
@@ -93,7 +98,7 @@ def drive(scheduler: Scheduler, sequences: list[Sequence], budget: int, block_si
         for sequence in cache.run(scheduler, budget):
             sequence.token_ids.append(random_numbers.randrange(2))
             if sequence.num_output_tokens >= sequence.params.max_tokens:
-                scheduler.finish(sequence)
+                scheduler.finish(sequence, FinishReason.LENGTH)
         scheduler.check_integrity()
         step += 1
         assert step < 5000, "livelock"
@@ -111,6 +116,7 @@ prompts = st.lists(st.integers(0, 1), min_size=1, max_size=30)
     max_num_sequences=st.integers(1, 6),
     spare_budget=st.integers(0, 20),
     is_caching=st.booleans(),
+    policy=st.sampled_from(POLICIES),
     cancellations=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 13)), max_size=4),
 )
 def test_everything_finishes_and_no_block_leaks(
@@ -120,19 +126,22 @@ def test_everything_finishes_and_no_block_leaks(
     max_num_sequences: int,
     spare_budget: int,
     is_caching: bool,
+    policy: str,
     cancellations: list[tuple[int, int]],
 ) -> None:
     longest = max(len(prompt) + max_tokens for prompt, max_tokens in work)
     num_blocks = -(-longest // block_size) + spare_blocks
     budget = max_num_sequences + spare_budget
-    scheduler = make_scheduler(num_blocks, block_size, max_num_sequences, budget, is_caching=is_caching)
+    scheduler = make_scheduler(
+        num_blocks, block_size, max_num_sequences, budget, is_caching=is_caching, policy=policy
+    )
     sequences = [make_sequence(i, prompt, max_tokens) for i, (prompt, max_tokens) in enumerate(work)]
     for step in drive(scheduler, sequences, budget, block_size):
         assert scheduler.num_running <= max_num_sequences
         for when, index in cancellations:
             if when == step and index < len(sequences):
-                scheduler.finish(sequences[index])
-                scheduler.finish(sequences[index])  # twice is harmless
+                scheduler.finish(sequences[index], FinishReason.CANCELLED)
+                scheduler.finish(sequences[index], FinishReason.CANCELLED)  # twice is harmless
                 scheduler.check_integrity()
     assert all(sequence.state is SequenceState.FINISHED for sequence in sequences)
     assert scheduler.block_pool.num_free_blocks == num_blocks
