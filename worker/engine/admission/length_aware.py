@@ -12,6 +12,7 @@ from worker.engine.sequence import Sequence, SequenceState
 AGING_STEPS = 256  # Sequences that arrive within so many Steps are one age
 RESUMED = 64  # the level of preempted Sequences, above that of any length
 MAX_MOVES = 64  # a Step
+OVERCOMMIT_SHARE = 8  # what is admitted without room for its end has room for 1/8 of its way
 
 _Item = tuple[int, list[bytes], int, Sequence]  # age, digests of the prompt's Blocks, arrival
 
@@ -24,7 +25,8 @@ class LengthAware:
     arrives more than a longest output later. Preempted Sequences come before all others.
 
     When the first in order finds no room, shorter ones that will have ended before room runs short may pass
-    it, until all that ran when it was refused should have ended.
+    it, until all that ran when it was refused should have ended. One that would go on alone after all others
+    may start although it will run short later: computing it again costs less than Steps that hold little else.
     """
 
     def __init__(self, pool: BlockPool, *, block_size: int, max_model_len: int) -> None:
@@ -104,12 +106,15 @@ class LengthAware:
         num_free = self._pool.num_free_blocks
         if running and num_free - num_needed < self._pool.num_blocks - self._max_used:
             return False
-        entry = (self._num_steps_left(sequence), -len(sequence.token_ids) % self._block_size, num_needed)
+        steps = self._num_steps_left(sequence)
+        entry = (steps, -len(sequence.token_ids) % self._block_size, num_needed)
         forecast.add(*entry, num_taken=num_needed)
-        if running and forecast.peak() > self._max_used:
-            forecast.remove(*entry, num_taken=num_needed)
-            return False
-        return True
+        if not running or forecast.peak() <= self._max_used:
+            return True
+        if self._would_be_last(steps, running) and forecast.peak(steps // OVERCOMMIT_SHARE) <= self._max_used:
+            return True
+        forecast.remove(*entry, num_taken=num_needed)
+        return False
 
     def learn(self, sequence: Sequence, *, is_cut: bool) -> None:
         """Teach the job's output length."""
@@ -122,12 +127,30 @@ class LengthAware:
         return self._levels[level][0][0] * AGING_STEPS - (1 << (level - 1))
 
     def _level(self, sequence: Sequence) -> int:
-        return self._num_steps_left(sequence).bit_length()
+        expected = self._expected(sequence)
+        if not self._lengths.is_known(sequence.job):
+            expected = self._limit(sequence)  # a job nobody knows starts early, and is known the sooner
+        return max(1, expected - sequence.num_output_tokens).bit_length()
 
     def _num_steps_left(self, sequence: Sequence) -> int:
-        limit = min(sequence.params.max_tokens, self._max_model_len - sequence.num_prompt_tokens)
-        expected = self._lengths.expect(sequence.job, sequence.num_output_tokens, limit)
-        return max(1, expected - sequence.num_output_tokens)
+        return max(1, self._expected(sequence) - sequence.num_output_tokens)
+
+    def _expected(self, sequence: Sequence) -> int:
+        limit = self._limit(sequence)
+        if not sequence.stop_token_ids and not sequence.params.stop:
+            return limit  # nothing else ends it
+        return self._lengths.expect(sequence.job, sequence.num_output_tokens, limit)
+
+    def _limit(self, sequence: Sequence) -> int:
+        return min(sequence.params.max_tokens, self._max_model_len - sequence.num_prompt_tokens)
+
+    def _would_be_last(self, num_steps: int, running: Items[Sequence]) -> bool:
+        """Whether it takes longer than all others together, as many at once as run now."""
+        total = sum(map(self._num_steps_left, running))
+        for level, heap in self._levels.items():
+            if level != RESUMED:
+                total += (3 << level) // 4 * len(heap)
+        return num_steps * len(running) > total
 
     def _running_forecast(self, running: Items[Sequence]) -> MemoryForecast:
         if self._forecast is None:
@@ -136,5 +159,6 @@ class LengthAware:
             for sequence in running:
                 table = sequence.block_table
                 spare = len(table) * self._block_size - len(sequence.token_ids)
+                self._lengths.observe(sequence.job, sequence.num_output_tokens)
                 self._forecast.add(self._num_steps_left(sequence), spare, self._pool.count_unshared(table))
         return self._forecast

@@ -34,16 +34,20 @@ class MemoryForecast:
         self._num_freed -= num_own
         self._num_used -= num_taken
 
-    def peak(self) -> int:
-        """Return the most Blocks in use at once, now included; never too low for what was expected."""
+    def peak(self, horizon: int | None = None) -> int:
+        """Return the most Blocks in use at once, now included, within `horizon` Steps if one is given.
+
+        Never too low for what was expected.
+        """
         most = self._num_used
         # Of those still running at the moment looked at.
         num_freed = num_spare = num_alive = 0
-        for steps, spare, own in self._entries:
+        for negative_steps, spare, own in self._entries:
+            steps = -negative_steps if horizon is None else min(-negative_steps, horizon)
             num_alive += 1
             num_spare += spare
             num_freed += own
             # Each of them may have begun one more Block than its tokens fill.
-            grown = (num_alive * (self._block_size - 1 - steps) - num_spare) // self._block_size
+            grown = (num_alive * (self._block_size - 1 + steps) - num_spare) // self._block_size
             most = max(most, self._num_used + grown - (self._num_freed - num_freed))
         return most
