@@ -45,6 +45,11 @@ class Scheduler:
         self._in_flight: dict[bytes, Sequence] = {}
 
     @property
+    def running(self) -> tuple[Sequence, ...]:
+        """Sequences that hold Blocks, by arrival."""
+        return tuple(self._running)
+
+    @property
     def num_running(self) -> int:
         """Sequences that hold Blocks."""
         return len(self._running)

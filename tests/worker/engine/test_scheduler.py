@@ -4,92 +4,20 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.admission import POLICIES, make_policy
-from worker.engine.block_pool import BlockPool
-from worker.engine.prefix_cache import PrefixCache
-from worker.engine.sampling import SamplingParams
+from tests.fixtures.scheduling import CacheModel, make_scheduler, make_sequence
+from worker.engine.admission import POLICIES
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import FinishReason, Sequence, SequenceState
 
 
-def make_scheduler(
-    num_blocks: int = 64,
-    block_size: int = 4,
-    max_num_sequences: int = 8,
-    max_tokens_per_step: int = 32,
-    *,
-    is_caching: bool = True,
-    policy: str = "fifo",
-) -> Scheduler:
-    pool = BlockPool(num_blocks, PrefixCache() if is_caching else None)
-    max_model_len = num_blocks * block_size
-    return Scheduler(
-        pool,
-        make_policy(policy, pool, block_size=block_size, max_model_len=max_model_len),
-        block_size=block_size,
-        max_num_sequences=max_num_sequences,
-        max_tokens_per_step=max_tokens_per_step,
-    )
-
-
-def make_sequence(arrival: int, prompt: list[int], max_tokens: int = 4) -> Sequence:
-    return Sequence(
-        request_id=arrival,
-        arrival=arrival,
-        token_ids=list(prompt),
-        num_prompt_tokens=len(prompt),
-        params=SamplingParams(max_tokens=max_tokens),
-        seed=0,
-        stop_token_ids=frozenset(),
-    )
-
-
-@dataclass
-class Cache:
-    """What each Slot holds: the tokens up to and including its own."""
-
-    block_size: int
-    slots: dict[int, tuple[int, ...]] = field(default_factory=dict)
-
-    def slot(self, sequence: Sequence, position: int) -> int:
-        return (
-            sequence.block_table[position // self.block_size] * self.block_size + position % self.block_size
-        )
-
-    def run(self, scheduler: Scheduler, budget: int) -> list[Sequence]:
-        """Run one Step, checking it, and return the Sequences whose next token it chooses."""
-        plan = scheduler.schedule()
-        assert 0 < plan.num_tokens <= budget
-        assert len({entry.sequence.row for entry in plan.entries}) == len(plan.entries)
-        written: set[int] = set()
-        for entry in plan.entries:
-            assert entry.num_tokens > 0
-            assert entry.start == entry.sequence.num_computed_tokens
-            for position in range(entry.start, entry.start + entry.num_tokens):
-                slot = self.slot(entry.sequence, position)
-                assert slot not in written, "two Sequences write one Slot"
-                written.add(slot)
-                self.slots[slot] = tuple(entry.sequence.token_ids[: position + 1])
-        for entry in plan.entries:
-            for position in range(entry.start + entry.num_tokens):
-                expected = tuple(entry.sequence.token_ids[: position + 1])
-                assert self.slots[self.slot(entry.sequence, position)] == expected, (
-                    "a Slot holds other tokens"
-                )
-        scheduler.advance(plan)
-        scheduler.check_integrity()
-        return [entry.sequence for entry in plan.entries if entry.is_sampled]
-
-
 def drive(scheduler: Scheduler, sequences: list[Sequence], budget: int, block_size: int) -> Iterator[int]:
     """Run to the end, yielding after each Step; tokens come from a small alphabet, so that prefixes meet."""
-    cache = Cache(block_size)
+    cache = CacheModel(block_size)
     random_numbers = random.Random(0)
     for sequence in sequences:
         scheduler.add(sequence)
@@ -200,7 +128,7 @@ def test_the_least_computed_is_preempted_and_the_oldest_never() -> None:
     assert [sequence.state.value for sequence in sequences] == ["running", "running", "waiting"]
 
 
-@pytest.mark.parametrize("module", ["scheduler", "block_pool", "prefix_cache"])
+@pytest.mark.parametrize("module", ["scheduler", "block_pool", "prefix_cache", "admission"])
 def test_needs_no_torch(module: str) -> None:
     """A scheduler that reaches for tensors can no longer be tested or reasoned about on its own."""
     code = f"import sys, worker.engine.{module}; sys.exit('torch' in sys.modules)"

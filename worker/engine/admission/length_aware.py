@@ -150,7 +150,7 @@ class LengthAware:
         for level, heap in self._levels.items():
             if level != RESUMED:
                 total += (3 << level) // 4 * len(heap)
-        return num_steps * len(running) > total
+        return num_steps * len(running) >= total
 
     def _running_forecast(self, running: Items[Sequence]) -> MemoryForecast:
         if self._forecast is None:
