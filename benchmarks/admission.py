@@ -2,10 +2,11 @@ r"""Compares admission policies on skewed work: many short outputs, a few very l
 
     python -m benchmarks.admission --model DIR --dtype f32|bf16|int8 --threads N --runs N
 
-Three backlogs, each queued at once. `declared`: max_tokens is how long each output becomes. `hidden`: every
-request allows the longest output, and most end long before it; jobs have outputs of like length. `prefixes`:
-groups share a prompt's beginning, and come mixed. The policies take turns, each run with tokens of its own;
-medians are compared. Ends with one JSON line.
+Four backlogs, each queued at once. `mixed`: long and short in random order, max_tokens as long as the output
+becomes. `late`: the same, the long ones last, as when one batch follows another. `hidden`: mixed, but every
+request allows the longest output, and jobs have outputs of like length. `prefixes`: mixed, and groups share a
+prompt's beginning. The policies take turns, each run with tokens of its own; medians are compared. Ends with
+one JSON line.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from worker.engine.sequence import FinishReason
 from worker.engine.step import GenerationRequest
 
 STOP_ID = 2
+BACKLOGS = ("mixed", "late", "hidden", "prefixes")
 COUNTERS = ("steps", "preemptions", "recomputed_tokens", "cached_tokens", "evictions")
 
 
@@ -40,16 +42,17 @@ class Shape:
     num_long: int
     long_tokens: int  # the longest output
 
-    def outputs(self, numbers: random.Random) -> list[tuple[str, int]]:
+    def outputs(self, numbers: random.Random, *, is_mixed: bool) -> list[tuple[str, int]]:
         """Return (job, length of the output) for every request, in the order they arrive."""
         long = [
             ("long", numbers.randint(self.long_tokens * 3 // 4, self.long_tokens))
             for _ in range(self.num_long)
         ]
         short = [("short", numbers.randint(8, 48)) for _ in range(self.num_short)]
-        mixed = long + short
-        numbers.shuffle(mixed)
-        return mixed
+        outputs = short + long
+        if is_mixed:
+            numbers.shuffle(outputs)
+        return outputs
 
 
 def make_backlog(name: str, shape: Shape, vocab_size: int, seed: int) -> list[GenerationRequest]:
@@ -61,7 +64,7 @@ def make_backlog(name: str, shape: Shape, vocab_size: int, seed: int) -> list[Ge
 
     prefixes = [prompt(128) for _ in range(max(1, shape.num_short // 16))]
     requests = []
-    for index, (job, length) in enumerate(shape.outputs(lengths)):
+    for index, (job, length) in enumerate(shape.outputs(lengths, is_mixed=name != "late")):
         prompt_ids = prompt(lengths.randint(16, 96))
         if name == "prefixes":
             prompt_ids = lengths.choice(prefixes) + prompt_ids
@@ -83,16 +86,19 @@ def run_once(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[str,
     """Run a backlog to its end; return its seconds and what the counters grew by."""
     engine.clear_prefix_cache()
     before = asdict(engine.stats)
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     for request in requests:
         engine.add(request)
     while engine.has_unfinished:
         for completion in engine.step().completions:
             if completion.finish_reason is FinishReason.ERROR:
                 raise RuntimeError(f"request {completion.id}: {completion.error}")
-    seconds = time.perf_counter() - started
+    seconds = {
+        "seconds": time.perf_counter() - started,
+        "cpu_seconds": time.process_time() - cpu_started,  # what other processes take does not count
+    }
     after = asdict(engine.stats)
-    return {"seconds": seconds} | {name: after[name] - before[name] for name in COUNTERS}
+    return seconds | {name: after[name] - before[name] for name in COUNTERS}
 
 
 def compare(engines: dict[str, Engine], name: str, shape: Shape, runs: int) -> dict[str, dict[str, float]]:
@@ -114,7 +120,7 @@ def compare(engines: dict[str, Engine], name: str, shape: Shape, runs: int) -> d
 
 def print_table(found: dict[str, dict[str, dict[str, float]]]) -> None:
     """Print one line a backlog and policy."""
-    columns = ("seconds", *COUNTERS)
+    columns = ("seconds", "cpu_seconds", *COUNTERS)
     print("".join(f"{title:>19}" for title in ("backlog", "policy", *columns)))
     for name, policies in found.items():
         for policy, row in policies.items():
@@ -130,10 +136,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--threads", type=int, default=None, help="default: torch's own choice")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--num-blocks", type=int, default=256, help="of 16 tokens")
-    parser.add_argument("--num-short", type=int, default=256)
-    parser.add_argument("--num-long", type=int, default=8)
-    parser.add_argument("--long-tokens", type=int, default=1024, help="the longest output")
+    parser.add_argument("--num-blocks", type=int, default=192, help="of 16 tokens")
+    parser.add_argument("--num-short", type=int, default=240)
+    parser.add_argument("--num-long", type=int, default=6)
+    parser.add_argument("--long-tokens", type=int, default=768, help="the longest output")
     options = parser.parse_args(arguments)
     if min(options.runs, options.num_short, options.num_long) < 1 or options.long_tokens < 64:
         parser.error("--runs, --num-short and --num-long must be at least 1, --long-tokens at least 64")
@@ -151,9 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             for policy in POLICIES
         }
-        found = {
-            name: compare(engines, name, shape, options.runs) for name in ("declared", "hidden", "prefixes")
-        }
+        found = {name: compare(engines, name, shape, options.runs) for name in BACKLOGS}
     except (EngineError, RuntimeError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2

@@ -93,9 +93,7 @@ def test_nobody_is_passed_by_what_arrives_much_later() -> None:
 def test_what_a_job_has_taught_reorders_those_that_wait() -> None:
     scheduler = length_aware(rows=1)
     stop = frozenset({END})
-    short = [
-        make_sequence(i, [i], 100, job="short", stop_token_ids=stop) for i in range(2 * MIN_KNOWN)
-    ]
+    short = [make_sequence(i, [i], 100, job="short", stop_token_ids=stop) for i in range(2 * MIN_KNOWN)]
     add(scheduler, [*short, make_sequence(100, [3], 20)])
     order = start_order(scheduler, dict.fromkeys(range(2 * MIN_KNOWN), 2))
     assert order.index(100) == MIN_KNOWN, "as soon as the job is known to be shorter"
@@ -143,7 +141,9 @@ def test_a_preempted_sequence_comes_back_first_and_finds_its_blocks() -> None:
     scheduler.add(make_sequence(2, [7] * 4, 60))
     scheduler.finish(pair[0], FinishReason.STOP)
     assert step(scheduler)[0] == 1
-    assert scheduler.stats.resumed_tokens >= victim.max_computed_tokens - 8, "but for what was taken meanwhile"
+    assert scheduler.stats.resumed_tokens >= victim.max_computed_tokens - 8, (
+        "but for what was taken meanwhile"
+    )
     assert scheduler.stats.recomputed_tokens <= 8
 
 
