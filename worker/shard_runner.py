@@ -64,7 +64,7 @@ class ShardRunner:
             held = shards.claim(session, shard_id, worker=self.worker, lease=self.lease)
         if held is None:
             return Ending.NOTHING_TO_DO
-        work = self.engine.submit([_to_engine(request) for request in held.requests])
+        work = self.engine.submit([_to_engine(request, held.batch_id) for request in held.requests])
         run = _Run(held, work, {request.id: request.max_tokens for request in held.requests})
         try:
             return self._follow(run)
@@ -149,12 +149,13 @@ class _Run:
                 self.finished_tokens += completion.num_output_tokens
 
 
-def _to_engine(request: ShardRequest) -> GenerationRequest:
+def _to_engine(request: ShardRequest, batch_id: str) -> GenerationRequest:
     params = request.params
     return GenerationRequest(
         id=request.id,
         prompt=request.prompt,
         add_special_tokens=request.add_special_tokens,
+        job=batch_id,
         params=EngineSampling(
             max_tokens=request.max_tokens,
             temperature=params.temperature,

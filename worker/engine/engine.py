@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable
 
+from worker.engine.admission import make_policy
 from worker.engine.block_pool import BlockPool
 from worker.engine.config import EngineConfig
 from worker.engine.errors import InvalidRequestError
@@ -46,8 +47,15 @@ class Engine:
         self._eos_token_ids = read_eos_token_ids(config.model)
         self._runner = ModelRunner(config)
         self.grammars = GrammarCompiler(self.tokenizer, self.model_info.vocab_size, self._eos_token_ids)
+        pool = BlockPool(self.model_info.num_blocks, PrefixCache() if config.enable_prefix_cache else None)
         self._scheduler = Scheduler(
-            BlockPool(self.model_info.num_blocks, PrefixCache() if config.enable_prefix_cache else None),
+            pool,
+            make_policy(
+                config.admission,
+                pool,
+                block_size=config.block_size,
+                max_model_len=self.model_info.max_model_len,
+            ),
             block_size=config.block_size,
             max_num_sequences=config.max_num_sequences,
             max_tokens_per_step=config.max_tokens_per_step,
@@ -127,6 +135,10 @@ class Engine:
         new_tokens = Counter(sequence.request_id for sequence, _ in sampled)
         return StepOutput(new_tokens, tuple(ended), self._readings.collect(plan))
 
+    def clear_prefix_cache(self) -> None:
+        """Forget what cached Blocks hold; what runs is not disturbed."""
+        self._scheduler.block_pool.clear_cache()
+
     def check_integrity(self) -> None:
         """Compare the Block pool's books with the live Sequences; raises IntegrityError."""
         self._scheduler.check_integrity()
@@ -171,6 +183,7 @@ class Engine:
                 seed=choice_seed(seed, index),
                 stop_token_ids=stop_token_ids,
                 readout=readout if index == 0 else None,
+                job=request.job,
                 matcher=None if params.grammar is None else self.grammars.matcher(params.grammar),
             )
             if params.stop:
@@ -200,7 +213,7 @@ class Engine:
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         """Take a Sequence out and note its choice."""
-        self._scheduler.finish(sequence)
+        self._scheduler.finish(sequence, reason)
         stop_checker = self._stop_checkers.pop(sequence, None)
         text, has_stop = output_text(sequence, self.tokenizer, stop_checker)
         if has_stop and reason is FinishReason.LENGTH:

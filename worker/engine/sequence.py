@@ -37,6 +37,7 @@ class Sequence:
     params: SamplingParams
     seed: int
     stop_token_ids: frozenset[int]
+    job: Hashable | None = None
     state: SequenceState = SequenceState.WAITING
     # Tokens whose keys and values are in the cache; the scheduler works until all but the newest are.
     num_computed_tokens: int = 0

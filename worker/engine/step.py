@@ -19,6 +19,7 @@ class GenerationRequest:
     prompt: str | Tokens[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     add_special_tokens: bool = True
+    job: Hashable | None = None  # requests of one job are expected to have outputs of like length
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +121,16 @@ class EngineStats:
     prefill_tokens: int = 0  # prompt tokens run through the model for the first time
     decode_tokens: int = 0  # tokens generated
     recomputed_tokens: int = 0  # run through the model again after a preemption
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
+    cached_tokens: int = 0  # of them, found there
+    evictions: int = 0  # cached Blocks forgotten because they were needed
     preemptions: int = 0
+    resumed_tokens: int = 0  # of preempted Sequences, found in the prefix cache when they came back
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Share of prompt tokens that the prefix cache spared."""
+        return self.cached_tokens / self.queried_tokens if self.queried_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)

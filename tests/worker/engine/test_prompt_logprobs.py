@@ -98,7 +98,12 @@ def test_preempted_after_and_within_the_prompt(tiny_llama: Path, mate_length: in
     # How many Blocks are too few at the right moment is the scheduler's to decide.
     for num_blocks in range(60, 20, -2):
         engine = make_engine(
-            tiny_llama, num_blocks=num_blocks, max_model_len=60, max_tokens_per_step=8, max_num_sequences=6
+            tiny_llama,
+            num_blocks=num_blocks,
+            max_model_len=60,
+            max_tokens_per_step=8,
+            max_num_sequences=6,
+            admission="fifo",
         )
         completions, lengths = _run_watched(engine, requests)
         assert_right(tiny_llama, completions[5], PROMPT, 2)
