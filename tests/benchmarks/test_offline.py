@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.offline import WorkItem, main, shifted
+from benchmarks.offline import main
+from benchmarks.workloads import WorkItem, shifted
 from tests.fixtures.tiny_llama import reference_tokens, write_tiny_llama
 
 PROMPTS = [(5, 6, 7), (9,) * 20, (3, 4, 5)]
