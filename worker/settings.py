@@ -54,7 +54,7 @@ class Settings(BaseSettings):
     dtype: Literal["f32", "bf16", "int8"] = "f32"
     threads: int | None = Field(default=None, gt=0)
     max_num_sequences: int = Field(default=64, gt=0)
-    max_tokens_per_step: int = Field(default=2048, gt=0)
+    max_tokens_per_step: int = Field(default=512, gt=0)
     kv_cache_bytes: int = Field(default=1 << 30, gt=0)
 
     # How work travels.

@@ -21,10 +21,11 @@ from worker.engine.sampling import SamplingParams as EngineSampling
 from worker.engine.sequence import FinishReason
 from worker.engine.step import Completion, GenerationRequest
 from worker.engine.submission import Submission
+from worker.shard_saver import ShardSaver
 from worker.store import shards
 from worker.store.requests import ShardRequest
 from worker.store.session import Store
-from worker.store.shards import Claim, Saved
+from worker.store.shards import Claim, Progress, Saved
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class ShardRunner:
     """Runs shards on one engine, for one worker process."""
 
     store: Store
+    saver: ShardSaver
     engine: EngineThread
     worker: str
     lease: timedelta
@@ -97,10 +99,7 @@ class ShardRunner:
         # The lease follows the engine: one that has stopped stepping must lose its shards.
         idle_seconds = time.monotonic() - self.engine.last_progress_at
         lease = self.lease if idle_seconds < self.lease.total_seconds() / 2 else None
-        with self.store.transaction() as session:
-            saved = shards.save(
-                session, run.held, run.unsaved, running_tokens=run.running_tokens, lease=lease
-            )
+        saved = self.saver.save(Progress(run.held, tuple(run.unsaved), run.running_tokens), lease=lease)
         run.unsaved.clear()
         return saved
 
@@ -118,7 +117,7 @@ class _Run:
     """What one run of a shard has in hand."""
 
     held: Claim
-    work: Submission
+    work: Submission[Completion]
     max_tokens: dict[int, int]  # request id -> max_tokens
     unsaved: list[NewResult] = field(default_factory=list)
     finished_tokens: int = 0
@@ -129,8 +128,11 @@ class _Run:
         return max(0, self.work.num_output_tokens - self.finished_tokens)
 
     def collect(self, seconds: float) -> bool:
-        """Take what finishes within `seconds`; say whether that was the last of it."""
-        deadline = time.monotonic() + seconds
+        """Take what finishes until the clock's next multiple of `seconds`; say whether that was the last.
+
+        All runs meet at those times, and save together.
+        """
+        deadline = (time.monotonic() // seconds + 1) * seconds
         while not self.work.is_done and len(self.unsaved) < SAVE_AT:
             wait = deadline - time.monotonic()
             if wait <= 0:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LARGEST = 127  # of a symmetric int8 range
-# What an all-zero token is scaled by, so that it stays zero.
-SMALLEST_MAXIMUM = 1e-8
+from kernels.int8_linear.cpu import LARGEST, SMALLEST_MAXIMUM, quantize
+from kernels.threads import num_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +47,25 @@ def pack_int8_weight(weight: Tensor) -> Int8Weight:
 def int8_linear(x: Tensor, weight: Int8Weight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return `x @ weight.T + bias`, [num_tokens, out_features] in `dtype`, products summed as integers.
 
-    `x` is [num_tokens, in_features]; each token is quantized by its own largest value. `bias` is
+    `x` is [num_tokens, in_features] dense; each token is quantized by its own largest value. `bias` is
     [out_features] float32. The sums are exact, so a row has the same bits in any batch. Raises ValueError on
     shapes that do not fit.
     """
-    if x.dim() != 2 or x.shape[1] != weight.in_features:
+    if x.dim() != 2 or x.shape[1] != weight.in_features or not x.is_contiguous():
         raise ValueError(f"int8_linear: x is {tuple(x.shape)}, weight takes {weight.in_features}")
-    wide = x.to(torch.float32, copy=True)
-    maximum = wide.abs().amax(dim=-1, keepdim=True).clamp_(min=SMALLEST_MAXIMUM)
+    num_tokens = x.shape[0]
     # Unsigned with zero point 128: without AMX, oneDNN runs signed activations through a reference loop.
-    # The conversion cuts, so the half rounds.
-    levels = wide.mul_(LARGEST / maximum).add_(128.5).to(torch.uint8)
-    out: Tensor = torch.ops.onednn.qlinear_pointwise(
+    levels, maxima = torch.empty(x.shape, dtype=torch.uint8), torch.empty(num_tokens)
+    quantize(
+        num_threads(num_tokens * weight.in_features),
+        num_tokens,
+        weight.in_features,
+        x.data_ptr(),
+        x.dtype == torch.bfloat16,
+        levels.data_ptr(),
+        maxima.data_ptr(),
+    )
+    product: Tensor = torch.ops.onednn.qlinear_pointwise(
         levels,
         1.0,
         128,
@@ -74,7 +80,7 @@ def int8_linear(x: Tensor, weight: Int8Weight, bias: Tensor | None, dtype: torch
         [],
         "",
     )
-    out.mul_(maximum)
+    product.mul_(maxima.unsqueeze(1))
     if bias is not None:
-        out.add_(bias)
-    return out.to(dtype)
+        product.add_(bias)
+    return product.to(dtype)

@@ -1,5 +1,5 @@
-"""Writing new keys and values into the paged cache."""
+"""New queries, keys and values: normalised, rotated, and the latter two written into the paged cache."""
 
-from kernels.kv_write.op import write_kv_
+from kernels.kv_write.op import HeadNorms, LayerCache, rotary_kv_write
 
-__all__ = ["write_kv_"]
+__all__ = ["HeadNorms", "LayerCache", "rotary_kv_write"]

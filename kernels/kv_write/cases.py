@@ -1,8 +1,26 @@
 """Shapes for the KV write test and bench."""
 
-# Each: num_tokens, num_kv_heads, num_blocks, block_size, head_dim
-CASES: tuple[tuple[int, int, int, int, int], ...] = (
-    (1, 1, 1, 1, 1),
-    (5, 3, 7, 4, 6),
-    (33, 2, 9, 16, 64),
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The tokens of a Step, the heads of a model, and its Blocks."""
+
+    num_tokens: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_blocks: int = 9
+    block_size: int = 16
+    has_norms: bool = False
+
+
+CASES: tuple[Case, ...] = (
+    Case(1, 1, 1, 2, num_blocks=1, block_size=1),
+    Case(5, 6, 3, 6, num_blocks=7, block_size=4),
+    Case(33, 6, 2, 64),
+    Case(33, 6, 2, 64, has_norms=True),
+    Case(7, 4, 4, 80, has_norms=True),  # halves of 40: two registers and a half
+    Case(140, 2, 1, 256),  # enough for more than one thread
 )

@@ -1,84 +1,65 @@
-"""Paged attention: checks arguments and chooses the implementation (plain torch on a CPU)."""
+"""Paged attention: checks arguments and chooses the implementation."""
 
 import torch
 from torch import Tensor
 
-from kernels.paged_attention.plan import AttentionGroup, AttentionPlan
+from kernels.kv_write import LayerCache
+from kernels.paged_attention.cpu import attend
+from kernels.paged_attention.plan import AttentionPlan
+
+NO_WINDOW = 1 << 62
 
 
 def paged_attention(
-    query: Tensor, cache: Tensor, plan: AttentionPlan, scale: float, soft_cap: float | None = None
+    query: Tensor,
+    cache: LayerCache,
+    plan: AttentionPlan,
+    scale: float,
+    *,
+    dtype: torch.dtype,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
-    """Return causal attention of every query row over its Sequence's cached context.
+    """Return causal attention of every query row over its Sequence's cached context, in `dtype`.
 
-    `query` is [num_rows, num_heads, head_dim], any strides with a dense last axis; `cache` is one layer,
-    [2 * num_kv_heads, num_blocks, block_size, head_dim], key heads first, the new tokens already written and
-    every value finite. The result is [num_rows, num_heads * head_dim]. With a `soft_cap`, scores are
-    `soft_cap * tanh(score / soft_cap)`. Raises ValueError on shapes that do not fit the plan.
+    `query` is [num_kv_heads, num_rows, group, head_dim] float32, as `kernels.kv_write` returns it; the new
+    tokens are in `cache` already. The result is [num_rows, num_kv_heads * group * head_dim]. With a `window`,
+    a row reads only that many tokens, its own the last of them; with a `soft_cap`, scores are
+    `soft_cap * tanh(score / soft_cap)`. Sums are in float32, and a row has the same bits in any Step. Raises
+    ValueError on shapes that do not fit the plan.
     """
-    num_rows, num_heads, head_dim = query.shape
-    num_kv_heads = cache.shape[0] // 2
-    if num_rows != plan.num_rows or num_heads % num_kv_heads or cache.shape[3] != head_dim:
+    num_kv_heads, num_rows, group, head_dim = query.shape
+    _, cached_heads, cached_dim, block_size = cache.keys.shape
+    if num_rows != plan.positions.shape[0] or cached_heads != num_kv_heads or cached_dim != head_dim:
         raise ValueError(
-            f"paged_attention: query {tuple(query.shape)}, cache {tuple(cache.shape)}, "
-            f"{plan.num_rows} rows planned"
+            f"paged_attention: query {tuple(query.shape)}, keys {tuple(cache.keys.shape)}, "
+            f"{plan.positions.shape[0]} rows planned"
         )
-    out = torch.empty(num_rows, num_heads * head_dim, dtype=query.dtype)
-    blocks = cache.view(cache.shape[0], cache.shape[1], -1)
-    for group in plan.groups:
-        # Gathering along the Block axis leaves each head's context dense and in order.
-        kv = blocks.index_select(1, group.block_ids)
-        kv = kv.view(2, num_kv_heads * group.num_sequences, -1, head_dim)  # axis 2: context
-        rows = slice(group.first_row, group.last_row)
-        attend = _decode if group.last_row - group.first_row == group.num_sequences else _prefill
-        attend(query[rows], kv[0], kv[1], group, scale, soft_cap, out[rows])
+    out = torch.empty(num_rows, num_kv_heads * group * head_dim, dtype=dtype)
+    attend(
+        plan.scratch.shape[0],
+        num_rows,
+        plan.first_rows.shape[0],
+        plan.block_tables.shape[1],
+        plan.scratch.shape[1],
+        query.data_ptr(),
+        cache.keys.data_ptr(),
+        cache.values.data_ptr(),
+        plan.block_tables.data_ptr(),
+        plan.positions.data_ptr(),
+        plan.first_rows.data_ptr(),
+        plan.num_rows.data_ptr(),
+        plan.sequences.data_ptr(),
+        num_kv_heads,
+        group,
+        head_dim,
+        block_size,
+        scale,
+        soft_cap or 0.0,
+        window or NO_WINDOW,
+        plan.scratch.data_ptr(),
+        out.data_ptr(),
+        dtype == torch.bfloat16,
+        cache.keys.dtype == torch.bfloat16,
+    )
     return out
-
-
-def _decode(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    group: AttentionGroup,
-    scale: float,
-    soft_cap: float | None,
-    out: Tensor,
-) -> None:
-    """Write one row a Sequence: the query heads that share a KV head are the rows of one product."""
-    num_sequences, num_heads, head_dim = query.shape
-    num_kv_heads = key.shape[0] // num_sequences
-    grouped = (num_sequences, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    rows = query.reshape(grouped).transpose(0, 1).reshape(key.shape[0], -1, head_dim)
-    if group.mask is None or soft_cap is not None:
-        scores = _scores(rows, key, scale, soft_cap)
-        if group.mask is not None:
-            scores.add_(group.mask)
-    else:
-        scores = torch.baddbmm(group.mask, rows, key.transpose(1, 2), alpha=scale)
-    mixed = torch.bmm(torch.softmax(scores, dim=-1), value)
-    out.view(grouped).copy_(mixed.view(num_kv_heads, num_sequences, -1, head_dim).transpose(0, 1))
-
-
-def _prefill(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    group: AttentionGroup,
-    scale: float,
-    soft_cap: float | None,
-    out: Tensor,
-) -> None:
-    """Write a tile of one Sequence's rows: query heads that share a KV head lie under each other."""
-    num_rows, num_heads, head_dim = query.shape
-    rows = query.transpose(0, 1).reshape(key.shape[0], -1, head_dim)
-    scores = _scores(rows, key, scale, soft_cap)
-    if group.mask is not None:
-        scores.view(num_heads, num_rows, -1).add_(group.mask)
-    mixed = torch.bmm(torch.softmax(scores, dim=-1), value)
-    out.view(num_rows, num_heads, head_dim).copy_(mixed.view(num_heads, num_rows, head_dim).transpose(0, 1))
-
-
-def _scores(rows: Tensor, key: Tensor, scale: float, soft_cap: float | None) -> Tensor:
-    """Return scaled scores, rounded to the dtype once, as with a mask: the two must have the same bits."""
-    scores = torch.baddbmm(rows.new_zeros(1), rows, key.transpose(1, 2), beta=0, alpha=scale)
-    return scores if soft_cap is None else scores.div_(soft_cap).tanh_().mul_(soft_cap)

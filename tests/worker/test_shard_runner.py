@@ -15,6 +15,7 @@ from worker.contract.states import BatchStatus
 from worker.engine.engine_thread import EngineThread
 from worker.engine.sampling import SamplingParams
 from worker.shard_runner import Ending, ShardRunner
+from worker.shard_saver import ShardSaver
 from worker.store import batches, requests, shards
 from worker.store.batches import BatchView
 from worker.store.requests import ResultView
@@ -30,6 +31,7 @@ class Bench:
         self.draining = threading.Event()
         self.runner = ShardRunner(
             store=store,
+            saver=ShardSaver(store),
             engine=cast("EngineThread", self.engine),
             worker="gpu@test",
             lease=LEASE,
@@ -174,7 +176,7 @@ def test_results_outlive_an_absent_postgres(bench: Bench, monkeypatch: pytest.Mo
 
     save, failures = shards.save, iter(range(3))
 
-    def away(*args: object, **options: object) -> shards.Saved:
+    def away(*args: object, **options: object) -> list[shards.Saved]:
         if next(failures, None) is not None:
             raise OperationalError("save", None, Exception("the database is restarting"))
         return save(*args, **options)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker.engine.batch_policy import BatchPolicy
 from worker.engine.errors import ConfigError
 
 DTYPES = ("f32", "bf16", "int8")
@@ -14,19 +15,21 @@ class EngineConfig:
 
     model: Path
     device: str = "cpu"
-    # int8: weights and activations of products; the rest, and the KV cache, is bf16.
+    # int8: weights and activations of products; the KV cache is bf16, the rest float32.
     dtype: str = "bf16"
     block_size: int = 16  # tokens in a Block
     # None: as many as max_num_sequences can use, within kv_cache_bytes.
     num_blocks: int | None = None
     kv_cache_bytes: int = 1 << 30
     max_num_sequences: int = 64
-    max_tokens_per_step: int = 2048
+    # On a CPU more would not run faster, and what passes between products would leave the cache.
+    max_tokens_per_step: int = 512
     # None: the checkpoint's, or what the KV cache can hold when that is less.
     max_model_len: int | None = None
     # None: torch's own choice.
     num_threads: int | None = None
     enable_prefix_cache: bool = True
+    batch_policy: BatchPolicy = BatchPolicy()  # of work that generates nothing
 
     def __post_init__(self) -> None:
         if self.device != "cpu":

@@ -1,7 +1,9 @@
 """The engine: takes requests and advances all of them together, a Step at a time. One thread's property."""
 
+import itertools
 import secrets
-from collections.abc import Hashable
+import time
+from collections.abc import Callable, Hashable
 
 from worker.engine.block_pool import BlockPool
 from worker.engine.config import EngineConfig
@@ -9,9 +11,10 @@ from worker.engine.errors import InvalidRequestError
 from worker.engine.model_runner import ModelRunner
 from worker.engine.models.checkpoint import read_eos_token_ids
 from worker.engine.prefix_cache import PrefixCache
+from worker.engine.reading_queue import ReadingQueue
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import FinishReason, Sequence
-from worker.engine.step import Completion, EngineStats, GenerationRequest, ModelInfo, StepOutput
+from worker.engine.step import Completion, EngineStats, GenerationRequest, ModelInfo, Request, StepOutput
 from worker.engine.stopping import StopChecker, finish_reason, output_text
 from worker.engine.tokenizer import Tokenizer
 
@@ -24,7 +27,7 @@ class Engine:
     broken.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
         self.tokenizer = Tokenizer(config.model)
         self.stats = EngineStats()
@@ -40,7 +43,10 @@ class Engine:
         self._sequences: dict[Hashable, Sequence] = {}
         self._stop_checkers: dict[Hashable, StopChecker] = {}
         self._completions: list[Completion] = []  # of requests that ended outside a Step
-        self._num_added = 0
+        self._arrivals = itertools.count(1)
+        self._readings = ReadingQueue(
+            config, self.model_info, self.tokenizer, self._scheduler, self._arrivals, clock
+        )
 
     @property
     def model_info(self) -> ModelInfo:
@@ -49,8 +55,13 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a `step` would bring anything."""
-        return bool(self._sequences or self._completions)
+        """Whether any request is without its outcome."""
+        return bool(self._sequences or self._completions or self._readings)
+
+    @property
+    def wait_seconds(self) -> float | None:
+        """How long a `step` would bring nothing, while readings wait for others; None: until `add`."""
+        return 0.0 if self._sequences or self._completions else self._readings.wait_seconds
 
     @property
     def num_running(self) -> int:
@@ -60,15 +71,18 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Requests that hold none."""
-        return self._scheduler.num_waiting
+        return self._scheduler.num_waiting + self._readings.num_queued
 
-    def add(self, request: GenerationRequest) -> None:
+    def add(self, request: Request) -> None:
         """Queue a request; one that cannot run completes in the next `step` with an error.
 
         Raises ValueError when the id is that of a request still unfinished.
         """
-        if request.id in self._sequences:
+        if request.id in self._sequences or request.id in self._readings:
             raise ValueError(f"request {request.id!r} is already running")
+        if not isinstance(request, GenerationRequest):
+            self._readings.add(request)
+            return
         try:
             sequence = self._sequence(request)
         except InvalidRequestError as error:
@@ -82,13 +96,15 @@ class Engine:
         self._scheduler.add(sequence)
 
     def cancel(self, request_id: Hashable) -> None:
-        """End a request with what it has; the next `step` brings its Completion. Unknown ids are ignored."""
+        """End a request with what it has; the next `step` brings its outcome. Unknown ids are ignored."""
+        self._readings.cancel(request_id)
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             self._completions.append(self._complete(sequence, FinishReason.CANCELLED))
 
     def step(self) -> StepOutput:
-        """Advance every request that the next Step has room for; without any, only hand out Completions."""
+        """Advance every request that the next Step has room for; without any, only hand out outcomes."""
+        self._readings.release()
         plan = self._scheduler.schedule()
         sampled = self._runner.execute(plan) if plan.entries else []
         self._scheduler.advance(plan)
@@ -96,7 +112,8 @@ class Engine:
         ended += [completion for sequence, token in sampled if (completion := self._append(sequence, token))]
         self.stats.steps += bool(plan.entries)
         self.stats.decode_tokens += len(sampled)
-        return StepOutput({sequence.request_id: 1 for sequence, _ in sampled}, tuple(ended))
+        new_tokens = {sequence.request_id: 1 for sequence, _ in sampled}
+        return StepOutput(new_tokens, tuple(ended), self._readings.collect(plan))
 
     def check_integrity(self) -> None:
         """Compare the Block pool's books with the live Sequences; raises IntegrityError."""
@@ -125,10 +142,9 @@ class Engine:
                 f"logit_bias or stop_token_ids has an id outside 0..{info.vocab_size - 1}"
             )
         stop_token_ids = frozenset(params.stop_token_ids)
-        self._num_added += 1
         return Sequence(
             request_id=request.id,
-            arrival=self._num_added,
+            arrival=next(self._arrivals),
             token_ids=token_ids,
             num_prompt_tokens=len(token_ids),
             params=params,

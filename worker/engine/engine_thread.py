@@ -6,24 +6,35 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast, overload
 
+from worker.engine.embedding import Embedding, EmbeddingRequest
+from worker.engine.encoding import encode_requests
 from worker.engine.engine import Engine
 from worker.engine.errors import EngineError, EngineFailedError, EngineStoppedError
-from worker.engine.step import Completion, EngineStats, GenerationRequest, ModelInfo, StepOutput
+from worker.engine.scoring import Scores, ScoringRequest
+from worker.engine.step import (
+    Completion,
+    EngineStats,
+    GenerationRequest,
+    ModelInfo,
+    Outcome,
+    Request,
+    StepOutput,
+)
 from worker.engine.submission import Submission
 
 logger = logging.getLogger(__name__)
 
-_Key = tuple[Submission, Hashable]  # what the engine knows a request by
+_Key = tuple[Submission[Any], Hashable]  # what the engine knows a request by
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
     """What another thread asks: requests to add, or (without any) the submission to cancel."""
 
-    submission: Submission
-    requests: tuple[GenerationRequest, ...]
+    submission: Submission[Any]
+    requests: tuple[Request, ...]
 
 
 class EngineThread:
@@ -51,7 +62,7 @@ class EngineThread:
         self._drain_deadline: float | None = None
         self._busy_since: float | None = None  # the last completed Step; None while idle
         # The engine's thread only: open requests of each Submission.
-        self._open: dict[Submission, set[Hashable]] = {}
+        self._open: dict[Submission[Any], set[Hashable]] = {}
 
     def start(self) -> None:
         """Start the thread and wait until the engine is loaded; re-raises what loading raised."""
@@ -72,7 +83,16 @@ class EngineThread:
         if self._thread.is_alive():
             self._thread.join()
 
-    def submit(self, requests: Sequence[GenerationRequest]) -> Submission:
+    @overload
+    def submit(self, requests: Sequence[GenerationRequest]) -> Submission[Completion]: ...
+
+    @overload
+    def submit(self, requests: Sequence[EmbeddingRequest]) -> Submission[Embedding]: ...
+
+    @overload
+    def submit(self, requests: Sequence[ScoringRequest]) -> Submission[Scores]: ...
+
+    def submit(self, requests: Sequence[Request]) -> Submission[Any]:
         """Queue requests and return the handle on their outcomes; ids need to be unique among them only.
 
         Text is tokenized here, in the caller's thread. Raises ValueError on a repeated id, EngineStoppedError
@@ -80,8 +100,8 @@ class EngineThread:
         """
         if len({request.id for request in requests}) != len(requests):
             raise ValueError("a request id is repeated")
-        submission = Submission(len(requests), self._cancel)
-        order = _Order(submission, self._tokenized(requests))
+        submission: Submission[Any] = Submission(len(requests), self._cancel)
+        order = _Order(submission, tuple(encode_requests(requests, self._loaded_engine().tokenizer)))
         with self._wake:
             if self.failure is not None:
                 raise EngineFailedError("the engine failed") from self.failure
@@ -122,22 +142,7 @@ class EngineThread:
             raise EngineStoppedError("the engine is not loaded")
         return self._engine
 
-    def _tokenized(self, requests: Sequence[GenerationRequest]) -> tuple[GenerationRequest, ...]:
-        tokenizer = self._loaded_engine().tokenizer
-        result = list(requests)
-        for has_special in (True, False):
-            indices = [
-                index
-                for index, request in enumerate(requests)
-                if isinstance(request.prompt, str) and request.add_special_tokens is has_special
-            ]
-            texts = [str(requests[index].prompt) for index in indices]
-            encoded = tokenizer.encode_batch(texts, add_special_tokens=has_special)
-            for index, token_ids in zip(indices, encoded, strict=True):
-                result[index] = replace(requests[index], prompt=token_ids)
-        return tuple(result)
-
-    def _cancel(self, submission: Submission) -> None:
+    def _cancel(self, submission: Submission[Any]) -> None:
         with self._wake:
             self._inbox.append(_Order(submission, ()))
             self._wake.notify_all()
@@ -165,9 +170,9 @@ class EngineThread:
     def _receive(self, engine: Engine) -> bool:
         """Take in what other threads asked, sleeping while there is nothing to do; False: time to end."""
         with self._wake:
-            while not (self._inbox or engine.has_unfinished or self._is_closed):
+            while not self._inbox and (seconds := self._idle_seconds(engine)) != 0:
                 self._busy_since = None
-                self._wake.wait()
+                self._wake.wait(seconds)
             orders = tuple(self._inbox)
             self._inbox.clear()
             deadline = self._drain_deadline
@@ -183,18 +188,25 @@ class EngineThread:
                     engine.cancel((order.submission, request_id))
         return deadline is None or (engine.has_unfinished and time.monotonic() < deadline)
 
+    def _idle_seconds(self, engine: Engine) -> float | None:
+        """How long there is nothing to do; None: until somebody asks."""
+        seconds = engine.wait_seconds
+        if self._drain_deadline is None:
+            return seconds
+        return min(seconds or 0.0, max(0.0, self._drain_deadline - time.monotonic()))
+
     def _deliver(self, output: StepOutput) -> None:
         for key, count in output.num_new_tokens.items():
             cast("_Key", key)[0].num_output_tokens += count
-        arrived: dict[Submission, list[Completion]] = {}
-        for completion in output.completions:
-            submission, request_id = cast("_Key", completion.id)
-            arrived.setdefault(submission, []).append(replace(completion, id=request_id))
+        arrived: dict[Submission[Any], list[Outcome]] = {}
+        for outcome in (*output.completions, *output.readings):
+            submission, request_id = cast("_Key", outcome.id)
+            arrived.setdefault(submission, []).append(replace(outcome, id=request_id))
             self._open[submission].discard(request_id)
-        for submission, completions in arrived.items():
+        for submission, outcomes in arrived.items():
             if not self._open[submission]:
                 del self._open[submission]
-            submission.deliver(completions)
+            submission.deliver(outcomes)
 
     def _end(self, error: EngineError, cause: BaseException | None) -> None:
         """Close the inbox and wake everyone who still waits."""

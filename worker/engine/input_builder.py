@@ -1,5 +1,6 @@
 """Turns a StepPlan into the tensors of one packed forward, with numpy on the host."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,9 +8,10 @@ import torch
 from torch import Tensor
 
 from kernels.paged_attention import AttentionPlan, plan_attention
+from worker.engine.row_reader import RowSpan
 from worker.engine.sampler import SamplingInput, build_sampling_input
 from worker.engine.sequence import Sequence
-from worker.engine.step import StepPlan
+from worker.engine.step import ScheduledSequence, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +21,12 @@ class StepInput:
     token_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
     slots: Tensor  # [num_tokens] int64, where each token's keys and values go
-    attention: dict[int | None, AttentionPlan]  # by the window of the layers that use it
-    output_rows: Tensor | None  # [num_outputs] int64: the rows whose next token is chosen; None: all of them
-    sampled: tuple[Sequence, ...]  # the Sequence of each output row
+    attention: AttentionPlan
+    # [num_outputs] int64: rows whose next token is chosen, then rows of `spans`; None: all rows, in order.
+    output_rows: Tensor | None
+    sampled: tuple[Sequence, ...]  # the Sequence of each row whose next token is chosen
     sampling: SamplingInput | None  # None: all greedy
+    spans: tuple[RowSpan, ...] = ()  # output rows read off in another way
 
 
 class InputBuilder:
@@ -34,21 +38,19 @@ class InputBuilder:
         max_num_sequences: int,
         max_blocks_per_sequence: int,
         block_size: int,
-        num_kv_heads: int,
-        dtype: torch.dtype,
-        windows: frozenset[int | None] = frozenset((None,)),
+        group: int,
+        head_dim: int,
     ) -> None:
         self._block_size = block_size
-        self._num_kv_heads = num_kv_heads
-        self._dtype = dtype
-        self._windows = windows
+        self._group = group  # query heads that share a KV head
+        self._head_dim = head_dim
         self._block_tables = np.zeros((max_num_sequences, max_blocks_per_sequence), dtype=np.int64)
         # The list each row mirrors, and how much of it.
         self._mirrored: list[tuple[list[int], int]] = [([], 0)] * max_num_sequences
 
     def build(self, plan: StepPlan) -> StepInput:
-        """Return the input of a Step: Sequences with one token first, longest context first."""
-        entries = sorted(plan.entries, key=lambda entry: (entry.num_tokens > 1, -entry.start))
+        """Return the input of a Step, Sequences in the order of the plan."""
+        entries = plan.entries
         rows = np.array([self._mirror(entry.sequence) for entry in entries])
         num_tokens = [entry.num_tokens for entry in entries]
         starts = np.array([entry.start for entry in entries])
@@ -65,41 +67,29 @@ class InputBuilder:
             (end - 1, entry.sequence) for end, entry in zip(ends, entries, strict=True) if entry.is_sampled
         ]
         sequences = tuple(sequence for _, sequence in sampled)
+        output_rows: list[int] | None = None
+        spans: tuple[RowSpan, ...] = ()
+        if len(sampled) < len(token_ids):
+            read_rows, spans = read_spans(entries, ends.tolist())
+            if sampled or len(read_rows) < len(token_ids):
+                output_rows = [int(row) for row, _ in sampled] + read_rows
         return StepInput(
             token_ids=torch.tensor(token_ids),
             positions=torch.from_numpy(positions),
             slots=torch.from_numpy(slots),
-            attention=self._plan_attention(num_tokens, (starts + counts).tolist(), rows),
-            output_rows=(
-                None
-                if len(sampled) == len(token_ids)
-                else torch.tensor([int(row) for row, _ in sampled], dtype=torch.int64)
+            attention=plan_attention(
+                num_tokens,
+                positions,
+                self._block_tables[rows],
+                block_size=self._block_size,
+                group=self._group,
+                head_dim=self._head_dim,
             ),
+            output_rows=None if output_rows is None else torch.tensor(output_rows, dtype=torch.int64),
             sampled=sequences,
             sampling=build_sampling_input(sequences),
+            spans=spans,
         )
-
-    def _plan_attention(
-        self, query_lens: list[int], context_lens: list[int], rows: np.ndarray
-    ) -> dict[int | None, AttentionPlan]:
-        tables = torch.from_numpy(self._block_tables[rows])
-        longest = max(context_lens)
-        plans: dict[int | None, AttentionPlan] = {}
-        for window in self._windows:
-            # A window that hides nothing is none.
-            effective = None if window is None or window >= longest else window
-            if effective not in plans:
-                plans[effective] = plan_attention(
-                    query_lens,
-                    context_lens,
-                    tables,
-                    block_size=self._block_size,
-                    num_kv_heads=self._num_kv_heads,
-                    dtype=self._dtype,
-                    window=effective,
-                )
-            plans[window] = plans[effective]
-        return plans
 
     def _mirror(self, sequence: Sequence) -> int:
         """Bring the matrix row of a Sequence up to date and return its number."""
@@ -114,3 +104,20 @@ class InputBuilder:
             self._block_tables[row, count : len(table)] = table[count:]
             self._mirrored[row] = (table, len(table))
         return row
+
+
+def read_spans(
+    entries: Iterable[ScheduledSequence], ends: Iterable[int]
+) -> tuple[list[int], tuple[RowSpan, ...]]:
+    """Return the packed rows that are read off in another way than for a next token, and whose they are."""
+    rows: list[int] = []
+    spans: list[RowSpan] = []
+    for entry, end in zip(entries, ends, strict=True):
+        readout = entry.sequence.readout
+        if readout is not None:
+            # A preempted Sequence computes again what was read before.
+            num_rows = entry.start + entry.num_tokens - max(entry.start, readout.next_row)
+            if num_rows > 0:
+                rows += range(end - num_rows, end)
+                spans.append(RowSpan(readout, num_rows))
+    return rows, tuple(spans)

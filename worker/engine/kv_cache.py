@@ -1,12 +1,9 @@
-"""The preallocated pool of Blocks: how many fit, and their tensors."""
+"""The preallocated pool of Blocks: how many fit."""
 
 import logging
-import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from worker.engine.config import EngineConfig
 from worker.engine.errors import ConfigError
@@ -52,20 +49,3 @@ def size_kv_cache(config: EngineConfig, architecture: Architecture, dtype: torch
         )
         max_model_len = num_blocks * config.block_size
     return KVCacheSize(num_blocks, block_bytes, max_model_len)
-
-
-def allocate_kv_cache(
-    size: KVCacheSize, architecture: Architecture, block_size: int, dtype: torch.dtype
-) -> list[Tensor]:
-    """Return one tensor a layer, laid out as in `kernels.kv_write`, all zero.
-
-    Zeros and not garbage: padded attention reads Blocks that were never written, and masks what it read.
-    The system hands the memory out page by page as it is first written: numpy asks for it zeroed, where
-    torch.zeros would write all of it now.
-    """
-    shape = (2 * architecture.num_kv_heads, size.num_blocks, block_size, architecture.head_dim)
-    layer_bytes = math.prod(shape) * dtype.itemsize
-    return [
-        torch.from_numpy(np.zeros(layer_bytes, dtype=np.uint8)).view(dtype).view(shape)
-        for _ in range(architecture.num_layers)
-    ]

@@ -3,13 +3,15 @@
 import torch
 
 from kernels import int8_linear
+from kernels.kv_write import LayerCache
 from worker.engine.config import EngineConfig
 from worker.engine.errors import ConfigError
 from worker.engine.input_builder import InputBuilder
-from worker.engine.kv_cache import allocate_kv_cache, size_kv_cache
+from worker.engine.kv_cache import size_kv_cache
 from worker.engine.logit_rules import apply_rules
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.registry import read_architecture
+from worker.engine.row_reader import read_rows
 from worker.engine.sampler import sample, token_logprobs
 from worker.engine.sequence import Sequence
 from worker.engine.step import ModelInfo, StepPlan
@@ -33,14 +35,22 @@ class ModelRunner:
         with torch.inference_mode():
             with Weights(config.model, dtype, is_int8=is_int8) as weights:
                 self._model = architecture.load(weights, size.max_model_len)
-            self._kv_cache = allocate_kv_cache(size, architecture, config.block_size, dtype)
+            self._kv_cache = [
+                LayerCache.allocate(
+                    size.num_blocks,
+                    architecture.num_kv_heads,
+                    config.block_size,
+                    architecture.head_dim,
+                    dtype,
+                )
+                for _ in range(architecture.num_layers)
+            ]
         self._input_builder = InputBuilder(
             max_num_sequences=config.max_num_sequences,
             max_blocks_per_sequence=-(-size.max_model_len // config.block_size),
             block_size=config.block_size,
-            num_kv_heads=architecture.num_kv_heads,
-            dtype=dtype,
-            windows=architecture.windows,
+            group=architecture.num_heads // architecture.num_kv_heads,
+            head_dim=architecture.head_dim,
         )
         self.model_info = ModelInfo(
             name=config.model.resolve().name,
@@ -50,6 +60,7 @@ class ModelRunner:
             max_model_len=size.max_model_len,
             num_parameters=weights.num_parameters,
             vocab_size=architecture.vocab_size,
+            hidden_size=architecture.hidden_size,
             num_blocks=size.num_blocks,
             block_size=config.block_size,
             kv_cache_bytes=size.num_blocks * size.block_bytes,
@@ -61,6 +72,10 @@ class ModelRunner:
         """Run a Step and return each sampled Sequence with its next token."""
         step = self._input_builder.build(plan)
         hidden = self._model.forward(step, self._kv_cache)
+        if step.spans:
+            count = len(step.sampled)
+            read_rows(hidden[count:], step.spans, self._model.logits, self.model_info.vocab_size)
+            hidden = hidden[:count]
         if not step.sampled:
             return []
         logits = self._model.logits(hidden)

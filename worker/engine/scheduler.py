@@ -56,7 +56,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a Sequence that fits the pool alone."""
-        if self.block_pool.is_caching:
+        if self.block_pool.is_caching and sequence.is_shareable:
             extend_hashes(sequence.block_hashes, sequence.token_ids, self._block_size)
         self._enqueue(sequence)
 
@@ -91,7 +91,11 @@ class Scheduler:
             self.stats.prefill_tokens += max(0, prompt_end - entry.start - again)
             sequence.num_computed_tokens = end
             sequence.max_computed_tokens = max(end, sequence.max_computed_tokens)
-            if self.block_pool.is_caching and end // self._block_size > sequence.num_hashed_blocks:
+            if (
+                self.block_pool.is_caching
+                and end // self._block_size > sequence.num_hashed_blocks
+                and sequence.is_shareable
+            ):
                 self._offer_blocks(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -153,8 +157,8 @@ class Scheduler:
             sequence = item[1]
             if sequence.state is not SequenceState.WAITING:
                 continue
-            # The newest known token always runs, so that there is something to choose the next one from.
-            digests = sequence.block_hashes[: (len(sequence.token_ids) - 1) // self._block_size]
+            # Rows that are still to be read always run: without one there is no next token to choose.
+            digests = sequence.block_hashes[: sequence.next_row // self._block_size]
             cached = self.block_pool.match(digests)
             if len(cached) < len(digests) and digests[len(cached)] in self._in_flight:
                 held.append(item)  # another Sequence computes this prefix now: wait a Step and share it
@@ -204,6 +208,5 @@ class Scheduler:
 
 def _entry(sequence: Sequence, num_tokens: int) -> ScheduledSequence:
     start = sequence.num_computed_tokens
-    return ScheduledSequence(
-        sequence, start, num_tokens, is_sampled=start + num_tokens == len(sequence.token_ids)
-    )
+    is_last = start + num_tokens == len(sequence.token_ids)
+    return ScheduledSequence(sequence, start, num_tokens, is_sampled=is_last and sequence.readout is None)

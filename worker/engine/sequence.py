@@ -4,6 +4,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from worker.engine.readout import Readout
 from worker.engine.sampling import SamplingParams
 
 
@@ -56,11 +57,18 @@ class Sequence:
     num_hashed_blocks: int = 0  # how many of block_table are in the prefix cache or were offered to it
     row: int | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each output token, if asked for
+    readout: Readout | None = None  # what is read off its rows; None: next tokens
+    is_shareable: bool = True  # its Blocks may go to the prefix cache
 
     @property
     def num_uncomputed_tokens(self) -> int:
         """Known tokens still to run through the model."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def next_row(self) -> int:
+        """Position of the first row still to be read; for a next token, that of the newest token."""
+        return len(self.token_ids) - 1 if self.readout is None else self.readout.next_row
 
     @property
     def num_output_tokens(self) -> int:

@@ -4,7 +4,9 @@ from collections.abc import Hashable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
+from worker.engine.embedding import Embedding, EmbeddingRequest
 from worker.engine.sampling import SamplingParams
+from worker.engine.scoring import Scores, ScoringRequest
 from worker.engine.sequence import FinishReason, Sequence, TokenLogprobs
 
 
@@ -32,6 +34,13 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] | None = None  # of each of `token_ids`, if asked for
 
 
+# A reading generates nothing: its outcome is read off the rows of its tokens.
+ReadingRequest = EmbeddingRequest | ScoringRequest
+Reading = Embedding | Scores
+Request = GenerationRequest | ReadingRequest
+Outcome = Completion | Reading
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
     """A Sequence's share of a Step: tokens [start, start + num_tokens) run through the model."""
@@ -39,7 +48,7 @@ class ScheduledSequence:
     sequence: Sequence
     start: int
     num_tokens: int
-    is_sampled: bool  # its known tokens end here, so the Step chooses the next one
+    is_sampled: bool  # its known tokens end here, and the Step chooses the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,7 @@ class StepOutput:
 
     num_new_tokens: dict[Hashable, int]
     completions: tuple[Completion, ...]
+    readings: tuple[Reading, ...] = ()
 
 
 @dataclass(slots=True)
@@ -85,6 +95,7 @@ class ModelInfo:
     max_model_len: int  # tokens, prompt and output
     num_parameters: int
     vocab_size: int
+    hidden_size: int
     num_blocks: int
     block_size: int
     kv_cache_bytes: int

@@ -1,26 +1,58 @@
 import pytest
 import torch
 
-from kernels.kv_write import reference, write_kv_
-from kernels.kv_write.cases import CASES
-from kernels.testing import nan_filled
+from kernels.kv_write import HeadNorms, LayerCache, reference, rotary_kv_write
+from kernels.kv_write.cases import CASES, Case
+from kernels.testing import assert_matches, nan_filled
 
 
+@pytest.mark.parametrize(
+    ("dtype", "cache_dtype"),
+    [
+        (torch.float32, torch.float32),
+        (torch.float32, torch.bfloat16),  # dtype int8
+        (torch.bfloat16, torch.bfloat16),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_reference(
-    case: tuple[int, int, int, int, int], dtype: torch.dtype, generator: torch.Generator
+    case: Case, cache_dtype: torch.dtype, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
-    num_tokens, num_kv_heads, num_blocks, block_size, head_dim = case
-    cache = nan_filled(2 * num_kv_heads, num_blocks, block_size, head_dim, dtype=dtype)
-    # The tail of a fused projection, as the engine passes it.
-    fused = torch.randn(num_tokens, 2 * num_kv_heads + 3, head_dim, generator=generator).to(dtype)
-    slots = torch.randperm(num_blocks * block_size, generator=generator)[:num_tokens]
-    expected = reference.write_kv(cache, fused[:, 3:], slots)
-    write_kv_(cache, fused[:, 3:], slots)
-    torch.testing.assert_close(cache, expected, atol=0, rtol=0, equal_nan=True)
-    assert (~cache.isnan()).sum() == num_tokens * 2 * num_kv_heads * head_dim
+    width = (case.num_heads + 2 * case.num_kv_heads) * case.head_dim
+    qkv = torch.randn(case.num_tokens, width, generator=generator).to(dtype)
+    turns = torch.rand(50, case.head_dim // 2, generator=generator) * 100
+    angles = torch.stack((turns.cos(), turns.sin()), dim=1)
+    positions = torch.randint(0, 50, (case.num_tokens,), generator=generator)
+    slots = torch.randperm(case.num_blocks * case.block_size, generator=generator)[: case.num_tokens]
+    heads, dim = case.num_kv_heads, case.head_dim
+    cache = LayerCache(
+        nan_filled(case.num_blocks, heads, dim, case.block_size, dtype=cache_dtype),
+        nan_filled(case.num_blocks, heads, case.block_size, dim, dtype=cache_dtype),
+    )
+    norms = None
+    if case.has_norms:
+        norms = HeadNorms(*(torch.rand(dim, generator=generator) for _ in range(2)), eps=1e-6)
+    query, expected = reference.rotary_kv_write(qkv, angles, positions, slots, cache, norms)
+    assert_matches(rotary_kv_write(qkv, angles, positions, slots, cache, norms), query)
+    for actual, wanted in ((cache.keys, expected.keys), (cache.values, expected.values)):
+        assert torch.equal(actual.isnan(), wanted.isnan())
+        assert_matches(actual.nan_to_num(), wanted.nan_to_num())
+        assert (~actual.isnan()).sum() == case.num_tokens * heads * dim
+
+
+def test_a_fresh_cache_is_zero() -> None:
+    cache = LayerCache.allocate(3, 2, 4, 6, torch.bfloat16)
+    assert cache.keys.shape == (3, 2, 6, 4)
+    assert cache.values.shape == (3, 2, 4, 6)
+    assert not cache.keys.any()
+    assert not cache.values.any()
 
 
 def test_shapes_are_checked() -> None:
-    with pytest.raises(ValueError, match="write_kv"):
-        write_kv_(torch.zeros(2, 3, 4, 5), torch.zeros(1, 2, 6), torch.zeros(1, dtype=torch.int64))
+    cache = LayerCache.allocate(3, 1, 4, 6, torch.float32)
+    one = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match="rotary_kv_write"):
+        rotary_kv_write(torch.zeros(1, 17), torch.zeros(4, 2, 3), one, one, cache)
+    with pytest.raises(ValueError, match="rotary_kv_write"):
+        rotary_kv_write(torch.zeros(2, 18), torch.zeros(4, 2, 3), one, one, cache)

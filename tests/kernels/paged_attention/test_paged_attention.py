@@ -1,14 +1,50 @@
 import pytest
 import torch
+from torch import Tensor
 
-from kernels.paged_attention import paged_attention, plan_attention, reference
+from kernels.kv_write import LayerCache
+from kernels.paged_attention import AttentionPlan, paged_attention, plan_attention, reference
 from kernels.paged_attention.cases import CASES, Case
 from kernels.testing import assert_matches
 
 
+def plan_of(
+    query_lens: list[int],
+    context_lens: list[int],
+    tables: Tensor,
+    *,
+    block_size: int,
+    group: int,
+    head_dim: int,
+) -> AttentionPlan:
+    pairs = zip(query_lens, context_lens, strict=True)
+    positions = torch.cat([torch.arange(context - new, context) for new, context in pairs])
+    return plan_attention(
+        query_lens,
+        positions.numpy(),
+        tables.numpy(),
+        block_size=block_size,
+        group=group,
+        head_dim=head_dim,
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cache_dtype"),
+    [
+        (torch.float32, torch.float32),
+        (torch.float32, torch.bfloat16),  # dtype int8
+        (torch.bfloat16, torch.bfloat16),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_reference(
-    case: Case, dtype: torch.dtype, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+    case: Case,
+    cache_dtype: torch.dtype,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     query_lens, context_lens = ([pair[i] for pair in case.lens] for i in (0, 1))
     needed = [-(-context // case.block_size) for context in context_lens]
@@ -19,89 +55,101 @@ def test_matches_reference(
     for index, count in enumerate(needed):
         block_tables[index, :count] = order[first : first + count]
         first += count
-    cache_shape = (2 * case.num_kv_heads, num_blocks, case.block_size, case.head_dim)
-    cache = torch.randn(cache_shape, generator=generator).to(dtype)
+    heads, dim, size = case.num_kv_heads, case.head_dim, case.block_size
+    cache = LayerCache(
+        torch.randn(num_blocks, heads, dim, size, generator=generator).to(cache_dtype),
+        torch.randn(num_blocks, heads, size, dim, generator=generator).to(cache_dtype),
+    )
     # Slots past each context, and Blocks of no Sequence, hold what would be noticed.
     for index, context in enumerate(context_lens):
-        last = block_tables[index, needed[index] - 1]
-        cache[:, last, (context - 1) % case.block_size + 1 :] = 1e4
-    cache[:, order[first:]] = 1e4
-    num_rows = sum(query_lens)
-    fused = torch.randn(num_rows, case.num_heads + 2, case.head_dim, generator=generator).to(dtype)
-    query = fused[:, : case.num_heads]
-    scale = case.head_dim**-0.5
+        last, used = block_tables[index, needed[index] - 1], (context - 1) % size + 1
+        cache.keys[last, :, :, used:] = float("nan")
+        cache.values[last, :, used:] = float("nan")
+    cache.keys[order[first:]] = float("nan")
+    cache.values[order[first:]] = float("nan")
+    num_rows, group = sum(query_lens), case.num_heads // heads
+    query = torch.randn(heads, num_rows, group, dim, generator=generator)
+    scale = dim**-0.5
+    options = {"window": case.window, "soft_cap": case.soft_cap}
     expected = reference.paged_attention(
-        query,
-        cache,
-        query_lens,
-        context_lens,
-        block_tables,
-        scale,
-        window=case.window,
-        soft_cap=case.soft_cap,
+        query, cache, query_lens, context_lens, block_tables, scale, **options
     )
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *shape, **kw: empty(*shape, **kw).fill_(float("nan")))
-    plan = plan_attention(
-        query_lens,
-        context_lens,
-        block_tables,
-        block_size=case.block_size,
-        num_kv_heads=case.num_kv_heads,
-        dtype=dtype,
-        window=case.window,
+    plan = plan_of(query_lens, context_lens, block_tables, block_size=size, group=group, head_dim=dim)
+    assert_matches(paged_attention(query, cache, plan, scale, dtype=dtype, **options), expected)
+
+
+@pytest.mark.parametrize("window", [None, 50])
+def test_a_row_has_the_same_bits_however_the_step_is_cut(
+    generator: torch.Generator, window: int | None
+) -> None:
+    """As a prompt, in chunks, alone, and as a decode row beside others."""
+    length, group, num_kv_heads, head_dim = 300, 3, 2, 64
+    query = torch.randn(num_kv_heads, length, group, head_dim, generator=generator)
+    cache = LayerCache(
+        torch.randn(80, num_kv_heads, head_dim, 16, generator=generator).bfloat16(),
+        torch.randn(80, num_kv_heads, 16, head_dim, generator=generator).bfloat16(),
     )
-    assert_matches(paged_attention(query, cache, plan, scale, case.soft_cap), expected)
-
-
-def test_a_row_has_the_same_bits_however_the_step_is_cut(generator: torch.Generator) -> None:
-    """bfloat16, Blocks of 16: as a prompt, in chunks, alone, and as decode rows beside others."""
-    length, num_heads, num_kv_heads, head_dim = 300, 6, 2, 64
-    query = torch.randn(length, num_heads, head_dim, generator=generator).bfloat16()
-    cache = torch.randn(2 * num_kv_heads, 80, 16, head_dim, generator=generator).bfloat16()
     tables = torch.arange(80).view(2, 40)
 
-    def attend(query_lens: list[int], context_lens: list[int], rows: torch.Tensor) -> torch.Tensor:
-        plan = plan_attention(
+    def attend(query_lens: list[int], context_lens: list[int], rows: Tensor) -> Tensor:
+        plan = plan_of(
             query_lens,
             context_lens,
             tables[: len(query_lens)],
             block_size=16,
-            num_kv_heads=num_kv_heads,
-            dtype=torch.bfloat16,
+            group=group,
+            head_dim=head_dim,
         )
-        return paged_attention(rows, cache, plan, head_dim**-0.5)
+        rows = rows.contiguous()
+        return paged_attention(rows, cache, plan, head_dim**-0.5, dtype=torch.float32, window=window)
 
     whole = attend([length], [length], query)
     for chunk in (1, 7, 16, 100, 129):
         for first in range(0, length, chunk):
-            rows = query[first : first + chunk]
-            part = attend([len(rows)], [first + len(rows)], rows)
+            rows = query[:, first : first + chunk]
+            part = attend([rows.shape[1]], [first + rows.shape[1]], rows)
             assert torch.equal(part, whole[first : first + chunk]), (chunk, first)
     for context in (1, 15, 16, 17, 64, 300):
-        rows = query[[context - 1, 5]]
+        rows = query[:, [context - 1, 5]]
         assert torch.equal(attend([1, 1], [context, 500], rows)[0], whole[context - 1]), context
 
 
-def test_groups_cover_every_row_once_and_cut_where_padding_is_dear() -> None:
-    lens = [2000, 1990, 100, 90, 80, 16, 1]
-    plan = plan_attention(
-        [1] * len(lens) + [9],
-        [*lens, 9],
-        torch.zeros(len(lens) + 1, 128, dtype=torch.int64),
-        block_size=16,
-        num_kv_heads=2,
-        dtype=torch.float32,
+def test_nan_stays_in_its_sequence(generator: torch.Generator) -> None:
+    query = torch.randn(1, 2, 1, 16, generator=generator)
+    cache = LayerCache(
+        torch.randn(2, 1, 16, 16, generator=generator), torch.randn(2, 1, 16, 16, generator=generator)
     )
-    rows = [(group.first_row, group.last_row) for group in plan.groups]
-    assert rows == [(0, 2), (2, 7), (7, 16)]
-    assert plan.num_rows == 16
+    cache.keys[0, 0, 3, 0] = float("nan")
+    plan = plan_of([1, 1], [9, 9], torch.tensor([[0], [1]]), block_size=16, group=1, head_dim=16)
+    out = paged_attention(query, cache, plan, 1.0, dtype=torch.float32)
+    assert out[0].isnan().all()
+    assert out[1].isfinite().all()
+
+
+@pytest.mark.parametrize(("lens", "group"), [([1] * 7, 3), ([500, 1, 3], 1), ([9], 40)])
+def test_items_cover_every_row_once(lens: list[int], group: int) -> None:
+    tables = torch.zeros(len(lens), 40, dtype=torch.int64)
+    plan = plan_of(lens, lens, tables, block_size=16, group=group, head_dim=8)
+    rows = [
+        (row, sequence)
+        for first, count, sequence in zip(
+            plan.first_rows.tolist(), plan.num_rows.tolist(), plan.sequences.tolist(), strict=True
+        )
+        for row in range(first, first + count)
+    ]
+    owners = [sequence for sequence, count in enumerate(lens) for _ in range(count)]
+    assert rows == list(enumerate(owners))
 
 
 def test_arguments_are_checked() -> None:
     tables = torch.zeros(1, 1, dtype=torch.int64)
-    with pytest.raises(ValueError, match="shorter than its query"):
-        plan_attention([2], [1], tables, block_size=4, num_kv_heads=1, dtype=torch.float32)
-    plan = plan_attention([1], [1], tables, block_size=4, num_kv_heads=1, dtype=torch.float32)
+    with pytest.raises(ValueError, match="positions"):
+        plan_attention(
+            [2], torch.zeros(1, dtype=torch.int64).numpy(), tables.numpy(), block_size=4, group=1, head_dim=4
+        )
+    plan = plan_of([1], [1], tables, block_size=4, group=1, head_dim=4)
+    cache = LayerCache.allocate(1, 1, 4, 4, torch.float32)
     with pytest.raises(ValueError, match="paged_attention"):
-        paged_attention(torch.zeros(2, 1, 4), torch.zeros(2, 1, 4, 4), plan, 1.0)
+        paged_attention(torch.zeros(1, 2, 1, 4), cache, plan, 1.0, dtype=torch.float32)

@@ -8,9 +8,11 @@ from kernels.testing import assert_matches
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_reference(case: tuple[int, int], dtype: torch.dtype, generator: torch.Generator) -> None:
-    x, residual = (torch.randn(case, generator=generator).to(dtype) for _ in range(2))
-    weight = torch.rand(case[1], generator=generator).to(dtype)
+    x = torch.randn(case, generator=generator).to(dtype)
+    residual = torch.randn(case, generator=generator)
+    weight = torch.rand(case[1], generator=generator)
     assert_matches(rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    assert_matches(rms_norm(residual, weight, 1e-5, dtype), reference.rms_norm(residual, weight, 1e-5))
     expected, total = reference.add_rms_norm(x, residual, weight, 1e-5)
     assert_matches(add_rms_norm(x, residual, weight, 1e-5), expected)
     assert_matches(residual, total)

@@ -21,16 +21,16 @@ def perplexity(dtype: str) -> float:
 
     def logits_of(ids: Tensor) -> Tensor:
         count = ids.shape[1]
+        places = torch.arange(count)
         plan = plan_attention(
             [count],
-            [count],
-            torch.arange(WINDOW // 16).unsqueeze(0),
+            places.numpy(),
+            torch.arange(WINDOW // 16).unsqueeze(0).numpy(),
             block_size=16,
-            num_kv_heads=runner._input_builder._num_kv_heads,
-            dtype=runner._kv_cache[0].dtype,
+            group=runner._input_builder._group,
+            head_dim=runner._input_builder._head_dim,
         )
-        places = torch.arange(count)
-        step = StepInput(ids[0], places, places, {None: plan}, None, (), None)
+        step = StepInput(ids[0], places, places, plan, None, (), None)
         return runner._model.logits(runner._model.forward(step, runner._kv_cache)).unsqueeze(0)
 
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))

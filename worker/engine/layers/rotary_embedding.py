@@ -37,22 +37,7 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling) -> Te
     return frequencies
 
 
-class RotaryEmbedding:
-    """A table of angles; one lookup a Step serves every layer."""
-
-    __slots__ = ("_table",)
-
-    def __init__(
-        self, head_dim: int, max_position: int, theta: float, scaling: RopeScaling, dtype: torch.dtype
-    ) -> None:
-        angles = torch.outer(
-            torch.arange(max_position).float(), inverse_frequencies(head_dim, theta, scaling)
-        )
-        cos, sin = angles.cos(), angles.sin()
-        # [max_position, 2, head_dim]: cosines, then sines with the first half negated.
-        self._table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1).to(dtype)
-
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and signed sines, each [num_tokens, head_dim], for `positions` [num_tokens]."""
-        cos, signed_sin = self._table.index_select(0, positions).unbind(1)
-        return cos.contiguous(), signed_sin.contiguous()
+def rotary_angles(head_dim: int, max_position: int, theta: float, scaling: RopeScaling) -> Tensor:
+    """Return [max_position, 2, head_dim / 2] float32: every position's cosines, then its sines."""
+    angles = torch.outer(torch.arange(max_position).float(), inverse_frequencies(head_dim, theta, scaling))
+    return torch.stack((angles.cos(), angles.sin()), dim=1)

@@ -63,6 +63,8 @@ class Weights:
     def __init__(self, directory: Path, dtype: torch.dtype, *, is_int8: bool = False) -> None:
         self._dtype = dtype
         self._is_int8 = is_int8
+        # Of what passes between products: quantized ones give float32.
+        self.activation_dtype = torch.float32 if is_int8 else dtype
         self._index = directory / "model.safetensors.index.json"
         self._files: dict[Path, Any] = {}
         if self._index.is_file():
@@ -126,9 +128,10 @@ class Weights:
         weight = self.stack([f"{name}.weight" for name in names], rows, columns)
         bias = self.stack([f"{name}.bias" for name in names], rows) if has_bias else None
         if is_exact or not self._is_int8:
-            return Linear(weight, bias)
+            kept = self.activation_dtype
+            return Linear(weight.to(kept), None if bias is None else bias.to(kept))
         self.num_bytes -= weight.numel() * weight.element_size()
-        return self._quantized(weight, bias, self._dtype)
+        return self._quantized(weight, bias)
 
     def head(self, embedding: Tensor, *, is_tied: bool) -> Projection:
         """Return the product that makes logits: the embedding itself, or `lm_head` of the same shape."""
@@ -138,11 +141,11 @@ class Weights:
             return Linear(embedding)
         if not is_tied:
             self.num_bytes -= embedding.numel() * embedding.element_size()
-        return self._quantized(embedding, None, torch.float32)
+        return self._quantized(embedding, None)
 
-    def _quantized(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Int8Linear:
+    def _quantized(self, weight: Tensor, bias: Tensor | None) -> Int8Linear:
         self.num_bytes += weight.numel() + 4 * weight.shape[0]
-        return Int8Linear(weight, bias, dtype=dtype)
+        return Int8Linear(weight, bias, dtype=self.activation_dtype)
 
     def stack(self, names: list[str], rows: list[int], *columns: int) -> Tensor:
         """Return tensors that share their last axes as one, in order."""

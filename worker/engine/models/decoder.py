@@ -2,15 +2,17 @@
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch import Tensor
 
+from kernels.kv_write import LayerCache
 from kernels.rms_norm import add_rms_norm, rms_norm
 from worker.engine.input_builder import StepInput
 from worker.engine.layers.attention import Attention
 from worker.engine.layers.linear import Projection
 from worker.engine.layers.mlp import Mlp
-from worker.engine.layers.rotary_embedding import RopeScaling, RotaryEmbedding
+from worker.engine.layers.rotary_embedding import RopeScaling, rotary_angles
 from worker.engine.models.decoder_config import DecoderConfig
 
 
@@ -38,39 +40,36 @@ class Decoder:
         norm: Tensor,
         head: Projection,
         max_model_len: int,
+        dtype: torch.dtype,
     ) -> None:
         self.config = config
         self._embedding = embedding
         self._layers = layers
         self._norm = norm
         self._head = head
-        rotary = RotaryEmbedding(
-            config.head_dim, max_model_len, config.rope_theta, config.rope_scaling, embedding.dtype
-        )
+        self._dtype = dtype  # of what passes between layers' products; the residual is float32
+        angles = rotary_angles(config.head_dim, max_model_len, config.rope_theta, config.rope_scaling)
         # By window.
-        self._rotaries = dict.fromkeys(set(config.windows), rotary)
+        self._angles = dict.fromkeys(set(config.windows), angles)
         if config.local_rope_theta is not None:
-            local = RotaryEmbedding(
-                config.head_dim, max_model_len, config.local_rope_theta, RopeScaling(), embedding.dtype
-            )
-            self._rotaries |= {window: local for window in self._rotaries if window is not None}
+            local = rotary_angles(config.head_dim, max_model_len, config.local_rope_theta, RopeScaling())
+            self._angles |= {window: local for window in self._angles if window is not None}
 
-    def forward(self, step: StepInput, kv_cache: list[Tensor]) -> Tensor:
+    def forward(self, step: StepInput, kv_cache: list[LayerCache]) -> Tensor:
         """Run a Step, writing keys and values, and return the final hidden state of its output rows.
 
         The result is [num_outputs, hidden]: all rows, or `step.output_rows`. Those rows are picked out as
         soon as the last layer's attention is done, since nothing reads the others any more.
         """
         eps = self.config.norm_eps
-        angles = {window: rotary(step.positions) for window, rotary in self._rotaries.items()}
-        residual = F.embedding(step.token_ids, self._embedding)
+        residual = F.embedding(step.token_ids, self._embedding).float()
         if self.config.embedding_scale is not None:
             # The scale is rounded to the dtype first, as in training.
-            residual.mul_(residual.new_tensor(self.config.embedding_scale))
-        x = rms_norm(residual, self._layers[0].attention_norm, eps)
+            residual.mul_(self._embedding.new_tensor(self.config.embedding_scale).float())
+        x = rms_norm(residual, self._layers[0].attention_norm, eps, self._dtype)
         last = len(self._layers) - 1
         for index, (layer, cache) in enumerate(zip(self._layers, kv_cache, strict=True)):
-            x = layer.attention(x, angles[layer.attention.window], cache, step)
+            x = layer.attention(x, self._angles[layer.attention.window], cache, step)
             if index == last and step.output_rows is not None:
                 if not len(step.output_rows):
                     return x[:0]  # a chunk in the middle of a prompt: its keys and values were all it was for

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from worker.engine.layers.attention import Attention, HeadNorms
+from kernels.kv_write import HeadNorms
+from worker.engine.layers.attention import Attention
 from worker.engine.layers.mixture_of_experts import MixtureOfExperts
 from worker.engine.layers.mlp import GatedMlp, Mlp
 from worker.engine.models.checkpoint import Weights
@@ -20,6 +21,7 @@ def load_decoder(config: DecoderConfig, weights: Weights, max_model_len: int) ->
         _norm(config, weights, "model.norm", config.hidden_size),
         weights.head(embedding, is_tied=config.has_tied_embeddings),
         max_model_len,
+        weights.activation_dtype,
     )
 
 
@@ -46,9 +48,6 @@ def _layer(config: DecoderConfig, weights: Weights, index: int) -> DecoderLayer:
         attention_norm=_norm(config, weights, f"{prefix}.input_layernorm", hidden),
         attention=Attention(
             qkv,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
             scale=config.attention_scale,
             norms=norms,
             window=config.windows[index],
@@ -94,7 +93,7 @@ def _gated(config: DecoderConfig, weights: Weights, prefix: str, width: int) -> 
 
 
 def _norm(config: DecoderConfig, weights: Weights, name: str, width: int) -> Tensor:
-    weight = weights.take(f"{name}.weight", width)
+    weight = weights.take(f"{name}.weight", width).float()
     return weight + 1 if config.has_offset_norms else weight
 
 

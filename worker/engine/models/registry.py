@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from kernels.kv_write import LayerCache
 from worker.engine.errors import CheckpointError, UnsupportedModelError
 from worker.engine.input_builder import StepInput
 from worker.engine.models.checkpoint import Weights, read_json
@@ -25,7 +26,7 @@ from worker.engine.models.qwen3_moe import read_qwen3_moe
 class Model(Protocol):
     """What the model runner asks of an architecture."""
 
-    def forward(self, step: StepInput, kv_cache: list[Tensor]) -> Tensor:
+    def forward(self, step: StepInput, kv_cache: list[LayerCache]) -> Tensor:
         """Run a Step and return the final hidden state of its output rows."""
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -38,11 +39,12 @@ class Architecture:
 
     name: str
     num_layers: int
+    num_heads: int
     num_kv_heads: int
     head_dim: int
+    hidden_size: int
     vocab_size: int
     max_position: int
-    windows: frozenset[int | None]  # that its layers' attention has; None: without one
     load: Callable[[Weights, int], Model]  # from the weights and the longest Sequence
 
 
@@ -77,10 +79,11 @@ def _architecture(name: str, shape: DecoderConfig) -> Architecture:
     return Architecture(
         name=name,
         num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
+        hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
         max_position=shape.max_position,
-        windows=frozenset(shape.windows),
         load=lambda weights, max_model_len: load_decoder(shape, weights, max_model_len),
     )

@@ -1,0 +1,240 @@
+"""Paged attention on a CPU: scores and mixtures from tiles in registers, straight from the Blocks.
+
+A Block holds its keys with the tokens innermost, so one tile gives the scores of `block_size` tokens at once
+and nothing is summed across a register.
+"""
+
+import numpy as np
+
+from kernels.compiled import Pointer, inlined, kernel
+from kernels.simd import bfloat16_at, exp, float32_at, int64_at, load, maximum, store, tanh
+from kernels.threads import fork
+from kernels.tile import ROWS_OF_ONE_REGISTER, multiply_tile, tile_rows
+
+# Query vectors that share a KV head and run together, so that a Block is read for all of them at once.
+VECTORS_PER_ITEM = 3 * ROWS_OF_ONE_REGISTER
+
+
+@inlined
+def _softmax(
+    scores: Pointer, begin: int, low: int, high: int, end: int, scale: np.float32, cap: np.float32
+) -> None:
+    """Turn the scores at low..high into weights, and everything else at begin..end into zeros."""
+    if cap > 0:
+        for index in range(low, high):
+            store(scores, index, cap * tanh(load(scores, index) * (scale / cap)))
+    else:
+        for index in range(low, high):
+            store(scores, index, load(scores, index) * scale)
+    peak = np.float32(-3e38)
+    for index in range(low, high):
+        peak = maximum(peak, load(scores, index))
+    total = np.float32(0)
+    for index in range(low, high):
+        weight = exp(load(scores, index) - peak)
+        store(scores, index, weight)
+        total += weight
+    share = np.float32(1) / total
+    for index in range(low, high):
+        store(scores, index, load(scores, index) * share)
+    for index in range(begin, low):
+        store(scores, index, 0)
+    for index in range(high, end):
+        store(scores, index, 0)
+
+
+@kernel
+def _attend(
+    part: int,
+    num_parts: int,
+    total_rows: int,
+    num_items: int,
+    table_width: int,
+    scratch_width: int,
+    query: Pointer,
+    keys: Pointer,
+    values: Pointer,
+    tables: Pointer,
+    positions: Pointer,
+    first_rows: Pointer,
+    num_rows: Pointer,
+    table_rows: Pointer,
+    num_kv_heads: int,
+    group: int,
+    head_dim: int,
+    block_size: int,
+    scale: float,
+    soft_cap: float,
+    window: int,
+    scratch: Pointer,
+    out: Pointer,
+) -> None:
+    score_scale, cap = np.float32(scale), np.float32(soft_cap)
+    score_rows, mix_rows = tile_rows(block_size), tile_rows(head_dim)
+    block_floats = head_dim * block_size
+    for task in range(part, num_items * num_kv_heads, num_parts):
+        item, head = task // num_kv_heads, task % num_kv_heads
+        first, count, table = first_rows[item], num_rows[item], table_rows[item]
+        num_vectors = count * group
+        context = positions[first + count - 1] + 1
+        begin = max(0, positions[first] + 1 - window)
+        first_block, end_block = begin // block_size, (context + block_size - 1) // block_size
+        width = (end_block - first_block) * block_size
+        # This part's memory: scores [num_vectors, width], then mixtures [num_vectors, head_dim].
+        scores = part * scratch_width
+        mixed = scores + num_vectors * width
+        for index in range(scores, mixed + num_vectors * head_dim):
+            store(scratch, index, 0)
+        query_start = (head * total_rows + first) * group * head_dim
+        for block in range(first_block, end_block):
+            at = (tables[table * table_width + block] * num_kv_heads + head) * block_floats
+            for vector in range(0, num_vectors, score_rows):
+                multiply_tile(
+                    min(score_rows, num_vectors - vector),
+                    block_size,
+                    head_dim,
+                    scratch,
+                    scores + vector * width + (block - first_block) * block_size,
+                    width,
+                    query,
+                    query_start + vector * head_dim,
+                    head_dim,
+                    keys,
+                    at,
+                    block_size,
+                )
+        for vector in range(num_vectors):
+            position = positions[first + vector // group]
+            start = scores + vector * width - first_block * block_size
+            low, high = start + max(0, position + 1 - window), start + position + 1
+            _softmax(
+                scratch, scores + vector * width, low, high, scores + (vector + 1) * width, score_scale, cap
+            )
+        for block in range(first_block, end_block):
+            at = (tables[table * table_width + block] * num_kv_heads + head) * block_floats
+            depth = min(block_size, context - block * block_size)
+            for vector in range(0, num_vectors, mix_rows):
+                multiply_tile(
+                    min(mix_rows, num_vectors - vector),
+                    head_dim,
+                    depth,
+                    scratch,
+                    mixed + vector * head_dim,
+                    head_dim,
+                    scratch,
+                    scores + vector * width + (block - first_block) * block_size,
+                    width,
+                    values,
+                    at,
+                    head_dim,
+                )
+        for vector in range(num_vectors):
+            row = first + vector // group
+            target = ((row * num_kv_heads + head) * group + vector % group) * head_dim
+            for index in range(head_dim):
+                store(out, target + index, load(scratch, mixed + vector * head_dim + index))
+
+
+@kernel
+def attend(
+    num_parts: int,
+    total_rows: int,
+    num_items: int,
+    table_width: int,
+    scratch_width: int,
+    query: int,
+    keys: int,
+    values: int,
+    tables: int,
+    positions: int,
+    first_rows: int,
+    num_rows: int,
+    table_rows: int,
+    num_kv_heads: int,
+    group: int,
+    head_dim: int,
+    block_size: int,
+    scale: float,
+    soft_cap: float,
+    window: int,
+    scratch: int,
+    out: int,
+    is_bfloat16: bool,
+    is_cache_bfloat16: bool,
+) -> None:
+    """Write attention of every item for every KV head; arguments as in `paged_attention`, by address."""
+    if is_bfloat16:
+        narrow = (
+            total_rows,
+            num_items,
+            table_width,
+            scratch_width,
+            float32_at(query),
+            bfloat16_at(keys),
+            bfloat16_at(values),
+            int64_at(tables),
+            int64_at(positions),
+            int64_at(first_rows),
+            int64_at(num_rows),
+            int64_at(table_rows),
+            num_kv_heads,
+            group,
+            head_dim,
+            block_size,
+            scale,
+            soft_cap,
+            window,
+            float32_at(scratch),
+            bfloat16_at(out),
+        )
+        fork(_attend, num_parts, narrow)
+    elif is_cache_bfloat16:
+        mixed = (
+            total_rows,
+            num_items,
+            table_width,
+            scratch_width,
+            float32_at(query),
+            bfloat16_at(keys),
+            bfloat16_at(values),
+            int64_at(tables),
+            int64_at(positions),
+            int64_at(first_rows),
+            int64_at(num_rows),
+            int64_at(table_rows),
+            num_kv_heads,
+            group,
+            head_dim,
+            block_size,
+            scale,
+            soft_cap,
+            window,
+            float32_at(scratch),
+            float32_at(out),
+        )
+        fork(_attend, num_parts, mixed)
+    else:
+        wide = (
+            total_rows,
+            num_items,
+            table_width,
+            scratch_width,
+            float32_at(query),
+            float32_at(keys),
+            float32_at(values),
+            int64_at(tables),
+            int64_at(positions),
+            int64_at(first_rows),
+            int64_at(num_rows),
+            int64_at(table_rows),
+            num_kv_heads,
+            group,
+            head_dim,
+            block_size,
+            scale,
+            soft_cap,
+            window,
+            float32_at(scratch),
+            float32_at(out),
+        )
+        fork(_attend, num_parts, wide)

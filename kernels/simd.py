@@ -1,0 +1,187 @@
+"""What CPU kernels need beyond Numba: memory by pointers, bfloat16 as bits, loops that become vector code.
+
+Nothing is checked here: the ops do that. Sums may be reordered, but by their length alone: a row has the same
+bits whatever is beside it.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic as untyped_intrinsic
+
+from kernels.compiled import Pointer, inlined
+
+# What it makes is called by compiled code, without the first parameter.
+intrinsic: Any = untyped_intrinsic
+
+# Floats of a register of AVX512, which narrower machines take two or four for.
+LANES = 16
+
+F32, _I8, _I16, I32, I64 = ir.FloatType(), *(ir.IntType(bits) for bits in (8, 16, 32, 64))
+
+
+def _pointer_to(kind: Any) -> Any:
+    @intrinsic
+    def pointer(_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(address), generate
+
+    return pointer
+
+
+# From the address of a tensor's first element. Numba has no bfloat16: its bits go as uint16.
+float32_at, bfloat16_at = _pointer_to(types.float32), _pointer_to(types.uint16)
+int64_at, uint8_at = _pointer_to(types.int64), _pointer_to(types.uint8)
+
+
+@intrinsic
+def load(_context: Any, pointer: Any, index: Any) -> Any:
+    """Return an element as float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return load_lanes(builder, builder.gep(arguments[0], [arguments[1]]), 1)
+
+    return types.float32(pointer, types.intp), generate
+
+
+@intrinsic
+def store(_context: Any, pointer: Any, index: Any, value: Any) -> Any:
+    """Store a float32, rounded to nearest even where the array holds bfloat16."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer, index, value = arguments
+        store_lanes(builder, value, builder.gep(pointer, [index]))
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.intp, types.float32), generate
+
+
+@intrinsic
+def store_level(_context: Any, pointer: Any, index: Any, value: Any) -> Any:
+    """Store a float32 in 0..255 as uint8, without its fraction."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer, index, value = arguments
+        level = builder.trunc(builder.fptosi(value, I32), _I8)
+        builder.store(level, builder.gep(pointer, [index]))
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.intp, types.float32), generate
+
+
+@intrinsic
+def maximum(_context: Any, first: Any, second: Any) -> Any:
+    """Return the larger float32, or NaN if one is; unlike `max`, it lets a loop be vectorized."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        function_type = ir.FunctionType(F32, [F32, F32])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.maximum.f32")
+        return builder.call(function, arguments)
+
+    return types.float32(types.float32, types.float32), generate
+
+
+@intrinsic
+def _power_of_two(_context: Any, exponent: Any) -> Any:
+    """Return 2**exponent for a whole float32 in -126..127."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        biased = builder.add(builder.fptosi(arguments[0], I32), ir.Constant(I32, 127))
+        return builder.bitcast(builder.shl(biased, ir.Constant(I32, 23)), F32)
+
+    return types.float32(types.float32), generate
+
+
+@inlined
+def exp(x: np.float32) -> np.float32:
+    """Return e**x in float32 to 2 units in the last place, for x in -87..88 and clamped to it.
+
+    Range reduction by log(2) in two parts, then a polynomial of degree 7: Cephes' `expf` (Moshier, 1992).
+    """
+    x = max(x, np.float32(-87.0))
+    x = min(x, np.float32(88.0))
+    power = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+    rest = x - power * np.float32(0.693359375) - power * np.float32(-2.12194440e-4)
+    total = np.float32(1.9875691500e-4)
+    total = total * rest + np.float32(1.3981999507e-3)
+    total = total * rest + np.float32(8.3334519073e-3)
+    total = total * rest + np.float32(4.1665795894e-2)
+    total = total * rest + np.float32(1.6666665459e-1)
+    total = total * rest + np.float32(5.0000001201e-1)
+    total = total * rest * rest + rest + np.float32(1.0)
+    return total * _power_of_two(power)
+
+
+@inlined
+def tanh(x: np.float32) -> np.float32:
+    """Return the hyperbolic tangent in float32, to about 1e-6."""
+    return np.float32(1.0) - np.float32(2.0) / (exp(np.float32(2.0) * x) + np.float32(1.0))
+
+
+@inlined
+def copy(count: int, source: Pointer, source_start: int, target: Pointer, target_start: int) -> None:
+    """Copy elements that lie side by side."""
+    index = 0
+    while count - index >= LANES:
+        _copy(LANES, source, source_start + index, target, target_start + index)
+        index += LANES
+    while index < count:
+        _copy(1, source, source_start + index, target, target_start + index)
+        index += 1
+
+
+@intrinsic
+def _copy(_context: Any, count: Any, source: Any, source_start: Any, target: Any, target_start: Any) -> Any:
+    """As `copy`, for a literal count."""
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+    number = count.literal_value
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        _, source, source_start, target, target_start = arguments
+        value = load_lanes(builder, builder.gep(source, [source_start]), number)
+        store_lanes(builder, value, builder.gep(target, [target_start]))
+        return context.get_dummy_value()
+
+    return types.void(count, source, types.intp, target, types.intp), generate
+
+
+def lanes_of(lane: Any, count: int) -> Any:
+    """Return the type of one lane, or of a vector of them."""
+    return lane if count == 1 else ir.VectorType(lane, count)
+
+
+def _constant(kind: Any, value: int) -> Any:
+    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
+
+
+def load_lanes(builder: Any, pointer: Any, count: int) -> Any:
+    """Return `count` neighbouring elements as float32."""
+    element = pointer.type.pointee
+    pointer = builder.bitcast(pointer, lanes_of(element, count).as_pointer())
+    value = builder.load(pointer, align=2 if element == _I16 else 4)
+    if element == F32:
+        return value
+    words = lanes_of(I32, count)
+    return builder.bitcast(
+        builder.shl(builder.zext(value, words), _constant(words, 16)), lanes_of(F32, count)
+    )
+
+
+def store_lanes(builder: Any, value: Any, pointer: Any) -> None:
+    """Store float32, one or a vector, at neighbouring elements."""
+    count = value.type.count if isinstance(value.type, ir.VectorType) else 1
+    element = pointer.type.pointee
+    if element == _I16:
+        words = lanes_of(I32, count)
+        bits = builder.bitcast(value, words)
+        last = builder.and_(builder.lshr(bits, _constant(words, 16)), _constant(words, 1))
+        bits = builder.add(bits, builder.add(last, _constant(words, 0x7FFF)))
+        value = builder.trunc(builder.lshr(bits, _constant(words, 16)), lanes_of(_I16, count))
+    pointer = builder.bitcast(pointer, lanes_of(element, count).as_pointer())
+    builder.store(value, pointer, align=2 if element == _I16 else 4)

@@ -1,0 +1,114 @@
+"""The engine's thread serves embeddings and scores beside generation, each with a result of its own type."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.generation import greedy, make_engine, requests_for
+from tests.fixtures.readings import random_prompts, run_embeddings, run_scores
+from tests.fixtures.tiny_llama import reference_tokens
+from worker.engine.batch_policy import BatchPolicy
+from worker.engine.embedding import Embedding, EmbeddingRequest, Pooling
+from worker.engine.engine_thread import EngineThread
+from worker.engine.errors import EngineStoppedError
+from worker.engine.scoring import Scores, ScoringRequest
+from worker.engine.submission import Submission
+
+PROMPTS = random_prompts(3, 20, 6)
+TEXTS = ["the quick brown", "fox jumps over", "the quick brown"]
+WAIT_SECONDS = 60.0
+
+
+@pytest.fixture
+def thread(tiny_llama: Path) -> Iterator[EngineThread]:
+    thread = EngineThread(lambda: make_engine(tiny_llama))
+    thread.start()
+    yield thread
+    thread.stop()
+
+
+def collect(submission: Submission[Any]) -> list[Any]:
+    outcomes: list[Any] = []
+    while not submission.is_done:
+        arrived = submission.take(WAIT_SECONDS)
+        assert arrived, "nothing arrived in time"
+        outcomes += arrived
+    return sorted(outcomes, key=lambda outcome: int(outcome.id))
+
+
+def test_every_kind_from_several_threads(thread: EngineThread, tiny_llama: Path) -> None:
+    engine = make_engine(tiny_llama)
+    embeds = [EmbeddingRequest(index, text, Pooling.MEAN) for index, text in enumerate(TEXTS)]
+    scores = [ScoringRequest(index, text, [" lazy", " dog", (5, 6)]) for index, text in enumerate(TEXTS)]
+    vectors = [one.vector for one in run_embeddings(engine, embeds)]
+    logprobs = [[score.logprob for score in one.continuations] for one in run_scores(engine, scores)]
+    found: list[tuple[list[Any], list[Embedding], list[Scores]]] = []
+
+    def caller() -> None:
+        # The same ids in every Submission.
+        submissions = (
+            thread.submit(requests_for(PROMPTS, greedy(12))),
+            thread.submit(embeds),
+            thread.submit(scores),
+        )
+        found.append(tuple(collect(submission) for submission in submissions))  # type: ignore[arg-type]
+        assert [submission.num_output_tokens for submission in submissions] == [36, 0, 0]
+
+    callers = [threading.Thread(target=caller) for _ in range(4)]
+    for one in callers:
+        one.start()
+    for one in callers:
+        one.join()
+    assert len(found) == 4
+    for generated, embedded, scored in found:
+        assert [one.token_ids for one in generated] == [
+            reference_tokens(tiny_llama, prompt, 12) for prompt in PROMPTS
+        ]
+        for one, vector in zip(embedded, vectors, strict=True):
+            assert one.vector == pytest.approx(vector, abs=1e-5)
+        for one, expected in zip(scored, logprobs, strict=True):
+            assert [score.logprob for score in one.continuations] == pytest.approx(expected, abs=1e-4)
+
+
+def test_errors_and_cancellation_are_outcomes(thread: EngineThread) -> None:
+    submission = thread.submit([EmbeddingRequest(0, ""), EmbeddingRequest(1, "fox")])
+    failed, embedded = collect(submission)
+    assert (failed.error, len(embedded.vector)) == ("the prompt is empty", 48)
+    long = thread.submit([ScoringRequest(0, PROMPTS[1], [PROMPTS[1]])])
+    long.cancel()
+    (scores,) = collect(long)
+    assert scores.is_cancelled or scores.continuations
+
+
+def test_the_thread_wakes_when_a_window_ends(tiny_llama: Path) -> None:
+    policy = BatchPolicy(window_seconds=0.05)
+    thread = EngineThread(lambda: make_engine(tiny_llama, batch_policy=policy))
+    thread.start()
+    submission = thread.submit([EmbeddingRequest(0, "fox")])
+    assert len(collect(submission)) == 1  # nobody wakes it but the clock
+    thread.stop()
+
+
+def test_a_window_does_not_keep_a_thread_from_stopping(tiny_llama: Path) -> None:
+    policy = BatchPolicy(window_seconds=10_000.0)
+    for drain_seconds in (0.0, 0.05):
+        thread = EngineThread(lambda: make_engine(tiny_llama, batch_policy=policy))
+        thread.start()
+        submission = thread.submit([EmbeddingRequest(0, "fox")])
+        thread.stop(drain_seconds)
+        with pytest.raises(EngineStoppedError):
+            submission.take(WAIT_SECONDS)
+
+
+def test_cancel_ends_what_waits_for_its_window(tiny_llama: Path) -> None:
+    policy = BatchPolicy(window_seconds=10_000.0)
+    thread = EngineThread(lambda: make_engine(tiny_llama, batch_policy=policy))
+    thread.start()
+    submission = thread.submit([EmbeddingRequest(0, "fox")])
+    submission.cancel()
+    (outcome,) = collect(submission)
+    assert outcome.is_cancelled
+    thread.stop()
