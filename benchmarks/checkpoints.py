@@ -37,7 +37,7 @@ SIZES = {
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
-    """Return a byte-level BPE with exactly `vocab_size` tokens; raises ValueError if the texts have too few."""
+    """Return a byte-level BPE of exactly `vocab_size` tokens; raises ValueError if the texts have too few."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

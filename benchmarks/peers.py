@@ -4,14 +4,15 @@ r"""Runs one workload through this engine and a peer in turns, each turn a proce
         --rounds 3 --out FILE.json
 
 The peer is installed in an environment of its own, once. Both decode greedily, every request for exactly its
-max_tokens; a turn warms up once, then times `--runs` runs with other tokens each. Loading and conversion are not
-timed. PEER may be `no-prefix-cache`, which is this engine without it, or a file like those in `peer_engines/`.
-The ratio is the median over rounds of ours to the peer's: rounds are close in time, and the machine may change
-between them. Ends with one JSON line. Must not import torch: a child's peak memory counts its parent's from
-before it started.
+max_tokens; a turn warms up once, then times `--runs` runs with other tokens each. Loading and conversion are
+not timed. PEER may be `no-prefix-cache`, which is this engine without it, or a file like those in
+`peer_engines/`. The ratio is the median over rounds of ours to the peer's: rounds are close in time, and the
+machine may change between them. Ends with one JSON line; docs/benchmarks.md says what its fields mean. Must
+not import torch: a child's peak memory counts its parent's from before it started.
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import platform
@@ -27,6 +28,7 @@ from typing import Any
 from benchmarks.peer_environment import (
     TIMED_RUN,
     PeerError,
+    choose_dtype,
     converted,
     install,
     interpreter,
@@ -38,6 +40,7 @@ from benchmarks.workloads import WorkItem, read_workload, shifted
 
 ROOT = Path(__file__).parent.parent
 OURS = "headrace"
+OUR_DTYPES = ("f32", "bf16", "int8")
 WITHOUT_PREFIX_CACHE = "no-prefix-cache"
 
 Result = dict[str, Any]
@@ -64,7 +67,8 @@ def our_side(options: argparse.Namespace, name: str, dtype: str, *flags: str) ->
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise PeerError(f"{name} ended with {done.returncode}: {done.stderr}")
-            return dict(json.loads(out.read_text(encoding="utf-8")))
+            versions = {package: importlib.metadata.version(package) for package in ("torch", "numba")}
+            return dict(json.loads(out.read_text(encoding="utf-8"))) | {"versions": versions}
 
     return Side(name, dtype, turn)
 
@@ -74,8 +78,10 @@ def peer_side(options: argparse.Namespace, items: Sequence[WorkItem]) -> Side:
     peer = read_peer(options.peer)
     unknown = options.option.keys() - peer.options.keys()
     if unknown:
-        raise PeerError(f"{peer.name} has no --option {', '.join(sorted(unknown))}, only {list(peer.options)}")
-    dtype = options.peer_dtype or options.dtype
+        raise PeerError(
+            f"{peer.name} has no --option {', '.join(sorted(unknown))}, only {list(peer.options)}"
+        )
+    dtype = choose_dtype(peer, options.dtype, options.peer_dtype)
     folder = options.cache.absolute() / peer.name
     folder.mkdir(parents=True, exist_ok=True)
     python = interpreter(options.environment) if options.environment else install(peer, folder)
@@ -125,22 +131,28 @@ def summary(side: Side, results: Sequence[Result], output_tokens: int) -> Result
         "spread": [round(min(rates), 1), round(max(rates), 1)],
         "peak_rss_mb": round(statistics.median(result["peak_rss_mb"] for result in results), 1),
         "load_s": round(statistics.median(result["load_s"] for result in results), 2),
-        "versions": results[0].get("versions", {}),
+        "versions": results[0]["versions"],
         "options": results[0].get("options", {}),
     }
 
 
 def compare(ours: Side, peer: Side, items: Sequence[WorkItem], rounds: int) -> Result:
     """Run both sides in turns, the first one changing from round to round; return the comparison."""
-    results: dict[str, list[Result]] = {ours.name: [], peer.name: []}
     output_tokens = sum(item.max_tokens for item in items)
+    first: list[Result] = []
+    second: list[Result] = []
+    turns = [(ours, first), (peer, second)]
     for number in range(rounds):
-        for side in (ours, peer) if number % 2 == 0 else (peer, ours):
+        for side, results in turns if number % 2 == 0 else reversed(turns):
             result = side.turn()
-            results[side.name].append(result)
+            results.append(result)
             rate = output_tokens / statistics.median(result["runs"])
             print(f"round {number}: {side.name} {side.dtype} {rate:.0f} out tok/s", file=sys.stderr)
-    first, second = results[ours.name], results[peer.name]
+    expected = [item.max_tokens for item in items]
+    for side, results in turns:
+        for result in results:
+            if [len(tokens) for tokens in result["outputs"]] != expected:
+                raise PeerError(f"{side.name} did not give every request exactly its max_tokens")
     ratios = [
         statistics.median(other["runs"]) / statistics.median(mine["runs"])
         for mine, other in zip(first, second, strict=True)
@@ -148,6 +160,9 @@ def compare(ours: Side, peer: Side, items: Sequence[WorkItem], rounds: int) -> R
     return {
         "ratio": round(statistics.median(ratios), 3),
         "round_ratios": [round(ratio, 3) for ratio in ratios],
+        "requests": len(items),
+        "prompt_tokens": sum(len(item.prompt_ids) for item in items),
+        "output_tokens": output_tokens,
         "same_tokens": round(agreement(first[0]["outputs"], second[0]["outputs"]), 3),
         "ours": summary(ours, first, output_tokens),
         "peer": summary(peer, second, output_tokens),
@@ -179,8 +194,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("peer", metavar="PEER")
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face checkpoint directory")
     parser.add_argument("--workload", type=Path, required=True, help="JSON lines")
-    parser.add_argument("--dtype", default="bf16", help="f32, bf16 or int8")
-    parser.add_argument("--peer-dtype", help="default: the same")
+    parser.add_argument("--dtype", choices=OUR_DTYPES, default="bf16")
+    parser.add_argument("--peer-dtype", help="default: the same, or the next wider one the peer has")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--runs", type=int, default=1, help="timed runs in a turn")

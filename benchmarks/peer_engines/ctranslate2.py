@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from os.path import commonprefix
+from itertools import takewhile
 from pathlib import Path
 
 REQUIREMENTS = ("torch==2.13.0", "ctranslate2==4.8.5", "transformers==5.23.0")
@@ -17,6 +17,13 @@ def convert(model: Path, form: str, target: Path) -> None:
     from ctranslate2.converters import TransformersConverter
 
     TransformersConverter(str(model)).convert(str(target), quantization=form)
+
+
+def shared_beginning(prompts: list[list[str]]) -> list[str]:
+    """Return what all prompts begin with, never a whole prompt; nothing if it is too short to be worth it."""
+    alike = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*prompts, strict=False))
+    shared = [tokens[0] for tokens in alike][: min(map(len, prompts)) - 1]
+    return shared if len(shared) >= WORTH_SHARING else []
 
 
 def load(
@@ -37,9 +44,7 @@ def load(
 
     def generate(prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:
         texts = [[vocabulary[token] for token in prompt] for prompt in prompts]
-        shared = commonprefix(texts)[: min(map(len, texts)) - 1] if options["prefix_cache"] else []
-        if len(shared) < WORTH_SHARING:
-            shared = []
+        shared = shared_beginning(texts) if options["prefix_cache"] else []
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), max_tokens[i]), reverse=True)
         batches = [order[i : i + options["batch"]] for i in range(0, len(order), options["batch"])]
         outputs: list[list[int]] = [[] for _ in prompts]

@@ -76,7 +76,9 @@ def load(
 
     def generate(prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:
         params = [
-            SamplingParams(temperature=0, max_tokens=count, min_tokens=count, ignore_eos=True, detokenize=False)
+            SamplingParams(
+                temperature=0, max_tokens=count, min_tokens=count, ignore_eos=True, detokenize=False
+            )
             for count in max_tokens
         ]
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
