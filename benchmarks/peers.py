@@ -67,8 +67,11 @@ def our_side(options: argparse.Namespace, name: str, dtype: str, *flags: str) ->
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise PeerError(f"{name} ended with {done.returncode}: {done.stderr}")
-            versions = {package: importlib.metadata.version(package) for package in ("torch", "numba")}
-            return dict(json.loads(out.read_text(encoding="utf-8"))) | {"versions": versions}
+            result = dict(json.loads(out.read_text(encoding="utf-8")))
+            return result | {
+                "versions": {package: importlib.metadata.version(package) for package in ("torch", "numba")},
+                "options": {"prefix_cache": int(result["prefix_cache"])},
+            }
 
     return Side(name, dtype, turn)
 
@@ -79,7 +82,7 @@ def peer_side(options: argparse.Namespace, items: Sequence[WorkItem]) -> Side:
     unknown = options.option.keys() - peer.options.keys()
     if unknown:
         raise PeerError(
-            f"{peer.name} has no --option {', '.join(sorted(unknown))}, only {list(peer.options)}"
+            f"{peer.name} has no --option {', '.join(sorted(unknown))}, only {', '.join(peer.options)}"
         )
     dtype = choose_dtype(peer, options.dtype, options.peer_dtype)
     folder = options.cache.absolute() / peer.name
@@ -132,7 +135,7 @@ def summary(side: Side, results: Sequence[Result], output_tokens: int) -> Result
         "peak_rss_mb": round(statistics.median(result["peak_rss_mb"] for result in results), 1),
         "load_s": round(statistics.median(result["load_s"] for result in results), 2),
         "versions": results[0]["versions"],
-        "options": results[0].get("options", {}),
+        "options": results[0]["options"],
     }
 
 

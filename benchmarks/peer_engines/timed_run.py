@@ -40,7 +40,7 @@ def run(peer: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "load_s": round(load_seconds, 3),
-        "runs": [round(value, 4) for value in seconds],
+        "runs": seconds,
         "peak_rss_mb": round(peak_kib / 1024, 1),
         "versions": {name: importlib.metadata.version(name) for name in job["packages"]},
         "outputs": outputs,
