@@ -116,20 +116,10 @@ def prefix(draw: Drawer, num_requests: int) -> list[WorkItem]:
     return [draw.item(384 + draw.numbers.randint(16, 64), (16, 128), shared) for _ in range(num_requests)]
 
 
-def skewed(draw: Drawer, num_requests: int) -> list[WorkItem]:
-    """Return one long request (128 to 512 tokens in, 512 to 1024 out) in 16, mixed among short ones."""
-    num_long = num_requests // 16
-    items = [draw.item(draw.log_uniform(128, 512), (512, 1024)) for _ in range(num_long)]
-    items += [draw.item(draw.log_uniform(16, 64), (8, 32)) for _ in range(num_requests - num_long)]
-    draw.numbers.shuffle(items)
-    return items
-
-
 WORKLOADS: dict[str, tuple[Callable[[Drawer, int], list[WorkItem]], int]] = {
     "ragged_small": (ragged, 64),
     "ragged_medium": (ragged, 32),
     "prefix": (prefix, 64),
-    "skewed": (skewed, 128),
 }
 
 

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.peer_environment import PEERS, PeerError, choose_dtype, read_peer
 from benchmarks.peers import Side, agreement, compare, main
 from benchmarks.workloads import WorkItem, write_workload
+from tests.fixtures.benchmark_docs import documented_fields
 from worker.settings import DEMO_MODEL
 
 ITEMS = [WorkItem((5, 6, 7), 4), WorkItem((9,) * 20, 2), WorkItem((3, 4, 5), 3)]
@@ -141,6 +142,7 @@ def test_a_peer_is_installed_converted_for_and_run_in_turns_with_ours(
     assert 0 < comparison["peer"]["out_tok_s"] <= 9 / 0.05
     assert comparison["ratio"] > 0
     assert len(comparison["round_ratios"]) == 2
+    assert comparison.keys() | comparison["ours"].keys() == documented_fields("peers")
     assert comparison["output_tokens"] == 9
     assert comparison["ours"]["versions"].keys() == {"torch", "numba"}
 
