@@ -16,15 +16,13 @@ import importlib.metadata
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from benchmarks.comparison import Result, Side, compare, table
 from benchmarks.peer_environment import (
     TIMED_RUN,
     PeerError,
@@ -42,17 +40,6 @@ ROOT = Path(__file__).parent.parent
 OURS = "headrace"
 OUR_DTYPES = ("f32", "bf16", "int8")
 WITHOUT_PREFIX_CACHE = "no-prefix-cache"
-
-Result = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One side of the comparison; `turn` runs it once, in a new process."""
-
-    name: str
-    dtype: str
-    turn: Callable[[], Result]
 
 
 def our_side(options: argparse.Namespace, name: str, dtype: str, *flags: str) -> Side:
@@ -85,11 +72,11 @@ def peer_side(options: argparse.Namespace, items: Sequence[WorkItem]) -> Side:
             f"{peer.name} has no --option {', '.join(sorted(unknown))}, only {', '.join(peer.options)}"
         )
     dtype = choose_dtype(peer, options.dtype, options.peer_dtype)
+    config = json.loads((options.model / "config.json").read_text(encoding="utf-8"))
     folder = options.cache.absolute() / peer.name
     folder.mkdir(parents=True, exist_ok=True)
     python = interpreter(options.environment) if options.environment else install(peer, folder)
     path = converted(peer, python, options.model, dtype, folder)
-    config = json.loads((options.model / "config.json").read_text(encoding="utf-8"))
     runs = [shifted(items, config["vocab_size"], run) for run in range(options.runs + 1)]
     job = {
         "path": str(path),
@@ -111,76 +98,6 @@ def peer_side(options: argparse.Namespace, items: Sequence[WorkItem]) -> Side:
         return dict(json.loads(out.read_text(encoding="utf-8"))) | {"options": job["options"]}
 
     return Side(peer.name, dtype, turn)
-
-
-def agreement(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
-    """Return how much of each output is the same up to the first token that differs, in the mean."""
-    shares = []
-    for mine, other in zip(ours, theirs, strict=True):
-        same = 0
-        while same < len(mine) and mine[same] == other[same]:
-            same += 1
-        shares.append(same / len(mine))
-    return statistics.mean(shares)
-
-
-def summary(side: Side, results: Sequence[Result], output_tokens: int) -> Result:
-    """Return the medians over all timed runs of a side."""
-    rates = [output_tokens / seconds for result in results for seconds in result["runs"]]
-    return {
-        "engine": side.name,
-        "dtype": side.dtype,
-        "out_tok_s": round(statistics.median(rates), 1),
-        "spread": [round(min(rates), 1), round(max(rates), 1)],
-        "peak_rss_mb": round(statistics.median(result["peak_rss_mb"] for result in results), 1),
-        "load_s": round(statistics.median(result["load_s"] for result in results), 2),
-        "versions": results[0]["versions"],
-        "options": results[0]["options"],
-    }
-
-
-def compare(ours: Side, peer: Side, items: Sequence[WorkItem], rounds: int) -> Result:
-    """Run both sides in turns, the first one changing from round to round; return the comparison."""
-    output_tokens = sum(item.max_tokens for item in items)
-    first: list[Result] = []
-    second: list[Result] = []
-    turns = [(ours, first), (peer, second)]
-    for number in range(rounds):
-        for side, results in turns if number % 2 == 0 else reversed(turns):
-            result = side.turn()
-            results.append(result)
-            rate = output_tokens / statistics.median(result["runs"])
-            print(f"round {number}: {side.name} {side.dtype} {rate:.0f} out tok/s", file=sys.stderr)
-    expected = [item.max_tokens for item in items]
-    for side, results in turns:
-        for result in results:
-            if [len(tokens) for tokens in result["outputs"]] != expected:
-                raise PeerError(f"{side.name} did not give every request exactly its max_tokens")
-    ratios = [
-        statistics.median(other["runs"]) / statistics.median(mine["runs"])
-        for mine, other in zip(first, second, strict=True)
-    ]
-    return {
-        "ratio": round(statistics.median(ratios), 3),
-        "round_ratios": [round(ratio, 3) for ratio in ratios],
-        "requests": len(items),
-        "prompt_tokens": sum(len(item.prompt_ids) for item in items),
-        "output_tokens": output_tokens,
-        "same_tokens": round(agreement(first[0]["outputs"], second[0]["outputs"]), 3),
-        "ours": summary(ours, first, output_tokens),
-        "peer": summary(peer, second, output_tokens),
-    }
-
-
-def table(comparison: Result) -> str:
-    """Return the two sides as lines of text."""
-    heading = f"{'engine':<18} {'dtype':<6} {'out tok/s':>10} {'peak RSS MiB':>13}"
-    rows = [
-        f"{side['engine']:<18} {side['dtype']:<6} {side['out_tok_s']:>10.0f} {side['peak_rss_mb']:>13.0f}"
-        for side in (comparison["ours"], comparison["peer"])
-    ]
-    share = f"{comparison['same_tokens']:.0%} of the outputs is the same up to the first difference"
-    return "\n".join([heading, *rows, share])
 
 
 def option(text: str) -> tuple[str, int]:
@@ -213,6 +130,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1")
     options.option = dict(options.option)
+    if options.peer == WITHOUT_PREFIX_CACHE and (options.option or options.environment):
+        parser.error(f"{WITHOUT_PREFIX_CACHE} is this engine: it takes no --option and no --environment")
     return options
 
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.comparison import Side, agreement, compare
 from benchmarks.peer_environment import PEERS, PeerError, choose_dtype, read_peer
-from benchmarks.peers import Side, agreement, compare, main
+from benchmarks.peers import main
 from benchmarks.workloads import WorkItem, write_workload
 from tests.fixtures.benchmark_docs import documented_fields
 from worker.settings import DEMO_MODEL
@@ -75,7 +76,7 @@ def test_the_sides_take_turns_at_going_first() -> None:
 
 def test_a_side_that_ends_early_is_no_comparison() -> None:
     early = side("theirs", [0.5], [[1] * 4, [1], [1] * 3])
-    with pytest.raises(PeerError, match="theirs did not give every request exactly"):
+    with pytest.raises(ValueError, match="theirs did not give every request exactly"):
         compare(side("ours", [1.0]), early, ITEMS, 1)
 
 
@@ -171,17 +172,26 @@ def test_an_option_that_the_peer_does_not_have_is_named(
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_checkpoint_that_is_not_there_is_named_before_anything_is_installed(
+    echo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments(echo, tmp_path, "--model", str(tmp_path / "nowhere"))) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert not (tmp_path / "cache").exists()
+
+
 @pytest.mark.parametrize(
-    ("flags", "named"),
+    ("peer", "flags", "named"),
     [
-        (["--option", "extra=many"], "--option"),
-        (["--rounds", "0"], "--rounds must be at least 1"),
-        (["--dtype", "fp8"], "--dtype"),
+        ("no-prefix-cache", ["--option", "extra=1"], "takes no --option"),
+        ("echo.py", ["--option", "extra=many"], "--option"),
+        ("echo.py", ["--rounds", "0"], "--rounds must be at least 1"),
+        ("echo.py", ["--dtype", "fp8"], "--dtype"),
     ],
 )
 def test_a_wrong_flag_is_named(
-    echo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], named: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], peer: str, flags: list[str], named: str
 ) -> None:
     with pytest.raises(SystemExit):
-        main(arguments(echo, tmp_path, *flags))
+        main(arguments(peer, tmp_path, *flags))
     assert named in capsys.readouterr().err
