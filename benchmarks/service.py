@@ -43,7 +43,7 @@ class Item:
 def workload(num_requests: int, turn: int) -> list[Item]:
     """Return the ragged workload of a turn: lengths log-uniform in, uniform out, the same in every turn."""
     text = (DEMO_MODEL / "heldout.txt").read_text("utf-8")
-    draw = random.Random(7)  # noqa: S311 - a fixed workload
+    draw = random.Random(7)
     shortest, longest = PROMPT_CHARACTERS
     items = []
     for _ in range(num_requests):

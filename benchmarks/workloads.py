@@ -126,5 +126,5 @@ WORKLOADS: dict[str, tuple[Callable[[Drawer, int], list[WorkItem]], int]] = {
 def draw_workloads(tokenizer: Tokenizer, sources: Sequence[str]) -> Iterator[tuple[str, list[WorkItem]]]:
     """Yield every workload with its name, each from a seed of its own."""
     for name, (law, num_requests) in WORKLOADS.items():
-        draw = Drawer(tokenizer, sources, random.Random(name))  # noqa: S311 - a fixed workload
+        draw = Drawer(tokenizer, sources, random.Random(name))
         yield name, law(draw, num_requests)

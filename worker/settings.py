@@ -56,6 +56,7 @@ class Settings(BaseSettings):
     max_num_sequences: int = Field(default=64, gt=0)
     max_tokens_per_step: int = Field(default=512, gt=0)
     kv_cache_bytes: int = Field(default=1 << 30, gt=0)
+    admission: Literal["fifo", "length-aware"] = "length-aware"
 
     # How work travels.
     shard_size: int = Field(default=32, gt=0, description="requests one message carries")

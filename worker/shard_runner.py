@@ -64,7 +64,7 @@ class ShardRunner:
             held = shards.claim(session, shard_id, worker=self.worker, lease=self.lease)
         if held is None:
             return Ending.NOTHING_TO_DO
-        work = self.engine.submit([_to_engine(request) for request in held.requests])
+        work = self.engine.submit([_to_engine(request, held.batch_id) for request in held.requests])
         run = _Run(held, work, {request.id: request.max_tokens for request in held.requests})
         try:
             return self._follow(run)
@@ -146,15 +146,16 @@ class _Run:
             if completion.finish_reason is not FinishReason.CANCELLED:
                 request_id = cast("int", completion.id)  # as we gave it
                 self.unsaved.append(_to_result(request_id, completion, self.max_tokens[request_id]))
-                self.finished_tokens += len(completion.token_ids)
+                self.finished_tokens += completion.num_output_tokens
 
 
-def _to_engine(request: ShardRequest) -> GenerationRequest:
+def _to_engine(request: ShardRequest, batch_id: str) -> GenerationRequest:
     params = request.params
     return GenerationRequest(
         id=request.id,
         prompt=request.prompt,
         add_special_tokens=request.add_special_tokens,
+        job=batch_id,
         params=EngineSampling(
             max_tokens=request.max_tokens,
             temperature=params.temperature,
@@ -177,7 +178,7 @@ def _to_result(request_id: int, completion: Completion, max_tokens: int) -> NewR
         finish_reason=completion.finish_reason.value,
         num_prompt_tokens=completion.num_prompt_tokens,
         num_cached_tokens=completion.num_cached_tokens,
-        num_output_tokens=len(completion.token_ids),
+        num_output_tokens=completion.num_output_tokens,
         max_tokens=max_tokens,
         error=error,
     )

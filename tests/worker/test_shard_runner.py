@@ -81,6 +81,7 @@ def test_the_engine_is_given_what_the_request_says(bench: Bench) -> None:
     ending.result(10)
     assert {request.params for request in bench.engine.requests} == {SamplingParams(17, temperature=0.7)}
     assert [request.prompt for request in bench.engine.requests] == [f"prompt {i}" for i in range(4)]
+    assert {request.job for request in bench.engine.requests} == {bench.batch_id}
 
 
 def test_live_tokens_show_before_anything_is_finished(bench: Bench) -> None:

@@ -110,6 +110,7 @@ def engine_config(config: Settings) -> EngineConfig:
         max_num_sequences=config.max_num_sequences,
         max_tokens_per_step=config.max_tokens_per_step,
         kv_cache_bytes=config.kv_cache_bytes,
+        admission=config.admission,
         num_threads=config.threads,
     )
 
