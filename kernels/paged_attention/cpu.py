@@ -7,7 +7,7 @@ and nothing is summed across a register.
 import numpy as np
 
 from kernels.compiled import Pointer, inlined, kernel
-from kernels.simd import bfloat16_at, exp, float32_at, int64_at, load, maximum, store, tanh
+from kernels.simd import bfloat16_at, exp, float32_at, int64_at, load, maximum, prefetch, store, tanh
 from kernels.threads import fork
 from kernels.tile import ROWS_OF_ONE_REGISTER, multiply_tile, tile_rows
 
@@ -88,6 +88,12 @@ def _attend(
         query_start = (head * total_rows + first) * group * head_dim
         for block in range(first_block, end_block):
             at = (tables[table * table_width + block] * num_kv_heads + head) * block_floats
+            if block + 1 < end_block:
+                following = tables[table * table_width + block + 1] * num_kv_heads + head
+                prefetch(keys, following * block_floats, block_floats)
+            else:
+                following = tables[table * table_width + first_block] * num_kv_heads + head
+                prefetch(values, following * block_floats, block_floats)
             for vector in range(0, num_vectors, score_rows):
                 multiply_tile(
                     min(score_rows, num_vectors - vector),
@@ -113,6 +119,15 @@ def _attend(
         for block in range(first_block, end_block):
             at = (tables[table * table_width + block] * num_kv_heads + head) * block_floats
             depth = min(block_size, context - block * block_size)
+            if block + 1 < end_block:
+                following = tables[table * table_width + block + 1] * num_kv_heads + head
+                prefetch(values, following * block_floats, block_floats)
+            elif task + num_parts < num_items * num_kv_heads:
+                later = task + num_parts
+                item_then = later // num_kv_heads
+                block_then = max(0, positions[first_rows[item_then]] + 1 - window) // block_size
+                following = tables[table_rows[item_then] * table_width + block_then] * num_kv_heads
+                prefetch(keys, (following + later % num_kv_heads) * block_floats, block_floats)
             for vector in range(0, num_vectors, mix_rows):
                 multiply_tile(
                     min(mix_rows, num_vectors - vector),
