@@ -88,12 +88,8 @@ def _attend(
         query_start = (head * total_rows + first) * group * head_dim
         for block in range(first_block, end_block):
             at = (tables[table * table_width + block] * num_kv_heads + head) * block_floats
-            if block + 1 < end_block:
-                following = tables[table * table_width + block + 1] * num_kv_heads + head
-                prefetch(keys, following * block_floats, block_floats)
-            else:
-                following = tables[table * table_width + first_block] * num_kv_heads + head
-                prefetch(values, following * block_floats, block_floats)
+            following = tables[table * table_width + min(block + 1, end_block - 1)] * num_kv_heads + head
+            prefetch(keys, following * block_floats, block_floats)
             for vector in range(0, num_vectors, score_rows):
                 multiply_tile(
                     min(score_rows, num_vectors - vector),
@@ -109,6 +105,8 @@ def _attend(
                     at,
                     block_size,
                 )
+        following = tables[table * table_width + first_block] * num_kv_heads + head
+        prefetch(values, following * block_floats, block_floats)
         for vector in range(num_vectors):
             position = positions[first + vector // group]
             start = scores + vector * width - first_block * block_size
@@ -119,15 +117,8 @@ def _attend(
         for block in range(first_block, end_block):
             at = (tables[table * table_width + block] * num_kv_heads + head) * block_floats
             depth = min(block_size, context - block * block_size)
-            if block + 1 < end_block:
-                following = tables[table * table_width + block + 1] * num_kv_heads + head
-                prefetch(values, following * block_floats, block_floats)
-            elif task + num_parts < num_items * num_kv_heads:
-                later = task + num_parts
-                item_then = later // num_kv_heads
-                block_then = max(0, positions[first_rows[item_then]] + 1 - window) // block_size
-                following = tables[table_rows[item_then] * table_width + block_then] * num_kv_heads
-                prefetch(keys, (following + later % num_kv_heads) * block_floats, block_floats)
+            following = tables[table * table_width + min(block + 1, end_block - 1)] * num_kv_heads + head
+            prefetch(values, following * block_floats, block_floats)
             for vector in range(0, num_vectors, mix_rows):
                 multiply_tile(
                     min(mix_rows, num_vectors - vector),
