@@ -1,0 +1,217 @@
+"""Paged attention on a GPU: what a Step's launches need, on the device, and the launches."""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.kv_write.gpu import GpuLayerCache
+from kernels.paged_attention import kernel
+from kernels.paged_attention.tiling import Tiling, choose_tiling
+
+MAX_SEQUENCES = 4096  # what one program sums over; above it the plan needs another kernel
+SPLITS_PER_LOAD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GpuAttentionPlan:
+    """A Step's rows as tiles, counted on the device. Made once a Step for each window of the model.
+
+    Tensors keep their addresses from capture to replay of a CUDA graph; only what they hold changes.
+    """
+
+    query_starts: Tensor  # [num_sequences + 1] int32: the first row of each Sequence, and the end
+    context_lens: Tensor  # [num_sequences] int32: tokens up to and with the newest row
+    block_tables: Tensor  # [num_sequences, max_blocks] int32
+    tile_ends: Tensor  # [num_sequences] int32: tiles of this Sequence and all before it
+    window: int | None
+    tiling: Tiling
+    max_splits: int
+    # What the splits of a context leave for the merge; None when there is never more than one.
+    partial_out: Tensor | None  # [num_sequences, max_splits, num_heads * split_rows, head_dim] float32
+    partial_stats: Tensor | None  # [..., 2] float32: the largest score, and the sum of weights
+
+
+def plan_attention(
+    query_starts: Tensor,
+    context_lens: Tensor,
+    block_tables: Tensor,
+    cache: GpuLayerCache,
+    *,
+    num_heads: int,
+    max_query_len: int,
+    max_context_len: int,
+    window: int | None = None,
+    tiling: Tiling | None = None,
+) -> GpuAttentionPlan:
+    """Cut a Step into tiles, without asking the device anything.
+
+    `query_starts`, `context_lens` and `block_tables` are as in GpuAttentionPlan; a Sequence without rows is
+    padding and may hold any values, and entries of a table past its Sequence's end are not read.
+    `max_query_len` and `max_context_len` are bounds the host knows: 1 for decode alone, and in a CUDA graph
+    what it must be good for. With a `window`, a row reads only that many tokens, its own the last of them.
+    `tiling` is chosen for the shape when None. Raises ValueError on shapes that do not fit.
+    """
+    num_sequences = len(context_lens)
+    if (
+        query_starts.shape != (num_sequences + 1,)
+        or block_tables.shape[:1] != (num_sequences,)
+        or not 0 < num_sequences <= MAX_SEQUENCES
+        or any(x.dtype is not torch.int32 for x in (query_starts, context_lens, block_tables))
+        or block_tables.stride(1) != 1
+    ):
+        raise ValueError(
+            f"plan_attention: query_starts {tuple(query_starts.shape)}, context_lens "
+            f"{tuple(context_lens.shape)}, block_tables {tuple(block_tables.shape)}: int32 each, at most "
+            f"{MAX_SEQUENCES} Sequences"
+        )
+    if num_heads % cache.num_kv_heads:
+        raise ValueError(f"plan_attention: {num_heads} heads over {cache.num_kv_heads} KV heads")
+    if window is not None and window < 1:
+        raise ValueError(f"plan_attention: window {window}")
+    group = num_heads // cache.num_kv_heads
+    if tiling is None:
+        tiling = choose_tiling(
+            group, cache.head_dim, cache.kv_format, max_query_len=max_query_len, max_context_len=max_context_len
+        )
+    # A window may lie across one split more than it fills.
+    span = max_context_len if window is None else min(max_context_len, window + tiling.split_rows - 1)
+    max_splits = triton.cdiv(span, tiling.split_size) + (span < max_context_len)
+    partial_out = partial_stats = None
+    device = context_lens.device
+    if max_splits > 1:
+        parts = (num_sequences, max_splits, num_heads * tiling.split_rows)
+        partial_out = torch.empty(*parts, cache.head_dim, dtype=torch.float32, device=device)
+        partial_stats = torch.empty(*parts, 2, dtype=torch.float32, device=device)
+    tile_ends = torch.empty_like(context_lens)
+    kernel.plan_tiles[(1,)](
+        query_starts,
+        context_lens,
+        tile_ends,
+        num_sequences,
+        WINDOW=window or 0,
+        SPLIT_SIZE=tiling.split_size,
+        SPLIT_ROWS=tiling.split_rows,
+        ROWS_PER_TILE=tiling.rows_per_tile(group),
+        BLOCK_SEQUENCES=triton.next_power_of_2(num_sequences),
+        num_warps=4,
+    )
+    return GpuAttentionPlan(
+        query_starts, context_lens, block_tables, tile_ends, window, tiling, max_splits, partial_out, partial_stats
+    )
+
+
+def paged_attention(
+    query: Tensor,
+    cache: GpuLayerCache,
+    plan: GpuAttentionPlan,
+    scale: float,
+    *,
+    soft_cap: float | None = None,
+    num_programs: int | None = None,
+) -> Tensor:
+    """Return causal attention of every query row over its Sequence's cached context, in the query's dtype.
+
+    `query` is [num_rows, num_heads, head_dim], dense but for its row stride; the new tokens are in `cache`
+    already. The result is [num_rows, num_heads * head_dim]; rows past the plan's last are not written. With a
+    `soft_cap`, scores are `soft_cap * tanh(score / soft_cap)`. Products are of the query's dtype, sums in
+    float32. A decode row has the same bits in any Step, and so has a row of a prompt however it is cut.
+    `num_programs` share the work, as many as the device runs at once when None. Raises ValueError on shapes
+    that do not fit.
+    """
+    num_rows, num_heads, head_dim = query.shape
+    if (
+        head_dim != cache.head_dim
+        or num_heads % cache.num_kv_heads
+        or query.stride(2) != 1
+        or query.stride(1) != head_dim
+    ):
+        raise ValueError(
+            f"paged_attention: query {tuple(query.shape)} with strides {query.stride()}, cache "
+            f"{tuple(cache.blocks.shape)}"
+        )
+    if cache.kv_format == "plain" and cache.blocks.dtype is not query.dtype:
+        raise ValueError(f"paged_attention: query is {query.dtype}, cache {cache.blocks.dtype}")
+    num_sequences = len(plan.context_lens)
+    tiling, group = plan.tiling, num_heads // cache.num_kv_heads
+    blocks = cache.blocks
+    if cache.kv_format == "fp8" and _converts_e4m3(query.device):
+        blocks = blocks.view(torch.float8_e4m3fn)
+    out = torch.empty(num_rows, num_heads * head_dim, dtype=query.dtype, device=query.device)
+    bound = num_sequences * plan.max_splits * cache.num_kv_heads + triton.cdiv(
+        num_rows, tiling.rows_per_tile(group)
+    ) * cache.num_kv_heads
+    programs = min(num_programs or num_processors(query.device) * tiling.programs_per_processor, bound)
+    shared = {
+        "NUM_KV_HEADS": cache.num_kv_heads,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "WINDOW": plan.window or 0,
+        "SPLIT_SIZE": tiling.split_size,
+        "SPLIT_ROWS": tiling.split_rows,
+        "BLOCK_D": max(triton.next_power_of_2(head_dim), 16),
+    }
+    kernel.paged_attention[(programs,)](
+        query,
+        blocks,
+        cache.scales,
+        plan.block_tables,
+        plan.query_starts,
+        plan.context_lens,
+        plan.tile_ends,
+        out,
+        plan.partial_out,
+        plan.partial_stats,
+        scale,
+        soft_cap or 0.0,
+        num_sequences,
+        plan.block_tables.stride(0),
+        plan.max_splits,
+        query.stride(0),
+        BLOCK_SIZE=cache.block_size,
+        HAS_SOFT_CAP=soft_cap is not None,
+        FORMAT=cache.kv_format,
+        HAS_PROMPTS=tiling.has_prompts,
+        ROWS_PER_TILE=tiling.rows_per_tile(group),
+        BLOCK_SPLIT_M=tiling.block_split_m(group),
+        BLOCK_TILE_M=tiling.block_tile_m,
+        BLOCK_N=tiling.block_n,
+        BLOCK_SEQUENCES=triton.next_power_of_2(num_sequences),
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+        **shared,
+    )
+    if plan.partial_out is not None:
+        kernel.merge_splits[num_sequences, num_heads](
+            plan.query_starts,
+            plan.context_lens,
+            out,
+            plan.partial_out,
+            plan.partial_stats,
+            plan.max_splits,
+            BLOCK_SPLITS=SPLITS_PER_LOAD,
+            num_warps=2,
+            **shared,
+        )
+    return out
+
+
+@functools.cache
+def num_processors(device: torch.device) -> int:
+    """Return how many multiprocessors a device has; a CPU, where Triton interprets, counts as one."""
+    if device.type != "cuda":
+        return 1
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
+
+
+@functools.cache
+def _converts_e4m3(device: torch.device) -> bool:
+    """Whether Triton can read float8_e4m3fn there: NVIDIA chips from Ada on."""
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) >= (8, 9)
+    )
