@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.kv_write.gpu import GpuLayerCache
 from kernels.paged_attention import kernel
-from kernels.paged_attention.tiling import Tiling, choose_tiling
+from kernels.paged_attention.tiling import Tiling
 
 MAX_SEQUENCES = 4096  # what one program sums over; above it the plan needs another kernel
 SPLITS_PER_LOAD = 8
@@ -39,12 +39,12 @@ def plan_attention(
     context_lens: Tensor,
     block_tables: Tensor,
     cache: GpuLayerCache,
+    tiling: Tiling,
     *,
     num_heads: int,
     max_query_len: int,
     max_context_len: int,
     window: int | None = None,
-    tiling: Tiling | None = None,
 ) -> GpuAttentionPlan:
     """Cut a Step into tiles, without asking the device anything.
 
@@ -52,7 +52,7 @@ def plan_attention(
     padding and may hold any values, and entries of a table past its Sequence's end are not read.
     `max_query_len` and `max_context_len` are bounds the host knows: 1 for decode alone, and in a CUDA graph
     what it must be good for. With a `window`, a row reads only that many tokens, its own the last of them.
-    `tiling` is chosen for the shape when None. Raises ValueError on shapes that do not fit.
+    Raises ValueError on shapes that do not fit.
     """
     num_sequences = len(context_lens)
     if (
@@ -71,11 +71,9 @@ def plan_attention(
         raise ValueError(f"plan_attention: {num_heads} heads over {cache.num_kv_heads} KV heads")
     if window is not None and window < 1:
         raise ValueError(f"plan_attention: window {window}")
+    if max_query_len > tiling.split_rows and not tiling.has_prompts:
+        raise ValueError(f"plan_attention: max_query_len {max_query_len} in a tiling without prompts")
     group = num_heads // cache.num_kv_heads
-    if tiling is None:
-        tiling = choose_tiling(
-            group, cache.head_dim, cache.kv_format, max_query_len=max_query_len, max_context_len=max_context_len
-        )
     # A window may lie across one split more than it fills.
     span = max_context_len if window is None else min(max_context_len, window + tiling.split_rows - 1)
     max_splits = triton.cdiv(span, tiling.split_size) + (span < max_context_len)

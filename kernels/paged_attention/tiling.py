@@ -8,7 +8,7 @@ MAX_SPLITS = 64
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Sizes of one kind of launch. Only `split_size` and `block_n` change the order of a row's sums."""
+    """Sizes of one kind of launch. `split_size`, `block_n` and `num_warps` fix the order of a row's sums."""
 
     has_prompts: bool  # whether Sequences may have more rows than `split_rows`
     split_rows: int  # a Sequence with at most this many rows is split along its context
@@ -25,31 +25,43 @@ class Tiling:
 
     def block_split_m(self, group: int) -> int:
         """Rows of the products in a split: at least what one matrix instruction takes."""
-        return max(16, 1 << (self.split_rows * group - 1).bit_length())
+        return product_rows(self.split_rows * group)
 
 
 def choose_tiling(
-    group: int, head_dim: int, kv_format: str, *, max_query_len: int, max_context_len: int, split_rows: int = 1
+    *,
+    group: int,
+    head_dim: int,
+    kv_format: str,
+    max_model_len: int,
+    has_prompts: bool,
+    split_rows: int = 1,
 ) -> Tiling:
-    """Return the tiling for a shape of model and a kind of Step; not tuned on any GPU yet."""
-    has_prompts = max_query_len > split_rows
-    longest = max(16, group)
-    tile_m = 128 if head_dim <= 128 else 64
+    """Return the tiling for a model and a kind of Step; not tuned on any GPU yet.
+
+    `max_model_len` is the longest context there will ever be: the split size follows from it. `split_rows`
+    is 1, or what speculation verifies at once.
+    """
     return Tiling(
         has_prompts=has_prompts,
         split_rows=split_rows,
-        split_size=choose_split_size(max_context_len),
-        block_tile_m=max(tile_m, 1 << (longest - 1).bit_length()) if has_prompts else 16,
+        split_size=choose_split_size(max_model_len),
+        block_tile_m=max(128 if head_dim <= 128 else 64, product_rows(group)),
         block_n=64 if head_dim <= 128 else 32,
-        num_warps=8 if has_prompts else 4,
+        num_warps=8,
         num_stages=2 if kv_format == "plain" and head_dim > 128 else 3,
-        programs_per_processor=2 if has_prompts else 4,
+        programs_per_processor=2,
     )
 
 
-def choose_split_size(max_context_len: int) -> int:
+def product_rows(num_rows: int) -> int:
+    """Return the rows of the smallest product that holds `num_rows`: a power of 2, at least 16."""
+    return max(16, 1 << (num_rows - 1).bit_length())
+
+
+def choose_split_size(max_model_len: int) -> int:
     """Return the tokens of a split: as few as leave no more than MAX_SPLITS for the merge."""
     size = MIN_SPLIT_SIZE
-    while size * MAX_SPLITS < max_context_len:
+    while size * MAX_SPLITS < max_model_len:
         size *= 2
     return size
