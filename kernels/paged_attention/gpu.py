@@ -1,37 +1,18 @@
 """Paged attention on a GPU: what a Step's launches need, on the device, and the launches."""
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Collection
 
 import torch
 import triton
 from torch import Tensor
 
-from kernels.kv_write.gpu import GpuLayerCache
+from kernels.kv_write import GpuLayerCache
 from kernels.paged_attention import kernel
-from kernels.paged_attention.tiling import Tiling
+from kernels.paged_attention.tiling import GpuAttentionPlan, Tiling, WindowTiles
 
 MAX_SEQUENCES = 4096  # what one program sums over; above it the plan needs another kernel
 SPLITS_PER_LOAD = 8
-
-
-@dataclass(frozen=True, slots=True)
-class GpuAttentionPlan:
-    """A Step's rows as tiles, counted on the device. Made once a Step for each window of the model.
-
-    Tensors keep their addresses from capture to replay of a CUDA graph; only what they hold changes.
-    """
-
-    query_starts: Tensor  # [num_sequences + 1] int32: the first row of each Sequence, and the end
-    context_lens: Tensor  # [num_sequences] int32: tokens up to and with the newest row
-    block_tables: Tensor  # [num_sequences, max_blocks] int32
-    tile_ends: Tensor  # [num_sequences] int32: tiles of this Sequence and all before it
-    window: int | None
-    tiling: Tiling
-    max_splits: int
-    # What the splits of a context leave for the merge; None when there is never more than one.
-    partial_out: Tensor | None  # [num_sequences, max_splits, num_heads * split_rows, head_dim] float32
-    partial_stats: Tensor | None  # [..., 2] float32: the largest score, and the sum of weights
 
 
 def plan_attention(
@@ -44,14 +25,14 @@ def plan_attention(
     num_heads: int,
     max_query_len: int,
     max_context_len: int,
-    window: int | None = None,
+    windows: Collection[int | None] = (None,),
 ) -> GpuAttentionPlan:
     """Cut a Step into tiles, without asking the device anything.
 
     `query_starts`, `context_lens` and `block_tables` are as in GpuAttentionPlan; a Sequence without rows is
     padding and may hold any values, and entries of a table past its Sequence's end are not read.
     `max_query_len` and `max_context_len` are bounds the host knows: 1 for decode alone, and in a CUDA graph
-    what it must be good for. With a `window`, a row reads only that many tokens, its own the last of them.
+    what it must be good for. `windows` are those that `paged_attention` will be called with.
     Raises ValueError on shapes that do not fit.
     """
     num_sequences = len(context_lens)
@@ -69,35 +50,38 @@ def plan_attention(
         )
     if num_heads % cache.num_kv_heads:
         raise ValueError(f"plan_attention: {num_heads} heads over {cache.num_kv_heads} KV heads")
-    if window is not None and window < 1:
-        raise ValueError(f"plan_attention: window {window}")
+    if any(window is not None and window < 1 for window in windows):
+        raise ValueError(f"plan_attention: windows {windows}")
     if max_query_len > tiling.split_rows and not tiling.has_prompts:
         raise ValueError(f"plan_attention: max_query_len {max_query_len} in a tiling without prompts")
     group = num_heads // cache.num_kv_heads
-    # A window may lie across one split more than it fills.
-    span = max_context_len if window is None else min(max_context_len, window + tiling.split_rows - 1)
-    max_splits = triton.cdiv(span, tiling.split_size) + (span < max_context_len)
+    tiles = {}
+    for window in windows:
+        # A window may lie across one split more than it fills.
+        span = max_context_len if window is None else min(max_context_len, window + tiling.split_rows - 1)
+        max_splits = triton.cdiv(span, tiling.split_size) + (span < max_context_len)
+        tiles[window] = WindowTiles(torch.empty_like(context_lens), max_splits)
+        kernel.plan_tiles[(1,)](
+            query_starts,
+            context_lens,
+            tiles[window].tile_ends,
+            num_sequences,
+            WINDOW=window or 0,
+            SPLIT_SIZE=tiling.split_size,
+            SPLIT_ROWS=tiling.split_rows,
+            ROWS_PER_TILE=tiling.rows_per_tile(group),
+            BLOCK_SEQUENCES=triton.next_power_of_2(num_sequences),
+            num_warps=4,
+        )
     partial_out = partial_stats = None
-    device = context_lens.device
-    if max_splits > 1:
-        parts = (num_sequences, max_splits, num_heads * tiling.split_rows)
+    most_splits = max(one.max_splits for one in tiles.values())
+    if most_splits > 1:
+        parts = (num_sequences, most_splits, num_heads * tiling.split_rows)
+        device = context_lens.device
         partial_out = torch.empty(*parts, cache.head_dim, dtype=torch.float32, device=device)
         partial_stats = torch.empty(*parts, 2, dtype=torch.float32, device=device)
-    tile_ends = torch.empty_like(context_lens)
-    kernel.plan_tiles[(1,)](
-        query_starts,
-        context_lens,
-        tile_ends,
-        num_sequences,
-        WINDOW=window or 0,
-        SPLIT_SIZE=tiling.split_size,
-        SPLIT_ROWS=tiling.split_rows,
-        ROWS_PER_TILE=tiling.rows_per_tile(group),
-        BLOCK_SEQUENCES=triton.next_power_of_2(num_sequences),
-        num_warps=4,
-    )
     return GpuAttentionPlan(
-        query_starts, context_lens, block_tables, tile_ends, window, tiling, max_splits, partial_out, partial_stats
+        query_starts, context_lens, block_tables, tiling, tiles, partial_out, partial_stats
     )
 
 
@@ -107,14 +91,16 @@ def paged_attention(
     plan: GpuAttentionPlan,
     scale: float,
     *,
+    dtype: torch.dtype,
+    window: int | None = None,
     soft_cap: float | None = None,
     num_programs: int | None = None,
 ) -> Tensor:
-    """Return causal attention of every query row over its Sequence's cached context, in the query's dtype.
+    """Return causal attention of every query row over its Sequence's cached context, in `dtype`.
 
-    `query` is [num_rows, num_heads, head_dim], dense but for its row stride; the new tokens are in `cache`
+    `query` is [num_rows, num_heads, head_dim] in `dtype`, dense but for its row stride; the new tokens are in `cache`
     already. The result is [num_rows, num_heads * head_dim]; rows past the plan's last are not written. With a
-    `soft_cap`, scores are `soft_cap * tanh(score / soft_cap)`. Products are of the query's dtype, sums in
+    `window`, a row reads only that many tokens, its own the last of them; with a `soft_cap`, scores are `soft_cap * tanh(score / soft_cap)`. Products are of the query's dtype, sums in
     float32. A decode row has the same bits in any Step, and so has a row of a prompt however it is cut.
     `num_programs` share the work, as many as the device runs at once when None. Raises ValueError on shapes
     that do not fit.
@@ -130,15 +116,17 @@ def paged_attention(
             f"paged_attention: query {tuple(query.shape)} with strides {query.stride()}, cache "
             f"{tuple(cache.blocks.shape)}"
         )
-    if cache.kv_format == "plain" and cache.blocks.dtype is not query.dtype:
-        raise ValueError(f"paged_attention: query is {query.dtype}, cache {cache.blocks.dtype}")
-    num_sequences = len(plan.context_lens)
+    if query.dtype is not dtype or (cache.scales is None and cache.blocks.dtype is not dtype):
+        raise ValueError(f"paged_attention: query is {query.dtype}, cache {cache.blocks.dtype}, not {dtype}")
+    if window not in plan.tiles:
+        raise ValueError(f"paged_attention: window {window} was not planned, {list(plan.tiles)} were")
+    tiles, num_sequences = plan.tiles[window], len(plan.context_lens)
     tiling, group = plan.tiling, num_heads // cache.num_kv_heads
     blocks = cache.blocks
     if cache.kv_format == "fp8" and _converts_e4m3(query.device):
         blocks = blocks.view(torch.float8_e4m3fn)
     out = torch.empty(num_rows, num_heads * head_dim, dtype=query.dtype, device=query.device)
-    bound = num_sequences * plan.max_splits * cache.num_kv_heads + triton.cdiv(
+    bound = num_sequences * tiles.max_splits * cache.num_kv_heads + triton.cdiv(
         num_rows, tiling.rows_per_tile(group)
     ) * cache.num_kv_heads
     programs = min(num_programs or num_processors(query.device) * tiling.programs_per_processor, bound)
@@ -146,7 +134,7 @@ def paged_attention(
         "NUM_KV_HEADS": cache.num_kv_heads,
         "GROUP": group,
         "HEAD_DIM": head_dim,
-        "WINDOW": plan.window or 0,
+        "WINDOW": window or 0,
         "SPLIT_SIZE": tiling.split_size,
         "SPLIT_ROWS": tiling.split_rows,
         "BLOCK_D": max(triton.next_power_of_2(head_dim), 16),
@@ -158,7 +146,7 @@ def paged_attention(
         plan.block_tables,
         plan.query_starts,
         plan.context_lens,
-        plan.tile_ends,
+        tiles.tile_ends,
         out,
         plan.partial_out,
         plan.partial_stats,
@@ -166,7 +154,7 @@ def paged_attention(
         soft_cap or 0.0,
         num_sequences,
         plan.block_tables.stride(0),
-        plan.max_splits,
+        tiles.max_splits,
         query.stride(0),
         BLOCK_SIZE=cache.block_size,
         HAS_SOFT_CAP=soft_cap is not None,
@@ -181,14 +169,14 @@ def paged_attention(
         num_stages=tiling.num_stages,
         **shared,
     )
-    if plan.partial_out is not None:
+    if tiles.max_splits > 1:
         kernel.merge_splits[num_sequences, num_heads](
             plan.query_starts,
             plan.context_lens,
             out,
             plan.partial_out,
             plan.partial_stats,
-            plan.max_splits,
+            tiles.max_splits,
             BLOCK_SPLITS=SPLITS_PER_LOAD,
             num_warps=2,
             **shared,

@@ -1,6 +1,9 @@
-"""How attention on a GPU cuts its work: sizes that a tuner may change without changing what is computed."""
+"""How attention on a GPU cuts its work: sizes that change how fast it is computed, and a Step cut by them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from torch import Tensor
 
 MIN_SPLIT_SIZE = 512
 MAX_SPLITS = 64
@@ -26,6 +29,31 @@ class Tiling:
     def block_split_m(self, group: int) -> int:
         """Rows of the products in a split: at least what one matrix instruction takes."""
         return product_rows(self.split_rows * group)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowTiles:
+    """A Step's tiles as one window makes them: a short window leaves out the start of a context."""
+
+    tile_ends: Tensor  # [num_sequences] int32: tiles of this Sequence and all before it
+    max_splits: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuAttentionPlan:
+    """A Step's rows as tiles, counted on the device. Made once a Step.
+
+    Tensors keep their addresses from capture to replay of a CUDA graph; only what they hold changes.
+    """
+
+    query_starts: Tensor  # [num_sequences + 1] int32: the first row of each Sequence, and the end
+    context_lens: Tensor  # [num_sequences] int32: tokens up to and with the newest row
+    block_tables: Tensor  # [num_sequences, max_blocks] int32
+    tiling: Tiling
+    tiles: Mapping[int | None, WindowTiles]  # by window of the model's layers
+    # What the splits of a context leave for the merge; None when there is never more than one.
+    partial_out: Tensor | None  # [num_sequences, max_splits, num_heads * split_rows, head_dim] float32
+    partial_stats: Tensor | None  # [..., 2] float32: the largest score, and the sum of weights
 
 
 def choose_tiling(

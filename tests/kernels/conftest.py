@@ -3,8 +3,8 @@ import os
 import pytest
 import torch
 
+# Triton reads it once, when its kernels are imported: on a machine without a GPU they run in the interpreter.
 if not torch.cuda.is_available():
-    # Read when a kernel is defined: without a GPU, Triton interprets it on CPU tensors.
     os.environ["TRITON_INTERPRET"] = "1"
 
 
@@ -18,13 +18,22 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Where Triton kernels run, with the outputs they allocate full of NaN, or of the largest integer."""
+    empty = torch.empty
+
+    def filled(*shape: int, **options: object) -> torch.Tensor:
+        out = empty(*shape, **options)
+        if out.dtype.is_floating_point:
+            return out.view(torch.uint8).fill_(127).view(out.dtype) if out.itemsize == 1 else out.fill_(torch.nan)
+        return out.fill_(torch.iinfo(out.dtype).max)
+
+    monkeypatch.setattr(torch, "empty", filled)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """Work this small is slower on more threads, and far slower when they share cores with others."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture
-def device() -> str:
-    """Where GPU kernels are tested: on the GPU, or on the CPU by Triton's interpreter."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
