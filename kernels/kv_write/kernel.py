@@ -105,7 +105,7 @@ def _store(
         largest = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
         scale = largest / limit
         tl.store(scales + row, scale, mask=in_heads)
-        inverse = tl.where(largest > 0, limit / largest, 0.0)[:, None]
+        inverse = (limit / tl.where(largest > 0, largest, 1.0))[:, None]
         if FORMAT == "int8":
             tl.store(target, _round(first * inverse).to(tl.int8), mask=mask)
             tl.store(target + HALF, _round(second * inverse).to(tl.int8), mask=mask)

@@ -9,33 +9,27 @@ from kernels.rms_norm.kernel import normalise
 MAX_HIDDEN = 32768  # a row lies in the registers of one program
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return `x / sqrt(mean(x^2) + eps) * weight` over the last axis, in the dtype of `x`.
+def normalised(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+) -> Tensor:
+    """Return the normalised rows of `x`, or of `residual + x`, which is left in `residual`, in `dtype`.
 
-    `x` is [num_tokens, hidden], any row stride; `weight` [hidden]; sums are in float32. Raises ValueError
-    when the widths differ. Source: Zhang and Sennrich, arXiv:1910.07467.
+    `x` is [num_tokens, hidden], any row stride; `residual` dense, of the shape of `x` and any floating dtype;
+    `weight` [hidden]. Sums are in float32, and what is normalised is a sum before it is rounded to the dtype
+    of `residual`. Raises ValueError on shapes that do not fit.
     """
-    return _launch(x, None, weight, eps)
-
-
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Add `x` into `residual` in place and return the normalised sum in the dtype of `x`.
-
-    Shapes as in `rms_norm`; `residual` is dense, of the shape of `x` and of any floating dtype. What is
-    normalised is the sum before it is rounded to that dtype.
-    """
-    if x.shape != residual.shape or not residual.is_contiguous():
-        raise ValueError(f"add_rms_norm: x is {tuple(x.shape)}, residual {tuple(residual.shape)}")
-    return _launch(x, residual, weight, eps)
-
-
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     num_tokens, hidden = x.shape
-    if weight.shape != (hidden,) or x.stride(1) != 1 or hidden > MAX_HIDDEN:
+    if (
+        weight.shape != (hidden,)
+        or x.stride(1) != 1
+        or hidden > MAX_HIDDEN
+        or (residual is not None and (residual.shape != x.shape or not residual.is_contiguous()))
+    ):
         raise ValueError(
-            f"rms_norm: x is {tuple(x.shape)} with strides {x.stride()}, weight {tuple(weight.shape)}"
+            f"rms_norm: x is {tuple(x.shape)} with strides {x.stride()}, weight {tuple(weight.shape)}, "
+            f"residual {None if residual is None else tuple(residual.shape)}"
         )
-    out = torch.empty(num_tokens, hidden, dtype=x.dtype, device=x.device)
+    out = torch.empty(num_tokens, hidden, dtype=dtype, device=x.device)
     if num_tokens:
         block = triton.next_power_of_2(hidden)
         normalise[(num_tokens,)](
@@ -48,6 +42,11 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
             eps,
             HAS_RESIDUAL=residual is not None,
             BLOCK=block,
-            num_warps=min(max(block // 512, 1), 16),
+            num_warps=num_warps(block),
         )
     return out
+
+
+def num_warps(block: int) -> int:
+    """Return the warps that share a row of so many lanes."""
+    return min(max(block // 512, 1), 16)
