@@ -91,3 +91,6 @@ class GpuLayerCache:
     def head_dim(self) -> int:
         """Width of a head."""
         return self.blocks.shape[3]
+
+
+PagedCache = LayerCache | GpuLayerCache

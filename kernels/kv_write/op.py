@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.kv_write.cache import GpuLayerCache, LayerCache
+from kernels.kv_write.cache import GpuLayerCache, PagedCache
 from kernels.kv_write.cpu import write
 from kernels.kv_write.head_norms import HeadNorms
 from kernels.threads import num_threads
@@ -14,7 +14,7 @@ def rotary_kv_write(
     angles: Tensor,
     positions: Tensor,
     slots: Tensor,
-    cache: LayerCache | GpuLayerCache,
+    cache: PagedCache,
     norms: HeadNorms | None = None,
 ) -> Tensor:
     """Rotate queries and keys, store keys and values in their Slots, and return the queries.

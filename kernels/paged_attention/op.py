@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.kv_write import GpuLayerCache, LayerCache
+from kernels.kv_write import GpuLayerCache, PagedCache
 from kernels.paged_attention.cpu import attend
 from kernels.paged_attention.plan import AttentionPlan
 from kernels.paged_attention.tiling import GpuAttentionPlan
@@ -13,7 +13,7 @@ NO_WINDOW = 1 << 62
 
 def paged_attention(
     query: Tensor,
-    cache: LayerCache | GpuLayerCache,
+    cache: PagedCache,
     plan: AttentionPlan | GpuAttentionPlan,
     scale: float,
     *,

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch import Tensor
 
-from kernels.kv_write import LayerCache
+from kernels.kv_write import PagedCache
 from kernels.rms_norm import add_rms_norm, rms_norm
-from worker.engine.input_builder import StepInput
+from worker.engine.step_input import StepInput
 from worker.engine.layers.attention import Attention
 from worker.engine.layers.linear import Projection
 from worker.engine.layers.mlp import Mlp
@@ -48,14 +48,16 @@ class Decoder:
         self._norm = norm
         self._head = head
         self._dtype = dtype  # of what passes between layers' products; the residual is float32
+        device = embedding.device
         angles = rotary_angles(config.head_dim, max_model_len, config.rope_theta, config.rope_scaling)
         # By window.
-        self._angles = dict.fromkeys(set(config.windows), angles)
+        self._angles = dict.fromkeys(set(config.windows), angles.to(device))
         if config.local_rope_theta is not None:
             local = rotary_angles(config.head_dim, max_model_len, config.local_rope_theta, RopeScaling())
+            local = local.to(device)
             self._angles |= {window: local for window in self._angles if window is not None}
 
-    def forward(self, step: StepInput, kv_cache: list[LayerCache]) -> Tensor:
+    def forward(self, step: StepInput, kv_cache: list[PagedCache]) -> Tensor:
         """Run a Step, writing keys and values, and return the final hidden state of its output rows.
 
         The result is [num_outputs, hidden]: all rows, or `step.output_rows`. Those rows are picked out as
