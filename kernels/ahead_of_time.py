@@ -53,7 +53,9 @@ class Build:
     options: Mapping[str, Any] = field(default_factory=dict)  # what else the launch passes
 
     def __str__(self) -> str:
-        constants = ",".join(f"{name}={value}" for name, value in self.constants.items())
+        given = {name: value for name, value in self.constants.items() if value is not None}
+        given |= {name: type_ for name, type_ in self.types.items() if type_.startswith("*")}
+        constants = ",".join(f"{name}={value}" for name, value in given.items())
         return f"{self.kernel}[{constants},warps={self.num_warps},stages={self.num_stages}]"
 
 

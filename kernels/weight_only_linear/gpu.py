@@ -9,10 +9,9 @@ from torch import Tensor
 from kernels.crossover import Regime
 from kernels.quantization.nf4 import LEVELS
 from kernels.weight_only_linear import kernel
+from kernels.weight_only_linear.launches import DEQUANTIZE_BLOCK, REDUCE_BLOCK
 from kernels.weight_only_linear.weight import LinearWeight
 
-REDUCE_BLOCK = 512
-DEQUANTIZE_BLOCK = 1024
 
 
 def run(x: Tensor, weight: LinearWeight, regime: Regime) -> Tensor:

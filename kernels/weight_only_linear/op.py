@@ -1,14 +1,11 @@
 """Weight-only products: checks arguments and chooses by the GPU's table."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from kernels.crossover import read_crossover
+from kernels.weight_only_linear.launches import TABLES
 from kernels.weight_only_linear.weight import LinearWeight
-
-TABLES = Path(__file__).parent / "tuned"
 
 
 def weight_only_linear(x: Tensor, weight: LinearWeight) -> Tensor:
