@@ -1,8 +1,10 @@
 # Two commands set everything up on a fresh machine: `make demo` and `make test`.
-# PYTHON picks the interpreter (3.11 or 3.12), TORCH the torch that is installed first.
+# PYTHON picks the interpreter (3.11 or 3.12), TORCH the torch that is installed first, TRITON what the tests
+# of GPU kernels use where that torch has brought no Triton of its own.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+TRITON ?= triton==3.9.0
 VENV := .venv
 BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
@@ -47,5 +49,6 @@ $(VENV)/.local: $(VENV)/.python pyproject.toml .ci/constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.python pyproject.toml .ci/constraints.txt
+	$(BIN)/python -c 'import triton' 2>/dev/null || [ "$$(uname)" != Linux ] || $(PIP) "$(TRITON)"
 	$(PIP) --constraint .ci/constraints.txt --editable '.[dev]'
 	touch $@ $(VENV)/.local
