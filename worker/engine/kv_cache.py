@@ -22,15 +22,21 @@ class KVCacheSize:
     max_model_len: int
 
 
-def size_kv_cache(
-    config: EngineConfig, architecture: Architecture, dtype: torch.dtype, max_bytes: int
-) -> KVCacheSize:
-    """Fit the pool to the configuration; raises ConfigError when max_model_len cannot fit alone."""
+def longest_sequence(config: EngineConfig, architecture: Architecture) -> int:
+    """Return the tokens a Sequence may have, were there room; raises ConfigError above the checkpoint's."""
     max_model_len = config.max_model_len or architecture.max_position
     if max_model_len > architecture.max_position:
         raise ConfigError(
             f"max_model_len {max_model_len} is over the checkpoint's {architecture.max_position}"
         )
+    return max_model_len
+
+
+def size_kv_cache(
+    config: EngineConfig, architecture: Architecture, dtype: torch.dtype, max_bytes: int
+) -> KVCacheSize:
+    """Fit the pool to the configuration; raises ConfigError when max_model_len cannot fit alone."""
+    max_model_len = longest_sequence(config, architecture)
     head_bytes = architecture.head_dim * dtype.itemsize
     block_bytes = architecture.num_layers * 2 * architecture.num_kv_heads * config.block_size * head_bytes
     per_sequence = -(-max_model_len // config.block_size)

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels import device
+from kernels.sampling import sample as sample_on_gpu
 from worker.engine.sequence import Sequence, TokenLogprobs
 
 NUM_CANDIDATES = 256  # the most likely tokens looked at first for top-k and top-p
@@ -74,6 +76,8 @@ def build_sampling_input(sequences: Sequences[Sequence]) -> SamplingInput | None
 
 def sample(logits: Tensor, sampling: SamplingInput | None) -> list[int]:
     """Return the chosen token of each row of `logits` [num_outputs, vocab_size]."""
+    if device.uses_triton(logits):
+        return _sample_on_gpu(logits, sampling)
     logits = logits.float()  # argmax over bfloat16 takes four times as long on a CPU
     if sampling is None:
         greedy: list[int] = logits.argmax(dim=-1).tolist()
@@ -87,6 +91,17 @@ def sample(logits: Tensor, sampling: SamplingInput | None) -> list[int]:
         chosen[rows] = _sample_filtered(
             logits[rows] / sampling.temperature[rows].unsqueeze(1), sampling, rows, NUM_CANDIDATES
         )
+    tokens: list[int] = chosen.tolist()
+    return tokens
+
+
+def _sample_on_gpu(logits: Tensor, sampling: SamplingInput | None) -> list[int]:
+    if sampling is None:
+        chosen = logits.argmax(dim=-1)
+    else:
+        options = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.uniform)
+        # One copy for all of them.
+        chosen = sample_on_gpu(logits, *torch.stack([one.double() for one in options]).to(logits.device))
     tokens: list[int] = chosen.tolist()
     return tokens
 
