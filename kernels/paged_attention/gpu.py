@@ -70,7 +70,7 @@ def plan_attention(
             SPLIT_SIZE=tiling.split_size,
             SPLIT_ROWS=tiling.split_rows,
             ROWS_PER_TILE=tiling.rows_per_tile(group),
-            BLOCK_SEQUENCES=triton.next_power_of_2(num_sequences),
+            BLOCK_SEQUENCES=sequence_lanes(num_sequences),
             num_warps=4,
         )
     partial_out = partial_stats = None
@@ -164,7 +164,7 @@ def paged_attention(
         BLOCK_SPLIT_M=tiling.block_split_m(group),
         BLOCK_TILE_M=tiling.block_tile_m,
         BLOCK_N=tiling.block_n,
-        BLOCK_SEQUENCES=triton.next_power_of_2(num_sequences),
+        BLOCK_SEQUENCES=sequence_lanes(num_sequences),
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
         **shared,
@@ -182,6 +182,11 @@ def paged_attention(
             **shared,
         )
     return out
+
+
+def sequence_lanes(num_sequences: int) -> int:
+    """Return the lanes that look through so many Sequences, of few sizes so that few kernels are compiled."""
+    return max(triton.next_power_of_2(num_sequences), 64)
 
 
 @functools.cache

@@ -17,7 +17,8 @@ def _first_split(num_rows, context, WINDOW: tl.constexpr, SPLIT_SIZE: tl.constex
     return first
 
 
-@triton.jit
+# Numbers that change from Step to Step must not each bring a compilation.
+@triton.jit(do_not_specialize=["num_sequences"])
 def plan_tiles(
     query_starts,
     context_lens,
@@ -40,7 +41,7 @@ def plan_tiles(
     tl.store(tile_ends + sequence, tl.cumsum(tiles, 0), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_sequences", "table_stride", "max_splits"])
 def paged_attention(
     query,
     blocks,
@@ -88,47 +89,81 @@ def paged_attention(
         num_rows = tl.load(query_starts + sequence + 1) - first_row
         context = tl.load(context_lens + sequence)
         table = block_tables + sequence.to(tl.int64) * table_stride
+        # The branches are functions of their own: what they make differs in shape.
         if num_rows > SPLIT_ROWS:
             if HAS_PROMPTS:
-                # A tile of a prompt reads its context from the start.
-                skipped = tile * ROWS_PER_TILE
-                position = context - num_rows + skipped
-                tile_rows = tl.minimum(num_rows - skipped, ROWS_PER_TILE)
-                begin = 0
-                if WINDOW > 0:
-                    begin = tl.maximum(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-                row, head, is_row, largest, total, mixed = _attend(
-                    query, blocks, scales, table, first_row + skipped, tile_rows, position, kv_head,
-                    begin, position + tile_rows, scale, soft_cap, query_stride,
+                _attend_tile(
+                    query, blocks, scales, table, out, first_row, num_rows, context, tile, kv_head,
+                    scale, soft_cap, query_stride,
                     NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT,
-                    BLOCK_TILE_M, BLOCK_N, BLOCK_D)  # fmt: skip
-                _store(out, row, head, is_row, total, mixed, NUM_KV_HEADS * GROUP, HEAD_DIM, BLOCK_D)
+                    ROWS_PER_TILE, BLOCK_TILE_M, BLOCK_N, BLOCK_D)  # fmt: skip
         else:
-            # All rows of a Sequence with few, over one split of its context.
-            position = context - num_rows
-            first_split = _first_split(num_rows, context, WINDOW, SPLIT_SIZE)
-            begin = (first_split + tile) * SPLIT_SIZE
-            end = tl.minimum(begin + SPLIT_SIZE, context)
-            if WINDOW > 0:
-                begin = tl.maximum(begin, tl.maximum(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N)
-            row, head, is_row, largest, total, mixed = _attend(
-                query, blocks, scales, table, first_row, num_rows, position, kv_head,
-                begin, end, scale, soft_cap, query_stride,
+            _attend_split(
+                query, blocks, scales, table, out, partial_out, partial_stats,
+                first_row, num_rows, context, tile, kv_head, sequence, max_splits,
+                scale, soft_cap, query_stride,
                 NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT,
-                BLOCK_SPLIT_M, BLOCK_N, BLOCK_D)  # fmt: skip
-            if tl.cdiv(context, SPLIT_SIZE) - first_split == 1:
-                _store(out, row, head, is_row, total, mixed, NUM_KV_HEADS * GROUP, HEAD_DIM, BLOCK_D)
-            else:
-                part = (sequence.to(tl.int64) * max_splits + tile) * NUM_KV_HEADS + kv_head
-                part = part * SPLIT_ROWS * GROUP + tl.arange(0, BLOCK_SPLIT_M)
-                column = tl.arange(0, BLOCK_D)
-                tl.store(
-                    partial_out + part[:, None] * HEAD_DIM + column[None, :],
-                    mixed,
-                    mask=is_row[:, None] & (column < HEAD_DIM)[None, :],
-                )
-                tl.store(partial_stats + part * 2, largest, mask=is_row)
-                tl.store(partial_stats + part * 2 + 1, total, mask=is_row)
+                SPLIT_SIZE, SPLIT_ROWS, BLOCK_SPLIT_M, BLOCK_N, BLOCK_D)  # fmt: skip
+
+
+@triton.jit
+def _attend_tile(
+    query, blocks, scales, table, out, first_row, num_rows, context, tile, kv_head,
+    scale, soft_cap, query_stride,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, FORMAT: tl.constexpr,
+    ROWS_PER_TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    # Some rows of a prompt, which read their context from the start.
+    skipped = tile * ROWS_PER_TILE
+    position = context - num_rows + skipped
+    tile_rows = tl.minimum(num_rows - skipped, ROWS_PER_TILE)
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+    row, head, is_row, _, total, mixed = _attend(
+        query, blocks, scales, table, first_row + skipped, tile_rows, position, kv_head,
+        begin, position + tile_rows, scale, soft_cap, query_stride,
+        NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT,
+        BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
+    _store(out, row, head, is_row, total, mixed, NUM_KV_HEADS * GROUP, HEAD_DIM, BLOCK_D)
+
+
+@triton.jit
+def _attend_split(
+    query, blocks, scales, table, out, partial_out, partial_stats,
+    first_row, num_rows, context, tile, kv_head, sequence, max_splits,
+    scale, soft_cap, query_stride,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, FORMAT: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr, SPLIT_ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    # All rows of a Sequence with few, over one split of its context.
+    position = context - num_rows
+    first_split = _first_split(num_rows, context, WINDOW, SPLIT_SIZE)
+    begin = (first_split + tile) * SPLIT_SIZE
+    end = tl.minimum(begin + SPLIT_SIZE, context)
+    if WINDOW > 0:
+        begin = tl.maximum(begin, tl.maximum(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N)
+    row, head, is_row, largest, total, mixed = _attend(
+        query, blocks, scales, table, first_row, num_rows, position, kv_head,
+        begin, end, scale, soft_cap, query_stride,
+        NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT,
+        BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
+    if tl.cdiv(context, SPLIT_SIZE) - first_split == 1:
+        _store(out, row, head, is_row, total, mixed, NUM_KV_HEADS * GROUP, HEAD_DIM, BLOCK_D)
+    else:
+        part = (sequence.to(tl.int64) * max_splits + tile) * NUM_KV_HEADS + kv_head
+        part = part * SPLIT_ROWS * GROUP + tl.arange(0, BLOCK_M)
+        column = tl.arange(0, BLOCK_D)
+        tl.store(
+            partial_out + part[:, None] * HEAD_DIM + column[None, :],
+            mixed,
+            mask=is_row[:, None] & (column < HEAD_DIM)[None, :],
+        )
+        tl.store(partial_stats + part * 2, largest, mask=is_row)
+        tl.store(partial_stats + part * 2 + 1, total, mask=is_row)
 
 
 @triton.jit
@@ -209,7 +244,7 @@ def _store(
     tl.store(at, value.to(out.dtype.element_ty), mask=is_row[:, None] & (column < HEAD_DIM)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_splits"])
 def merge_splits(
     query_starts,
     context_lens,

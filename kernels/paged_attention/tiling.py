@@ -64,17 +64,20 @@ def choose_tiling(
     max_model_len: int,
     has_prompts: bool,
     split_rows: int = 1,
+    is_amd: bool = False,
 ) -> Tiling:
     """Return the tiling for a model and a kind of Step; not tuned on any GPU yet.
 
     `max_model_len` is the longest context there will ever be: the split size follows from it. `split_rows`
     is 1, or what speculation verifies at once.
     """
+    # What the compilers of the chips place in registers; a converted operand takes more of them.
+    has_room = head_dim <= 128 and kv_format == "plain" and not is_amd
     return Tiling(
         has_prompts=has_prompts,
         split_rows=split_rows,
         split_size=choose_split_size(max_model_len),
-        block_tile_m=max(128 if head_dim <= 128 else 64, product_rows(group)),
+        block_tile_m=max(128 if has_room else 64, product_rows(group)),
         block_n=64 if head_dim <= 128 else 32,
         num_warps=8,
         num_stages=2 if kv_format == "plain" and head_dim > 128 else 3,

@@ -49,4 +49,4 @@ def normalised(
 
 def num_warps(block: int) -> int:
     """Return the warps that share a row of so many lanes."""
-    return min(max(block // 512, 1), 16)
+    return min(max(block // 512, 1), 8)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from kernels.sampling import kernel
 
-BLOCK = 4096  # tokens at once
+BLOCK = 2048  # tokens at once
 NUM_WARPS = 8
 
 

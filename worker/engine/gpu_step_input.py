@@ -43,6 +43,7 @@ class AttentionPlanner:
                 kv_format=cache.kv_format,
                 max_model_len=max_model_len,
                 has_prompts=has_prompts,
+                is_amd=torch.version.hip is not None,
             )
             for has_prompts in (False, True)
         }
