@@ -11,6 +11,11 @@ import pytest
 _stack = ExitStack()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the engine's tests run on another device."""
+    parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="where test engines run")
+
+
 def pytest_configure() -> None:
     """Start the services before any module of ours reads the environment."""
     from worker.embedded import services
@@ -23,6 +28,16 @@ def pytest_configure() -> None:
     for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
         if name not in {"HEADRACE_DATA_DIR", "HEADRACE_WEBHOOK_SECRET"}:
             del os.environ[name]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none."""
+    if marked := [item for item in items if item.get_closest_marker("gpu")]:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason="torch finds no GPU"))
 
 
 def pytest_unconfigure() -> None:
