@@ -25,7 +25,9 @@ def main() -> None:
             _time(kv_format, *step)
 
 
-def _run(kv_format: KVFormat, num_sequences: int, num_new: int, context: int) -> tuple[Tensor, GpuLayerCache, GpuAttentionPlan, Tensor]:
+def _run(
+    kv_format: KVFormat, num_sequences: int, num_new: int, context: int
+) -> tuple[Tensor, GpuLayerCache, GpuAttentionPlan, Tensor]:
     num_blocks = -(-context // BLOCK_SIZE)
     shape = (num_sequences * num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
     cache = GpuLayerCache.allocate(*shape, dtype=torch.bfloat16, kv_format=kv_format, device="cuda")
@@ -90,7 +92,9 @@ def _time(kv_format: KVFormat, num_sequences: int, num_new: int, context: int) -
             rivals["SDPA"] = time_call(
                 lambda: F.scaled_dot_product_attention(rows, key, value, is_causal=is_square, enable_gqa=True)
             )
-    report("paged_attention", f"{num_sequences} x {num_new} rows over {context}, {kv_format} KV", ours, rivals)
+    report(
+        "paged_attention", f"{num_sequences} x {num_new} rows over {context}, {kv_format} KV", ours, rivals
+    )
 
 
 if __name__ == "__main__":

@@ -126,9 +126,10 @@ def paged_attention(
     if cache.kv_format == "fp8" and _converts_e4m3(query.device):
         blocks = blocks.view(torch.float8_e4m3fn)
     out = torch.empty(num_rows, num_heads * head_dim, dtype=query.dtype, device=query.device)
-    bound = num_sequences * tiles.max_splits * cache.num_kv_heads + triton.cdiv(
-        num_rows, tiling.rows_per_tile(group)
-    ) * cache.num_kv_heads
+    bound = (
+        num_sequences * tiles.max_splits * cache.num_kv_heads
+        + triton.cdiv(num_rows, tiling.rows_per_tile(group)) * cache.num_kv_heads
+    )
     programs = min(num_programs or num_processors(query.device) * tiling.programs_per_processor, bound)
     shared = {
         "NUM_KV_HEADS": cache.num_kv_heads,

@@ -195,7 +195,7 @@ def _attend(
         # The cache seen as [num_blocks * 2 * num_kv_heads * block_size, head_dim].
         slot = (block * 2 * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + token % BLOCK_SIZE
         key_at = blocks + slot[None, :] * HEAD_DIM + column[:, None]
-        key = _operand(tl.load(key_at, mask=in_head[:, None] & in_range[None, :], other=0), q.dtype)
+        key = _operand(tl.load(key_at, mask=in_head[:, None] & in_range[None, :], other=0.0), q.dtype)
         scores = tl.dot(q, key, input_precision="ieee") * scale
         if FORMAT != "plain":
             scores *= tl.load(scales + slot, mask=in_range, other=0.0)[None, :]
@@ -217,7 +217,7 @@ def _attend(
         if FORMAT != "plain":
             weights *= tl.load(scales + value_slot, mask=in_range, other=0.0)[None, :]
         value_at = blocks + value_slot[:, None] * HEAD_DIM + column[None, :]
-        value = _operand(tl.load(value_at, mask=in_range[:, None] & in_head[None, :], other=0), q.dtype)
+        value = _operand(tl.load(value_at, mask=in_range[:, None] & in_head[None, :], other=0.0), q.dtype)
         mixed = tl.dot(weights.to(q.dtype), value, mixed, input_precision="ieee")
         largest = new_largest
     return row, head, is_row, largest, total, mixed

@@ -71,16 +71,18 @@ def choose_tiling(
     `max_model_len` is the longest context there will ever be: the split size follows from it. `split_rows`
     is 1, or what speculation verifies at once.
     """
-    # What the compilers of the chips place in registers; a converted operand takes more of them.
-    has_room = head_dim <= 128 and kv_format == "plain" and not is_amd
+    # What the compilers of the chips place in registers and shared memory: see builds.py. `block_n` and
+    # `num_warps` are the same with prompts and without, or a decode row's bits would depend on its mates.
+    is_plain = kv_format == "plain"
+    has_room = head_dim <= 128 and is_plain and not is_amd
     return Tiling(
         has_prompts=has_prompts,
         split_rows=split_rows,
         split_size=choose_split_size(max_model_len),
         block_tile_m=max(128 if has_room else 64, product_rows(group)),
-        block_n=64 if head_dim <= 128 else 32,
-        num_warps=8,
-        num_stages=2 if kv_format == "plain" and head_dim > 128 else 3,
+        block_n=32 if head_dim > 128 or (is_amd and not is_plain) else 64,
+        num_warps=4 if is_amd else 8,
+        num_stages=2 if has_prompts and is_plain and head_dim > 128 else 3,
         programs_per_processor=2,
     )
 

@@ -9,9 +9,7 @@ from kernels.rms_norm.kernel import normalise
 MAX_HIDDEN = 32768  # a row lies in the registers of one program
 
 
-def normalised(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
-) -> Tensor:
+def normalised(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """Return the normalised rows of `x`, or of `residual + x`, which is left in `residual`, in `dtype`.
 
     `x` is [num_tokens, hidden], any row stride; `residual` dense, of the shape of `x` and any floating dtype;

@@ -30,7 +30,9 @@ def main() -> None:
             if likely[tokens[0].cpu()] <= 0:
                 raise SystemExit(f"sampling: {name} drew token {tokens[0]}, which it must not")
 
-            def ours(columns: list[Tensor] = columns, logits: Tensor = logits, uniform: Tensor = uniform) -> Tensor:
+            def ours(
+                columns: list[Tensor] = columns, logits: Tensor = logits, uniform: Tensor = uniform
+            ) -> Tensor:
                 return sample(logits, *columns, uniform)
 
             def theirs(logits: Tensor = logits, top_p: float = top_p) -> Tensor:

@@ -20,7 +20,9 @@ def sample(
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     where = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, vocab_size, BLOCK):
-        value = tl.load(source + start + lane, mask=start + lane < vocab_size, other=float("-inf")).to(tl.float32)
+        value = tl.load(source + start + lane, mask=start + lane < vocab_size, other=float("-inf")).to(
+            tl.float32
+        )
         is_better = value > best
         where = tl.where(is_better, start + lane, where)
         best = tl.where(is_better, value, best)

@@ -40,9 +40,7 @@ def size_kv_cache(
     head_bytes = architecture.head_dim * dtype.itemsize
     block_bytes = architecture.num_layers * 2 * architecture.num_kv_heads * config.block_size * head_bytes
     per_sequence = -(-max_model_len // config.block_size)
-    num_blocks = config.num_blocks or min(
-        max_bytes // block_bytes, config.max_num_sequences * per_sequence
-    )
+    num_blocks = config.num_blocks or min(max_bytes // block_bytes, config.max_num_sequences * per_sequence)
     if num_blocks < per_sequence:
         if config.max_model_len is not None or num_blocks == 0:
             setting = "num_blocks" if config.num_blocks else "kv_cache_bytes"

@@ -109,7 +109,9 @@ def _sample_on_gpu(logits: Tensor, sampling: SamplingInput | None) -> list[int]:
 def token_logprobs(logits: Tensor, token_ids: Sequences[int], counts: Sequences[int]) -> list[TokenLogprobs]:
     """Return for each row of `logits` the logprob of its token and of its `counts` likeliest ones."""
     logprobs = logits.float().log_softmax(dim=-1)
-    chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1)).squeeze(1).tolist()
+    chosen = (
+        logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1)).squeeze(1).tolist()
+    )
     values, indices = logprobs.topk(min(max(counts), logits.shape[1]), dim=-1)
     return [
         TokenLogprobs(one, tuple(zip(ids[:count], tops[:count], strict=True)))

@@ -138,7 +138,11 @@ def test_arguments_are_checked(device: torch.device) -> None:
     for num_rows, width in ((1, 17), (2, 18), (1, 12)):
         with pytest.raises(ValueError, match="rotary_kv_write"):
             rotary_kv_write(
-                torch.zeros(num_rows, width, device=device), torch.zeros(4, 2, 3, device=device), one, one, cache
+                torch.zeros(num_rows, width, device=device),
+                torch.zeros(4, 2, 3, device=device),
+                one,
+                one,
+                cache,
             )
     with pytest.raises(ValueError, match="'int3' is none of plain, int8, fp8"):
         GpuLayerCache.allocate(3, 1, 4, 6, dtype=torch.float32, kv_format="int3", device=device)

@@ -39,9 +39,7 @@ def random_cache(case: Case, num_blocks: int, kv_format: str, dtype: torch.dtype
         return GpuLayerCache(torch.randn(*rows, case.head_dim).to(dtype), None)
     scales = torch.rand(rows) + 0.5
     if kv_format == "int8":
-        return GpuLayerCache(
-            torch.randint(-127, 128, (*rows, case.head_dim), dtype=torch.int8), scales / 64
-        )
+        return GpuLayerCache(torch.randint(-127, 128, (*rows, case.head_dim), dtype=torch.int8), scales / 64)
     numbers = torch.randn(*rows, case.head_dim) * torch.exp(torch.randn(*rows, 1))
     return GpuLayerCache(numbers.to(torch.float8_e4m3fn).view(torch.uint8), scales)
 
@@ -167,7 +165,9 @@ def test_a_row_has_the_same_bits_in_any_step(device: torch.device) -> None:
     assert torch.equal(attend(alone, query[21:], tables[2:]), together[21:])
     assert torch.equal(attend(alone, query[21:], tables[2:], max_context_len=1000), together[21:])
     chunks = [dataclasses.replace(case, lens=lens) for lens in (((7, 20),), ((13, 33),))]
-    rows = torch.cat([attend(one, query[a:b], tables[1:2]) for one, (a, b) in zip(chunks, ((1, 8), (8, 21)), strict=True)])
+    rows = torch.cat(
+        [attend(one, query[a:b], tables[1:2]) for one, (a, b) in zip(chunks, ((1, 8), (8, 21)), strict=True)]
+    )
     assert torch.equal(rows, together[1:21])
 
 
@@ -193,7 +193,9 @@ def test_arguments_are_checked(device: torch.device) -> None:
     with pytest.raises(ValueError, match="strides"):
         paged_attention(query[..., :8], cache, plan, 1.0, dtype=torch.float32)
     with pytest.raises(ValueError, match="3 heads over 2"):
-        make_plan(Case(3, 2, 16, ((1, 20),)), GpuLayerCache(torch.zeros(1, 4, 16, 16), None), tables, TILING, device)
+        make_plan(
+            Case(3, 2, 16, ((1, 20),)), GpuLayerCache(torch.zeros(1, 4, 16, 16), None), tables, TILING, device
+        )
     with pytest.raises(ValueError, match="without prompts"):
         make_plan(
             Case(2, 1, 16, ((9, 20),)), cache, tables, dataclasses.replace(TILING, has_prompts=False), device

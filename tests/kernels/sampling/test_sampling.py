@@ -79,7 +79,10 @@ def test_the_ends_of_the_unit_interval(device: torch.device) -> None:
     case = Case(20)
     logits = logits_of(case)
     logits[[0, 1, 18, 19]] = -torch.inf
-    assert draw(case, logits, torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64), device).tolist() == [2, 17]
+    assert draw(case, logits, torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64), device).tolist() == [
+        2,
+        17,
+    ]
 
 
 def test_rows_have_their_own_options(device: torch.device) -> None:

@@ -91,11 +91,15 @@ def test_tokens_are_those_of_a_cpu(name: str, tmp_path: Path, request: pytest.Fi
     assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
 
 
-def test_sampled_tokens_and_rules_are_those_of_a_cpu(tiny_llama: Path, request: pytest.FixtureRequest) -> None:
+def test_sampled_tokens_and_rules_are_those_of_a_cpu(
+    tiny_llama: Path, request: pytest.FixtureRequest
+) -> None:
     requests = [
         GenerationRequest(0, PROMPTS[0], greedy(4, repetition_penalty=1.8, logprobs=2)),
         # Without top-k and top-p a CPU draws in the order of the vocabulary too.
-        GenerationRequest(1, PROMPTS[1], SamplingParams(max_tokens=4, temperature=1.0, seed=7, ignore_eos=True)),
+        GenerationRequest(
+            1, PROMPTS[1], SamplingParams(max_tokens=4, temperature=1.0, seed=7, ignore_eos=True)
+        ),
     ]
     wanted = run(make_engine(tiny_llama, device="cpu", **SETTINGS), requests)
     request.getfixturevalue("on_gpu")
