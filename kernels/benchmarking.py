@@ -1,4 +1,4 @@
-"""What every bench of a GPU's kernels shares: a warm clock, the measured copy bandwidth, and one kind of line."""
+"""What every bench of a GPU's kernels shares: a clock, the measured copy bandwidth, and one kind of line."""
 
 import functools
 import statistics
@@ -29,9 +29,8 @@ def time_call(call: Callable[[], object], moved_bytes: int = 0, *, repeats: int 
     for _ in range(3):
         call()
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
-    pairs = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)
-    ]
+    event: Callable[..., torch.cuda.Event] = torch.cuda.Event
+    pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(repeats)]
     for begin, end in pairs:
         flush.zero_()
         begin.record()

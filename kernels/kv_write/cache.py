@@ -58,7 +58,7 @@ class GpuLayerCache:
         kv_format: KVFormat = "plain",
         device: torch.device | str,
     ) -> Self:
-        """Return a cache of unwritten Slots; `dtype` is that of a plain one. Unwritten Slots are never read."""
+        """Return a cache of unwritten Slots, which are never read; `dtype` is that of a plain one."""
         if kv_format not in get_args(KVFormat):
             raise ValueError(f"kv_format {kv_format!r} is none of {', '.join(get_args(KVFormat))}")
         rows = (num_blocks, 2 * num_kv_heads, block_size)

@@ -68,7 +68,7 @@ def _check(kv_format: KVFormat) -> None:
     numbers = numbers.float() if cache.scales is None else numbers.float() * cache.scales.unsqueeze(-1)
     keys, values = numbers.cpu().chunk(2, dim=1)
     expected = reference.paged_attention(
-        query.cpu().unflatten(1, (NUM_KV_HEADS, -1)).transpose(0, 1),
+        query.cpu().view(len(query), NUM_KV_HEADS, -1, HEAD_DIM).transpose(0, 1),
         LayerCache(keys.transpose(2, 3), values),
         [3, 3],
         [1000, 1000],

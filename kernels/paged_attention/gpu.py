@@ -98,11 +98,11 @@ def paged_attention(
 ) -> Tensor:
     """Return causal attention of every query row over its Sequence's cached context, in `dtype`.
 
-    `query` is [num_rows, num_heads, head_dim] in `dtype`, dense but for its row stride; the new tokens are in `cache`
-    already. The result is [num_rows, num_heads * head_dim]; rows past the plan's last are not written. With a
-    `window`, a row reads only that many tokens, its own the last of them; with a `soft_cap`, scores are `soft_cap * tanh(score / soft_cap)`. Products are of the query's dtype, sums in
-    float32. A decode row has the same bits in any Step, and so has a row of a prompt however it is cut.
-    `num_programs` share the work, as many as the device runs at once when None. Raises ValueError on shapes
+    `query` is [num_rows, num_heads, head_dim] in `dtype`, dense but for its row stride; the new tokens are in
+    `cache` already. The result is [num_rows, num_heads * head_dim]; rows past the plan's last are not
+    written. With a `window`, a row reads only that many tokens, its own the last of them; with a `soft_cap`,
+    scores are `soft_cap * tanh(score / soft_cap)`. Products are of the query's dtype, sums in float32.
+    A decode row has the same bits in any Step, and so has a row of a prompt however it is cut. `num_programs` share the work, as many as the device runs at once when None. Raises ValueError on shapes
     that do not fit.
     """
     num_rows, num_heads, head_dim = query.shape
@@ -202,7 +202,7 @@ def num_processors(device: torch.device) -> int:
 @functools.cache
 def _converts_e4m3(device: torch.device) -> bool:
     """Whether Triton can read float8_e4m3fn there: NVIDIA chips from Ada on."""
-    return (
+    return bool(
         device.type == "cuda"
         and torch.version.hip is None
         and torch.cuda.get_device_capability(device) >= (8, 9)

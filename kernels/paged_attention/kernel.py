@@ -1,7 +1,7 @@
 """Triton: paged attention for decode rows and prompt tiles in one launch, and the merge of split contexts.
 
-The programs of a launch share its items: a tile of a Sequence for one KV head. Which items there are is read from
-the device, so a launch can be recorded in a CUDA graph and replayed with other lengths.
+The programs of a launch share its items: a tile of a Sequence for one KV head. Which items there are is read
+from the device, so a launch can be recorded in a CUDA graph and replayed with other lengths.
 """
 
 import triton
@@ -226,8 +226,8 @@ def _attend(
 @triton.jit
 def _operand(x, dtype: tl.constexpr):
     if x.dtype == tl.uint8:
-        # float8_e4m3fn by its bits, for chips that do not convert it: with three bits of mantissa moved to the
-        # top of float16's, the value is 2^-8 of what it should be, subnormals too.
+        # float8_e4m3fn by its bits, for chips that do not convert it: with three bits of mantissa moved to
+        # the top of float16's, the value is 2^-8 of what it should be, subnormals too.
         bits = ((x & 0x80).to(tl.uint16) << 8) | ((x & 0x7F).to(tl.uint16) << 7)
         x = bits.to(tl.float16, bitcast=True) * 256.0
     return x.to(dtype)

@@ -21,8 +21,10 @@ def main() -> None:
             "top-k 50": (1.0, 50, 1.0, 0.0),
             "top-p 0.9": (1.0, OFF, 0.9, 0.0),
         }.items():
-            columns = [torch.full_like(uniform, one) for one in options]
-            tokens = sample(logits, *columns, uniform)
+            columns = (
+                torch.tensor(options, device="cuda", dtype=torch.float64).repeat(num_rows, 1).T.contiguous()
+            )
+            tokens = _sample(logits, columns, uniform)
             temperature, top_k, top_p, min_p = options
             likely = reference.distribution(
                 logits[0].cpu(), temperature=temperature, top_k=int(top_k), top_p=top_p, min_p=min_p
@@ -30,10 +32,8 @@ def main() -> None:
             if likely[tokens[0].cpu()] <= 0:
                 raise SystemExit(f"sampling: {name} drew token {tokens[0]}, which it must not")
 
-            def ours(
-                columns: list[Tensor] = columns, logits: Tensor = logits, uniform: Tensor = uniform
-            ) -> Tensor:
-                return sample(logits, *columns, uniform)
+            def ours(columns: Tensor = columns, logits: Tensor = logits, uniform: Tensor = uniform) -> Tensor:
+                return _sample(logits, columns, uniform)
 
             def theirs(logits: Tensor = logits, top_p: float = top_p) -> Tensor:
                 ordered, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
@@ -47,6 +47,10 @@ def main() -> None:
                 time_call(ours, moved),
                 {"torch sort": time_call(theirs, moved)},
             )
+
+
+def _sample(logits: Tensor, columns: Tensor, uniform: Tensor) -> Tensor:
+    return sample(logits, columns[0], columns[1], columns[2], columns[3], uniform)
 
 
 if __name__ == "__main__":

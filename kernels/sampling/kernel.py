@@ -1,8 +1,8 @@
 """Triton: the choice of a row's next token, without a sort.
 
 What top-k and top-p keep are the tokens above some logit, and some of those equal to it. That logit is found
-by bisection over its bits, which ends early where no token lies between: a pass over the row for each halving,
-32 at most, and none where the option is off.
+by bisection over its bits, which ends early where no token lies between: a pass over the row for each
+halving, 32 at most, and none where the option is off.
 """
 
 import triton
@@ -40,43 +40,13 @@ def sample(
         highest = _key(largest).to(tl.int64)
         num_left = tl.full((), 0, tl.int32) + vocab_size
         if top_k < vocab_size:
-            below, above = high, highest  # at least top_k keys are above the one, fewer above the other
-            while (above - below > 1) & (num_left != top_k):
-                middle = (below + above) >> 1
-                count, _ = _above(source, middle, largest, scale, vocab_size, BLOCK)
-                if count >= top_k:
-                    below = middle
-                    num_left = count
-                else:
-                    above = middle
-            low, high = below + 1, below
-            if num_left != top_k:
-                high = above
-                count, _ = _above(source, high, largest, scale, vocab_size, BLOCK)
-                quota = top_k - count
+            low, high, quota, num_left = _find_top_k(
+                source, top_k, low, highest, largest, scale, vocab_size, BLOCK
+            )
         if top_p < 1:
-            _, mass = _above(source, high, largest, scale, vocab_size, BLOCK)
-            if high >= low:
-                mass += quota * _weight(_value(high.to(tl.int32)), largest, scale).to(tl.float64)
-            target = top_p * mass
-            # What is above `bound` is short of the target, what is above `below` is not.
-            below, bound = low - 1, highest
-            num_above = tl.zeros((), tl.int32)
-            mass = tl.zeros((), tl.float64)
-            while (bound - below > 1) & (num_left - num_above > 1):
-                middle = (below + bound) >> 1
-                count, new_mass = _above(source, middle, largest, scale, vocab_size, BLOCK)
-                if new_mass < target:
-                    bound, num_above, mass = middle, count, new_mass
-                else:
-                    below, num_left = middle, count
-            if num_left - num_above <= 1:
-                low, high = below + 1, below
-            else:
-                weight = _weight(_value(bound.to(tl.int32)), largest, scale).to(tl.float64)
-                needed = tl.maximum(tl.ceil((target - mass) / weight), 1.0)
-                quota = tl.where(bound == high, tl.minimum(quota, needed), needed)
-                low, high = bound, bound
+            low, high, quota = _find_top_p(
+                source, top_p, low, high, quota, num_left, highest, largest, scale, vocab_size, BLOCK
+            )
         total = tl.zeros((), tl.float64)
         num_tied = tl.zeros((), tl.int32)
         for start in range(0, vocab_size, BLOCK):
@@ -100,6 +70,57 @@ def sample(
         # Sums in another order may fall short of the total by a rounding.
         token = tl.minimum(first, last)
     tl.store(out + row, token.to(tl.int64))
+
+
+@triton.jit
+def _find_top_k(source, top_k, low, highest, largest, scale, vocab_size, BLOCK: tl.constexpr):
+    # At least top_k keys are above `below`, fewer above `above`.
+    below, above = low - 1, highest
+    num_left = tl.full((), 0, tl.int32) + vocab_size
+    quota = tl.zeros((), tl.float64)
+    while (above - below > 1) & (num_left != top_k):
+        middle = (below + above) >> 1
+        count, _ = _above(source, middle, largest, scale, vocab_size, BLOCK)
+        if count >= top_k:
+            below = middle
+            num_left = count
+        else:
+            above = middle
+    low, high = below + 1, below
+    if num_left != top_k:
+        high = above
+        count, _ = _above(source, high, largest, scale, vocab_size, BLOCK)
+        quota = top_k - count
+    return low, high, quota, num_left
+
+
+@triton.jit
+def _find_top_p(
+    source, top_p, low, high, quota, num_left, highest, largest, scale, vocab_size, BLOCK: tl.constexpr
+):
+    _, kept = _above(source, high, largest, scale, vocab_size, BLOCK)
+    if high >= low:
+        kept += quota * _weight(_value(high.to(tl.int32)), largest, scale).to(tl.float64)
+    target = top_p * kept
+    # What is above `bound` is short of the target, what is above `below` is not.
+    below, bound = low - 1, highest
+    num_above = tl.zeros((), tl.int32)
+    mass = tl.zeros((), tl.float64)
+    while (bound - below > 1) & (num_left - num_above > 1):
+        middle = (below + bound) >> 1
+        count, new_mass = _above(source, middle, largest, scale, vocab_size, BLOCK)
+        if new_mass < target:
+            bound, num_above, mass = middle, count, new_mass
+        else:
+            below, num_left = middle, count
+    if num_left - num_above <= 1:
+        low, high = below + 1, below
+    else:
+        weight = _weight(_value(bound.to(tl.int32)), largest, scale).to(tl.float64)
+        needed = tl.maximum(tl.ceil((target - mass) / weight), 1.0)
+        quota = tl.where(bound == high, tl.minimum(quota, needed), needed)
+        low, high = bound, bound
+    return low, high, quota
 
 
 @triton.jit

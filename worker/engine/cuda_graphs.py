@@ -50,5 +50,5 @@ def is_decode(step: PackedStep) -> bool:
 
 def graph_sizes(max_num_sequences: int) -> list[int]:
     """Return the sizes worth a graph: powers of 2 up to 16, from there on multiples of 16."""
-    sizes = [1, 2, 4, 8, *range(16, max_num_sequences, 16), max_num_sequences]
-    return [size for size in sizes if size <= max_num_sequences]
+    sizes = (1, 2, 4, 8, *range(16, max_num_sequences, 16))
+    return [size for size in sizes if size < max_num_sequences] + [max_num_sequences]

@@ -1,8 +1,11 @@
 """What a model runner does on a GPU only. Imported there only, since it needs Triton."""
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 
-from kernels.kv_write import GpuLayerCache
+from kernels.kv_write import GpuLayerCache, PagedCache
 from worker.engine.config import EngineConfig
 from worker.engine.cuda_graphs import DecodeGraphs
 from worker.engine.device import spare_bytes
@@ -48,11 +51,11 @@ class GpuSteps:
         config: EngineConfig,
         architecture: Architecture,
         model: Model,
-        kv_cache: list[GpuLayerCache],
+        kv_cache: Sequence[PagedCache],
         device: torch.device,
         max_model_len: int,
     ) -> None:
-        planner = AttentionPlanner(architecture, kv_cache[0], max_model_len)
+        planner = AttentionPlanner(architecture, cast("GpuLayerCache", kv_cache[0]), max_model_len)
         self.placement = GpuPlacement(planner, config.block_size, device)
         self.graphs: DecodeGraphs | None = None
         # The experts that run are known to the host only once the router has run.

@@ -28,6 +28,8 @@ TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bflo
 class ModelRunner:
     """Loads a checkpoint and runs Steps on it, on the thread that made it."""
 
+    _gpu: "GpuSteps | None" = None
+
     def __init__(self, config: EngineConfig) -> None:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
@@ -49,7 +51,6 @@ class ModelRunner:
                     config, architecture, self._model, dtype, device, max_model_len=longest
                 )
             self._kv_cache = allocate_kv_cache(config, architecture, size.num_blocks, dtype, device)
-            self._gpu: GpuSteps | None = None
             if config.device == "cuda":
                 from worker.engine.gpu import GpuSteps  # noqa: PLC0415  (it needs Triton)
 
@@ -89,7 +90,7 @@ class ModelRunner:
         return [] if logits is None else list(zip(step.sampled, _choose(logits, step), strict=True))
 
     def _logits(self, step: PackedStep) -> Tensor | None:
-        """Run the model, hand out what is read in another way, and return the sampled rows' logits, if any."""
+        """Run the model, hand out what is read in another way, return the sampled rows' logits, if any."""
         if self._gpu is not None and self._gpu.graphs is not None:
             logits = self._gpu.graphs.logits(step)
             if logits is not None:

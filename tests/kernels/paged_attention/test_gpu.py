@@ -75,7 +75,7 @@ def make_plan(
 
 
 def shuffled_tables(case: Case, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Block tables without order, and the Blocks that nobody holds; past its end a table names one of these."""
+    """Block tables without order, and the Blocks of nobody; past its end a table names one of these."""
     needed = [-(-context // case.block_size) for _, context in case.lens]
     order = torch.randperm(sum(needed) + 3, generator=generator)
     tables = order[-1:].repeat(len(needed), max(needed) + 1)

@@ -7,7 +7,6 @@ import torch
 from tests.fixtures import generation
 from tests.fixtures.tiny_llama import write_tiny_llama
 
-
 # As for the tests of kernels: without a GPU, Triton's are interpreted.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

@@ -38,7 +38,7 @@ def test_a_device_has_limits_of_its_own() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_named(tiny_llama: Path) -> None:
-    with pytest.raises(ConfigError, match="device 'cuda': torch .* finds no GPU"):
+    with pytest.raises(ConfigError, match=r"device 'cuda': torch .* finds no GPU"):
         make_engine(tiny_llama, device="cuda")
 
 

@@ -106,7 +106,8 @@ def test_sampled_tokens_and_rules_are_those_of_a_cpu(
     found = run(make_engine(tiny_llama, device="cuda", **SETTINGS), requests)
     assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
     for ours, theirs in zip(found[0].logprobs or (), wanted[0].logprobs or (), strict=True):
-        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+        assert ours.chosen == pytest.approx(theirs.chosen, abs=1e-4)
+        assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
 
 
 def test_embeddings_are_those_of_a_cpu(tiny_llama: Path, request: pytest.FixtureRequest) -> None:

@@ -4,8 +4,8 @@ from torch import Tensor
 
 from kernels.kv_write import HeadNorms, PagedCache, rotary_kv_write
 from kernels.paged_attention import paged_attention
-from worker.engine.step_input import StepInput
 from worker.engine.layers.linear import Projection
+from worker.engine.step_input import StepInput
 
 
 class Attention:

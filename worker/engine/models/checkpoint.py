@@ -59,7 +59,7 @@ def read_eos_token_ids(directory: Path) -> frozenset[int]:
 class Weights:
     """The tensors of a checkpoint, in one file or sharded behind an index. A context manager.
 
-    With `is_int8`, what `linear` and `head` return is quantized; all other tensors are in `dtype` on `device`.
+    With `is_int8`, what `linear` and `head` return is quantized; all else is in `dtype` on `device`.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
 """The decoder all families share: its forward over a packed Step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,12 +9,12 @@ from torch import Tensor
 
 from kernels.kv_write import PagedCache
 from kernels.rms_norm import add_rms_norm, rms_norm
-from worker.engine.step_input import StepInput
 from worker.engine.layers.attention import Attention
 from worker.engine.layers.linear import Projection
 from worker.engine.layers.mlp import Mlp
 from worker.engine.layers.rotary_embedding import RopeScaling, rotary_angles
 from worker.engine.models.decoder_config import DecoderConfig
+from worker.engine.step_input import StepInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Decoder:
             local = local.to(device)
             self._angles |= {window: local for window in self._angles if window is not None}
 
-    def forward(self, step: StepInput, kv_cache: list[PagedCache]) -> Tensor:
+    def forward(self, step: StepInput, kv_cache: Sequence[PagedCache]) -> Tensor:
         """Run a Step, writing keys and values, and return the final hidden state of its output rows.
 
         The result is [num_outputs, hidden]: all rows, or `step.output_rows`. Those rows are picked out as
