@@ -102,8 +102,9 @@ def paged_attention(
     `cache` already. The result is [num_rows, num_heads * head_dim]; rows past the plan's last are not
     written. With a `window`, a row reads only that many tokens, its own the last of them; with a `soft_cap`,
     scores are `soft_cap * tanh(score / soft_cap)`. Products are of the query's dtype, sums in float32.
-    A decode row has the same bits in any Step, and so has a row of a prompt however it is cut. `num_programs` share the work, as many as the device runs at once when None. Raises ValueError on shapes
-    that do not fit.
+    A decode row has the same bits in any Step, and so has a row of a prompt in chunks of more than
+    `split_rows`. `num_programs` share the work, as many as the device runs at once when None. Raises
+    ValueError on shapes that do not fit.
     """
     num_rows, num_heads, head_dim = query.shape
     if (
@@ -195,8 +196,7 @@ def num_processors(device: torch.device) -> int:
     """Return how many multiprocessors a device has; a CPU, where Triton interprets, counts as one."""
     if device.type != "cuda":
         return 1
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @functools.cache
