@@ -57,6 +57,7 @@ class Settings(BaseSettings):
     max_num_sequences: int | None = Field(default=None, gt=0)
     max_tokens_per_step: int | None = Field(default=None, gt=0)
     kv_cache_bytes: int | None = Field(default=None, gt=0)
+    admission: Literal["fifo", "length-aware"] = "length-aware"
 
     # How work travels.
     shard_size: int = Field(default=32, gt=0, description="requests one message carries")

@@ -106,7 +106,7 @@ class ModelRunner:
 
 def _choose(logits: Tensor, step: PackedStep) -> list[int]:
     """Return the next token of each row, keeping the logprobs of those that ask for them."""
-    asking = [row for row, sequence in enumerate(step.sampled) if sequence.params.logprobs is not None]
+    asking = [row for row, sequence in enumerate(step.sampled) if sequence.needs_logprobs]
     # A copy: rules change theirs in place.
     own_logits = logits[torch.tensor(asking, device=logits.device)] if asking else None
     tokens = sample(apply_rules(logits, step.sampled), step.sampling)

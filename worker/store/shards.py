@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, auto
+from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import ColumnElement, and_, case, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from worker.contract.results import NewResult
@@ -25,6 +26,15 @@ class Claim:
     fence: int
     attempt: int
     requests: Sequence[ShardRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the holder of a shard has to record."""
+
+    held: Claim
+    results: Sequence[NewResult]
+    running_tokens: int  # generated so far by requests that are not finished
 
 
 class Saved(Enum):
@@ -65,26 +75,32 @@ def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> 
     return Claim(shard_id, batch.id, shard.fence, shard.attempts, remaining)
 
 
-def save(
-    session: Session,
-    held: Claim,
-    results: Sequence[NewResult],
-    *,
-    running_tokens: int,
-    lease: timedelta | None,
-) -> Saved:
-    """Record results and progress, and renew the lease unless `lease` is None."""
-    batch = batches.lock(session, held.batch_id)
-    shard = _lock_held(session, held)
-    if batch is None or shard is None:
-        return Saved.LOST
+def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | None) -> list[Saved]:
+    """Record results and progress of shards of one batch, and renew their leases unless `lease` is None."""
+    batch = batches.lock(session, progress[0].held.batch_id)
+    held_ids = set() if batch is None else _lock_all_held(session, [one.held for one in progress])
+    held = [one for one in progress if one.held.shard_id in held_ids]
+    if batch is None or not held:
+        return [Saved.LOST] * len(progress)
+    results = [result for one in held for result in one.results]
     _record(session, batch, requests.without_result(session, results))
-    shard.running_tokens = running_tokens
+    changes: dict[str, Any] = {
+        "running_tokens": case({one.held.shard_id: one.running_tokens for one in held}, value=ShardRow.id)
+    }
     if lease is not None:
-        shard.state = ShardState.RUNNING
-        shard.lease_expires_at = func.now() + lease
-        shard.ticketed_at = None
-    return Saved.STOP if batches.is_stopping(session, batch) else Saved.CONTINUE
+        changes |= {
+            "state": ShardState.RUNNING,
+            "lease_expires_at": func.now() + lease,
+            "ticketed_at": None,
+        }
+    session.execute(
+        update(ShardRow)
+        .where(ShardRow.id.in_(held_ids))
+        .values(changes)
+        .execution_options(synchronize_session=False)
+    )
+    verdict = Saved.STOP if batches.is_stopping(session, batch) else Saved.CONTINUE
+    return [verdict if one.held.shard_id in held_ids else Saved.LOST for one in progress]
 
 
 def finish(session: Session, held: Claim) -> None:
@@ -115,16 +131,24 @@ def _leave(session: Session, held: Claim, state: ShardState) -> None:
 
 
 def _lock_held(session: Session, held: Claim) -> ShardRow | None:
-    # An expired lease whose shard nobody has claimed since still carries our fence: the work is good.
     return session.scalar(
-        select(ShardRow)
-        .where(
-            ShardRow.id == held.shard_id,
-            ShardRow.fence == held.fence,
-            ShardRow.state.in_([ShardState.RUNNING, ShardState.READY]),
-        )
-        .with_for_update()
-        .execution_options(populate_existing=True)
+        select(ShardRow).where(_is_held([held])).with_for_update().execution_options(populate_existing=True)
+    )
+
+
+def _lock_all_held(session: Session, claims: Sequence[Claim]) -> set[int]:
+    """Lock those shards that are still held by these claims, and return their ids."""
+    return set(
+        session.scalars(select(ShardRow.id).where(_is_held(claims)).order_by(ShardRow.id).with_for_update())
+    )
+
+
+def _is_held(claims: Sequence[Claim]) -> ColumnElement[bool]:
+    # An expired lease whose shard nobody has claimed since still carries our fence: the work is good.
+    fences = [(claim.shard_id, claim.fence) for claim in claims]
+    return and_(
+        tuple_(ShardRow.id, ShardRow.fence).in_(fences),
+        ShardRow.state.in_([ShardState.RUNNING, ShardState.READY]),
     )
 
 

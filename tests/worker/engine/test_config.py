@@ -14,6 +14,7 @@ from worker.engine.step import GenerationRequest
     ("wrong", "problem"),
     [
         ({"dtype": "fp4"}, "fp4"),
+        ({"admission": "shortest"}, "admission 'shortest'"),
         ({"device": "tpu"}, "'tpu' is none of cpu, cuda"),
         ({"block_size": 0}, "block_size"),
         ({"num_blocks": 0}, "num_blocks"),

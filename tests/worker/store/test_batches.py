@@ -78,10 +78,9 @@ def test_cancelling_a_running_batch_keeps_what_is_finished(store: Store) -> None
         batches.cancel(session, batch_id)
     assert view(store, batch_id).status is BatchStatus.CANCELLING
     with store.transaction() as session:
-        saved = shards.save(
-            session, running, [result(running.requests[0].id)], running_tokens=2, lease=timedelta(seconds=9)
-        )
-    assert saved is shards.Saved.STOP
+        progress = shards.Progress(running, [result(running.requests[0].id)], running_tokens=2)
+        saved = shards.save(session, [progress], lease=timedelta(seconds=9))
+    assert saved == [shards.Saved.STOP]
     with store.transaction() as session:
         shards.release(session, running)
     done = view(store, batch_id)
