@@ -44,6 +44,7 @@ def _run(
     tiling = choose_tiling(
         group=NUM_HEADS // NUM_KV_HEADS,
         head_dim=HEAD_DIM,
+        dtype=query.dtype,
         kv_format=kv_format,
         max_model_len=131072,
         has_prompts=num_new > 1,

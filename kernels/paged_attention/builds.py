@@ -3,14 +3,17 @@
 import itertools
 from typing import Any
 
+import torch
+
 from kernels.ahead_of_time import Build
 from kernels.paged_attention.tiling import choose_tiling
 
 MAX_MODEL_LEN = 32768
 BLOCK_SEQUENCES = 256
-# How a cache's Blocks are read, and where: chips that do not convert float8_e4m3fn get its bits.
+# How a cache's Blocks are read (None: as the query), and where: chips that do not convert float8_e4m3fn get
+# its bits.
 FORMATS = {
-    "plain": (("*bf16:16", ("sm_80", "sm_90", "gfx942")),),
+    "plain": ((None, ("sm_80", "sm_90", "gfx942")),),
     "int8": (("*i8:16", ("sm_80", "sm_90", "gfx942")),),
     "fp8": (("*fp8e4nv:16", ("sm_90",)), ("*u8:16", ("sm_80", "gfx942"))),
 }
@@ -23,15 +26,18 @@ def _builds(
     head_dim: int,
     kv_format: str,
     *,
+    dtype: torch.dtype = torch.bfloat16,
     window: int = 0,
     has_soft_cap: bool = False,
 ) -> list[Build]:
     group = num_heads // num_kv_heads
+    element = "*fp32:16" if dtype is torch.float32 else "*bf16:16"
     builds = []
     for has_prompts, is_amd in itertools.product((False, True), (False, True)):
         tiling = choose_tiling(
             group=group,
             head_dim=head_dim,
+            dtype=dtype,
             kv_format=kv_format,
             max_model_len=MAX_MODEL_LEN,
             has_prompts=has_prompts,
@@ -51,12 +57,12 @@ def _builds(
             Build(
                 "paged_attention.paged_attention",
                 {
-                    "query": "*bf16:16",
-                    "blocks": blocks,
+                    "query": element,
+                    "blocks": blocks or element,
                     **({"scales": "*fp32:16"} if has_scales else {}),
                     **dict.fromkeys(("block_tables", "query_starts", "context_lens"), "*i32"),
                     "tile_ends": "*i32:16",
-                    "out": "*bf16:16",
+                    "out": element,
                     "partial_out": "*fp32:16",
                     "partial_stats": "*fp32:16",
                     **dict.fromkeys(("scale", "soft_cap"), "fp32"),
@@ -102,7 +108,7 @@ def _builds(
                     "paged_attention.merge_splits",
                     {
                         **pointers,
-                        "out": "*bf16:16",
+                        "out": element,
                         "partial_out": "*fp32:16",
                         "partial_stats": "*fp32:16",
                         "max_splits": "i32",
@@ -118,6 +124,7 @@ BUILDS = (
     *_builds(32, 8, 128, "plain"),
     *_builds(32, 8, 128, "int8"),
     *_builds(32, 8, 128, "fp8"),
+    *_builds(32, 8, 128, "plain", dtype=torch.float32),
     *_builds(14, 2, 64, "plain"),
     *_builds(8, 4, 256, "plain", window=4096, has_soft_cap=True),
 )

@@ -188,7 +188,8 @@ def paged_attention(
 
 def sequence_lanes(num_sequences: int) -> int:
     """Return the lanes that look through so many Sequences, of few sizes so that few kernels are compiled."""
-    return max(triton.next_power_of_2(num_sequences), 64)
+    lanes: int = triton.next_power_of_2(num_sequences)
+    return max(lanes, 64)
 
 
 @functools.cache

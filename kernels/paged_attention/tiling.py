@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 MIN_SPLIT_SIZE = 512
@@ -60,6 +61,7 @@ def choose_tiling(
     *,
     group: int,
     head_dim: int,
+    dtype: torch.dtype,
     kv_format: str,
     max_model_len: int,
     has_prompts: bool,
@@ -68,21 +70,26 @@ def choose_tiling(
 ) -> Tiling:
     """Return the tiling for a model and a kind of Step; not tuned on any GPU yet.
 
-    `max_model_len` is the longest context there will ever be: the split size follows from it. `split_rows`
-    is 1, or what speculation verifies at once.
+    `dtype` is the query's. `max_model_len` is the longest context there will ever be: the split size follows
+    from it. `split_rows` is 1, or what speculation verifies at once.
     """
     # What the compilers of the chips place in registers and shared memory: see builds.py. `block_n` and
     # `num_warps` are the same with prompts and without, or a decode row's bits would depend on its mates.
-    is_plain = kv_format == "plain"
-    has_room = head_dim <= 128 and is_plain and not is_amd
+    is_plain, is_wide = kv_format == "plain", head_dim > 128
+    if dtype is torch.float32:
+        tile_m, block_n, num_stages = 32, 16 if is_wide else 32, 2
+    else:
+        tile_m = 128 if is_plain and not is_wide and not is_amd else 64
+        block_n = 32 if is_wide or (is_amd and not is_plain) else 64
+        num_stages = 2 if has_prompts and is_plain and is_wide else 3
     return Tiling(
         has_prompts=has_prompts,
         split_rows=split_rows,
         split_size=choose_split_size(max_model_len),
-        block_tile_m=max(128 if has_room else 64, product_rows(group)),
-        block_n=32 if head_dim > 128 or (is_amd and not is_plain) else 64,
+        block_tile_m=max(tile_m, product_rows(group)),
+        block_n=block_n,
         num_warps=4 if is_amd else 8,
-        num_stages=2 if has_prompts and is_plain and head_dim > 128 else 3,
+        num_stages=num_stages,
         programs_per_processor=2,
     )
 

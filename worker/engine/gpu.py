@@ -27,7 +27,7 @@ def measured_kv_cache_size(
     """Return the pool that fits beside the weights and the largest Step."""
     shape = (1, architecture.num_kv_heads, config.block_size, architecture.head_dim)
     block = GpuLayerCache.allocate(*shape, dtype=dtype, device=device)
-    planner = AttentionPlanner(architecture, block, max_model_len)
+    planner = AttentionPlanner(architecture, block, dtype, max_model_len)
 
     def run() -> None:
         run_largest_step(
@@ -52,10 +52,11 @@ class GpuSteps:
         architecture: Architecture,
         model: Model,
         kv_cache: Sequence[PagedCache],
+        dtype: torch.dtype,
         device: torch.device,
         max_model_len: int,
     ) -> None:
-        planner = AttentionPlanner(architecture, cast("GpuLayerCache", kv_cache[0]), max_model_len)
+        planner = AttentionPlanner(architecture, cast("GpuLayerCache", kv_cache[0]), dtype, max_model_len)
         self.placement = GpuPlacement(planner, config.block_size, device)
         self.graphs: DecodeGraphs | None = None
         # The experts that run are known to the host only once the router has run.

@@ -32,7 +32,9 @@ class StepTensors:
 class AttentionPlanner:
     """Plans the attention of Steps for one model and its cache."""
 
-    def __init__(self, architecture: Architecture, cache: GpuLayerCache, max_model_len: int) -> None:
+    def __init__(
+        self, architecture: Architecture, cache: GpuLayerCache, dtype: torch.dtype, max_model_len: int
+    ) -> None:
         self._cache = cache
         self._num_heads = architecture.num_heads
         self._windows: Collection[int | None] = set(architecture.windows)
@@ -40,6 +42,7 @@ class AttentionPlanner:
             has_prompts: choose_tiling(
                 group=architecture.num_heads // architecture.num_kv_heads,
                 head_dim=architecture.head_dim,
+                dtype=dtype,
                 kv_format=cache.kv_format,
                 max_model_len=max_model_len,
                 has_prompts=has_prompts,

@@ -55,7 +55,7 @@ class ModelRunner:
                 from worker.engine.gpu import GpuSteps  # noqa: PLC0415  (it needs Triton)
 
                 self._gpu = GpuSteps(
-                    config, architecture, self._model, self._kv_cache, device, size.max_model_len
+                    config, architecture, self._model, self._kv_cache, dtype, device, size.max_model_len
                 )
         self._placement = CpuPlacement(
             block_size=config.block_size,

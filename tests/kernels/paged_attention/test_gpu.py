@@ -141,7 +141,12 @@ def test_matches_reference_in_every_format(
 def test_matches_reference_as_the_engine_tiles(has_prompts: bool, device: torch.device) -> None:
     case = Case(8, 2, 32, ((1, 530), (40, 50) if has_prompts else (1, 50)))
     tiling = choose_tiling(
-        group=4, head_dim=32, kv_format="plain", max_model_len=4096, has_prompts=has_prompts
+        group=4,
+        head_dim=32,
+        dtype=torch.float32,
+        kv_format="plain",
+        max_model_len=4096,
+        has_prompts=has_prompts,
     )
     check(case, "plain", torch.float32, tiling, device)
 

@@ -54,7 +54,7 @@ class EagerGraphs:
         runner = engine._runner
         info = engine.model_info
         architecture = read_architecture(engine.config.model)
-        planner = AttentionPlanner(architecture, runner._kv_cache[0], info.max_model_len)
+        planner = AttentionPlanner(architecture, runner._kv_cache[0], torch.float32, info.max_model_len)
         self.sizes: list[int] = []
         self._decode = PaddedDecode(
             runner._model,
@@ -142,7 +142,7 @@ def test_the_largest_step_writes_no_cache(tiny_llama: Path) -> None:
         out = run_largest_step(
             runner._model,
             [block, block],
-            AttentionPlanner(architecture, block, 48),
+            AttentionPlanner(architecture, block, torch.float32, 48),
             device,
             max_num_sequences=4,
             max_tokens=14,

@@ -49,6 +49,10 @@ class Decoder:
         self._norm = norm
         self._head = head
         self._dtype = dtype  # of what passes between layers' products; the residual is float32
+        self._embedding_scale: float | None = None
+        if config.embedding_scale is not None:
+            # Rounded to the dtype first, as in training.
+            self._embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding.dtype).item()
         device = embedding.device
         angles = rotary_angles(config.head_dim, max_model_len, config.rope_theta, config.rope_scaling)
         # By window.
@@ -66,9 +70,8 @@ class Decoder:
         """
         eps = self.config.norm_eps
         residual = F.embedding(step.token_ids, self._embedding).float()
-        if self.config.embedding_scale is not None:
-            # The scale is rounded to the dtype first, as in training.
-            residual.mul_(self._embedding.new_tensor(self.config.embedding_scale).float())
+        if self._embedding_scale is not None:
+            residual.mul_(self._embedding_scale)
         x = rms_norm(residual, self._layers[0].attention_norm, eps, self._dtype)
         last = len(self._layers) - 1
         for index, (layer, cache) in enumerate(zip(self._layers, kv_cache, strict=True)):
