@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.offline import NUM_RESERVED_IDS
+from benchmarks.workloads import NUM_RESERVED_IDS
 from worker.engine.admission import POLICIES
 from worker.engine.config import DTYPES, EngineConfig
 from worker.engine.engine import Engine

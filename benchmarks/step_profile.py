@@ -23,7 +23,8 @@ from unittest.mock import patch
 import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch import Tensor
 
-from benchmarks.offline import WorkItem, read_workload, run_workload, shifted
+from benchmarks.offline import run_workload
+from benchmarks.workloads import WorkItem, read_workload, shifted
 from worker.engine import model_runner
 from worker.engine.config import DTYPES, EngineConfig
 from worker.engine.engine import Engine

@@ -60,7 +60,7 @@ class Settings(BaseSettings):
     admission: Literal["fifo", "length-aware"] = "length-aware"
 
     # How work travels.
-    shard_size: int = Field(default=32, gt=0, description="requests one message carries")
+    shard_size: int = Field(default=64, gt=0, description="requests one message carries")
     shards_in_flight: int = Field(default=6, gt=0, description="shards that feed one engine at once")
     lease_seconds: float = Field(default=15.0, gt=0)
     save_seconds: float = Field(default=0.8, gt=0, description="how often a shard saves and renews its lease")

@@ -79,15 +79,15 @@ class ShardRunner:
                 must_leave_at = min(must_leave_at, time.monotonic() + self.drain_seconds)
             is_over_time = time.monotonic() >= must_leave_at
             try:
-                saved = self._save(run)
+                saved = self._save(run, is_last=is_done)
                 if saved is Saved.LOST:
                     return Ending.LOST
                 if is_done:
-                    return self._leave(run.held, Ending.FINISHED)
+                    return Ending.FINISHED
                 if saved is Saved.STOP:
-                    return self._leave(run.held, Ending.STOPPED)
+                    return self._hand_back(run.held, Ending.STOPPED)
                 if is_over_time:
-                    return self._leave(run.held, Ending.HANDED_BACK)
+                    return self._hand_back(run.held, Ending.HANDED_BACK)
             except OperationalError as error:
                 # The results stay with us until Postgres is back, or until somebody claims the shard.
                 logger.warning("shard %s is not saved yet: %s", run.held.shard_id, str(error).splitlines()[0])
@@ -95,20 +95,18 @@ class ShardRunner:
                     return Ending.LOST
                 time.sleep(self.save_seconds)
 
-    def _save(self, run: "_Run") -> Saved:
+    def _save(self, run: "_Run", *, is_last: bool) -> Saved:
         # The lease follows the engine: one that has stopped stepping must lose its shards.
         idle_seconds = time.monotonic() - self.engine.last_progress_at
         lease = self.lease if idle_seconds < self.lease.total_seconds() / 2 else None
-        saved = self.saver.save(Progress(run.held, tuple(run.unsaved), run.running_tokens), lease=lease)
+        progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last)
+        saved = self.saver.save(progress, lease=lease)
         run.unsaved.clear()
         return saved
 
-    def _leave(self, held: Claim, ending: Ending) -> Ending:
+    def _hand_back(self, held: Claim, ending: Ending) -> Ending:
         with self.store.transaction() as session:
-            if ending is Ending.FINISHED:
-                shards.finish(session, held)
-            else:
-                shards.release(session, held)
+            shards.release(session, held)
         return ending
 
 

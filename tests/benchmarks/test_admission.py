@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.admission import BACKLOGS, Shape, main, make_backlog, run_once
+from tests.fixtures.benchmark_docs import documented_fields
 from tests.fixtures.generation import make_engine
 from tests.fixtures.tiny_llama import write_tiny_llama
 
@@ -16,6 +17,7 @@ def test_every_backlog_runs_under_every_policy(tmp_path: Path, capsys: pytest.Ca
     assert main(["--model", str(tmp_path), "--dtype", "f32", *small.split()]) == 0
     *table, line = capsys.readouterr().out.splitlines()
     result = json.loads(line)
+    assert result.keys() == documented_fields("admission")
     assert set(result["medians"]) == set(result["speedup"]) == set(BACKLOGS)
     assert len(table) == 1 + 2 * len(BACKLOGS)
     for name, policies in result["medians"].items():

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.step_profile import Stopwatch, main
+from tests.fixtures.benchmark_docs import documented_fields
 from tests.fixtures.tiny_llama import write_tiny_llama
 from worker.engine.engine import Engine
 
@@ -40,6 +41,7 @@ def test_parts_add_up_to_the_whole(tmp_path: Path, dtype: str, capsys: pytest.Ca
     assert Engine.step is step, "nothing stays instrumented"
     *table, line = capsys.readouterr().out.splitlines()
     result = json.loads(line)
+    assert result.keys() == documented_fields("step_profile")
     assert set(result["parts_s"]) >= PARTS
     assert all(seconds > 0 for seconds in result["parts_s"].values())
     assert 0.8 * result["profiled_s"] < sum(result["parts_s"].values()) <= 1.01 * result["profiled_s"]

@@ -61,8 +61,9 @@ def test_a_stale_holder_is_fenced(store: Store) -> None:
     fresh = held(store, 1)
     assert fresh.fence == stale.fence + 1
     assert save(store, stale, [result(stale.requests[0].id)]) is Saved.LOST
+    last = Progress(stale, [], running_tokens=0, is_last=True)
     with store.transaction() as session:
-        shards.finish(session, stale)
+        assert shards.save(session, [last], lease=EXPIRED) == [Saved.LOST]
     assert outcomes(store, batch_id) == []
     run_to_the_end(store, fresh)
     assert outcomes(store, batch_id) == [None, None]
