@@ -1,14 +1,16 @@
 # Two commands set everything up on a fresh machine: `make demo` and `make test`.
-# PYTHON picks the interpreter (3.11 or 3.12), TORCH the torch that is installed first.
+# PYTHON picks the interpreter (3.11 or 3.12), TORCH the torch that is installed first, TRITON what the tests
+# of GPU kernels use where that torch has brought no Triton of its own.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+TRITON ?= triton==3.9.0
 VENV := .venv
 BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint bench up format clean
+.PHONY: demo test test-gpu lint bench bench-gpu up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
@@ -19,6 +21,9 @@ up: $(VENV)/.local ## start everything and stay
 test: $(VENV)/.dev ## the tests
 	$(BIN)/python -m pytest
 
+test-gpu: $(VENV)/.dev ## kernels and engine on the GPU of this machine
+	$(BIN)/python -m pytest tests/kernels tests/worker/engine --device cuda
+
 lint: $(VENV)/.dev ## style, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -27,6 +32,9 @@ lint: $(VENV)/.dev ## style, types, import contracts
 
 bench: $(VENV)/.local ## the whole service against the bare engine
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/bench} $(EMBEDDED) $(BIN)/python -m benchmarks.service
+
+bench-gpu: $(VENV)/.dev ## every kernel on the GPU of this machine, beside torch's own
+	for op in kernels/*/bench.py; do $(BIN)/python -m "kernels.$$(basename $$(dirname $$op)).bench" || exit 1; done
 
 format: $(VENV)/.dev ## rewrite the sources in the one style
 	$(BIN)/ruff check --fix .
@@ -47,5 +55,6 @@ $(VENV)/.local: $(VENV)/.python pyproject.toml .ci/constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.python pyproject.toml .ci/constraints.txt
+	$(BIN)/python -c 'import triton' 2>/dev/null || [ "$$(uname)" != Linux ] || $(PIP) "$(TRITON)"
 	$(PIP) --constraint .ci/constraints.txt --editable '.[dev]'
 	touch $@ $(VENV)/.local

@@ -18,6 +18,17 @@ Pointer = Any
 # Sums may be reordered. Not "nnan" and "ninf": a NaN must come out as one.
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "reassoc", "nsz", "arcp"}}
 
+# What no CPU kernel is made of: changing these must not compile the others again.
+_NOT_COMPILED = {
+    "ahead_of_time.py",
+    "bench.py",
+    "builds.py",
+    "cases.py",
+    "gpu.py",
+    "kernel.py",
+    "reference.py",
+}
+
 
 def kernel(function: _Function) -> _Function:
     """Compile a function on its first call, without the interpreter's lock, and keep it on disk."""
@@ -33,7 +44,7 @@ def inlined(function: _Function) -> _Function:
 
 def _keep_compiled() -> bool:
     """Give Numba a folder for these very sources: it would notice a change of a kernel's own file only."""
-    sources = sorted(Path(__file__).parent.rglob("*.py"))
+    sources = sorted(path for path in Path(__file__).parent.rglob("*.py") if path.name not in _NOT_COMPILED)
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
     for place in (Path(__file__).parent / "__pycache__", Path(tempfile.gettempdir())):
         folder = place / f"headrace-{os.getuid()}-{digest}"

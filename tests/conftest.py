@@ -4,11 +4,20 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+# Triton is built for Linux only.
+collect_ignore_glob = [] if find_spec("triton") else ["*/test_gpu.py"]
+
 _stack = ExitStack()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the engine's tests run on another device."""
+    parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="where test engines run")
 
 
 def pytest_configure() -> None:
@@ -23,6 +32,16 @@ def pytest_configure() -> None:
     for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
         if name not in {"HEADRACE_DATA_DIR", "HEADRACE_WEBHOOK_SECRET"}:
             del os.environ[name]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none."""
+    if marked := [item for item in items if item.get_closest_marker("gpu")]:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason="torch finds no GPU"))
 
 
 def pytest_unconfigure() -> None:

@@ -53,9 +53,10 @@ class Settings(BaseSettings):
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["f32", "bf16", "int8"] = "f32"
     threads: int | None = Field(default=None, gt=0)
-    max_num_sequences: int = Field(default=64, gt=0)
-    max_tokens_per_step: int = Field(default=512, gt=0)
-    kv_cache_bytes: int = Field(default=1 << 30, gt=0)
+    # None: what the device does well with (worker/engine/config.py).
+    max_num_sequences: int | None = Field(default=None, gt=0)
+    max_tokens_per_step: int | None = Field(default=None, gt=0)
+    kv_cache_bytes: int | None = Field(default=None, gt=0)
     admission: Literal["fifo", "length-aware"] = "length-aware"
 
     # How work travels.

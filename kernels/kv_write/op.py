@@ -1,48 +1,12 @@
 """KV write: checks arguments and chooses the implementation."""
 
-import math
-from dataclasses import dataclass
-from typing import Self
-
-import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.kv_write.cache import GpuLayerCache, PagedCache
 from kernels.kv_write.cpu import write
+from kernels.kv_write.head_norms import HeadNorms
 from kernels.threads import num_threads
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCache:
-    """One layer's keys and values, in Blocks."""
-
-    keys: Tensor  # [num_blocks, num_kv_heads, head_dim, block_size]
-    values: Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
-
-    @classmethod
-    def allocate(
-        cls, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
-    ) -> Self:
-        """Return a cache that takes memory page by page as it is first written."""
-
-        def zeros(*shape: int) -> Tensor:
-            # numpy asks the system for zeroed pages, where torch would write all of them now.
-            memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-            return torch.from_numpy(memory).view(dtype).view(shape)
-
-        return cls(
-            keys=zeros(num_blocks, num_kv_heads, head_dim, block_size),
-            values=zeros(num_blocks, num_kv_heads, block_size, head_dim),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """RMS normalisation of each query and key head before the rotation."""
-
-    query: Tensor  # [head_dim] float32
-    key: Tensor  # [head_dim] float32
-    eps: float
 
 
 def rotary_kv_write(
@@ -50,18 +14,23 @@ def rotary_kv_write(
     angles: Tensor,
     positions: Tensor,
     slots: Tensor,
-    cache: LayerCache,
+    cache: PagedCache,
     norms: HeadNorms | None = None,
 ) -> Tensor:
     """Rotate queries and keys, store keys and values in their Slots, and return the queries.
 
     `qkv` is [num_rows, (num_heads + 2 * num_kv_heads) * head_dim] dense: query, key and value heads of each
-    token. `angles` is [max_position, 2, head_dim / 2] float32, cosines then sines; `positions` [num_rows]
-    int64 are rows of it, `slots` [num_rows] int64 are `block_id * block_size + offset`, none twice. The
-    queries are [num_kv_heads, num_rows, group, head_dim] float32, those that share a KV head together. Pairs
-    (x[i], x[i + head_dim / 2]) are rotated, as in the Llama checkpoints. Raises ValueError on shapes that do
-    not fit. Source: Su et al., arXiv:2104.09864.
+    token. `angles` is [max_position, 2, head_dim / 2] float32, cosines then sines; `positions` [num_rows] are
+    rows of it, `slots` [num_rows] are `block_id * block_size + offset`, none twice; both int64, on a GPU any
+    integers. The queries are as `paged_attention` takes them: on a CPU [num_kv_heads, num_rows, group,
+    head_dim] float32, those that share a KV head together, and [num_rows, num_heads, head_dim] in the dtype
+    of `qkv` on a GPU. Pairs (x[i], x[i + head_dim / 2]) are rotated, as in the Llama checkpoints. Raises
+    ValueError on shapes that do not fit. Source: Su et al., arXiv:2104.09864.
     """
+    if isinstance(cache, GpuLayerCache):
+        from kernels.kv_write import gpu  # noqa: PLC0415  (Triton is there with a GPU only)
+
+        return gpu.rotary_kv_write(qkv, angles, positions, slots, cache, norms)
     _, num_kv_heads, head_dim, block_size = cache.keys.shape
     num_rows, width = qkv.shape
     num_heads = width // head_dim - 2 * num_kv_heads

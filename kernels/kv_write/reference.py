@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels.kv_write.op import HeadNorms, LayerCache
+from kernels.kv_write.cache import LayerCache
+from kernels.kv_write.head_norms import HeadNorms
 
 
 def rotary_kv_write(

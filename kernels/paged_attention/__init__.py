@@ -2,5 +2,13 @@
 
 from kernels.paged_attention.op import paged_attention
 from kernels.paged_attention.plan import AttentionPlan, plan_attention
+from kernels.paged_attention.tiling import GpuAttentionPlan, Tiling, choose_tiling
 
-__all__ = ["AttentionPlan", "paged_attention", "plan_attention"]
+__all__ = [
+    "AttentionPlan",
+    "GpuAttentionPlan",
+    "Tiling",
+    "choose_tiling",
+    "paged_attention",
+    "plan_attention",
+]

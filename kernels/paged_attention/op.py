@@ -3,17 +3,18 @@
 import torch
 from torch import Tensor
 
-from kernels.kv_write import LayerCache
+from kernels.kv_write import GpuLayerCache, PagedCache
 from kernels.paged_attention.cpu import attend
 from kernels.paged_attention.plan import AttentionPlan
+from kernels.paged_attention.tiling import GpuAttentionPlan
 
 NO_WINDOW = 1 << 62
 
 
 def paged_attention(
     query: Tensor,
-    cache: LayerCache,
-    plan: AttentionPlan,
+    cache: PagedCache,
+    plan: AttentionPlan | GpuAttentionPlan,
     scale: float,
     *,
     dtype: torch.dtype,
@@ -22,12 +23,18 @@ def paged_attention(
 ) -> Tensor:
     """Return causal attention of every query row over its Sequence's cached context, in `dtype`.
 
-    `query` is [num_kv_heads, num_rows, group, head_dim] float32, as `kernels.kv_write` returns it; the new
-    tokens are in `cache` already. The result is [num_rows, num_kv_heads * group * head_dim]. With a `window`,
-    a row reads only that many tokens, its own the last of them; with a `soft_cap`, scores are
-    `soft_cap * tanh(score / soft_cap)`. Sums are in float32, and a row has the same bits in any Step. Raises
-    ValueError on shapes that do not fit the plan.
+    `query` is as `kernels.kv_write` returns it, [num_kv_heads, num_rows, group, head_dim] float32 on a CPU,
+    [num_rows, num_heads, head_dim] in `dtype` on a GPU; the new tokens are in `cache` already. The result is
+    [num_rows, num_heads * head_dim]. With a `window`, a row reads only that many tokens, its own the last of
+    them; with a `soft_cap`, scores are `soft_cap * tanh(score / soft_cap)`. Sums are in float32, and a row
+    has the same bits in any Step. Raises ValueError on shapes that do not fit the plan.
     """
+    if isinstance(cache, GpuLayerCache) and isinstance(plan, GpuAttentionPlan):
+        from kernels.paged_attention import gpu  # noqa: PLC0415  (Triton is there with a GPU only)
+
+        return gpu.paged_attention(query, cache, plan, scale, dtype=dtype, window=window, soft_cap=soft_cap)
+    if isinstance(cache, GpuLayerCache) or isinstance(plan, GpuAttentionPlan):
+        raise TypeError("paged_attention: of cache and plan, one is for a GPU and one is not")
     num_kv_heads, num_rows, group, head_dim = query.shape
     _, cached_heads, cached_dim, block_size = cache.keys.shape
     if num_rows != plan.positions.shape[0] or cached_heads != num_kv_heads or cached_dim != head_dim:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from kernels import device
 from kernels.rms_norm.cpu import normalise
 from kernels.threads import num_threads
 
@@ -27,6 +28,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 
 
 def _normalised(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    if device.uses_triton(x):
+        from kernels.rms_norm import gpu  # noqa: PLC0415  (Triton is there with a GPU only)
+
+        return gpu.normalised(x, residual, weight, eps, dtype)
     num_rows, width = x.shape
     if weight.shape != (width,) or weight.dtype != torch.float32 or not x.is_contiguous():
         raise ValueError(f"rms_norm: x is {tuple(x.shape)}, weight {tuple(weight.shape)} {weight.dtype}")

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from kernels import device
 from kernels.silu_mul.cpu import gate
 from kernels.threads import num_threads
 
@@ -12,6 +13,10 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
     Raises ValueError when its last axis is odd or it is not dense.
     """
+    if device.uses_triton(gate_up):
+        from kernels.silu_mul import gpu  # noqa: PLC0415  (Triton is there with a GPU only)
+
+        return gpu.silu_mul(gate_up)
     num_rows, width = gate_up.shape
     if width % 2 or not gate_up.is_contiguous():
         raise ValueError(f"silu_mul: gate_up is {tuple(gate_up.shape)}, strides {gate_up.stride()}")

@@ -2,12 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 from worker.engine.admission import POLICIES
 from worker.engine.batch_policy import BatchPolicy
 from worker.engine.errors import ConfigError
 
+DEVICES = ("cpu", "cuda")
 DTYPES = ("f32", "bf16", "int8")
+CPU_KV_CACHE_BYTES = 1 << 30
+# Of max_num_sequences and max_tokens_per_step. On a CPU more would not run faster, and what passes between
+# products would leave the cache; on a GPU less would leave it waiting. The latter are not measured yet.
+LIMITS_BY_DEVICE = {"cpu": (64, 512), "cuda": (256, 8192)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +27,10 @@ class EngineConfig:
     block_size: int = 16  # tokens in a Block
     # None: as many as max_num_sequences can use, within kv_cache_bytes.
     num_blocks: int | None = None
-    kv_cache_bytes: int = 1 << 30
-    max_num_sequences: int = 64
-    # On a CPU more would not run faster, and what passes between products would leave the cache.
-    max_tokens_per_step: int = 512
+    # None: 1 GiB on a CPU, on a GPU what weights and the largest Step leave free.
+    kv_cache_bytes: int | None = None
+    max_num_sequences: int = LIMITS_BY_DEVICE["cpu"][0]
+    max_tokens_per_step: int = LIMITS_BY_DEVICE["cpu"][1]
     # None: the checkpoint's, or what the KV cache can hold when that is less.
     max_model_len: int | None = None
     # None: torch's own choice.
@@ -34,8 +40,8 @@ class EngineConfig:
     batch_policy: BatchPolicy = BatchPolicy()  # of work that generates nothing
 
     def __post_init__(self) -> None:
-        if self.device != "cpu":
-            raise ConfigError(f"device {self.device!r} is not built yet: only 'cpu' is")
+        if self.device not in DEVICES:
+            raise ConfigError(f"device {self.device!r} is none of {', '.join(DEVICES)}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
         if self.admission not in POLICIES:
@@ -57,3 +63,21 @@ class EngineConfig:
                 f"max_tokens_per_step ({self.max_tokens_per_step}) must be at least "
                 f"max_num_sequences ({self.max_num_sequences}): each running Sequence takes one token a Step"
             )
+
+    @classmethod
+    def for_device(
+        cls,
+        device: str,
+        *,
+        max_num_sequences: int | None = None,
+        max_tokens_per_step: int | None = None,
+        **fields: Any,
+    ) -> Self:
+        """Return a config whose limits are the device's own where they are None."""
+        sequences, tokens = LIMITS_BY_DEVICE.get(device, LIMITS_BY_DEVICE["cpu"])
+        return cls(
+            device=device,
+            max_num_sequences=max_num_sequences or sequences,
+            max_tokens_per_step=max_tokens_per_step or max(tokens, max_num_sequences or 0),
+            **fields,
+        )

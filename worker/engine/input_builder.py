@@ -1,13 +1,10 @@
-"""Turns a StepPlan into the tensors of one packed forward, with numpy on the host."""
+"""Turns a StepPlan into the numbers of one packed forward, with numpy on the host."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from kernels.paged_attention import AttentionPlan, plan_attention
 from worker.engine.row_reader import RowSpan
 from worker.engine.sampler import SamplingInput, build_sampling_input
 from worker.engine.sequence import Sequence
@@ -15,15 +12,16 @@ from worker.engine.step import ScheduledSequence, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
-class StepInput:
-    """One Step as the model sees it: the rows of all Sequences end to end, no padding."""
+class PackedStep:
+    """One Step on the host: the rows of all Sequences end to end, no padding."""
 
-    token_ids: Tensor  # [num_tokens] int64
-    positions: Tensor  # [num_tokens] int64
-    slots: Tensor  # [num_tokens] int64, where each token's keys and values go
-    attention: AttentionPlan
-    # [num_outputs] int64: rows whose next token is chosen, then rows of `spans`; None: all rows, in order.
-    output_rows: Tensor | None
+    token_ids: np.ndarray  # [num_tokens] int64
+    positions: np.ndarray  # [num_tokens] int64
+    slots: np.ndarray  # [num_tokens] int64, where each token's keys and values go
+    num_tokens: list[int]  # of each Sequence
+    block_tables: np.ndarray  # [num_sequences, max_blocks] int64
+    # Rows whose next token is chosen, then rows of `spans`; None: all rows, in order.
+    output_rows: list[int] | None
     sampled: tuple[Sequence, ...]  # the Sequence of each row whose next token is chosen
     sampling: SamplingInput | None  # None: all greedy
     spans: tuple[RowSpan, ...] = ()  # output rows read off in another way
@@ -32,24 +30,14 @@ class StepInput:
 class InputBuilder:
     """Keeps the block tables of running Sequences as one matrix and builds each Step's input from it."""
 
-    def __init__(
-        self,
-        *,
-        max_num_sequences: int,
-        max_blocks_per_sequence: int,
-        block_size: int,
-        group: int,
-        head_dim: int,
-    ) -> None:
+    def __init__(self, *, max_num_sequences: int, max_blocks_per_sequence: int, block_size: int) -> None:
         self._block_size = block_size
-        self._group = group  # query heads that share a KV head
-        self._head_dim = head_dim
         self._block_tables = np.zeros((max_num_sequences, max_blocks_per_sequence), dtype=np.int64)
         # The list each row mirrors, and how much of it.
         self._mirrored: list[tuple[list[int], int]] = [([], 0)] * max_num_sequences
 
-    def build(self, plan: StepPlan) -> StepInput:
-        """Return the input of a Step, Sequences in the order of the plan."""
+    def build(self, plan: StepPlan) -> PackedStep:
+        """Return a Step's numbers, Sequences in the order of the plan."""
         entries = plan.entries
         rows = np.array([self._mirror(entry.sequence) for entry in entries])
         num_tokens = [entry.num_tokens for entry in entries]
@@ -73,19 +61,13 @@ class InputBuilder:
             read_rows, spans = read_spans(entries, ends.tolist())
             if sampled or len(read_rows) < len(token_ids):
                 output_rows = [int(row) for row, _ in sampled] + read_rows
-        return StepInput(
-            token_ids=torch.tensor(token_ids),
-            positions=torch.from_numpy(positions),
-            slots=torch.from_numpy(slots),
-            attention=plan_attention(
-                num_tokens,
-                positions,
-                self._block_tables[rows],
-                block_size=self._block_size,
-                group=self._group,
-                head_dim=self._head_dim,
-            ),
-            output_rows=None if output_rows is None else torch.tensor(output_rows, dtype=torch.int64),
+        return PackedStep(
+            token_ids=np.array(token_ids),
+            positions=positions,
+            slots=slots,
+            num_tokens=num_tokens,
+            block_tables=self._block_tables[rows],
+            output_rows=output_rows,
             sampled=sequences,
             sampling=build_sampling_input(sequences),
             spans=spans,

@@ -1,10 +1,11 @@
-"""The preallocated pool of Blocks: how many fit."""
+"""The preallocated pool of Blocks: how many fit, and their memory."""
 
 import logging
 from dataclasses import dataclass
 
 import torch
 
+from kernels.kv_write import GpuLayerCache, LayerCache, PagedCache
 from worker.engine.config import EngineConfig
 from worker.engine.errors import ConfigError
 from worker.engine.models.registry import Architecture
@@ -21,19 +22,25 @@ class KVCacheSize:
     max_model_len: int
 
 
-def size_kv_cache(config: EngineConfig, architecture: Architecture, dtype: torch.dtype) -> KVCacheSize:
-    """Fit the pool to the configuration; raises ConfigError when max_model_len cannot fit alone."""
+def longest_sequence(config: EngineConfig, architecture: Architecture) -> int:
+    """Return the tokens a Sequence may have, were there room; raises ConfigError above the checkpoint's."""
     max_model_len = config.max_model_len or architecture.max_position
     if max_model_len > architecture.max_position:
         raise ConfigError(
             f"max_model_len {max_model_len} is over the checkpoint's {architecture.max_position}"
         )
+    return max_model_len
+
+
+def size_kv_cache(
+    config: EngineConfig, architecture: Architecture, dtype: torch.dtype, max_bytes: int
+) -> KVCacheSize:
+    """Fit the pool to the configuration; raises ConfigError when max_model_len cannot fit alone."""
+    max_model_len = longest_sequence(config, architecture)
     head_bytes = architecture.head_dim * dtype.itemsize
     block_bytes = architecture.num_layers * 2 * architecture.num_kv_heads * config.block_size * head_bytes
     per_sequence = -(-max_model_len // config.block_size)
-    num_blocks = config.num_blocks or min(
-        config.kv_cache_bytes // block_bytes, config.max_num_sequences * per_sequence
-    )
+    num_blocks = config.num_blocks or min(max_bytes // block_bytes, config.max_num_sequences * per_sequence)
     if num_blocks < per_sequence:
         if config.max_model_len is not None or num_blocks == 0:
             setting = "num_blocks" if config.num_blocks else "kv_cache_bytes"
@@ -49,3 +56,18 @@ def size_kv_cache(config: EngineConfig, architecture: Architecture, dtype: torch
         )
         max_model_len = num_blocks * config.block_size
     return KVCacheSize(num_blocks, block_bytes, max_model_len)
+
+
+def allocate_kv_cache(
+    config: EngineConfig,
+    architecture: Architecture,
+    num_blocks: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[PagedCache]:
+    """Return the memory of every layer's Blocks."""
+    shape = (num_blocks, architecture.num_kv_heads, config.block_size, architecture.head_dim)
+    layers = range(architecture.num_layers)
+    if config.device == "cuda":
+        return [GpuLayerCache.allocate(*shape, dtype=dtype, device=device) for _ in layers]
+    return [LayerCache.allocate(*shape, dtype) for _ in layers]

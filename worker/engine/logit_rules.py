@@ -23,7 +23,10 @@ def apply_rules(logits: Tensor, sequences: Sequences[Sequence]) -> Tensor:
         return logits
     logits = logits.float()
     for row in rows:
-        _apply(logits[row], sequences[row])
+        own = logits[row].cpu()
+        _apply(own, sequences[row])
+        if logits.is_cuda:
+            logits[row] = own
     return logits
 
 

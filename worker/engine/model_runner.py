@@ -1,13 +1,14 @@
 """Owns the device: weights, KV cache, and the way from a StepPlan to chosen tokens."""
 
-import torch
+from typing import TYPE_CHECKING
 
-from kernels import int8_linear
-from kernels.kv_write import LayerCache
-from worker.engine.config import EngineConfig
-from worker.engine.errors import ConfigError
-from worker.engine.input_builder import InputBuilder
-from worker.engine.kv_cache import size_kv_cache
+import torch
+from torch import Tensor
+
+from worker.engine.config import CPU_KV_CACHE_BYTES, EngineConfig
+from worker.engine.device import open_device
+from worker.engine.input_builder import InputBuilder, PackedStep
+from worker.engine.kv_cache import allocate_kv_cache, longest_sequence, size_kv_cache
 from worker.engine.logit_rules import apply_rules
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.registry import read_architecture
@@ -15,6 +16,10 @@ from worker.engine.row_reader import read_rows
 from worker.engine.sampler import sample, token_logprobs
 from worker.engine.sequence import Sequence
 from worker.engine.step import ModelInfo, StepPlan
+from worker.engine.step_input import CpuPlacement
+
+if TYPE_CHECKING:
+    from worker.engine.gpu import GpuSteps
 
 # Of activations and the KV cache.
 TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
@@ -23,34 +28,44 @@ TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bflo
 class ModelRunner:
     """Loads a checkpoint and runs Steps on it, on the thread that made it."""
 
+    _gpu: "GpuSteps | None" = None
+
     def __init__(self, config: EngineConfig) -> None:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        is_int8 = config.dtype == "int8"
-        if is_int8 and not int8_linear.is_available():
-            raise ConfigError("dtype int8 needs a torch with oneDNN: use bf16 or f32")
-        dtype = TORCH_DTYPES[config.dtype]
+        device, dtype = open_device(config), TORCH_DTYPES[config.dtype]
         architecture = read_architecture(config.model)
-        size = size_kv_cache(config, architecture, dtype)
+        max_bytes = config.kv_cache_bytes
+        if max_bytes is None and (config.device == "cpu" or config.num_blocks is not None):
+            max_bytes = CPU_KV_CACHE_BYTES
+        size = None if max_bytes is None else size_kv_cache(config, architecture, dtype, max_bytes)
+        longest = longest_sequence(config, architecture) if size is None else size.max_model_len
         with torch.inference_mode():
-            with Weights(config.model, dtype, is_int8=is_int8) as weights:
-                self._model = architecture.load(weights, size.max_model_len)
-            self._kv_cache = [
-                LayerCache.allocate(
-                    size.num_blocks,
-                    architecture.num_kv_heads,
-                    config.block_size,
-                    architecture.head_dim,
-                    dtype,
+            is_int8 = config.dtype == "int8"
+            with Weights(config.model, dtype, device=device, is_int8=is_int8) as weights:
+                self._model = architecture.load(weights, longest)
+            if size is None:
+                from worker.engine.gpu import measured_kv_cache_size  # noqa: PLC0415  (it needs Triton)
+
+                size = measured_kv_cache_size(
+                    config, architecture, self._model, dtype, device, max_model_len=longest
                 )
-                for _ in range(architecture.num_layers)
-            ]
+            self._kv_cache = allocate_kv_cache(config, architecture, size.num_blocks, dtype, device)
+            if config.device == "cuda":
+                from worker.engine.gpu import GpuSteps  # noqa: PLC0415  (it needs Triton)
+
+                self._gpu = GpuSteps(
+                    config, architecture, self._model, self._kv_cache, dtype, device, size.max_model_len
+                )
+        self._placement = CpuPlacement(
+            block_size=config.block_size,
+            group=architecture.num_heads // architecture.num_kv_heads,
+            head_dim=architecture.head_dim,
+        )
         self._input_builder = InputBuilder(
             max_num_sequences=config.max_num_sequences,
             max_blocks_per_sequence=-(-size.max_model_len // config.block_size),
             block_size=config.block_size,
-            group=architecture.num_heads // architecture.num_kv_heads,
-            head_dim=architecture.head_dim,
         )
         self.model_info = ModelInfo(
             name=config.model.resolve().name,
@@ -71,20 +86,33 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
         """Run a Step and return each sampled Sequence with its next token."""
         step = self._input_builder.build(plan)
-        hidden = self._model.forward(step, self._kv_cache)
+        logits = self._logits(step)
+        return [] if logits is None else list(zip(step.sampled, _choose(logits, step), strict=True))
+
+    def _logits(self, step: PackedStep) -> Tensor | None:
+        """Run the model, hand out what is read in another way, return the sampled rows' logits, if any."""
+        if self._gpu is not None and self._gpu.graphs is not None:
+            logits = self._gpu.graphs.logits(step)
+            if logits is not None:
+                return logits
+        placement = self._placement if self._gpu is None else self._gpu.placement
+        hidden = self._model.forward(placement.place(step), self._kv_cache)
         if step.spans:
             count = len(step.sampled)
             read_rows(hidden[count:], step.spans, self._model.logits, self.model_info.vocab_size)
             hidden = hidden[:count]
-        if not step.sampled:
-            return []
-        logits = self._model.logits(hidden)
-        asking = [row for row, sequence in enumerate(step.sampled) if sequence.needs_logprobs]
-        own_logits = logits[torch.tensor(asking)] if asking else None  # a copy: rules change theirs in place
-        tokens = sample(apply_rules(logits, step.sampled), step.sampling)
-        if own_logits is not None:
-            counts = [step.sampled[row].params.logprobs or 0 for row in asking]
-            found = token_logprobs(own_logits, [tokens[row] for row in asking], counts)
-            for row, one in zip(asking, found, strict=True):
-                step.sampled[row].logprobs.append(one)
-        return list(zip(step.sampled, tokens, strict=True))
+        return self._model.logits(hidden) if step.sampled else None
+
+
+def _choose(logits: Tensor, step: PackedStep) -> list[int]:
+    """Return the next token of each row, keeping the logprobs of those that ask for them."""
+    asking = [row for row, sequence in enumerate(step.sampled) if sequence.needs_logprobs]
+    # A copy: rules change theirs in place.
+    own_logits = logits[torch.tensor(asking, device=logits.device)] if asking else None
+    tokens = sample(apply_rules(logits, step.sampled), step.sampling)
+    if own_logits is not None:
+        counts = [step.sampled[row].params.logprobs or 0 for row in asking]
+        found = token_logprobs(own_logits, [tokens[row] for row in asking], counts)
+        for row, one in zip(asking, found, strict=True):
+            step.sampled[row].logprobs.append(one)
+    return tokens

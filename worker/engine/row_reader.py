@@ -50,7 +50,7 @@ def read_rows(
 
 
 def _push_pooled(pooled: Sequence[tuple[PooledReadout, Tensor]]) -> None:
-    converted = torch.cat([rows for _, rows in pooled]).double().numpy()
+    converted = torch.cat([rows for _, rows in pooled]).double().cpu().numpy()
     first = 0
     for readout, rows in pooled:
         readout.push(converted[first : first + len(rows)])
@@ -77,8 +77,9 @@ def _score(
     for first in range(0, len(targets), at_once):
         part = targets[first : first + at_once]
         logits = logits_of(hidden[first : first + at_once]).float()
-        rows = torch.tensor([row for row, tokens in enumerate(part) for _ in tokens])
-        tokens = torch.tensor([token for tokens in part for token in tokens])
+        device = logits.device
+        rows = torch.tensor([row for row, tokens in enumerate(part) for _ in tokens], device=device)
+        tokens = torch.tensor([token for tokens in part for token in tokens], device=device)
         is_best = (logits.argmax(dim=-1)[rows] == tokens).tolist()
         logprobs = logits.log_softmax(dim=-1)[rows, tokens].tolist()
         found = iter(zip(logprobs, is_best, strict=True))

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels import device
+from kernels.sampling import sample as sample_on_gpu
 from worker.engine.readout import TokenLogprobs
 from worker.engine.sequence import Sequence
 
@@ -75,6 +77,8 @@ def build_sampling_input(sequences: Sequences[Sequence]) -> SamplingInput | None
 
 def sample(logits: Tensor, sampling: SamplingInput | None) -> list[int]:
     """Return the chosen token of each row of `logits` [num_outputs, vocab_size]."""
+    if device.uses_triton(logits):
+        return _sample_on_gpu(logits, sampling)
     logits = logits.float()  # argmax over bfloat16 takes four times as long on a CPU
     if sampling is None:
         greedy: list[int] = logits.argmax(dim=-1).tolist()
@@ -92,10 +96,23 @@ def sample(logits: Tensor, sampling: SamplingInput | None) -> list[int]:
     return tokens
 
 
+def _sample_on_gpu(logits: Tensor, sampling: SamplingInput | None) -> list[int]:
+    if sampling is None:
+        chosen = logits.argmax(dim=-1)
+    else:
+        options = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.uniform)
+        # One copy for all of them.
+        chosen = sample_on_gpu(logits, *torch.stack([one.double() for one in options]).to(logits.device))
+    tokens: list[int] = chosen.tolist()
+    return tokens
+
+
 def token_logprobs(logits: Tensor, token_ids: Sequences[int], counts: Sequences[int]) -> list[TokenLogprobs]:
     """Return for each row of `logits` the logprob of its token and of its `counts` likeliest ones."""
     logprobs = logits.float().log_softmax(dim=-1)
-    chosen = logprobs.gather(1, torch.tensor(token_ids).unsqueeze(1)).squeeze(1).tolist()
+    chosen = (
+        logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1)).squeeze(1).tolist()
+    )
     values, indices = logprobs.topk(min(max(counts), logits.shape[1]), dim=-1)
     return [
         TokenLogprobs(one, tuple(zip(ids[:count], tops[:count], strict=True)))

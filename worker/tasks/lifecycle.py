@@ -103,9 +103,9 @@ class EngineStep(bootsteps.StartStopStep):
 
 def engine_config(config: Settings) -> EngineConfig:
     """Return what the settings say of the engine."""
-    return EngineConfig(
+    return EngineConfig.for_device(
+        config.device,
         model=config.model,
-        device=config.device,
         dtype=config.dtype,
         max_num_sequences=config.max_num_sequences,
         max_tokens_per_step=config.max_tokens_per_step,

@@ -1,9 +1,21 @@
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.fixtures import generation
 from tests.fixtures.tiny_llama import write_tiny_llama
+
+# As for the tests of kernels: without a GPU, Triton's are interpreted.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _device(pytestconfig: pytest.Config) -> None:
+    """Where `make test-gpu` runs all of these."""
+    generation.DEFAULTS["device"] = pytestconfig.getoption("--device")
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.fixtures.generation import greedy, make_engine, run
 from worker.engine.config import EngineConfig
@@ -14,7 +15,7 @@ from worker.engine.step import GenerationRequest
     [
         ({"dtype": "fp4"}, "fp4"),
         ({"admission": "shortest"}, "admission 'shortest'"),
-        ({"device": "cuda"}, "cuda.* is not built yet"),
+        ({"device": "tpu"}, "'tpu' is none of cpu, cuda"),
         ({"block_size": 0}, "block_size"),
         ({"num_blocks": 0}, "num_blocks"),
         ({"max_num_sequences": -1}, "max_num_sequences"),
@@ -26,6 +27,20 @@ from worker.engine.step import GenerationRequest
 def test_a_field_that_cannot_be_honoured_is_named(wrong: dict, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         EngineConfig(model=Path(), **wrong)
+
+
+def test_a_device_has_limits_of_its_own() -> None:
+    config = EngineConfig.for_device("cuda", model=Path(), dtype="f32")
+    assert (config.device, config.max_num_sequences, config.max_tokens_per_step) == ("cuda", 256, 8192)
+    config = EngineConfig.for_device("cpu", model=Path(), max_num_sequences=1000, max_tokens_per_step=None)
+    assert (config.max_num_sequences, config.max_tokens_per_step) == (1000, 1000)
+    assert EngineConfig.for_device("cpu", model=Path()) == EngineConfig(model=Path())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named(tiny_llama: Path) -> None:
+    with pytest.raises(ConfigError, match=r"device 'cuda': torch .* finds no GPU"):
+        make_engine(tiny_llama, device="cuda")
 
 
 def test_the_longest_sequence_must_fit_the_pool(tiny_llama: Path) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.paged_attention import plan_attention
 from models.demo import heldout
 from tests.fixtures.generation import make_engine
-from worker.engine.input_builder import StepInput
+from worker.engine.step_input import StepInput
 
 DEMO = Path(heldout.__file__).parent
 WINDOW = 512
@@ -27,10 +27,10 @@ def perplexity(dtype: str) -> float:
             places.numpy(),
             torch.arange(WINDOW // 16).unsqueeze(0).numpy(),
             block_size=16,
-            group=runner._input_builder._group,
-            head_dim=runner._input_builder._head_dim,
+            group=runner._placement._group,
+            head_dim=runner._placement._head_dim,
         )
-        step = StepInput(ids[0], places, places, plan, None, (), None)
+        step = StepInput(ids[0], places, places, plan, None)
         return runner._model.logits(runner._model.forward(step, runner._kv_cache)).unsqueeze(0)
 
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from kernels.kv_write import HeadNorms, LayerCache, rotary_kv_write
+from kernels.kv_write import HeadNorms, PagedCache, rotary_kv_write
 from kernels.paged_attention import paged_attention
-from worker.engine.input_builder import StepInput
 from worker.engine.layers.linear import Projection
+from worker.engine.step_input import StepInput
 
 
 class Attention:
@@ -28,7 +28,7 @@ class Attention:
         self._norms = norms
         self._soft_cap = soft_cap
 
-    def __call__(self, x: Tensor, angles: Tensor, cache: LayerCache, step: StepInput) -> Tensor:
+    def __call__(self, x: Tensor, angles: Tensor, cache: PagedCache, step: StepInput) -> Tensor:
         """Return [num_tokens, num_heads * head_dim], before the output projection.
 
         `x` is [num_tokens, hidden], `angles` as in `kernels.kv_write`.

@@ -14,6 +14,8 @@ from worker.engine.layers.linear import Int8Linear, Linear, Projection
 
 T = TypeVar("T")
 
+CPU = torch.device("cpu")
+
 
 def read_json(file: Path) -> dict[str, Any]:
     """Return a JSON object from a file; raises CheckpointError naming it."""
@@ -57,11 +59,19 @@ def read_eos_token_ids(directory: Path) -> frozenset[int]:
 class Weights:
     """The tensors of a checkpoint, in one file or sharded behind an index. A context manager.
 
-    With `is_int8`, what `linear` and `head` return is quantized; all other tensors are in `dtype`.
+    With `is_int8`, what `linear` and `head` return is quantized; all else is in `dtype` on `device`.
     """
 
-    def __init__(self, directory: Path, dtype: torch.dtype, *, is_int8: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        dtype: torch.dtype,
+        *,
+        device: torch.device = CPU,
+        is_int8: bool = False,
+    ) -> None:
         self._dtype = dtype
+        self._device = device
         self._is_int8 = is_int8
         # Of what passes between products: quantized ones give float32.
         self.activation_dtype = torch.float32 if is_int8 else dtype
@@ -107,7 +117,7 @@ class Weights:
             )
         if not tensor.is_floating_point():
             raise CheckpointError(file, name, f"is {tensor.dtype}: quantized checkpoints are not built yet")
-        tensor = tensor.to(self._dtype)
+        tensor = tensor.to(self._device, self._dtype)
         self.num_parameters += tensor.numel()
         self.num_bytes += tensor.numel() * tensor.element_size()
         return tensor

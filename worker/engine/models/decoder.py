@@ -1,19 +1,20 @@
 """The decoder all families share: its forward over a packed Step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch import Tensor
 
-from kernels.kv_write import LayerCache
+from kernels.kv_write import PagedCache
 from kernels.rms_norm import add_rms_norm, rms_norm
-from worker.engine.input_builder import StepInput
 from worker.engine.layers.attention import Attention
 from worker.engine.layers.linear import Projection
 from worker.engine.layers.mlp import Mlp
 from worker.engine.layers.rotary_embedding import RopeScaling, rotary_angles
 from worker.engine.models.decoder_config import DecoderConfig
+from worker.engine.step_input import StepInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,20 @@ class Decoder:
         self._norm = norm
         self._head = head
         self._dtype = dtype  # of what passes between layers' products; the residual is float32
+        self._embedding_scale: float | None = None
+        if config.embedding_scale is not None:
+            # Rounded to the dtype first, as in training.
+            self._embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding.dtype).item()
+        device = embedding.device
         angles = rotary_angles(config.head_dim, max_model_len, config.rope_theta, config.rope_scaling)
         # By window.
-        self._angles = dict.fromkeys(set(config.windows), angles)
+        self._angles = dict.fromkeys(set(config.windows), angles.to(device))
         if config.local_rope_theta is not None:
             local = rotary_angles(config.head_dim, max_model_len, config.local_rope_theta, RopeScaling())
+            local = local.to(device)
             self._angles |= {window: local for window in self._angles if window is not None}
 
-    def forward(self, step: StepInput, kv_cache: list[LayerCache]) -> Tensor:
+    def forward(self, step: StepInput, kv_cache: Sequence[PagedCache]) -> Tensor:
         """Run a Step, writing keys and values, and return the final hidden state of its output rows.
 
         The result is [num_outputs, hidden]: all rows, or `step.output_rows`. Those rows are picked out as
@@ -63,9 +70,8 @@ class Decoder:
         """
         eps = self.config.norm_eps
         residual = F.embedding(step.token_ids, self._embedding).float()
-        if self.config.embedding_scale is not None:
-            # The scale is rounded to the dtype first, as in training.
-            residual.mul_(self._embedding.new_tensor(self.config.embedding_scale).float())
+        if self._embedding_scale is not None:
+            residual.mul_(self._embedding_scale)
         x = rms_norm(residual, self._layers[0].attention_norm, eps, self._dtype)
         last = len(self._layers) - 1
         for index, (layer, cache) in enumerate(zip(self._layers, kv_cache, strict=True)):

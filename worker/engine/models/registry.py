@@ -1,15 +1,14 @@
 """Which architecture a checkpoint has, and how to load it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from kernels.kv_write import LayerCache
+from kernels.kv_write import PagedCache
 from worker.engine.errors import CheckpointError, UnsupportedModelError
-from worker.engine.input_builder import StepInput
 from worker.engine.models.checkpoint import Weights, read_json
 from worker.engine.models.decoder_config import DecoderConfig
 from worker.engine.models.decoder_weights import load_decoder
@@ -21,12 +20,13 @@ from worker.engine.models.phi3 import read_phi3
 from worker.engine.models.qwen2 import read_qwen2
 from worker.engine.models.qwen3 import read_qwen3
 from worker.engine.models.qwen3_moe import read_qwen3_moe
+from worker.engine.step_input import StepInput
 
 
 class Model(Protocol):
     """What the model runner asks of an architecture."""
 
-    def forward(self, step: StepInput, kv_cache: list[LayerCache]) -> Tensor:
+    def forward(self, step: StepInput, kv_cache: Sequence[PagedCache]) -> Tensor:
         """Run a Step and return the final hidden state of its output rows."""
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -45,6 +45,8 @@ class Architecture:
     hidden_size: int
     vocab_size: int
     max_position: int
+    windows: tuple[int | None, ...]  # of each layer's attention
+    has_experts: bool
     load: Callable[[Weights, int], Model]  # from the weights and the longest Sequence
 
 
@@ -85,5 +87,7 @@ def _architecture(name: str, shape: DecoderConfig) -> Architecture:
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
         max_position=shape.max_position,
+        windows=shape.windows,
+        has_experts=shape.experts is not None,
         load=lambda weights, max_model_len: load_decoder(shape, weights, max_model_len),
     )

@@ -1,0 +1,67 @@
+"""Which kernel runs for how many tokens: tables that `bench.py` measures, a JSON file a GPU in an op's `tuned/`.
+
+`default.json` serves every GPU that has none of its own; nothing in it was measured.
+"""
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """How to run up to `max_tokens` tokens."""
+
+    kind: str  # "gemv", "tile" (split along K where that is what fills the GPU), "dense" (cuBLAS)
+    max_tokens: int | None  # None: any number
+    block_m: int = 1
+    block_n: int = 64
+    block_k: int = 64
+    num_warps: int = 4
+    num_stages: int = 3
+    num_programs: int = 0  # split along K until there are about as many; 0: never
+
+    def num_splits(self, out_features: int, in_features: int) -> int:
+        """Return the splits of one weight: the same for any number of tokens, so that sums do not depend on it."""
+        wanted = self.num_programs // -(-out_features // self.block_n)
+        return max(1, min(wanted, in_features // (4 * self.block_k)))
+
+
+@dataclass(frozen=True, slots=True)
+class Crossover:
+    """One GPU's regimes by format, each in order of tokens."""
+
+    gpu: str
+    measured: str | None  # the day; None: not yet
+    formats: dict[str, tuple[Regime, ...]]
+
+    def choose(self, format_: str, num_tokens: int) -> Regime:
+        """Return the first regime that reaches so far."""
+        return next(
+            regime
+            for regime in self.formats[format_]
+            if regime.max_tokens is None or num_tokens <= regime.max_tokens
+        )
+
+
+@functools.cache
+def read_crossover(folder: Path, gpu: str) -> Crossover:
+    """Return the table of a GPU by the name torch has for it, or the default; ValueError if it has a gap."""
+    file = folder / f"{gpu.replace(' ', '_').replace('/', '_')}.json"
+    return _read(file if file.is_file() else folder / "default.json")
+
+
+def all_crossovers(folder: Path) -> list[Crossover]:
+    """Return every table of an op."""
+    return [_read(file) for file in sorted(folder.glob("*.json"))]
+
+
+def _read(file: Path) -> Crossover:
+    table = json.loads(file.read_text(encoding="utf-8"))
+    formats = {name: tuple(Regime(**row) for row in rows) for name, rows in table["formats"].items()}
+    for name, regimes in formats.items():
+        limits = [regime.max_tokens for regime in regimes]
+        if limits[-1:] != [None] or None in limits[:-1] or limits[:-1] != sorted(set(limits[:-1])):
+            raise ValueError(f"{file}: {name}: max_tokens must rise and end with null, not {limits}")
+    return Crossover(table["gpu"], table["measured"], formats)

@@ -1,0 +1,210 @@
+"""Paged attention on a GPU: what a Step's launches need, on the device, and the launches."""
+
+import functools
+from collections.abc import Collection
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.kv_write import GpuLayerCache
+from kernels.paged_attention import kernel
+from kernels.paged_attention.tiling import GpuAttentionPlan, Tiling, WindowTiles
+
+MAX_SEQUENCES = 4096  # what one program sums over; above it the plan needs another kernel
+SPLITS_PER_LOAD = 8
+
+
+def plan_attention(
+    query_starts: Tensor,
+    context_lens: Tensor,
+    block_tables: Tensor,
+    cache: GpuLayerCache,
+    tiling: Tiling,
+    *,
+    num_heads: int,
+    max_query_len: int,
+    max_context_len: int,
+    windows: Collection[int | None] = (None,),
+) -> GpuAttentionPlan:
+    """Cut a Step into tiles, without asking the device anything.
+
+    `query_starts`, `context_lens` and `block_tables` are as in GpuAttentionPlan; a Sequence without rows is
+    padding and may hold any values, and entries of a table past its Sequence's end are not read.
+    `max_query_len` and `max_context_len` are bounds the host knows: 1 for decode alone, and in a CUDA graph
+    what it must be good for. `windows` are those that `paged_attention` will be called with.
+    Raises ValueError on shapes that do not fit.
+    """
+    num_sequences = len(context_lens)
+    if (
+        query_starts.shape != (num_sequences + 1,)
+        or block_tables.shape[:1] != (num_sequences,)
+        or not 0 < num_sequences <= MAX_SEQUENCES
+        or any(x.dtype is not torch.int32 for x in (query_starts, context_lens, block_tables))
+        or block_tables.stride(1) != 1
+    ):
+        raise ValueError(
+            f"plan_attention: query_starts {tuple(query_starts.shape)}, context_lens "
+            f"{tuple(context_lens.shape)}, block_tables {tuple(block_tables.shape)}: int32 each, at most "
+            f"{MAX_SEQUENCES} Sequences"
+        )
+    if num_heads % cache.num_kv_heads:
+        raise ValueError(f"plan_attention: {num_heads} heads over {cache.num_kv_heads} KV heads")
+    if any(window is not None and window < 1 for window in windows):
+        raise ValueError(f"plan_attention: windows {windows}")
+    if max_query_len > tiling.split_rows and not tiling.has_prompts:
+        raise ValueError(f"plan_attention: max_query_len {max_query_len} in a tiling without prompts")
+    group = num_heads // cache.num_kv_heads
+    tiles = {}
+    for window in windows:
+        # A window may lie across one split more than it fills.
+        span = max_context_len if window is None else min(max_context_len, window + tiling.split_rows - 1)
+        max_splits = triton.cdiv(span, tiling.split_size) + (span < max_context_len)
+        tiles[window] = WindowTiles(torch.empty_like(context_lens), max_splits)
+        kernel.plan_tiles[(1,)](
+            query_starts,
+            context_lens,
+            tiles[window].tile_ends,
+            num_sequences,
+            WINDOW=window or 0,
+            SPLIT_SIZE=tiling.split_size,
+            SPLIT_ROWS=tiling.split_rows,
+            ROWS_PER_TILE=tiling.rows_per_tile(group),
+            BLOCK_SEQUENCES=sequence_lanes(num_sequences),
+            num_warps=4,
+        )
+    partial_out = partial_stats = None
+    most_splits = max(one.max_splits for one in tiles.values())
+    if most_splits > 1:
+        parts = (num_sequences, most_splits, num_heads * tiling.split_rows)
+        device = context_lens.device
+        partial_out = torch.empty(*parts, cache.head_dim, dtype=torch.float32, device=device)
+        partial_stats = torch.empty(*parts, 2, dtype=torch.float32, device=device)
+    return GpuAttentionPlan(
+        query_starts, context_lens, block_tables, tiling, tiles, partial_out, partial_stats
+    )
+
+
+def paged_attention(
+    query: Tensor,
+    cache: GpuLayerCache,
+    plan: GpuAttentionPlan,
+    scale: float,
+    *,
+    dtype: torch.dtype,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    num_programs: int | None = None,
+) -> Tensor:
+    """Return causal attention of every query row over its Sequence's cached context, in `dtype`.
+
+    `query` is [num_rows, num_heads, head_dim] in `dtype`, dense but for its row stride; the new tokens are in
+    `cache` already. The result is [num_rows, num_heads * head_dim]; rows past the plan's last are not
+    written. With a `window`, a row reads only that many tokens, its own the last of them; with a `soft_cap`,
+    scores are `soft_cap * tanh(score / soft_cap)`. Products are of the query's dtype, sums in float32.
+    A decode row has the same bits in any Step, and so has a row of a prompt in chunks of more than
+    `split_rows`. `num_programs` share the work, as many as the device runs at once when None. Raises
+    ValueError on shapes that do not fit.
+    """
+    num_rows, num_heads, head_dim = query.shape
+    if (
+        head_dim != cache.head_dim
+        or num_heads % cache.num_kv_heads
+        or query.stride(2) != 1
+        or query.stride(1) != head_dim
+    ):
+        raise ValueError(
+            f"paged_attention: query {tuple(query.shape)} with strides {query.stride()}, cache "
+            f"{tuple(cache.blocks.shape)}"
+        )
+    if query.dtype is not dtype or (cache.scales is None and cache.blocks.dtype is not dtype):
+        raise ValueError(f"paged_attention: query is {query.dtype}, cache {cache.blocks.dtype}, not {dtype}")
+    if window not in plan.tiles:
+        raise ValueError(f"paged_attention: window {window} was not planned, {list(plan.tiles)} were")
+    tiles, num_sequences = plan.tiles[window], len(plan.context_lens)
+    tiling, group = plan.tiling, num_heads // cache.num_kv_heads
+    blocks = cache.blocks
+    if cache.kv_format == "fp8" and _converts_e4m3(query.device):
+        blocks = blocks.view(torch.float8_e4m3fn)
+    out = torch.empty(num_rows, num_heads * head_dim, dtype=query.dtype, device=query.device)
+    bound = (
+        num_sequences * tiles.max_splits * cache.num_kv_heads
+        + triton.cdiv(num_rows, tiling.rows_per_tile(group)) * cache.num_kv_heads
+    )
+    programs = min(num_programs or num_processors(query.device) * tiling.programs_per_processor, bound)
+    shared = {
+        "NUM_KV_HEADS": cache.num_kv_heads,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "WINDOW": window or 0,
+        "SPLIT_SIZE": tiling.split_size,
+        "SPLIT_ROWS": tiling.split_rows,
+        "BLOCK_D": max(triton.next_power_of_2(head_dim), 16),
+    }
+    kernel.paged_attention[(programs,)](
+        query,
+        blocks,
+        cache.scales,
+        plan.block_tables,
+        plan.query_starts,
+        plan.context_lens,
+        tiles.tile_ends,
+        out,
+        plan.partial_out,
+        plan.partial_stats,
+        scale,
+        soft_cap or 0.0,
+        num_sequences,
+        plan.block_tables.stride(0),
+        tiles.max_splits,
+        query.stride(0),
+        BLOCK_SIZE=cache.block_size,
+        HAS_SOFT_CAP=soft_cap is not None,
+        FORMAT=cache.kv_format,
+        HAS_PROMPTS=tiling.has_prompts,
+        ROWS_PER_TILE=tiling.rows_per_tile(group),
+        BLOCK_SPLIT_M=tiling.block_split_m(group),
+        BLOCK_TILE_M=tiling.block_tile_m,
+        BLOCK_N=tiling.block_n,
+        BLOCK_SEQUENCES=sequence_lanes(num_sequences),
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+        **shared,
+    )
+    if tiles.max_splits > 1:
+        kernel.merge_splits[num_sequences, num_heads](
+            plan.query_starts,
+            plan.context_lens,
+            out,
+            plan.partial_out,
+            plan.partial_stats,
+            tiles.max_splits,
+            BLOCK_SPLITS=SPLITS_PER_LOAD,
+            num_warps=2,
+            **shared,
+        )
+    return out
+
+
+def sequence_lanes(num_sequences: int) -> int:
+    """Return the lanes that look through so many Sequences, of few sizes so that few kernels are compiled."""
+    lanes: int = triton.next_power_of_2(num_sequences)
+    return max(lanes, 64)
+
+
+@functools.cache
+def num_processors(device: torch.device) -> int:
+    """Return how many multiprocessors a device has; a CPU, where Triton interprets, counts as one."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.cache
+def _converts_e4m3(device: torch.device) -> bool:
+    """Whether Triton can read float8_e4m3fn there: NVIDIA chips from Ada on."""
+    return bool(
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) >= (8, 9)
+    )

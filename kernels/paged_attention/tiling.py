@@ -1,0 +1,107 @@
+"""How attention on a GPU cuts its work: sizes that change how fast it is computed, and a Step cut by them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MIN_SPLIT_SIZE = 512
+MAX_SPLITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Sizes of one kind of launch. `split_size`, `block_n` and `num_warps` fix the order of a row's sums."""
+
+    has_prompts: bool  # whether Sequences may have more rows than `split_rows`
+    split_rows: int  # a Sequence with at most this many rows is split along its context
+    split_size: int  # tokens of a split: fixed for an engine, so that a row's bits do not depend on its mates
+    block_tile_m: int  # rows of the products in a prompt's tile: query rows times heads of a group
+    block_n: int  # tokens at once
+    num_warps: int
+    num_stages: int
+    programs_per_processor: int
+
+    def rows_per_tile(self, group: int) -> int:
+        """Query rows of a prompt that one tile takes."""
+        return self.block_tile_m // group
+
+    def block_split_m(self, group: int) -> int:
+        """Rows of the products in a split: at least what one matrix instruction takes."""
+        return product_rows(self.split_rows * group)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowTiles:
+    """A Step's tiles as one window makes them: a short window leaves out the start of a context."""
+
+    tile_ends: Tensor  # [num_sequences] int32: tiles of this Sequence and all before it
+    max_splits: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuAttentionPlan:
+    """A Step's rows as tiles, counted on the device. Made once a Step.
+
+    Tensors keep their addresses from capture to replay of a CUDA graph; only what they hold changes.
+    """
+
+    query_starts: Tensor  # [num_sequences + 1] int32: the first row of each Sequence, and the end
+    context_lens: Tensor  # [num_sequences] int32: tokens up to and with the newest row
+    block_tables: Tensor  # [num_sequences, max_blocks] int32
+    tiling: Tiling
+    tiles: Mapping[int | None, WindowTiles]  # by window of the model's layers
+    # What the splits of a context leave for the merge; None when there is never more than one.
+    partial_out: Tensor | None  # [num_sequences, max_splits, num_heads * split_rows, head_dim] float32
+    partial_stats: Tensor | None  # [..., 2] float32: the largest score, and the sum of weights
+
+
+def choose_tiling(
+    *,
+    group: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    kv_format: str,
+    max_model_len: int,
+    has_prompts: bool,
+    split_rows: int = 1,
+    is_amd: bool = False,
+) -> Tiling:
+    """Return the tiling for a model and a kind of Step; not tuned on any GPU yet.
+
+    `dtype` is the query's. `max_model_len` is the longest context there will ever be: the split size follows
+    from it. `split_rows` is 1, or what speculation verifies at once.
+    """
+    # What the compilers of the chips place in registers and shared memory: see builds.py. `block_n` and
+    # `num_warps` are the same with prompts and without, or a decode row's bits would depend on its mates.
+    is_plain, is_wide = kv_format == "plain", head_dim > 128
+    if dtype is torch.float32:
+        tile_m, block_n, num_stages = 32, 16 if is_wide else 32, 2
+    else:
+        tile_m = 128 if is_plain and not is_wide and not is_amd else 64
+        block_n = 32 if is_wide or (is_amd and not is_plain) else 64
+        num_stages = 2 if has_prompts and is_plain and is_wide else 3
+    return Tiling(
+        has_prompts=has_prompts,
+        split_rows=split_rows,
+        split_size=choose_split_size(max_model_len),
+        block_tile_m=max(tile_m, product_rows(group)),
+        block_n=block_n,
+        num_warps=4 if is_amd else 8,
+        num_stages=num_stages,
+        programs_per_processor=2,
+    )
+
+
+def product_rows(num_rows: int) -> int:
+    """Return the rows of the smallest product that holds `num_rows`: a power of 2, at least 16."""
+    return max(16, 1 << (num_rows - 1).bit_length())
+
+
+def choose_split_size(max_model_len: int) -> int:
+    """Return the tokens of a split: as few as leave no more than MAX_SPLITS for the merge."""
+    size = MIN_SPLIT_SIZE
+    while size * MAX_SPLITS < max_model_len:
+        size *= 2
+    return size

@@ -1,0 +1,56 @@
+"""Int8, one scale an output channel, with or without a zero point."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.quantization.shapes import SMALLEST_MAXIMUM, check_matrix, check_shape, num_bytes
+
+LARGEST = 127
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Weight:
+    """`(level - zero_point) * scale`; raises ValueError on shapes that do not fit together."""
+
+    levels: Tensor  # int8 [out_features, in_features]
+    scales: Tensor  # float32 [out_features]
+    zero_points: Tensor | None = None  # int8 [out_features]; None: all zero
+
+    def __post_init__(self) -> None:
+        check_matrix("int8", self.levels)
+        check_shape("int8", "scales", self.scales, (len(self.levels),))
+        if self.zero_points is not None:
+            check_shape("int8", "zero_points", self.zero_points, (len(self.levels),))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out_features, in_features)."""
+        return self.levels.shape[0], self.levels.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in memory."""
+        return num_bytes(self.levels, self.scales, self.zero_points)
+
+    def dequantize(self) -> Tensor:
+        """Return the float32 weight [out_features, in_features]."""
+        values = self.levels.float()
+        if self.zero_points is not None:
+            values = values - self.zero_points.float().unsqueeze(1)
+        return values * self.scales.unsqueeze(1)
+
+
+def quantize_int8(weight: Tensor, *, is_symmetric: bool = True) -> Int8Weight:
+    """Round `weight` [out_features, in_features] to the nearest levels; raises ValueError if it is no matrix."""
+    check_matrix("int8", weight)
+    weight = weight.float()
+    if is_symmetric:
+        scales = weight.abs().amax(dim=1).clamp(min=SMALLEST_MAXIMUM) / LARGEST
+        return Int8Weight((weight / scales.unsqueeze(1)).round().to(torch.int8), scales)
+    low, high = weight.amin(dim=1).clamp(max=0), weight.amax(dim=1).clamp(min=0)
+    scales = (high - low).clamp(min=SMALLEST_MAXIMUM) / 255
+    zero_points = (-128 - low / scales).round()
+    levels = (weight / scales.unsqueeze(1)).round() + zero_points.unsqueeze(1)
+    return Int8Weight(levels.clamp(-128, 127).to(torch.int8), scales, zero_points.to(torch.int8))

@@ -1,0 +1,18 @@
+"""What `gpu.py` may launch, for models of 4096 and 14336 wide layers."""
+
+from kernels.ahead_of_time import Build
+
+BUILDS = tuple(
+    Build(
+        "quantize_tokens.quantize",
+        {"x": "*bf16:16", "levels": levels, "scales": "*fp32:16", "x_stride": "i32:16", "width": "i32:16"},
+        {"LARGEST": largest, "BLOCK": block},
+        num_warps=num_warps,
+        targets=targets,
+    )
+    for block, num_warps in ((4096, 8), (16384, 16))
+    for levels, largest, targets in (
+        ("*i8:16", 127.0, ("sm_80", "sm_90", "gfx942")),
+        ("*fp8e4nv:16", 448.0, ("sm_90", "gfx942")),  # sm_80 has no fp8
+    )
+)

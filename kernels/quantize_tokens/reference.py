@@ -1,0 +1,16 @@
+"""Quantization of tokens in float32, as the formula reads."""
+
+import torch
+from torch import Tensor
+
+from kernels.quantize_tokens.formats import LARGEST, SMALLEST_MAXIMUM
+
+
+def quantize_tokens(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the levels and scales of `kernels.quantize_tokens.quantize_tokens`."""
+    x = x.float()
+    maximum = x.abs().amax(dim=1, keepdim=True).clamp(min=SMALLEST_MAXIMUM)
+    value = x * (LARGEST[dtype] / maximum)
+    if dtype == torch.int8:
+        value = value + torch.where(value < 0, -0.5, 0.5)  # the conversion cuts
+    return value.to(dtype), maximum / LARGEST[dtype]

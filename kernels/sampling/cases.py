@@ -1,0 +1,38 @@
+"""Options for the sampling test and bench."""
+
+from dataclasses import dataclass
+
+OFF = 1 << 31  # of top_k
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The vocabulary of a model and a row's options."""
+
+    vocab_size: int
+    temperature: float = 1.0
+    top_k: int = OFF
+    top_p: float = 1.0
+    min_p: float = 0.0
+    levels: int | None = None  # logits of so many values only: many are equal
+
+
+CASES: tuple[Case, ...] = (
+    Case(1),
+    Case(20, temperature=0.0),
+    Case(20, temperature=0.0, levels=3),
+    Case(20),
+    Case(20, temperature=0.3),
+    Case(20, temperature=2.5, min_p=0.1),
+    Case(20, top_k=1),
+    Case(20, top_k=7),
+    Case(20, top_k=19),
+    Case(20, top_p=0.6),
+    Case(20, top_p=1e-6),
+    Case(20, temperature=0.7, top_k=12, top_p=0.8),
+    Case(20, temperature=0.7, top_k=12, top_p=0.95, min_p=0.05),
+    Case(20, top_k=9, levels=4),
+    Case(20, top_p=0.7, levels=4),
+    Case(20, top_k=10, top_p=0.5, levels=3),
+    Case(20, top_k=15, top_p=0.99, levels=1),
+)

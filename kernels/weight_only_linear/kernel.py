@@ -1,0 +1,264 @@
+"""Triton: products of 16-bit activations with quantized weights.
+
+A weight is `data` [out_features, in_features or half of it] with scales a row (GROUP 0) or a group of GROUP columns.
+Packed bytes follow `kernels.quantization.nibbles`: of 16 bytes, the low halves are 16 neighbours, the high halves the
+16 after them.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def decode(levels, zero, codebook, dtype: tl.constexpr, FORMAT: tl.constexpr):
+    """Levels as exact numbers, not yet scaled."""
+    if FORMAT == "int4":
+        # The bits of 1024 (float16) or 128 (bfloat16) plus the level: no conversion from integers.
+        if dtype == tl.float16:
+            value = (levels.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True) - (zero + 1024).to(tl.float16)
+        else:
+            value = (levels.to(tl.int16) | 0x4300).to(dtype, bitcast=True) - (zero + 128).to(dtype)
+    elif FORMAT == "nf4":
+        value = tl.load(codebook + levels).to(dtype)
+    elif FORMAT == "int8":
+        value = (levels.to(tl.int16) - zero).to(dtype)
+    else:
+        value = levels.to(tl.float8e4nv, bitcast=True).to(dtype)
+    return value
+
+
+@triton.jit
+def load_scale(scales, nested_scales, nested_offset, index, mask):
+    scale = tl.load(scales + index, mask=mask, other=0.0).to(tl.float32)
+    if nested_scales is not None:
+        scale = scale * tl.load(nested_scales + index // 256, mask=mask, other=0.0) + tl.load(nested_offset)
+    return scale
+
+
+@triton.jit
+def load_zero(zero_points, index, mask, FORMAT: tl.constexpr):
+    if zero_points is not None:
+        zero = tl.load(zero_points + index, mask=mask, other=0).to(tl.int16)
+    else:
+        zero = tl.full(index.shape, 8 if FORMAT == "int4" else 0, tl.int16)
+    return zero
+
+
+@triton.jit
+def finish(tile, bias, out, tokens, row, num_tokens, out_features, GATED: tl.constexpr):
+    """Add the bias, gate and store sums [tokens, rows], of which the rows start at `row`."""
+    BLOCK_M: tl.constexpr = tile.shape[0]
+    BLOCK_N: tl.constexpr = tile.shape[1]
+    rows = row + tl.arange(0, BLOCK_N)
+    if bias is not None:
+        tile += tl.load(bias + rows, mask=rows < out_features, other=0.0).to(tl.float32)[None, :]
+    if GATED:
+        # Rows alternate between gate and up.
+        gate, up = tl.split(tl.reshape(tile, (BLOCK_M, BLOCK_N // 2, 2)))
+        tile = gate / (1 + tl.exp(-gate)) * up
+        rows = row // 2 + tl.arange(0, BLOCK_N // 2)
+        out_features = out_features // 2
+    mask = (tokens < num_tokens)[:, None] & (rows < out_features)[None, :]
+    place = tokens.to(tl.int64)[:, None] * out_features + rows[None, :]
+    tl.store(out + place, tile.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gemv(
+    x,
+    data,
+    scales,
+    zero_points,
+    nested_scales,
+    nested_offset,
+    codebook,
+    bias,
+    out,
+    num_tokens,
+    out_features,
+    in_features,
+    x_stride,
+    num_groups,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One token and BLOCK_N rows a program, products in float32 lanes that are summed once at the end."""
+    PACKED: tl.constexpr = FORMAT == "int4" or FORMAT == "nf4"
+    SPAN: tl.constexpr = GROUP if GROUP > 0 else BLOCK_K
+    GROUPS: tl.constexpr = BLOCK_K // SPAN
+    WIDTH: tl.constexpr = SPAN // 2 if PACKED else SPAN
+    token = tl.program_id(0)
+    row = tl.program_id(1) * BLOCK_N
+    rows = row + tl.arange(0, BLOCK_N)
+    row_mask = rows < out_features
+    lanes = tl.arange(0, WIDTH)
+    groups = tl.arange(0, GROUPS)
+    x += token.to(tl.int64) * x_stride
+    total = tl.zeros((BLOCK_N, GROUPS, WIDTH), tl.float32)
+    if GROUP == 0:
+        zero = load_zero(zero_points, rows, row_mask, FORMAT)[:, None, None]
+    for start in range(0, in_features, BLOCK_K):
+        first = start + groups * SPAN
+        if GROUP > 0:
+            mask = row_mask[:, None] & (first < in_features)[None, :]
+            index = rows[:, None] * num_groups + (first // SPAN)[None, :]
+            scale = load_scale(scales, nested_scales, nested_offset, index, mask)[:, :, None]
+            zero = load_zero(zero_points, index, mask, FORMAT)[:, :, None]
+        if PACKED:
+            columns = first[:, None] + (lanes // 16 * 32 + lanes % 16)[None, :]
+            low_x = tl.load(x + columns, mask=columns < in_features, other=0.0)
+            high_x = tl.load(x + columns + 16, mask=columns < in_features, other=0.0)
+            bytes_ = first[:, None] // 2 + lanes[None, :]
+            place = rows.to(tl.int64)[:, None, None] * (in_features // 2) + bytes_[None, :, :]
+            levels = tl.load(data + place, mask=row_mask[:, None, None] & (columns < in_features)[None], other=0)
+            low = decode(levels & 15, zero, codebook, x.dtype.element_ty, FORMAT).to(tl.float32)
+            high = decode(levels >> 4, zero, codebook, x.dtype.element_ty, FORMAT).to(tl.float32)
+            product = low * low_x.to(tl.float32)[None] + high * high_x.to(tl.float32)[None]
+        else:
+            columns = first[:, None] + lanes[None, :]
+            value = tl.load(x + columns, mask=columns < in_features, other=0.0).to(tl.float32)
+            place = rows.to(tl.int64)[:, None, None] * in_features + columns[None, :, :]
+            levels = tl.load(data + place, mask=row_mask[:, None, None] & (columns < in_features)[None], other=0)
+            product = decode(levels, zero, codebook, x.dtype.element_ty, FORMAT).to(tl.float32) * value[None]
+        total += product * scale if GROUP > 0 else product
+    sums = tl.sum(tl.sum(total, 2), 1)
+    if GROUP == 0:
+        sums *= load_scale(scales, nested_scales, nested_offset, rows, row_mask)
+    tokens = token + tl.arange(0, 1)
+    finish(sums[None, :], bias, out, tokens, row, num_tokens, out_features, GATED)
+
+
+@triton.jit
+def multiply(
+    x,
+    data,
+    scales,
+    zero_points,
+    nested_scales,
+    nested_offset,
+    codebook,
+    bias,
+    out,
+    num_tokens,
+    out_features,
+    in_features,
+    x_stride,
+    num_groups,
+    split_size,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    GATED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """BLOCK_N rows by BLOCK_M tokens a program: the weight is the left operand, which may lie in registers.
+
+    With SPLIT, `out` is float32 [num_splits, num_tokens, out_features] and `reduce` finishes.
+    """
+    PACKED: tl.constexpr = FORMAT == "int4" or FORMAT == "nf4"
+    dtype: tl.constexpr = x.dtype.element_ty
+    row = tl.program_id(0) * BLOCK_N
+    rows = row + tl.arange(0, BLOCK_N)
+    row_mask = rows < out_features
+    tokens = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    token_mask = (tokens < num_tokens)[None, :]
+    source = x + tokens.to(tl.int64)[None, :] * x_stride
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    begin = tl.program_id(2) * split_size
+    end = tl.minimum(begin + split_size, in_features)
+    if GROUP == 0:
+        zero = load_zero(zero_points, rows, row_mask, FORMAT)[:, None]
+    for start in range(begin, end, BLOCK_K):
+        if GROUP > 0:
+            index = rows * num_groups + start // GROUP
+            scale = load_scale(scales, nested_scales, nested_offset, index, row_mask)
+            zero = load_zero(zero_points, index, row_mask, FORMAT)[:, None]
+        if PACKED:
+            lanes = tl.arange(0, BLOCK_K // 2)
+            columns = (start + lanes // 16 * 32 + lanes % 16)[:, None]
+            low_x = tl.load(source + columns, mask=token_mask, other=0.0)
+            high_x = tl.load(source + columns + 16, mask=token_mask, other=0.0)
+            place = rows.to(tl.int64)[:, None] * (in_features // 2) + (start // 2 + lanes)[None, :]
+            levels = tl.load(data + place, mask=row_mask[:, None], other=0)
+            part = tl.dot(decode(levels & 15, zero, codebook, dtype, FORMAT), low_x)
+            part = tl.dot(decode(levels >> 4, zero, codebook, dtype, FORMAT), high_x, part)
+            total += part * scale[:, None]
+        else:
+            columns = start + tl.arange(0, BLOCK_K)
+            inside = columns < end
+            value = tl.load(source + columns[:, None], mask=token_mask & inside[:, None], other=0.0)
+            place = rows.to(tl.int64)[:, None] * in_features + columns[None, :]
+            levels = tl.load(data + place, mask=row_mask[:, None] & inside[None, :], other=0)
+            values = decode(levels, zero, codebook, dtype, FORMAT)
+            if GROUP > 0:
+                total += tl.dot(values, value) * scale[:, None]
+            else:
+                total = tl.dot(values, value, total)
+    if GROUP == 0:
+        total *= load_scale(scales, nested_scales, nested_offset, rows, row_mask)[:, None]
+    if SPLIT:
+        out += tl.program_id(2).to(tl.int64) * num_tokens * out_features
+        finish(tl.trans(total), None, out, tokens, row, num_tokens, out_features, False)
+    else:
+        finish(tl.trans(total), bias, out, tokens, row, num_tokens, out_features, GATED)
+
+
+@triton.jit
+def reduce(
+    partial, bias, out, num_tokens, out_features, num_splits, GATED: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Add what the splits have summed, always in one order, and finish."""
+    token = tl.program_id(0)
+    row = tl.program_id(1) * BLOCK_N
+    rows = row + tl.arange(0, BLOCK_N)
+    source = partial + token.to(tl.int64) * out_features + rows
+    total = tl.zeros((BLOCK_N,), tl.float32)
+    for _ in range(num_splits):
+        total += tl.load(source, mask=rows < out_features, other=0.0).to(tl.float32)
+        source += num_tokens * out_features
+    finish(total[None, :], bias, out, token + tl.arange(0, 1), row, num_tokens, out_features, GATED)
+
+
+@triton.jit
+def dequantize(
+    data,
+    scales,
+    zero_points,
+    nested_scales,
+    nested_offset,
+    codebook,
+    out,
+    out_features,
+    in_features,
+    num_groups,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Write BLOCK_K weights of one row, for a dense product."""
+    PACKED: tl.constexpr = FORMAT == "int4" or FORMAT == "nf4"
+    dtype: tl.constexpr = out.dtype.element_ty
+    row = tl.program_id(0)
+    start = tl.program_id(1) * BLOCK_K
+    target = out + row.to(tl.int64) * in_features
+    lanes = tl.arange(0, BLOCK_K // 2 if PACKED else BLOCK_K)
+    columns = start + (lanes // 16 * 32 + lanes % 16 if PACKED else lanes)
+    mask = columns < in_features
+    index = row * num_groups + columns // GROUP if GROUP > 0 else row + columns * 0
+    scale = load_scale(scales, nested_scales, nested_offset, index, mask)
+    zero = load_zero(zero_points, index, mask, FORMAT)
+    if PACKED:
+        levels = tl.load(data + row.to(tl.int64) * (in_features // 2) + start // 2 + lanes, mask=mask, other=0)
+        low = decode(levels & 15, zero, codebook, dtype, FORMAT).to(tl.float32) * scale
+        high = decode(levels >> 4, zero, codebook, dtype, FORMAT).to(tl.float32) * scale
+        tl.store(target + columns, low.to(dtype), mask=mask)
+        tl.store(target + columns + 16, high.to(dtype), mask=mask)
+    else:
+        levels = tl.load(data + row.to(tl.int64) * in_features + columns, mask=mask, other=0)
+        value = decode(levels, zero, codebook, dtype, FORMAT).to(tl.float32) * scale
+        tl.store(target + columns, value.to(dtype), mask=mask)

@@ -1,0 +1,81 @@
+"""Every kernel in every configuration compiles for chips that are not here, without spills."""
+
+import ast
+import multiprocessing
+import os
+import platform
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernels import ahead_of_time
+from kernels.ahead_of_time import Build, BuildError, Built, all_builds
+
+ALL = all_builds()
+KERNELS = sorted((Path(__file__).parents[2] / "kernels").glob("*/kernel.py"))
+
+pytestmark = [
+    pytest.mark.skipif(platform.system() != "Linux", reason="Triton is built for Linux only"),
+    pytest.mark.timeout(600),  # the first test to run waits for its turn in the pool
+]
+
+
+def compile_for_real() -> None:
+    """In a new process, before Triton is imported: this one only interprets."""
+    os.environ.pop("TRITON_INTERPRET", None)
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ProcessPoolExecutor]:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(mp_context=spawn, initializer=compile_for_real) as pool:
+        yield pool
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def builds(processes: ProcessPoolExecutor) -> dict[tuple[str, str], Future[Built]]:
+    return {(str(one), target): processes.submit(ahead_of_time.build, one, target) for one, target in ALL}
+
+
+@pytest.mark.parametrize(("wanted", "target"), ALL, ids=str)
+def test_compiles(wanted: Build, target: str, builds: dict[tuple[str, str], Future[Built]]) -> None:
+    built = builds[str(wanted), target].result()
+    assert built.registers > 0
+
+
+def test_every_kernel_is_listed() -> None:
+    """What is jitted and called by no other kernel is launched, so it must be in the op's `builds.py`."""
+    launched, called = set(), set()
+    for path in KERNELS:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                launched.add(f"{path.parent.name}.{node.name}")
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                called.add(node.func.id)
+    assert {name for name in launched if name.split(".")[1] not in called} <= {one.kernel for one, _ in ALL}
+
+
+@pytest.mark.parametrize("target", ahead_of_time.TARGETS)
+def test_spills_are_refused(target: str, processes: ProcessPoolExecutor) -> None:
+    one = next(one for one, _ in ALL if one.kernel == "quantize_tokens.quantize")
+    wide = replace(one, constants={**one.constants, "BLOCK": 32768}, num_warps=1)
+    with pytest.raises(BuildError, match=rf"quantize_tokens.quantize.* for {target}: spills"):
+        processes.submit(ahead_of_time.build, wide, target).result()
+
+
+def test_what_is_refused_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors are worth what they say: which kernel, in which configuration, for which chip."""
+    one = next(one for one, _ in ALL if one.kernel == "quantize_tokens.quantize")
+    missing = replace(one, types={})
+    with pytest.raises(BuildError, match=r"quantize_tokens.quantize\[.*BLOCK=4096.* for sm_80: .*arguments"):
+        ahead_of_time.build(missing, "sm_80")
+    limit = ahead_of_time.TARGETS["sm_80"].max_shared_bytes
+    built = Built(registers=32, spilled_bytes=0, shared_bytes=limit + 1, assembly="")
+    monkeypatch.setattr(ahead_of_time, "_compile", lambda *_: None)
+    monkeypatch.setattr(ahead_of_time, "_read_cuda", lambda _: built)
+    with pytest.raises(BuildError, match=f"for sm_80: takes {limit + 1} bytes of shared memory"):
+        ahead_of_time.build(one, "sm_80")

@@ -1,0 +1,36 @@
+"""The device of an engine: whether it is there, and how much of its memory is left for the KV cache."""
+
+from collections.abc import Callable
+
+import torch
+
+from kernels import int8_linear
+from worker.engine.config import EngineConfig
+from worker.engine.errors import ConfigError
+
+# Of all memory: what the allocator loses between tensors, and the graphs of decode Steps.
+RESERVED_SHARE = 0.06
+
+
+def open_device(config: EngineConfig) -> torch.device:
+    """Return the device of a config; raises ConfigError when it is not there or cannot run the dtype."""
+    if config.device == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(f"device 'cuda': torch {torch.__version__} finds no GPU")
+        if config.dtype == "int8":
+            raise ConfigError("dtype int8 is not built for device 'cuda' yet: use bf16 or f32")
+    elif config.dtype == "int8" and not int8_linear.is_available():
+        raise ConfigError("dtype int8 needs a torch with oneDNN: use bf16 or f32")
+    return torch.device(config.device)
+
+
+def spare_bytes(device: torch.device, run_largest_step: Callable[[], object]) -> int:
+    """Return what a GPU has left for the KV cache beside the largest Step, which is run to measure it."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run_largest_step()
+    step_bytes = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return max(free - step_bytes - int(total * RESERVED_SHARE), 0)

@@ -1,0 +1,73 @@
+"""What a model runner does on a GPU only. Imported there only, since it needs Triton."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+
+from kernels.kv_write import GpuLayerCache, PagedCache
+from worker.engine.config import EngineConfig
+from worker.engine.cuda_graphs import DecodeGraphs
+from worker.engine.device import spare_bytes
+from worker.engine.gpu_step_input import AttentionPlanner, GpuPlacement
+from worker.engine.gpu_steps import PaddedDecode, run_largest_step
+from worker.engine.kv_cache import KVCacheSize, size_kv_cache
+from worker.engine.models.registry import Architecture, Model
+
+
+def measured_kv_cache_size(
+    config: EngineConfig,
+    architecture: Architecture,
+    model: Model,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    max_model_len: int,
+) -> KVCacheSize:
+    """Return the pool that fits beside the weights and the largest Step."""
+    shape = (1, architecture.num_kv_heads, config.block_size, architecture.head_dim)
+    block = GpuLayerCache.allocate(*shape, dtype=dtype, device=device)
+    planner = AttentionPlanner(architecture, block, dtype, max_model_len)
+
+    def run() -> None:
+        run_largest_step(
+            model,
+            [block] * architecture.num_layers,
+            planner,
+            device,
+            max_num_sequences=config.max_num_sequences,
+            max_tokens=config.max_tokens_per_step,
+            max_model_len=max_model_len,
+        )
+
+    return size_kv_cache(config, architecture, dtype, spare_bytes(device, run))
+
+
+class GpuSteps:
+    """Brings Steps to a GPU: decode Steps as CUDA graphs where the model allows, others launch by launch."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        architecture: Architecture,
+        model: Model,
+        kv_cache: Sequence[PagedCache],
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int,
+    ) -> None:
+        planner = AttentionPlanner(architecture, cast("GpuLayerCache", kv_cache[0]), dtype, max_model_len)
+        self.placement = GpuPlacement(planner, config.block_size, device)
+        self.graphs: DecodeGraphs | None = None
+        # The experts that run are known to the host only once the router has run.
+        if device.type == "cuda" and not architecture.has_experts:
+            decode = PaddedDecode(
+                model,
+                kv_cache,
+                planner,
+                device,
+                max_num_sequences=config.max_num_sequences,
+                max_model_len=max_model_len,
+                block_size=config.block_size,
+            )
+            self.graphs = DecodeGraphs(decode, config.max_num_sequences)

@@ -1,0 +1,116 @@
+"""Steps on a GPU: the largest one, to know what memory it takes, and decode Steps padded for CUDA graphs."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.kv_write import PagedCache
+from worker.engine.gpu_step_input import AttentionPlanner, StepTensors, upload
+from worker.engine.input_builder import PackedStep
+from worker.engine.models.registry import Model
+from worker.engine.step_input import StepInput
+
+
+def run_largest_step(
+    model: Model,
+    kv_cache: Sequence[PagedCache],
+    planner: AttentionPlanner,
+    device: torch.device,
+    *,
+    max_num_sequences: int,
+    max_tokens: int,
+    max_model_len: int,
+) -> Tensor:
+    """Run as many rows of as many Sequences as a Step can have, and make logits of one row each.
+
+    Nothing is written to `kv_cache`, of which Block 0 is read for all of them.
+    """
+    num_sequences = min(max_num_sequences, max_tokens)
+    num_tokens = [
+        min(len(part), max_model_len) for part in np.array_split(np.arange(max_tokens), num_sequences)
+    ]
+    total = sum(num_tokens)
+    packed = PackedStep(
+        token_ids=np.zeros(total, dtype=np.int64),
+        positions=np.concatenate([np.arange(count) for count in num_tokens]),
+        slots=np.full(total, -1),
+        num_tokens=num_tokens,
+        block_tables=np.zeros((num_sequences, max(num_tokens)), dtype=np.int64),
+        output_rows=None,
+        sampled=(),
+        sampling=None,
+    )
+    tensors, _ = upload(packed, 1, device)
+    plan = planner.plan(tensors, max_query_len=max(num_tokens), max_context_len=max_model_len)
+    step = StepInput(tensors.token_ids, tensors.positions, tensors.slots, plan, None)
+    hidden = model.forward(step, kv_cache)
+    return model.logits(hidden[:num_sequences]).float().softmax(dim=-1)
+
+
+class PaddedDecode:
+    """A decode Step whose tensors stay where they are, for some sizes up to the largest.
+
+    Rows of padding have no Slot and belong to Sequences without rows: they are computed and mean nothing.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        kv_cache: Sequence[PagedCache],
+        planner: AttentionPlanner,
+        device: torch.device,
+        *,
+        max_num_sequences: int,
+        max_model_len: int,
+        block_size: int,
+    ) -> None:
+        self._model = model
+        self._kv_cache = kv_cache
+        self._planner = planner
+        self._device = device
+        self._block_size = block_size
+        self._max_model_len = max_model_len
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.int32, device=device)
+
+        self._tensors = StepTensors(
+            token_ids=zeros(max_num_sequences),
+            positions=zeros(max_num_sequences),
+            slots=zeros(max_num_sequences) - 1,
+            query_starts=zeros(max_num_sequences + 1),
+            context_lens=zeros(max_num_sequences),
+            block_tables=zeros(max_num_sequences, -(-max_model_len // block_size)),
+            output_rows=zeros(0),
+        )
+
+    def fill(self, step: PackedStep, size: int) -> None:
+        """Put a decode Step of at most `size` Sequences where `forward(size)` reads it."""
+        new, _ = upload(step, self._block_size, self._device)
+        own, count = self._tensors, len(step.num_tokens)
+        own.token_ids[:count] = new.token_ids
+        own.positions[:count] = new.positions
+        own.slots[:count] = new.slots
+        own.slots[count:size] = -1
+        own.query_starts[: count + 1] = new.query_starts
+        own.query_starts[count + 1 : size + 1] = count
+        own.context_lens[:count] = new.context_lens
+        own.block_tables[:count, : new.block_tables.shape[1]] = new.block_tables
+
+    def forward(self, size: int) -> Tensor:
+        """Return the logits of the first `size` rows, [size, vocab_size]."""
+        own = self._tensors
+        tensors = StepTensors(
+            token_ids=own.token_ids[:size],
+            positions=own.positions[:size],
+            slots=own.slots[:size],
+            query_starts=own.query_starts[: size + 1],
+            context_lens=own.context_lens[:size],
+            block_tables=own.block_tables[:size],
+            output_rows=own.output_rows,
+        )
+        plan = self._planner.plan(tensors, max_query_len=1, max_context_len=self._max_model_len)
+        step = StepInput(tensors.token_ids, tensors.positions, tensors.slots, plan, None)
+        return self._model.logits(self._model.forward(step, self._kv_cache))
