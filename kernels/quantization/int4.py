@@ -88,12 +88,17 @@ def int4_levels(values: Tensor, scales: Tensor, zero_points: Tensor) -> Tensor:
 
 
 def int4_ranges(
-    groups: Tensor, *, is_symmetric: bool = True, scale_dtype: torch.dtype = torch.bfloat16
+    groups: Tensor,
+    *,
+    is_symmetric: bool = True,
+    scale_dtype: torch.dtype = torch.bfloat16,
+    importance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return scales and zero points of `groups` [..., group_size], each [...]; zero points in float32.
 
     A symmetric scale has the sign that puts the value farthest from zero on level 0, which lies one step
-    farther out than level 15, and is the one with the least squared error of a few.
+    farther out than level 15, and is the one with the least squared error of a few. `importance`, which must
+    broadcast against `groups`, weighs those errors.
     """
     if not is_symmetric:
         low, high = groups.amin(dim=-1).clamp(max=0), groups.amax(dim=-1).clamp(min=0)
@@ -108,7 +113,8 @@ def int4_ranges(
         tried = (farthest * (-clip / MIDDLE)).to(scale_dtype)
         scale = tried.float().unsqueeze(-1)
         back = (int4_levels(groups, scale, zero_points.unsqueeze(-1)) - MIDDLE) * scale
-        error = (back - groups).square().sum(dim=-1)
+        error = (back - groups).square()
+        error = (error if importance is None else error * importance).sum(dim=-1)
         scales = torch.where(error < best, tried, scales)
         best = torch.minimum(error, best)
     return scales, zero_points
