@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint bench up format clean
+.PHONY: demo test lint bench quality up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
@@ -29,6 +29,9 @@ lint: $(VENV)/.dev ## style, types, import contracts
 
 bench: $(VENV)/.local ## the whole service against the bare engine
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/bench} $(EMBEDDED) $(BIN)/python -m benchmarks.service
+
+quality: $(VENV)/.local ## what quantization costs in perplexity
+	$(BIN)/python -m benchmarks.quality
 
 format: $(VENV)/.dev ## rewrite the sources in the one style
 	$(BIN)/ruff check --fix .

@@ -114,10 +114,6 @@ def measure(max_tokens: int | None) -> dict[str, dict[str, float | int]]:
             keys = forward.kv_cache[0].keys
             _, num_kv_heads, head_dim, _ = keys.shape
             head_bytes = head_dim + 4 if context else 2 * head_dim
-            if context:  # levels times scales are no bfloat16
-                forward.kv_cache = [
-                    LayerCache(cache.keys.float(), cache.values.float()) for cache in forward.kv_cache
-                ]
             with context or nullcontext():
                 value = perplexity(forward, max_tokens)
             results[name] = {

@@ -28,7 +28,9 @@ class Int4Weight:
         num_groups = self.scales.shape[-1]
         check_shape("int4", "scales", self.scales, (rows, num_groups))
         if columns % num_groups or self.group_size not in GROUP_SIZES:
-            raise ValueError(f"int4: {num_groups} groups for {columns} columns, a group is one of {GROUP_SIZES}")
+            raise ValueError(
+                f"int4: {num_groups} groups for {columns} columns, a group is one of {GROUP_SIZES}"
+            )
         if self.zero_points is not None:
             check_shape("int4", "zero_points", self.zero_points, (rows, num_groups))
 

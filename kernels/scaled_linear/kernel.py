@@ -5,9 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def finish(
-    tile, x_scales, scales, bias, out, tokens, row, num_tokens, out_features, GATED: tl.constexpr
-):
+def finish(tile, x_scales, scales, bias, out, tokens, row, num_tokens, out_features, GATED: tl.constexpr):
     """Scale sums [tokens, rows], of which the rows start at `row`, add the bias, gate and store."""
     BLOCK_M: tl.constexpr = tile.shape[0]
     BLOCK_N: tl.constexpr = tile.shape[1]
@@ -70,12 +68,20 @@ def multiply(
         columns = start + tl.arange(0, BLOCK_K)
         inside = columns < end
         if SWAPPED:
-            w = tl.load(weight_rows[:, None] + columns[None, :], mask=row_mask[:, None] & inside[None, :], other=ZERO)
-            a = tl.load(x_rows[None, :] + columns[:, None], mask=token_mask[None, :] & inside[:, None], other=ZERO)
+            w = tl.load(
+                weight_rows[:, None] + columns[None, :], mask=row_mask[:, None] & inside[None, :], other=ZERO
+            )
+            a = tl.load(
+                x_rows[None, :] + columns[:, None], mask=token_mask[None, :] & inside[:, None], other=ZERO
+            )
             total = tl.dot(w, a, total, out_dtype=SUM)
         else:
-            a = tl.load(x_rows[:, None] + columns[None, :], mask=token_mask[:, None] & inside[None, :], other=ZERO)
-            w = tl.load(weight_rows[None, :] + columns[:, None], mask=row_mask[None, :] & inside[:, None], other=ZERO)
+            a = tl.load(
+                x_rows[:, None] + columns[None, :], mask=token_mask[:, None] & inside[None, :], other=ZERO
+            )
+            w = tl.load(
+                weight_rows[None, :] + columns[:, None], mask=row_mask[None, :] & inside[:, None], other=ZERO
+            )
             total = tl.dot(a, w, total, out_dtype=SUM)
     if SWAPPED:
         total = tl.trans(total)

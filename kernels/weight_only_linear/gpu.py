@@ -13,7 +13,6 @@ from kernels.weight_only_linear.launches import DEQUANTIZE_BLOCK, REDUCE_BLOCK
 from kernels.weight_only_linear.weight import LinearWeight
 
 
-
 def run(x: Tensor, weight: LinearWeight, regime: Regime) -> Tensor:
     """Return the product of `kernels.weight_only_linear.weight_only_linear`."""
     num_tokens = x.shape[0]

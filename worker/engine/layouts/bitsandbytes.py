@@ -30,7 +30,9 @@ class BitsAndBytesLayout:
         rows, columns = state["shape"]
         table = take(f"{module}.weight.quant_map").float()
         if state["blocksize"] != BLOCK or not torch.allclose(table, torch.tensor(LEVELS), atol=1e-6):
-            raise ValueError(f"blocks of {state['blocksize']}, or levels, that are not NF4's in blocks of {BLOCK}")
+            raise ValueError(
+                f"blocks of {state['blocksize']}, or levels, that are not NF4's in blocks of {BLOCK}"
+            )
         scales = take(f"{module}.weight.absmax")
         if "nested_offset" in state:
             nested = take(f"{module}.weight.nested_absmax").repeat_interleave(state["nested_blocksize"])
@@ -67,7 +69,9 @@ def write_tensors(module: str, weight: Nf4Weight) -> dict[str, Tensor]:
         }
     else:
         tensors[f"{module}.weight.absmax"] = weight.scales.flatten()
-    return tensors | {f"{module}.weight.{STATE}": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)}
+    return tensors | {
+        f"{module}.weight.{STATE}": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    }
 
 
 def write_config() -> dict[str, Any]:

@@ -45,7 +45,9 @@ def read_layout(file: Path, config: dict[str, Any]) -> Layout | None:
             return BitsAndBytesLayout()
         case other:
             built = "compressed-tensors, gptq, awq, fp8 and bitsandbytes are"
-            raise UnsupportedModelError(file, "quantization_config.quant_method", f"{other!r} is not built: {built}")
+            raise UnsupportedModelError(
+                file, "quantization_config.quant_method", f"{other!r} is not built: {built}"
+            )
 
 
 def _read_compressed_tensors(file: Path, section: dict[str, Any]) -> Layout:

@@ -98,10 +98,16 @@ class Weights:
         return name in self._file_by_name
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor in the engine's dtype; raises if it is missing or not of this shape."""
+        """Return a tensor in the engine's dtype; raises if it is missing or not of this shape.
+
+        What is dequantized only to be quantized to int8 stays in float32.
+        """
         module = name.removesuffix(".weight")
+        dtype = self._dtype
         if self._layout is not None and module != name and self._layout.covers(self._file_by_name, module):
             tensor = self._dequantized(self._layout, module)
+            if self._is_int8:
+                dtype = tensor.dtype  # so that int8 levels come back as they were
         else:
             tensor = self._stored(name)
         if tuple(tensor.shape) != shape:
@@ -114,7 +120,7 @@ class Weights:
             raise CheckpointError(
                 self._file_by_name[name], name, f"is {tensor.dtype}, and config.json names no quantization"
             )
-        tensor = tensor.to(self._dtype)
+        tensor = tensor.to(dtype)
         self.num_parameters += tensor.numel()
         self.num_bytes += tensor.numel() * tensor.element_size()
         return tensor

@@ -52,10 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read_moments(model: Path, text: str) -> dict[str, Moments]:
-    """Return what the model's products read on a text; raises CheckpointError or OSError."""
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False).ids)
+    """Return what the model's products read on a text; raises CheckpointError, OSError or ValueError."""
     begin = read_json(model / "config.json").get("bos_token_id")
+    tokenizer = Tokenizer.from_buffer((model / "tokenizer.json").read_bytes())
+    ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False).ids)
+    if not len(ids):
+        raise ValueError("the calibration text has no tokens")
     return calibrate(model, ids, begin if isinstance(begin, int) else None)
 
 

@@ -11,7 +11,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kernels.quantization import Nf4Weight, QuantizedWeight, quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
+from kernels.quantization import (
+    Nf4Weight,
+    QuantizedWeight,
+    quantize_fp8,
+    quantize_int4,
+    quantize_int8,
+    quantize_nf4,
+)
 from worker.engine.errors import CheckpointError
 from worker.engine.layouts import bitsandbytes, compressed_tensors
 from worker.engine.models.checkpoint import read_json
