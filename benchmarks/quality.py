@@ -3,8 +3,9 @@
     python -m benchmarks.quality [--tokens N]
 
 Weights go through checkpoints that `worker.engine.quantize` writes and the loader reads. int8 has its tokens
-quantized too, as the CPU's int8 product does; fp8 has its tokens rounded to fp8 before each product, as a GPU's
-would. The rest runs in bf16. The last line is JSON: perplexity, bytes of weights, bytes of KV cache a token.
+quantized too, as the CPU's int8 product does; fp8 has its tokens rounded to fp8 before each product, as a
+GPU's would. The rest runs in bf16. The last line is JSON: perplexity, bytes of weights, bytes of KV cache a
+token.
 """
 
 import argparse
@@ -40,7 +41,7 @@ CALIBRATION = ("argparse.py", "threading.py", "http/client.py", "json/encoder.py
 CALIBRATION_CHARACTERS = 20_000  # of each
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rounded:
     """A product that reads its tokens as fp8 holds them."""
 

@@ -10,7 +10,7 @@ from kernels.quantization.shapes import SMALLEST_MAXIMUM, check_matrix, check_sh
 
 GROUP_SIZES = (32, 64, 128)
 MIDDLE = 8  # the level that means zero where there are no zero points
-# Shares of the largest value that a symmetric group's range may end at: clipping one value can serve the rest.
+# Shares of the largest value that a symmetric range may end at: clipping one value can serve the rest.
 CLIPS = tuple(1 - step / 40 for step in range(13))
 
 
@@ -51,9 +51,10 @@ class Int4Weight:
 
     def dequantize(self) -> Tensor:
         """Return the float32 weight [out_features, in_features]."""
-        levels = unpack_nibbles(self.packed).float().unflatten(1, (-1, self.group_size))
+        levels = unpack_nibbles(self.packed).float().view(*self.scales.shape, -1)
         zero_points = MIDDLE if self.zero_points is None else self.zero_points.float().unsqueeze(2)
-        return ((levels - zero_points) * self.scales.float().unsqueeze(2)).flatten(1)
+        values: Tensor = (levels - zero_points) * self.scales.float().unsqueeze(2)
+        return values.flatten(1)
 
 
 def quantize_int4(
@@ -75,13 +76,13 @@ def quantize_int4(
 
 
 def in_groups(weight: Tensor, group_size: int) -> Tensor:
-    """Return `weight` as float32 [out_features, num_groups, group_size]; raises ValueError if it does not fit."""
+    """Return float32 [out_features, num_groups, group_size]; raises ValueError if `weight` does not fit."""
     check_matrix("int4", weight)
     if group_size not in GROUP_SIZES or weight.shape[1] % group_size:
         raise ValueError(
             f"int4: {weight.shape[1]} columns in groups of {group_size}: a group is one of {GROUP_SIZES}"
         )
-    return weight.float().unflatten(1, (-1, group_size))
+    return weight.float().reshape(len(weight), -1, group_size)
 
 
 def int4_levels(values: Tensor, scales: Tensor, zero_points: Tensor) -> Tensor:

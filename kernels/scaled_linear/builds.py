@@ -16,14 +16,14 @@ def _multiply(format_: str, regime: Regime, *, is_split: bool, is_gated: bool) -
     return Build(
         "scaled_linear.multiply",
         {
-            **{"x": levels, "weight": levels, "out": sums if is_split else "*bf16:16"},
+            "x": levels,
+            "weight": levels,
+            "out": sums if is_split else "*bf16:16",
             **SCALES,
-            **{
-                "num_tokens": "i32",
-                "out_features": "i32:16",
-                "in_features": "i32:16",
-                "split_size": "i32:16",
-            },
+            "num_tokens": "i32",
+            "out_features": "i32:16",
+            "in_features": "i32:16",
+            "split_size": "i32:16",
         },
         {
             "GATED": is_gated,

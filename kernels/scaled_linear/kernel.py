@@ -47,7 +47,7 @@ def multiply(
 ):
     """BLOCK_M tokens by BLOCK_N rows a program; SWAPPED has the weight on the left, for few tokens.
 
-    With SPLIT, `out` is [num_splits, num_tokens, out_features] in the dtype of the sums, and `reduce` finishes.
+    With SPLIT, `out` is [num_splits, num_tokens, out_features] in the dtype of sums, and `reduce` finishes.
     """
     row = tl.program_id(0) * BLOCK_N
     rows = row + tl.arange(0, BLOCK_N)

@@ -23,8 +23,8 @@ def pack_scaled_weight(
 ) -> ScaledWeight:
     """Return `weight` for `scaled_linear`; with `is_gated` its first half of rows is gate, its second up.
 
-    Raises ValueError when it has zero points or a row has several scales, the bias does not fit, or rows to be
-    gated are odd.
+    Raises ValueError when it has zero points or a row has several scales, the bias does not fit, or rows to
+    be gated are odd.
     """
     out_features, in_features = weight.shape
     if bias is not None and bias.shape != (out_features,):

@@ -1,8 +1,8 @@
 """Triton: products of 16-bit activations with quantized weights.
 
-A weight is `data` [out_features, in_features or half of it] with scales a row (GROUP 0) or a group of GROUP columns.
-Packed bytes follow `kernels.quantization.nibbles`: of 16 bytes, the low halves are 16 neighbours, the high halves the
-16 after them.
+A weight is `data` [out_features, in_features or half of it] with scales a row (GROUP 0) or a group of
+GROUP columns. Packed bytes follow `kernels.quantization.nibbles`: of 16 bytes, the low halves are 16
+neighbours, the high halves the 16 after them.
 """
 
 import triton

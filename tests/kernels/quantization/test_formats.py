@@ -37,7 +37,7 @@ FORMATS: dict[str, tuple[Callable[[Tensor], QuantizedWeight], int]] = {
     "nf4": (quantize_nf4, 24 * 192 + 24 * 6 * 4),
     "nf4-nested": (lambda w: quantize_nf4(w, is_nested=True), 24 * 192 + 24 * 6 + 4 + 4),
 }
-# The root of the mean squared error on normal values, as a share of their deviation; a little over what is found.
+# The root mean square error on normal values, as a share of their deviation; a little over what is found.
 ERRORS = {
     "int8": 0.0085,
     "int8-zero": 0.0085,

@@ -108,8 +108,11 @@ def test_the_split_of_the_sums_does_not_depend_on_the_tokens(
 
 
 def test_no_tokens_are_no_work(device: torch.device) -> None:
-    weight = pack_linear_weight(quantize_int8(torch.ones(6, 4)))
-    assert gpu.run(torch.empty(0, 4, dtype=torch.float16), weight, REGIMES["tile"]).shape == (0, 6)
+    weight = on(device, pack_linear_weight(quantize_int8(torch.ones(6, 4))))
+    assert gpu.run(torch.zeros(0, 4, dtype=torch.float16, device=device), weight, REGIMES["tile"]).shape == (
+        0,
+        6,
+    )
 
 
 def test_arguments_are_checked() -> None:

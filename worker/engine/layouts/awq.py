@@ -33,4 +33,4 @@ class AwqLayout:
 
 
 def _in_order(words: Tensor) -> Tensor:
-    return unpack_words(words, 4).unflatten(1, (-1, 8))[..., NIBBLES].flatten(1)
+    return unpack_words(words, 4).view(*words.shape, 8)[..., NIBBLES].flatten(1)

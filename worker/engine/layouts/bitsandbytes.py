@@ -18,7 +18,7 @@ STATE = "quant_state.bitsandbytes__nf4"  # JSON, as bytes in a tensor
 
 @dataclass(frozen=True, slots=True)
 class BitsAndBytesLayout:
-    """`weight` uint8 [out * in / 2, 1], the first level in the high bits, and its state in tensors below it."""
+    """`weight` uint8 [out * in / 2, 1], the first level in the high bits, its state in tensors beside it."""
 
     def covers(self, names: Container[str], module: str) -> bool:
         """Return whether `module` is quantized."""
@@ -45,7 +45,7 @@ class BitsAndBytesLayout:
 
 def write_tensors(module: str, weight: Nf4Weight) -> dict[str, Tensor]:
     """Return the tensors that hold a weight."""
-    high, low = unpack_nibbles(weight.packed).unflatten(1, (-1, 2)).unbind(2)
+    high, low = unpack_nibbles(weight.packed).view(-1, 2).unbind(1)
     state: dict[str, Any] = {
         "quant_type": "nf4",
         "blocksize": BLOCK,

@@ -17,7 +17,7 @@ from worker.engine.layouts.words import pack_words, unpack_words
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensorsLayout:
-    """`weight` int8 or float8 beside `weight_scale`, or `weight_packed` int32 with levels 8 (or 128) too large."""
+    """`weight` int8 or float8 beside `weight_scale`, or `weight_packed` int32 with levels 8 too large."""
 
     num_bits: int
     is_symmetric: bool

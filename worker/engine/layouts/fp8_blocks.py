@@ -9,7 +9,7 @@ from worker.engine.layouts.layout import TakeTensor
 
 @dataclass(frozen=True, slots=True)
 class Fp8BlocksLayout:
-    """`weight` float8 [out, in], `weight_scale_inv` [blocks, blocks], which is what levels are multiplied by."""
+    """`weight` float8 [out, in], `weight_scale_inv` [blocks, blocks], by which levels are multiplied."""
 
     block: tuple[int, int]
 

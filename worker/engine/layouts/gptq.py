@@ -13,7 +13,10 @@ from worker.engine.layouts.words import unpack_words
 
 @dataclass(frozen=True, slots=True)
 class GptqLayout:
-    """`qweight` int32 [in * bits / 32, out], `qzeros` [groups, out * bits / 32], `scales` [groups, out], `g_idx` [in]."""
+    """Tensors of a module, `words` being 32 / bits levels in int32.
+
+    `qweight` [in / words, out], `qzeros` [groups, out / words], `scales` [groups, out], `g_idx` [in].
+    """
 
     num_bits: int  # 4 or 8
     zero_offset: int  # added to stored zero points: 1, or 0 in version 2

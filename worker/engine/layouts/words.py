@@ -17,5 +17,5 @@ def pack_words(levels: Tensor, num_bits: int) -> Tensor:
     if levels.shape[1] % per_word:
         raise ValueError(f"{levels.shape[1]} columns do not fill words of {per_word}")
     shifts = torch.arange(0, 32, num_bits, dtype=torch.int64)
-    words = (levels.long().unflatten(1, (-1, per_word)) << shifts).sum(dim=2)
+    words = (levels.long().reshape(len(levels), -1, per_word) << shifts).sum(dim=2)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)

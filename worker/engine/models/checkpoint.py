@@ -59,8 +59,8 @@ def read_eos_token_ids(directory: Path) -> frozenset[int]:
 class Weights:
     """The tensors of a checkpoint, in one file or sharded behind an index. A context manager.
 
-    With `is_int8`, what `linear` and `head` return is quantized; all other tensors are in `dtype`. Weights that
-    the checkpoint holds quantized are dequantized as they are taken.
+    With `is_int8`, what `linear` and `head` return is quantized; all other tensors are in `dtype`. Weights
+    that the checkpoint holds quantized are dequantized as they are taken.
     """
 
     def __init__(self, directory: Path, dtype: torch.dtype, *, is_int8: bool = False) -> None:

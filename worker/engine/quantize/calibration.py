@@ -86,6 +86,8 @@ def calibrate(directory: Path, token_ids: Tensor, begin: int | None) -> dict[str
     if not isinstance(weights, _ObservedWeights):
         raise TypeError(f"weights are {type(weights)}")
     head = torch.tensor([] if begin is None else [begin], dtype=torch.int64)
-    for window in token_ids[:MAX_TOKENS].split(forward.length - len(head)):
-        forward.hidden(torch.cat([head, window]))
+    token_ids = token_ids[:MAX_TOKENS]
+    step = forward.length - len(head)
+    for start in range(0, len(token_ids), step):
+        forward.hidden(torch.cat([head, token_ids[start : start + step]]))
     return weights.moments

@@ -25,7 +25,7 @@ def quantize_int4_compensated(weight: Tensor, moments: Tensor, *, group_size: in
     if moments.shape != (columns, columns):
         raise ValueError(f"int4: moments are {tuple(moments.shape)}, weight has {columns} columns")
     diagonal = moments.diagonal()
-    scales, _ = int4_ranges(groups, importance=diagonal.unflatten(0, (-1, group_size)))
+    scales, _ = int4_ranges(groups, importance=diagonal.reshape(-1, group_size))
     order = diagonal.argsort(descending=True, stable=True)
     values = weight.float()[:, order]
     steps = scales.float().repeat_interleave(group_size, dim=1)[:, order]
