@@ -1,7 +1,7 @@
 r"""Runs a fixed workload through the bare engine and times it.
 
     python -m benchmarks.offline --model DIR --workload FILE.jsonl --dtype f32|bf16|int8 \
-        --threads N --runs N --out FILE.json
+        --threads N --runs N --out FILE.json [--no-prefix-cache]
 
 A workload line is {"id", "prompt_ids", "text", "max_tokens"}; every request decodes greedily for exactly
 max_tokens. One warm-up run gives `outputs`; each timed run after it shifts every token id by its own amount
@@ -16,46 +16,16 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.workloads import WorkItem, read_workload, shifted
 from worker.engine.config import DTYPES, EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.errors import EngineError
 from worker.engine.sampling import SamplingParams
 from worker.engine.step import GenerationRequest
-
-NUM_RESERVED_IDS = 3  # begin, end and padding keep their ids
-SHIFT = 977
-
-
-@dataclass(frozen=True, slots=True)
-class WorkItem:
-    """One line of a workload."""
-
-    prompt_ids: tuple[int, ...]
-    max_tokens: int
-
-
-def read_workload(file: Path) -> list[WorkItem]:
-    """Return the lines of a workload file."""
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return [WorkItem(tuple(row["prompt_ids"]), row["max_tokens"]) for row in rows]
-
-
-def shifted(items: Sequence[WorkItem], vocab_size: int, run: int) -> list[WorkItem]:
-    """Return the same lengths with other tokens; run 0 is the workload itself."""
-    span = vocab_size - NUM_RESERVED_IDS
-
-    def shift(token: int) -> int:
-        return (
-            token
-            if token < NUM_RESERVED_IDS
-            else (NUM_RESERVED_IDS + (token - NUM_RESERVED_IDS + SHIFT * run) % span)
-        )
-
-    return [WorkItem(tuple(map(shift, item.prompt_ids)), item.max_tokens) for item in items]
 
 
 def run_workload(engine: Engine, items: Sequence[WorkItem]) -> list[list[int]]:
@@ -126,16 +96,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=None, help="default: torch's own choice")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True, help="result file")
+    parser.add_argument("--no-prefix-cache", action="store_true", help="share nothing between requests")
     options = parser.parse_args(arguments)
     if options.runs < 1:
         parser.error("--runs must be at least 1")
     try:
-        config = EngineConfig(model=options.model, dtype=options.dtype, num_threads=options.threads)
+        config = EngineConfig(
+            model=options.model,
+            dtype=options.dtype,
+            num_threads=options.threads,
+            enable_prefix_cache=not options.no_prefix_cache,
+        )
         result = measure(config, read_workload(options.workload), options.runs)
     except (EngineError, OSError, KeyError, ValueError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     result |= {"model": options.model.resolve().name, "dtype": options.dtype, "threads": options.threads}
+    result |= {"prefix_cache": not options.no_prefix_cache}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
     print(json.dumps({key: value for key, value in result.items() if key != "outputs"}))

@@ -33,7 +33,7 @@ URGENT_EVERY = 4
 
 def make_readings(info: ModelInfo, count: int, rate: float) -> list[tuple[float, EmbeddingRequest]]:
     """Return when each reading arrives, in seconds from the start, and what it is."""
-    numbers = random.Random(1)  # noqa: S311  (a workload, not a secret)
+    numbers = random.Random(1)
     longest = min(LONG, info.max_model_len)
     arrives = 0.0
     readings = []

@@ -56,9 +56,10 @@ class Settings(BaseSettings):
     max_num_sequences: int = Field(default=64, gt=0)
     max_tokens_per_step: int = Field(default=512, gt=0)
     kv_cache_bytes: int = Field(default=1 << 30, gt=0)
+    admission: Literal["fifo", "length-aware"] = "length-aware"
 
     # How work travels.
-    shard_size: int = Field(default=32, gt=0, description="requests one message carries")
+    shard_size: int = Field(default=64, gt=0, description="requests one message carries")
     shards_in_flight: int = Field(default=6, gt=0, description="shards that feed one engine at once")
     lease_seconds: float = Field(default=15.0, gt=0)
     save_seconds: float = Field(default=0.8, gt=0, description="how often a shard saves and renews its lease")

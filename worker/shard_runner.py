@@ -21,10 +21,11 @@ from worker.engine.sampling import SamplingParams as EngineSampling
 from worker.engine.sequence import FinishReason
 from worker.engine.step import Completion, GenerationRequest
 from worker.engine.submission import Submission
+from worker.shard_saver import ShardSaver
 from worker.store import shards
 from worker.store.requests import ShardRequest
 from worker.store.session import Store
-from worker.store.shards import Claim, Saved
+from worker.store.shards import Claim, Progress, Saved
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class ShardRunner:
     """Runs shards on one engine, for one worker process."""
 
     store: Store
+    saver: ShardSaver
     engine: EngineThread
     worker: str
     lease: timedelta
@@ -62,7 +64,7 @@ class ShardRunner:
             held = shards.claim(session, shard_id, worker=self.worker, lease=self.lease)
         if held is None:
             return Ending.NOTHING_TO_DO
-        work = self.engine.submit([_to_engine(request) for request in held.requests])
+        work = self.engine.submit([_to_engine(request, held.batch_id) for request in held.requests])
         run = _Run(held, work, {request.id: request.max_tokens for request in held.requests})
         try:
             return self._follow(run)
@@ -77,15 +79,15 @@ class ShardRunner:
                 must_leave_at = min(must_leave_at, time.monotonic() + self.drain_seconds)
             is_over_time = time.monotonic() >= must_leave_at
             try:
-                saved = self._save(run)
+                saved = self._save(run, is_last=is_done)
                 if saved is Saved.LOST:
                     return Ending.LOST
                 if is_done:
-                    return self._leave(run.held, Ending.FINISHED)
+                    return Ending.FINISHED
                 if saved is Saved.STOP:
-                    return self._leave(run.held, Ending.STOPPED)
+                    return self._hand_back(run.held, Ending.STOPPED)
                 if is_over_time:
-                    return self._leave(run.held, Ending.HANDED_BACK)
+                    return self._hand_back(run.held, Ending.HANDED_BACK)
             except OperationalError as error:
                 # The results stay with us until Postgres is back, or until somebody claims the shard.
                 logger.warning("shard %s is not saved yet: %s", run.held.shard_id, str(error).splitlines()[0])
@@ -93,23 +95,18 @@ class ShardRunner:
                     return Ending.LOST
                 time.sleep(self.save_seconds)
 
-    def _save(self, run: "_Run") -> Saved:
+    def _save(self, run: "_Run", *, is_last: bool) -> Saved:
         # The lease follows the engine: one that has stopped stepping must lose its shards.
         idle_seconds = time.monotonic() - self.engine.last_progress_at
         lease = self.lease if idle_seconds < self.lease.total_seconds() / 2 else None
-        with self.store.transaction() as session:
-            saved = shards.save(
-                session, run.held, run.unsaved, running_tokens=run.running_tokens, lease=lease
-            )
+        progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last)
+        saved = self.saver.save(progress, lease=lease)
         run.unsaved.clear()
         return saved
 
-    def _leave(self, held: Claim, ending: Ending) -> Ending:
+    def _hand_back(self, held: Claim, ending: Ending) -> Ending:
         with self.store.transaction() as session:
-            if ending is Ending.FINISHED:
-                shards.finish(session, held)
-            else:
-                shards.release(session, held)
+            shards.release(session, held)
         return ending
 
 
@@ -129,8 +126,11 @@ class _Run:
         return max(0, self.work.num_output_tokens - self.finished_tokens)
 
     def collect(self, seconds: float) -> bool:
-        """Take what finishes within `seconds`; say whether that was the last of it."""
-        deadline = time.monotonic() + seconds
+        """Take what finishes until the clock's next multiple of `seconds`; say whether that was the last.
+
+        All runs meet at those times, and save together.
+        """
+        deadline = (time.monotonic() // seconds + 1) * seconds
         while not self.work.is_done and len(self.unsaved) < SAVE_AT:
             wait = deadline - time.monotonic()
             if wait <= 0:
@@ -144,15 +144,16 @@ class _Run:
             if completion.finish_reason is not FinishReason.CANCELLED:
                 request_id = cast("int", completion.id)  # as we gave it
                 self.unsaved.append(_to_result(request_id, completion, self.max_tokens[request_id]))
-                self.finished_tokens += len(completion.token_ids)
+                self.finished_tokens += completion.num_output_tokens
 
 
-def _to_engine(request: ShardRequest) -> GenerationRequest:
+def _to_engine(request: ShardRequest, batch_id: str) -> GenerationRequest:
     params = request.params
     return GenerationRequest(
         id=request.id,
         prompt=request.prompt,
         add_special_tokens=request.add_special_tokens,
+        job=batch_id,
         params=EngineSampling(
             max_tokens=request.max_tokens,
             temperature=params.temperature,
@@ -175,7 +176,7 @@ def _to_result(request_id: int, completion: Completion, max_tokens: int) -> NewR
         finish_reason=completion.finish_reason.value,
         num_prompt_tokens=completion.num_prompt_tokens,
         num_cached_tokens=completion.num_cached_tokens,
-        num_output_tokens=len(completion.token_ids),
+        num_output_tokens=completion.num_output_tokens,
         max_tokens=max_tokens,
         error=error,
     )

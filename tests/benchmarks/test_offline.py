@@ -3,7 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.offline import WorkItem, main, shifted
+from benchmarks.offline import main
+from benchmarks.workloads import WorkItem, shifted
+from tests.fixtures.benchmark_docs import documented_fields
 from tests.fixtures.tiny_llama import reference_tokens, write_tiny_llama
 
 PROMPTS = [(5, 6, 7), (9,) * 20, (3, 4, 5)]
@@ -29,6 +31,7 @@ def test_the_result_is_complete_and_right(workload: Path, capsys: pytest.Capture
     assert main(arguments(workload, "f32")) == 0
     result = json.loads((workload / "out.json").read_text())
     assert len(result["runs"]) == 2
+    assert result.keys() == documented_fields("offline")
     assert all(result[key] > 0 for key in ("load_s", "median_s", "out_tok_s", "total_tok_s", "peak_rss_mb"))
     assert [tuple(output) for output in result["outputs"]] == [
         reference_tokens(workload, prompt, 4 + i) for i, prompt in enumerate(PROMPTS)

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.readings import main
+from tests.fixtures.benchmark_docs import documented_fields
 from tests.fixtures.tiny_llama import write_tiny_llama
 
 
@@ -18,6 +19,7 @@ def test_each_named_policy_runs_everything(
     adaptive, fixed = map(json.loads, capsys.readouterr().out.splitlines())
     assert (adaptive["policy"], fixed["policy"]) == ("adaptive", "fixed-size")
     for result in (adaptive, fixed):
+        assert result.keys() - {"policy"} == documented_fields("readings")
         assert 0 < result["median_s"] <= result["p99_s"] <= result["seconds"]
         assert result["steps"] >= 200  # as many as the generation beside them takes
 

@@ -40,7 +40,7 @@ def test_kill_9_of_the_gpu_worker_in_the_middle(running: Deployment) -> None:
     with receiver() as hook:
         batch_id = submit(running, hook)
         running.wait_for_progress(batch_id, 0.2)
-        running.kill("gpu")
+        running.kill_in_a_shard()
         assert running.batch(batch_id)["status"] == "processing"
         running.start("gpu")
         check_whole(running, hook, batch_id)

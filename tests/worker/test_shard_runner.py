@@ -15,6 +15,7 @@ from worker.contract.states import BatchStatus
 from worker.engine.engine_thread import EngineThread
 from worker.engine.sampling import SamplingParams
 from worker.shard_runner import Ending, ShardRunner
+from worker.shard_saver import ShardSaver
 from worker.store import batches, requests, shards
 from worker.store.batches import BatchView
 from worker.store.requests import ResultView
@@ -30,6 +31,7 @@ class Bench:
         self.draining = threading.Event()
         self.runner = ShardRunner(
             store=store,
+            saver=ShardSaver(store),
             engine=cast("EngineThread", self.engine),
             worker="gpu@test",
             lease=LEASE,
@@ -79,6 +81,7 @@ def test_the_engine_is_given_what_the_request_says(bench: Bench) -> None:
     ending.result(10)
     assert {request.params for request in bench.engine.requests} == {SamplingParams(17, temperature=0.7)}
     assert [request.prompt for request in bench.engine.requests] == [f"prompt {i}" for i in range(4)]
+    assert {request.job for request in bench.engine.requests} == {bench.batch_id}
 
 
 def test_live_tokens_show_before_anything_is_finished(bench: Bench) -> None:
@@ -174,7 +177,7 @@ def test_results_outlive_an_absent_postgres(bench: Bench, monkeypatch: pytest.Mo
 
     save, failures = shards.save, iter(range(3))
 
-    def away(*args: object, **options: object) -> shards.Saved:
+    def away(*args: object, **options: object) -> list[shards.Saved]:
         if next(failures, None) is not None:
             raise OperationalError("save", None, Exception("the database is restarting"))
         return save(*args, **options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`python -m worker.dispatcher`: sweep on every notification, and at least every second, until SIGTERM."""
+"""`python -m worker.dispatcher`: issue tickets on every notification, sweep every second, until SIGTERM."""
 
 import logging
 import signal
@@ -22,17 +22,22 @@ TIDY_SECONDS = 60.0
 
 
 def run(config: Settings) -> None:
-    """Sweep until the process is told to stop; survive Postgres and Redis going away."""
+    """Dispatch until the process is told to stop; survive Postgres and Redis going away."""
     store = Store(config.database_url, pool_size=2)
     dispatcher = Dispatcher(store, Broker(config.redis_url), config.max_attempts)
-    tidied_at = float("-inf")
+    swept_at = tidied_at = float("-inf")
     while True:
         try:
             for _ in wake_ups(config.database_url, every_seconds=config.sweep_seconds):
-                dispatcher.sweep()
-                if time.monotonic() - tidied_at >= TIDY_SECONDS:
+                now = time.monotonic()
+                if now - swept_at >= config.sweep_seconds:
+                    dispatcher.sweep()
+                    swept_at = now
+                else:
+                    dispatcher.issue()
+                if now - tidied_at >= TIDY_SECONDS:
                     dispatcher.tidy()
-                    tidied_at = time.monotonic()
+                    tidied_at = now
         except (OperationalError, ListenError) as error:
             logger.warning("Postgres does not answer, trying again: %s", str(error).splitlines()[0])
             time.sleep(config.sweep_seconds)

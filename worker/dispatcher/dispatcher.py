@@ -42,6 +42,10 @@ class Dispatcher:
         self._return_expired_leases()
         with self.store.transaction() as session:
             batches.settle_stopping(session, limit=SWEEP_LIMIT)
+        self.issue()
+
+    def issue(self) -> None:
+        """Ticket what is due: all that a notification calls for."""
         self._issue(GPU_QUEUE)
         self._issue(CALLBACKS_QUEUE)
 

@@ -32,9 +32,18 @@ class BlockPool:
         """Whether Blocks are shared by what they hold."""
         return self._prefix_cache is not None
 
+    @property
+    def num_evictions(self) -> int:
+        """Cached Blocks forgotten because they were needed."""
+        return 0 if self._prefix_cache is None else self._prefix_cache.num_evictions
+
     def is_free(self, block_id: int) -> bool:
         """Whether no Sequence holds the Block."""
         return self._reference_counts[block_id] == 0
+
+    def count_unshared(self, block_table: Sequence[int]) -> int:
+        """Return how many Blocks of a table nobody else holds."""
+        return sum(self._reference_counts[block_id] == 1 for block_id in block_table)
 
     def match(self, digests: Sequence[bytes]) -> list[int]:
         """Return the Blocks that hold the longest cached prefix of `digests`, without taking them."""
@@ -81,6 +90,11 @@ class BlockPool:
         """Let later Sequences share a full, computed Block."""
         if self._prefix_cache is not None:
             self._prefix_cache.insert(digest, block_id)
+
+    def clear_cache(self) -> None:
+        """Forget what all Blocks hold; those who hold them keep them."""
+        if self._prefix_cache is not None:
+            self._prefix_cache.clear()
 
     def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
         """Compare the books with the tables of all live Sequences; raises IntegrityError naming a Block."""

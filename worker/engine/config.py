@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker.engine.admission import POLICIES
 from worker.engine.batch_policy import BatchPolicy
 from worker.engine.errors import ConfigError
 
@@ -29,6 +30,7 @@ class EngineConfig:
     # None: torch's own choice.
     num_threads: int | None = None
     enable_prefix_cache: bool = True
+    admission: str = "length-aware"  # which waiting Sequence goes next: worker/engine/admission
     batch_policy: BatchPolicy = BatchPolicy()  # of work that generates nothing
 
     def __post_init__(self) -> None:
@@ -36,6 +38,8 @@ class EngineConfig:
             raise ConfigError(f"device {self.device!r} is not built yet: only 'cpu' is")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+        if self.admission not in POLICIES:
+            raise ConfigError(f"admission {self.admission!r} is none of {', '.join(POLICIES)}")
         for name in (
             "block_size",
             "num_blocks",

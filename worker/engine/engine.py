@@ -3,18 +3,31 @@
 import itertools
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable
 
+from worker.engine.admission import make_policy
 from worker.engine.block_pool import BlockPool
 from worker.engine.config import EngineConfig
 from worker.engine.errors import InvalidRequestError
+from worker.engine.grammar import GrammarCompiler
 from worker.engine.model_runner import ModelRunner
 from worker.engine.models.checkpoint import read_eos_token_ids
+from worker.engine.open_request import OpenRequest, choice_seed
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.reading_queue import ReadingQueue
+from worker.engine.readout import PromptReadout
 from worker.engine.scheduler import Scheduler
-from worker.engine.sequence import FinishReason, Sequence
-from worker.engine.step import Completion, EngineStats, GenerationRequest, ModelInfo, Request, StepOutput
+from worker.engine.sequence import FinishReason, Sequence, SequenceState
+from worker.engine.step import (
+    Choice,
+    Completion,
+    EngineStats,
+    GenerationRequest,
+    ModelInfo,
+    Request,
+    StepOutput,
+)
 from worker.engine.stopping import StopChecker, finish_reason, output_text
 from worker.engine.tokenizer import Tokenizer
 
@@ -33,15 +46,23 @@ class Engine:
         self.stats = EngineStats()
         self._eos_token_ids = read_eos_token_ids(config.model)
         self._runner = ModelRunner(config)
+        self.grammars = GrammarCompiler(self.tokenizer, self.model_info.vocab_size, self._eos_token_ids)
+        pool = BlockPool(self.model_info.num_blocks, PrefixCache() if config.enable_prefix_cache else None)
         self._scheduler = Scheduler(
-            BlockPool(self.model_info.num_blocks, PrefixCache() if config.enable_prefix_cache else None),
+            pool,
+            make_policy(
+                config.admission,
+                pool,
+                block_size=config.block_size,
+                max_model_len=self.model_info.max_model_len,
+            ),
             block_size=config.block_size,
             max_num_sequences=config.max_num_sequences,
             max_tokens_per_step=config.max_tokens_per_step,
             stats=self.stats,
         )
-        self._sequences: dict[Hashable, Sequence] = {}
-        self._stop_checkers: dict[Hashable, StopChecker] = {}
+        self._open: dict[Hashable, OpenRequest] = {}
+        self._stop_checkers: dict[Sequence, StopChecker] = {}
         self._completions: list[Completion] = []  # of requests that ended outside a Step
         self._arrivals = itertools.count(1)
         self._readings = ReadingQueue(
@@ -56,21 +77,21 @@ class Engine:
     @property
     def has_unfinished(self) -> bool:
         """Whether any request is without its outcome."""
-        return bool(self._sequences or self._completions or self._readings)
+        return bool(self._open or self._completions or self._readings)
 
     @property
     def wait_seconds(self) -> float | None:
         """How long a `step` would bring nothing, while readings wait for others; None: until `add`."""
-        return 0.0 if self._sequences or self._completions else self._readings.wait_seconds
+        return 0.0 if self._open or self._completions else self._readings.wait_seconds
 
     @property
     def num_running(self) -> int:
-        """Requests that hold Blocks."""
+        """Sequences that hold Blocks."""
         return self._scheduler.num_running
 
     @property
     def num_waiting(self) -> int:
-        """Requests that hold none."""
+        """Sequences that hold none, and readings that no batch has taken yet."""
         return self._scheduler.num_waiting + self._readings.num_queued
 
     def add(self, request: Request) -> None:
@@ -78,29 +99,28 @@ class Engine:
 
         Raises ValueError when the id is that of a request still unfinished.
         """
-        if request.id in self._sequences or request.id in self._readings:
+        if request.id in self._open or request.id in self._readings:
             raise ValueError(f"request {request.id!r} is already running")
         if not isinstance(request, GenerationRequest):
             self._readings.add(request)
             return
         try:
-            sequence = self._sequence(request)
+            opened = OpenRequest(request.id, self._sequences(request))
         except InvalidRequestError as error:
-            self._completions.append(
-                Completion(request.id, "", (), FinishReason.ERROR, 0, 0, error=str(error))
-            )
+            self._completions.append(Completion.failed(request.id, str(error)))
             return
-        self._sequences[request.id] = sequence
-        if request.params.stop:
-            self._stop_checkers[request.id] = StopChecker(request.params.stop, self.tokenizer)
-        self._scheduler.add(sequence)
+        self._open[request.id] = opened
+        for sequence in opened.sequences:
+            self._scheduler.add(sequence)
 
     def cancel(self, request_id: Hashable) -> None:
         """End a request with what it has; the next `step` brings its outcome. Unknown ids are ignored."""
         self._readings.cancel(request_id)
-        sequence = self._sequences.get(request_id)
-        if sequence is not None:
-            self._completions.append(self._complete(sequence, FinishReason.CANCELLED))
+        opened = self._open.get(request_id)
+        if opened is not None:
+            for sequence in opened.unfinished:
+                self._end(sequence, FinishReason.CANCELLED)
+            self._completions.append(self._close(opened, is_cancelled=True))
 
     def step(self) -> StepOutput:
         """Advance every request that the next Step has room for; without any, only hand out outcomes."""
@@ -112,14 +132,18 @@ class Engine:
         ended += [completion for sequence, token in sampled if (completion := self._append(sequence, token))]
         self.stats.steps += bool(plan.entries)
         self.stats.decode_tokens += len(sampled)
-        new_tokens = {sequence.request_id: 1 for sequence, _ in sampled}
+        new_tokens = Counter(sequence.request_id for sequence, _ in sampled)
         return StepOutput(new_tokens, tuple(ended), self._readings.collect(plan))
+
+    def clear_prefix_cache(self) -> None:
+        """Forget what cached Blocks hold; what runs is not disturbed."""
+        self._scheduler.block_pool.clear_cache()
 
     def check_integrity(self) -> None:
         """Compare the Block pool's books with the live Sequences; raises IntegrityError."""
         self._scheduler.check_integrity()
 
-    def _sequence(self, request: GenerationRequest) -> Sequence:
+    def _sequences(self, request: GenerationRequest) -> tuple[Sequence, ...]:
         if isinstance(request.prompt, str):
             texts = [request.prompt]
             token_ids = self.tokenizer.encode_batch(texts, add_special_tokens=request.add_special_tokens)[0]
@@ -141,42 +165,72 @@ class Engine:
             raise InvalidRequestError(
                 f"logit_bias or stop_token_ids has an id outside 0..{info.vocab_size - 1}"
             )
+        seed = (secrets.randbits(64) if params.seed is None else params.seed) % 2**64
         stop_token_ids = frozenset(params.stop_token_ids)
-        return Sequence(
-            request_id=request.id,
-            arrival=next(self._arrivals),
-            token_ids=token_ids,
-            num_prompt_tokens=len(token_ids),
-            params=params,
-            seed=(secrets.randbits(64) if params.seed is None else params.seed) % 2**64,
-            stop_token_ids=stop_token_ids if params.ignore_eos else stop_token_ids | self._eos_token_ids,
-        )
+        if not params.ignore_eos or params.grammar is not None:
+            stop_token_ids |= self._eos_token_ids
+        readout = None
+        if params.prompt_logprobs is not None:
+            readout = PromptReadout(token_ids[1:], params.prompt_logprobs)
+        sequences = []
+        for index in range(params.num_choices):
+            sequence = Sequence(
+                request_id=request.id,
+                arrival=next(self._arrivals),
+                token_ids=list(token_ids),
+                num_prompt_tokens=len(token_ids),
+                params=params,
+                seed=choice_seed(seed, index),
+                stop_token_ids=stop_token_ids,
+                readout=readout if index == 0 else None,
+                job=request.job,
+                matcher=None if params.grammar is None else self.grammars.matcher(params.grammar),
+            )
+            if params.stop:
+                self._stop_checkers[sequence] = StopChecker(params.stop, params.min_tokens, self.tokenizer)
+            sequences.append(sequence)
+        return tuple(sequences)
 
     def _append(self, sequence: Sequence, token_id: int) -> Completion | None:
         """Add a chosen token, and end the Sequence if it was the last one."""
+        if sequence.state is SequenceState.FINISHED:
+            return None  # another choice of its request has just failed
         sequence.token_ids.append(token_id)
         reason = finish_reason(sequence, self.model_info.max_model_len)
-        if (
-            reason is None
-            and sequence.params.stop
-            and self._stop_checkers[sequence.request_id].push(token_id)
-        ):
+        if sequence.matcher is not None:
+            try:
+                if sequence.matcher.push(token_id):
+                    reason = FinishReason.STOP
+            except InvalidRequestError as error:
+                return self._fail(self._open[sequence.request_id], str(error))
+        if reason is None and sequence.params.stop and self._stop_checkers[sequence].push(token_id):
             reason = FinishReason.STOP
-        return None if reason is None else self._complete(sequence, reason)
+        if reason is None:
+            return None
+        opened = self._open[sequence.request_id]
+        self._end(sequence, reason)
+        return None if opened.unfinished else self._close(opened)
 
-    def _complete(self, sequence: Sequence, reason: FinishReason) -> Completion:
-        self._scheduler.finish(sequence)
-        del self._sequences[sequence.request_id]
-        self._stop_checkers.pop(sequence.request_id, None)
-        text, has_stop = output_text(sequence, self.tokenizer)
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Take a Sequence out and note its choice."""
+        self._scheduler.finish(sequence, reason)
+        stop_checker = self._stop_checkers.pop(sequence, None)
+        text, has_stop = output_text(sequence, self.tokenizer, stop_checker)
         if has_stop and reason is FinishReason.LENGTH:
             reason = FinishReason.STOP
-        return Completion(
-            id=sequence.request_id,
+        self._open[sequence.request_id].choices[sequence] = Choice(
             text=text,
             token_ids=tuple(sequence.token_ids[sequence.num_prompt_tokens :]),
             finish_reason=reason,
-            num_prompt_tokens=sequence.num_prompt_tokens,
-            num_cached_tokens=sequence.num_cached_tokens or 0,
             logprobs=None if sequence.params.logprobs is None else tuple(sequence.logprobs),
         )
+
+    def _fail(self, opened: OpenRequest, error: str) -> Completion:
+        for sequence in opened.unfinished:
+            self._end(sequence, FinishReason.ERROR)
+        del self._open[opened.id]
+        return Completion.failed(opened.id, error, opened.num_output_tokens)
+
+    def _close(self, opened: OpenRequest, *, is_cancelled: bool = False) -> Completion:
+        del self._open[opened.id]
+        return opened.completion(is_cancelled=is_cancelled)

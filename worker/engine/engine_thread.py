@@ -56,9 +56,10 @@ class EngineThread:
         self._engine: Engine | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loaded = threading.Event()
-        self._wake = threading.Condition()  # guards the inbox and the two fields below it
+        self._wake = threading.Condition()  # guards the inbox and the three fields below it
         self._inbox: deque[_Order] = deque()
         self._is_closed = False
+        self._must_clear = False  # the prefix cache
         self._drain_deadline: float | None = None
         self._busy_since: float | None = None  # the last completed Step; None while idle
         # The engine's thread only: open requests of each Submission.
@@ -95,13 +96,17 @@ class EngineThread:
     def submit(self, requests: Sequence[Request]) -> Submission[Any]:
         """Queue requests and return the handle on their outcomes; ids need to be unique among them only.
 
-        Text is tokenized here, in the caller's thread. Raises ValueError on a repeated id, EngineStoppedError
-        or EngineFailedError once the thread takes no more work.
+        Text is tokenized and grammars are compiled here, in the caller's thread. Raises ValueError on a
+        repeated id, EngineStoppedError or EngineFailedError once the thread takes no more work.
         """
         if len({request.id for request in requests}) != len(requests):
             raise ValueError("a request id is repeated")
+        engine = self._loaded_engine()
+        for request in requests:
+            if isinstance(request, GenerationRequest) and request.params.grammar is not None:
+                engine.grammars.prepare(request.params.grammar)
         submission: Submission[Any] = Submission(len(requests), self._cancel)
-        order = _Order(submission, tuple(encode_requests(requests, self._loaded_engine().tokenizer)))
+        order = _Order(submission, tuple(encode_requests(requests, engine.tokenizer)))
         with self._wake:
             if self.failure is not None:
                 raise EngineFailedError("the engine failed") from self.failure
@@ -111,6 +116,12 @@ class EngineThread:
                 self._inbox.append(order)
                 self._wake.notify_all()
         return submission
+
+    def clear_prefix_cache(self) -> None:
+        """Have the engine forget what cached Blocks hold before its next Step."""
+        with self._wake:
+            self._must_clear = True
+            self._wake.notify_all()
 
     @property
     def last_progress_at(self) -> float:
@@ -170,14 +181,17 @@ class EngineThread:
     def _receive(self, engine: Engine) -> bool:
         """Take in what other threads asked, sleeping while there is nothing to do; False: time to end."""
         with self._wake:
-            while not self._inbox and (seconds := self._idle_seconds(engine)) != 0:
+            while not (self._inbox or self._must_clear) and (seconds := self._idle_seconds(engine)) != 0:
                 self._busy_since = None
                 self._wake.wait(seconds)
             orders = tuple(self._inbox)
             self._inbox.clear()
+            must_clear, self._must_clear = self._must_clear, False
             deadline = self._drain_deadline
         if self._busy_since is None:
             self._busy_since = time.monotonic()
+        if must_clear:
+            engine.clear_prefix_cache()
         for order in orders:
             if order.requests:
                 self._open[order.submission] = {request.id for request in order.requests}

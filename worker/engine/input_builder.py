@@ -116,8 +116,10 @@ def read_spans(
         readout = entry.sequence.readout
         if readout is not None:
             # A preempted Sequence computes again what was read before.
-            num_rows = entry.start + entry.num_tokens - max(entry.start, readout.next_row)
-            if num_rows > 0:
-                rows += range(end - num_rows, end)
-                spans.append(RowSpan(readout, num_rows))
+            start = max(entry.start, readout.next_row)
+            stop = min(entry.start + entry.num_tokens, readout.end_row)
+            if start < stop:
+                first = end - entry.num_tokens - entry.start
+                rows += range(first + start, first + stop)
+                spans.append(RowSpan(readout, stop - start))
     return rows, tuple(spans)

@@ -1,5 +1,6 @@
-"""Changes a Step's logits before tokens are chosen: penalties, biases, and ends that come too early."""
+"""Changes a Step's logits before tokens are chosen: penalties, biases, grammars, no end too early."""
 
+import math
 from collections.abc import Sequence as Sequences
 
 import numpy as np
@@ -13,10 +14,11 @@ def apply_rules(logits: Tensor, sequences: Sequences[Sequence]) -> Tensor:
     """Return `logits` [num_outputs, vocab_size] with each row's rules applied, as float32 if there are any.
 
     In order: the repetition penalty over prompt and output, frequency and presence penalties over the output,
-    the bias, and no end before `min_tokens`. A row's result depends on its own tokens only. Sources: Keskar
-    et al., arXiv:1909.05858 (repetition); OpenAI's API reference (frequency and presence).
+    the bias, only what the grammar allows, and no end before `min_tokens`. A row's result depends on its own
+    tokens only. Sources: Keskar et al., arXiv:1909.05858 (repetition); OpenAI's API reference (frequency and
+    presence).
     """
-    rows = [row for row, sequence in enumerate(sequences) if sequence.params.has_logit_rules]
+    rows = [row for row, sequence in enumerate(sequences) if sequence.has_logit_rules]
     if not rows:
         return logits
     logits = logits.float()
@@ -40,7 +42,12 @@ def _apply(logits: Tensor, sequence: Sequence) -> None:
     if params.logit_bias:
         token_ids, biases = zip(*params.logit_bias, strict=True)
         logits.index_add_(0, torch.tensor(token_ids), torch.tensor(biases, dtype=torch.float32))
+    if sequence.matcher is not None:
+        logits.masked_fill_(torch.from_numpy(sequence.matcher.forbidden(len(logits))), -math.inf)
     if len(output) < params.min_tokens:
         # A checkpoint may name an end token that its vocabulary does not reach.
-        ends = [token for token in sequence.stop_token_ids if token < len(logits)]
-        logits[torch.tensor(ends, dtype=torch.int64)] = float("-inf")
+        ends = torch.tensor([token for token in sequence.stop_token_ids if token < len(logits)]).long()
+        held_back = logits[ends]
+        logits[ends] = -math.inf
+        if sequence.matcher is not None and logits.max() == -math.inf:
+            logits[ends] = held_back

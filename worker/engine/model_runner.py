@@ -79,7 +79,7 @@ class ModelRunner:
         if not step.sampled:
             return []
         logits = self._model.logits(hidden)
-        asking = [row for row, sequence in enumerate(step.sampled) if sequence.params.logprobs is not None]
+        asking = [row for row, sequence in enumerate(step.sampled) if sequence.needs_logprobs]
         own_logits = logits[torch.tensor(asking)] if asking else None  # a copy: rules change theirs in place
         tokens = sample(apply_rules(logits, step.sampled), step.sampling)
         if own_logits is not None:

@@ -27,7 +27,7 @@ class OpenEmbedding:
         is_mean = request.pooling == Pooling.MEAN
         self.request = request
         self.num_prompt_tokens = len(prompt)
-        self._readout = PooledReadout(0 if is_mean else len(prompt) - 1)
+        self._readout = PooledReadout(0 if is_mean else len(prompt) - 1, len(prompt))
         # A mean needs every row, so it finds nothing in the prefix cache; and what it would leave there
         # would drive out what others can use.
         self.sequences = [_sequence(request, prompt, self._readout, next(arrivals), is_shareable=not is_mean)]
@@ -134,5 +134,6 @@ def _sequence(
         seed=0,
         stop_token_ids=frozenset(),
         readout=readout,
+        is_generating=False,
         is_shareable=is_shareable,
     )

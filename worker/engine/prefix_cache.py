@@ -53,6 +53,11 @@ class PrefixCache:
             del self._block_by_digest[digest]
             self.num_evictions += 1
 
+    def clear(self) -> None:
+        """Forget every Block."""
+        self._block_by_digest.clear()
+        self._digest_by_block.clear()
+
     def items(self) -> list[tuple[bytes, int]]:
         """Return every (digest, Block) pair."""
         return list(self._block_by_digest.items())

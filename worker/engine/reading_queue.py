@@ -99,7 +99,7 @@ class ReadingQueue:
         if self._readings:
             for entry in plan.entries:
                 sequence = entry.sequence
-                if sequence.readout is not None and not sequence.num_uncomputed_tokens:
+                if not (sequence.is_generating or sequence.num_uncomputed_tokens):
                     self._scheduler.finish(sequence)
                     self._num_unread[sequence.request_id] -= 1
                     if not self._num_unread[sequence.request_id]:

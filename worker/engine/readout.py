@@ -1,10 +1,18 @@
-"""What is read off a Sequence's rows instead of its next token. Knows numbers, no tensors."""
+"""What is read off a Sequence's rows beside its next tokens. Knows numbers, no tensors."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from worker.engine.scoring import ContinuationScore
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of the model's probabilities at one token, before any option of sampling."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]  # (token id, logprob), likeliest first
 
 
 @dataclass(slots=True)
@@ -16,6 +24,7 @@ class PooledReadout:
     """
 
     next_row: int  # the first position that is not read yet
+    end_row: int
     total: np.ndarray | None = None  # [hidden_size] float64
     num_rows: int = 0
 
@@ -49,6 +58,11 @@ class ScoredReadout:
     last_tokens: tuple[int, ...]
     rows: list[list[tuple[float, bool]]] = field(default_factory=list)  # (logprob, is most likely) by target
 
+    @property
+    def end_row(self) -> int:
+        """One past the last position that is read."""
+        return self.next_row + len(self.head) + 1 - len(self.rows)
+
     def targets(self, num_rows: int) -> list[tuple[int, ...]]:
         """Return for each of the next rows the tokens whose logprobs it gives."""
         count = len(self.rows)
@@ -72,4 +86,27 @@ class ScoredReadout:
         return results
 
 
-Readout = PooledReadout | ScoredReadout
+@dataclass(slots=True)
+class PromptReadout:
+    """Logprobs of a prompt's own tokens, each from the row before it. Its Sequence goes on to generate."""
+
+    next_token_ids: list[int]  # of the prompt, without the first
+    count: int  # of likeliest tokens that are reported beside each
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def next_row(self) -> int:
+        """The first position that is not read yet."""
+        return len(self.logprobs)
+
+    @property
+    def end_row(self) -> int:
+        """One past the last position that is read."""
+        return len(self.next_token_ids)
+
+    def push(self, rows: list[TokenLogprobs]) -> None:
+        """Add what the next rows say."""
+        self.logprobs += rows
+
+
+Readout = PooledReadout | ScoredReadout | PromptReadout

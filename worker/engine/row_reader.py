@@ -1,4 +1,4 @@
-"""Hands the rows of a Step that are not for next tokens to the Sequences they are read off."""
+"""Hands the rows of a Step that are not only for next tokens to the Sequences they are read off."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.engine.readout import PooledReadout, Readout, ScoredReadout
+from worker.engine.readout import PooledReadout, PromptReadout, Readout, ScoredReadout
+from worker.engine.sampler import token_logprobs
 
 MAX_LOGITS = 1 << 24  # at once, of scored rows: 64 MiB
 
@@ -25,7 +26,7 @@ def read_rows(
 ) -> None:
     """Push the rows of `hidden` [num_rows, hidden_size], which lie in the order of `spans`.
 
-    `logits_of` makes [num_rows, vocab_size] of hidden states; it is called for scored rows only.
+    `logits_of` makes [num_rows, vocab_size] of hidden states; it is not called for pooled rows.
     """
     pooled: list[tuple[PooledReadout, Tensor]] = []
     scored: list[tuple[ScoredReadout, Tensor]] = []
@@ -35,6 +36,8 @@ def read_rows(
         first += span.num_rows
         if isinstance(span.readout, PooledReadout):
             pooled.append((span.readout, rows))
+        elif isinstance(span.readout, PromptReadout):
+            _push_prompt(span.readout, rows, logits_of, max(1, MAX_LOGITS // vocab_size))
         else:
             scored.append((span.readout, rows))
     if pooled:
@@ -52,6 +55,14 @@ def _push_pooled(pooled: Sequence[tuple[PooledReadout, Tensor]]) -> None:
     for readout, rows in pooled:
         readout.push(converted[first : first + len(rows)])
         first += len(rows)
+
+
+def _push_prompt(
+    readout: PromptReadout, hidden: Tensor, logits_of: Callable[[Tensor], Tensor], at_once: int
+) -> None:
+    for rows in torch.split(hidden, at_once):
+        token_ids = readout.next_token_ids[readout.next_row :][: len(rows)]
+        readout.push(token_logprobs(logits_of(rows), token_ids, [readout.count] * len(rows)))
 
 
 def _score(

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.engine.sequence import Sequence, TokenLogprobs
+from worker.engine.readout import TokenLogprobs
+from worker.engine.sequence import Sequence
 
 NUM_CANDIDATES = 256  # the most likely tokens looked at first for top-k and top-p
 _WEYL = np.uint64(0x9E3779B97F4A7C15)

@@ -4,8 +4,10 @@ import math
 from dataclasses import dataclass
 
 from worker.engine.errors import InvalidRequestError
+from worker.engine.grammar import Grammar
 
 MAX_LOGPROBS = 20
+MAX_CHOICES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +16,14 @@ class SamplingParams:
 
     `temperature=0` is greedy. `top_k=0`, `top_p=1` and `min_p=0` are off; they apply in that order, after the
     temperature. `seed=None` draws one. `stop` strings and `stop_token_ids` end the output, which is cut
-    before them; `ignore_eos` ignores the checkpoint's end tokens only. `min_tokens` holds back end tokens and
-    stop ids; a stop string may still come before it. `logprobs` is how many of the likeliest tokens are
-    reported beside each chosen one, from the model's own logits; None reports nothing.
+    before them; `ignore_eos` ignores the checkpoint's end tokens only. `min_tokens` holds back whatever ends
+    the output, unless a `grammar` leaves nothing else; a complete grammar always ends it. `logprobs` is how
+    many of the likeliest tokens are reported beside each chosen one, from the model's own logits, and
+    `prompt_logprobs` the same for each prompt token after the first; None reports nothing.
+
+    `n` asks for so many choices, each with a seed of its own that follows from `seed`; the first one's is
+    `seed` itself. `best_of` generates more of them and keeps the `n` with the highest mean logprob, best
+    first.
     """
 
     max_tokens: int = 256
@@ -34,6 +41,10 @@ class SamplingParams:
     presence_penalty: float = 0.0  # over the output, once
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added)
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int = 1
+    best_of: int | None = None  # None: n
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         problems = {
@@ -48,6 +59,11 @@ class SamplingParams:
             "presence_penalty": not -2 <= self.presence_penalty <= 2,
             "logit_bias": any(not math.isfinite(bias) for _, bias in self.logit_bias),
             "logprobs": self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS,
+            "prompt_logprobs": (
+                self.prompt_logprobs is not None and not 0 <= self.prompt_logprobs <= MAX_LOGPROBS
+            ),
+            "n": not 1 <= self.n <= MAX_CHOICES,
+            "best_of": self.best_of is not None and not self.n <= self.best_of <= MAX_CHOICES,
             "stop": any(not text for text in self.stop),
         }
         for name, is_wrong in problems.items():
@@ -60,10 +76,21 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
+    def num_choices(self) -> int:
+        """How many are generated."""
+        return self.best_of or self.n
+
+    @property
+    def needs_logprobs(self) -> bool:
+        """Whether the logprob of each chosen token is wanted."""
+        return self.logprobs is not None or self.num_choices > self.n
+
+    @property
     def has_logit_rules(self) -> bool:
         """Whether logits change before a token is chosen."""
         return bool(
-            self.logit_bias
+            self.grammar is not None
+            or self.logit_bias
             or self.min_tokens
             or self.repetition_penalty != 1
             or self.frequency_penalty

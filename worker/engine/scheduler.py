@@ -1,30 +1,30 @@
 """Which Sequences get how many tokens of the next Step. No modes: computed tokens catch up with known ones.
 
-Running Sequences go first, in order of arrival, then waiting ones. Knows no tensors.
+Running Sequences go first, in order of arrival, then waiting ones, as the admission policy chooses. Knows no
+tensors.
 """
 
-import heapq
 from bisect import insort
 from operator import attrgetter
 
+from worker.engine.admission.policy import AdmissionPolicy
 from worker.engine.block_pool import BlockPool
 from worker.engine.prefix_cache import extend_hashes
-from worker.engine.sequence import Sequence, SequenceState
+from worker.engine.sequence import FinishReason, Sequence, SequenceState
 from worker.engine.step import EngineStats, ScheduledSequence, StepPlan
-
-WATERMARK = 0.01  # share of the pool that an admission leaves free for running Sequences to grow
 
 
 class Scheduler:
     """Hands out Blocks, rows and a Step's token budget.
 
-    The oldest unfinished Sequence is never preempted and any Sequence fits the pool alone, so every Step
-    makes progress.
+    The oldest running Sequence is never preempted and any Sequence fits the pool alone, so every Step makes
+    progress. A Step costs time by how many run, not by how many wait.
     """
 
     def __init__(
         self,
         block_pool: BlockPool,
+        policy: AdmissionPolicy,
         *,
         block_size: int,
         max_num_sequences: int,
@@ -33,16 +33,21 @@ class Scheduler:
     ) -> None:
         self.block_pool = block_pool
         self.stats = stats or EngineStats()
+        self._policy = policy
         self._block_size = block_size
         self._max_num_sequences = max_num_sequences
         self._max_tokens_per_step = max_tokens_per_step
-        self._watermark = int(WATERMARK * block_pool.num_blocks)
         self._running: list[Sequence] = []  # by arrival
-        self._waiting: list[tuple[int, Sequence]] = []  # a heap by arrival
-        self._num_waiting = 0  # the heap may also hold Sequences that were cancelled
+        self._num_waiting = 0  # the policy may also hold Sequences that were cancelled
+        self._is_settled = False  # what waits was refused, and nothing has happened since that makes room
         self._free_rows = list(range(max_num_sequences))
         # Full prompt Blocks that a running Sequence is about to compute, by digest.
         self._in_flight: dict[bytes, Sequence] = {}
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        """Sequences that hold Blocks, by arrival."""
+        return tuple(self._running)
 
     @property
     def num_running(self) -> int:
@@ -76,8 +81,10 @@ class Scheduler:
             entries.append(_entry(sequence, num_tokens))
             budget -= num_tokens
             index += 1
-        if self.stats.preemptions == preemptions:
+        self._policy.start_step()
+        if self.stats.preemptions == preemptions and not self._is_settled:
             self._admit_waiting(entries, budget)
+        self.stats.evictions = self.block_pool.num_evictions
         return StepPlan(tuple(entries))
 
     def advance(self, plan: StepPlan) -> None:
@@ -98,8 +105,11 @@ class Scheduler:
             ):
                 self._offer_blocks(sequence)
 
-    def finish(self, sequence: Sequence) -> None:
-        """Take a Sequence out, running or waiting, and release what it holds."""
+    def finish(self, sequence: Sequence, reason: FinishReason | None = None) -> None:
+        """Take a Sequence out, running or waiting, and release what it holds; `reason`: of a generation."""
+        if reason in {FinishReason.STOP, FinishReason.LENGTH}:
+            self._policy.learn(sequence, is_cut=reason is FinishReason.LENGTH)
+        self._is_settled = False
         if sequence.state is SequenceState.RUNNING:
             self._running.remove(sequence)
             self._release(sequence)
@@ -113,8 +123,9 @@ class Scheduler:
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.WAITING
-        heapq.heappush(self._waiting, (sequence.arrival, sequence))
+        self._policy.add(sequence)
         self._num_waiting += 1
+        self._is_settled = False
 
     def _reserve(self, sequence: Sequence, num_tokens: int, index: int) -> bool:
         """Give a running Sequence its Blocks, preempting from `index` on; False: it was preempted itself."""
@@ -151,34 +162,29 @@ class Scheduler:
 
     def _admit_waiting(self, entries: list[ScheduledSequence], budget: int) -> None:
         """Admit waiting Sequences while budget, rows and Blocks last, and append their share of the Step."""
-        held: list[tuple[int, Sequence]] = []
-        while budget and self._waiting and len(self._running) < self._max_num_sequences > len(held):
-            item = heapq.heappop(self._waiting)
-            sequence = item[1]
-            if sequence.state is not SequenceState.WAITING:
-                continue
+        num_held = 0
+        while budget and self._free_rows and num_held < self._max_num_sequences:
+            sequence = self._policy.pop()
+            if sequence is None:
+                self._is_settled = not num_held
+                return
             # Rows that are still to be read always run: without one there is no next token to choose.
             digests = sequence.block_hashes[: sequence.next_row // self._block_size]
             cached = self.block_pool.match(digests)
             if len(cached) < len(digests) and digests[len(cached)] in self._in_flight:
-                held.append(item)  # another Sequence computes this prefix now: wait a Step and share it
+                # Another Sequence computes this prefix now: wait a Step and share it.
+                self._policy.put_back(sequence, is_refused=False)
+                num_held += 1
                 continue
-            if not self._fits(sequence, cached):
-                held.append(item)
-                break
+            num_fresh = -(-len(sequence.token_ids) // self._block_size) - len(cached)
+            num_needed = num_fresh + sum(map(self.block_pool.is_free, cached))
+            if not self._policy.has_room(sequence, num_needed, self._running):
+                self._policy.put_back(sequence, is_refused=True)
+                continue
             self._admit(sequence, cached)
             num_tokens = min(sequence.num_uncomputed_tokens, budget)
             entries.append(_entry(sequence, num_tokens))
             budget -= num_tokens
-        for item in held:
-            heapq.heappush(self._waiting, item)
-
-    def _fits(self, sequence: Sequence, cached: list[int]) -> bool:
-        """Whether all known tokens fit now, and leave the watermark while others run."""
-        taken = sum(map(self.block_pool.is_free, cached))
-        fresh = -(-len(sequence.token_ids) // self._block_size) - len(cached)
-        left = self.block_pool.num_free_blocks - taken - fresh
-        return left >= (max(self._watermark, len(self._running)) if self._running else 0)
 
     def _admit(self, sequence: Sequence, cached: list[int]) -> None:
         self.block_pool.share(cached)
@@ -189,6 +195,9 @@ class Scheduler:
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed_tokens
             self.stats.cached_tokens += sequence.num_cached_tokens
+            self.stats.queried_tokens += sequence.num_prompt_tokens if self.block_pool.is_caching else 0
+        else:
+            self.stats.resumed_tokens += sequence.num_computed_tokens
         for digest in sequence.block_hashes[len(cached) :]:
             self._in_flight.setdefault(digest, sequence)
         sequence.row = self._free_rows.pop()
@@ -209,4 +218,4 @@ class Scheduler:
 def _entry(sequence: Sequence, num_tokens: int) -> ScheduledSequence:
     start = sequence.num_computed_tokens
     is_last = start + num_tokens == len(sequence.token_ids)
-    return ScheduledSequence(sequence, start, num_tokens, is_sampled=is_last and sequence.readout is None)
+    return ScheduledSequence(sequence, start, num_tokens, is_sampled=is_last and sequence.is_generating)

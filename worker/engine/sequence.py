@@ -1,10 +1,11 @@
-"""A request's tokens inside the engine, and where the scheduler has got to with them."""
+"""The tokens of a request's choice inside the engine, and where the scheduler has got to with them."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from worker.engine.readout import Readout
+from worker.engine.grammar import GrammarMatcher
+from worker.engine.readout import Readout, TokenLogprobs
 from worker.engine.sampling import SamplingParams
 
 
@@ -25,17 +26,9 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Natural logarithms of the model's probabilities where a token was chosen, before any option of it."""
-
-    chosen: float
-    top: tuple[tuple[int, float], ...]  # (token id, logprob), likeliest first
-
-
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request's tokens: the prompt, then what was generated."""
+    """One choice's tokens: the prompt, then what was generated."""
 
     request_id: Hashable
     arrival: int  # order of admission; lower goes first
@@ -44,6 +37,7 @@ class Sequence:
     params: SamplingParams
     seed: int
     stop_token_ids: frozenset[int]
+    job: Hashable | None = None
     state: SequenceState = SequenceState.WAITING
     # Tokens whose keys and values are in the cache; the scheduler works until all but the newest are.
     num_computed_tokens: int = 0
@@ -57,8 +51,17 @@ class Sequence:
     num_hashed_blocks: int = 0  # how many of block_table are in the prefix cache or were offered to it
     row: int | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each output token, if asked for
-    readout: Readout | None = None  # what is read off its rows; None: next tokens
+    readout: Readout | None = None  # what is read off its rows beside next tokens
+    is_generating: bool = True  # False: the readout is all that is wanted
     is_shareable: bool = True  # its Blocks may go to the prefix cache
+    matcher: GrammarMatcher | None = None
+    # Read for every Sequence in every Step, so worked out once.
+    has_logit_rules: bool = field(init=False)
+    needs_logprobs: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.has_logit_rules = self.params.has_logit_rules
+        self.needs_logprobs = self.params.needs_logprobs
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -68,7 +71,9 @@ class Sequence:
     @property
     def next_row(self) -> int:
         """Position of the first row still to be read; for a next token, that of the newest token."""
-        return len(self.token_ids) - 1 if self.readout is None else self.readout.next_row
+        if self.readout is not None and self.readout.next_row < self.readout.end_row:
+            return self.readout.next_row
+        return len(self.token_ids) - 1
 
     @property
     def num_output_tokens(self) -> int:

@@ -5,9 +5,10 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 from worker.engine.embedding import Embedding, EmbeddingRequest
+from worker.engine.readout import TokenLogprobs
 from worker.engine.sampling import SamplingParams
 from worker.engine.scoring import Scores, ScoringRequest
-from worker.engine.sequence import FinishReason, Sequence, TokenLogprobs
+from worker.engine.sequence import FinishReason, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,20 +19,60 @@ class GenerationRequest:
     prompt: str | Tokens[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     add_special_tokens: bool = True
+    job: Hashable | None = None  # requests of one job are expected to have outputs of like length
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One output of a request. `token_ids` keeps the token that ended it; `text` does not."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each of `token_ids`, if asked for
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The outcome of one request. `token_ids` keeps the token that ended it; `text` does not."""
+    """The outcome of one request: its choices, at least one, and what they have in common.
+
+    A request ends as a whole: when it failed there is one empty choice, when it was cancelled all of them
+    are. What most requests want, the one choice, can be read off the Completion itself.
+    """
 
     id: Hashable
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
+    choices: tuple[Choice, ...]
     num_prompt_tokens: int
     num_cached_tokens: int
+    num_output_tokens: int  # of all choices, also those that `best_of` did not keep
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of each prompt token after the first
     error: str | None = None
-    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each of `token_ids`, if asked for
+
+    @classmethod
+    def failed(cls, request_id: Hashable, error: str, num_output_tokens: int = 0) -> "Completion":
+        """Return the outcome of a request that could not run, or not to its end."""
+        choices = (Choice("", (), FinishReason.ERROR),)
+        return cls(request_id, choices, 0, 0, num_output_tokens, error=error)
+
+    @property
+    def text(self) -> str:
+        """Of the first choice."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Of the first choice."""
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Of the first choice."""
+        return self.choices[0].finish_reason
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprobs, ...] | None:
+        """Of the first choice."""
+        return self.choices[0].logprobs
 
 
 # A reading generates nothing: its outcome is read off the rows of its tokens.
@@ -80,8 +121,16 @@ class EngineStats:
     prefill_tokens: int = 0  # prompt tokens run through the model for the first time
     decode_tokens: int = 0  # tokens generated
     recomputed_tokens: int = 0  # run through the model again after a preemption
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
+    cached_tokens: int = 0  # of them, found there
+    evictions: int = 0  # cached Blocks forgotten because they were needed
     preemptions: int = 0
+    resumed_tokens: int = 0  # of preempted Sequences, found in the prefix cache when they came back
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Share of prompt tokens that the prefix cache spared."""
+        return self.cached_tokens / self.queried_tokens if self.queried_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,28 +10,35 @@ class StopChecker:
     Only Sequences that have stop strings have one: the others are decoded once, when they end.
     """
 
-    __slots__ = ("_longest", "_stop", "_stream", "_text")
+    __slots__ = ("_min_tokens", "_num_held", "_num_tokens", "_stop", "_stream", "_text")
 
-    def __init__(self, stop: tuple[str, ...], tokenizer: Tokenizer) -> None:
+    def __init__(self, stop: tuple[str, ...], min_tokens: int, tokenizer: Tokenizer) -> None:
         self._stop = stop
-        self._longest = max(map(len, stop))
+        self._min_tokens = min_tokens
         self._stream = TextStream(tokenizer)
         self._text = ""
+        self._num_tokens = 0
+        self._num_held = 0  # characters, of the tokens before the first that may end the output
 
     def push(self, token_id: int) -> bool:
         """Add a token; return whether a stop string is now complete."""
         new_text = self._stream.push(token_id)
-        if not new_text:
-            return False
         self._text += new_text
-        tail = self._text[-(len(new_text) + self._longest - 1) :]
-        return any(stop in tail for stop in self._stop)
+        self._num_tokens += 1
+        if self._num_tokens < self._min_tokens:
+            self._num_held = len(self._text)
+            return False
+        return bool(new_text) and self._find(self._text, len(self._text) - len(new_text)) is not None
 
+    def cut(self, text: str) -> tuple[str, bool]:
+        """Return the whole output up to the earliest stop string, and whether there was one."""
+        index = self._find(text, self._num_held)
+        return (text, False) if index is None else (text[:index], True)
 
-def cut_at_stop(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
-    """Return `text` up to the earliest stop string, and whether there was one."""
-    found = [index for index in map(text.find, stop) if index >= 0]
-    return (text[: min(found)], True) if found else (text, False)
+    def _find(self, text: str, num_seen: int) -> int | None:
+        """Return where the earliest stop string that ends after the first `num_seen` characters begins."""
+        found = [text.find(stop, max(0, num_seen + 1 - len(stop))) for stop in self._stop]
+        return min((index for index in found if index >= 0), default=None)
 
 
 def finish_reason(sequence: Sequence, max_model_len: int) -> FinishReason | None:
@@ -43,9 +50,12 @@ def finish_reason(sequence: Sequence, max_model_len: int) -> FinishReason | None
     return None
 
 
-def output_text(sequence: Sequence, tokenizer: Tokenizer) -> tuple[str, bool]:
+def output_text(
+    sequence: Sequence, tokenizer: Tokenizer, stop_checker: StopChecker | None
+) -> tuple[str, bool]:
     """Return the text generated, cut before what stopped it, and whether a stop string did."""
     token_ids = sequence.token_ids[sequence.num_prompt_tokens :]
     if token_ids and token_ids[-1] in sequence.stop_token_ids:
         token_ids = token_ids[:-1]
-    return cut_at_stop(tokenizer.decode(token_ids), sequence.params.stop)
+    text = tokenizer.decode(token_ids)
+    return (text, False) if stop_checker is None else stop_checker.cut(text)

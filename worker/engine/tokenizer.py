@@ -26,6 +26,15 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest token id it knows; the model may have rows for more."""
+        return max(self._tokenizer.get_vocab().values()) + 1
+
+    def to_json(self) -> str:
+        """Return it as tokenizer.json has it, without padding and truncation."""
+        return self._tokenizer.to_str()
+
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Return the token ids of each text."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)

@@ -111,6 +111,8 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
 
 def without_result(session: Session, results: Sequence[NewResult]) -> list[NewResult]:
     """Drop results that are recorded already: an earlier commit whose outcome was never learned."""
+    if not results:
+        return []
     known = set(
         session.scalars(
             select(ResultRow.request_id).where(ResultRow.request_id.in_([r.request_id for r in results]))

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, auto
+from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import ColumnElement, and_, case, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from worker.contract.results import NewResult
@@ -14,6 +15,9 @@ from worker.store import batches, requests
 from worker.store.notify import wake_dispatcher
 from worker.store.requests import ShardRequest
 from worker.store.tables import BatchRow, ShardRow
+
+# What a shard has that nobody holds and no ticket names.
+NOBODYS: dict[str, Any] = {"worker": None, "lease_expires_at": None, "ticketed_at": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,16 @@ class Claim:
     fence: int
     attempt: int
     requests: Sequence[ShardRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the holder of a shard has to record."""
+
+    held: Claim
+    results: Sequence[NewResult]
+    running_tokens: int  # generated so far by requests that are not finished
+    is_last: bool = False  # every request of the shard has its result, with these: it is finished
 
 
 class Saved(Enum):
@@ -65,66 +79,78 @@ def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> 
     return Claim(shard_id, batch.id, shard.fence, shard.attempts, remaining)
 
 
-def save(
-    session: Session,
-    held: Claim,
-    results: Sequence[NewResult],
-    *,
-    running_tokens: int,
-    lease: timedelta | None,
-) -> Saved:
-    """Record results and progress, and renew the lease unless `lease` is None."""
-    batch = batches.lock(session, held.batch_id)
-    shard = _lock_held(session, held)
-    if batch is None or shard is None:
-        return Saved.LOST
+def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | None) -> list[Saved]:
+    """Record results and progress of shards of one batch, and renew their leases unless `lease` is None.
+
+    Shards whose last results these are become finished, and the batch ends if they were its last.
+    """
+    batch = batches.lock(session, progress[0].held.batch_id)
+    held_ids = set() if batch is None else _lock_all_held(session, [one.held for one in progress])
+    held = [one for one in progress if one.held.shard_id in held_ids]
+    if batch is None or not held:
+        return [Saved.LOST] * len(progress)
+    results = [result for one in held for result in one.results]
     _record(session, batch, requests.without_result(session, results))
-    shard.running_tokens = running_tokens
-    if lease is not None:
-        shard.state = ShardState.RUNNING
-        shard.lease_expires_at = func.now() + lease
-        shard.ticketed_at = None
-    return Saved.STOP if batches.is_stopping(session, batch) else Saved.CONTINUE
-
-
-def finish(session: Session, held: Claim) -> None:
-    """Mark a held shard as done, every request in it having its result; end the batch if it was the last."""
-    _leave(session, held, ShardState.FINISHED)
+    finished = [one for one in held if one.is_last]
+    running = [one for one in held if not one.is_last]
+    if finished:
+        _update(session, finished, {"state": ShardState.FINISHED, "running_tokens": 0} | NOBODYS)
+        batches.settle(session, batch)
+    if running:
+        tokens = {one.held.shard_id: one.running_tokens for one in running}
+        changes: dict[str, Any] = {"running_tokens": case(tokens, value=ShardRow.id)}
+        if lease is not None:
+            changes |= {
+                "state": ShardState.RUNNING,
+                "lease_expires_at": func.now() + lease,
+                "ticketed_at": None,
+            }
+        _update(session, running, changes)
+    verdict = Saved.STOP if batches.is_stopping(session, batch) else Saved.CONTINUE
+    return [verdict if one.held.shard_id in held_ids else Saved.LOST for one in progress]
 
 
 def release(session: Session, held: Claim) -> None:
     """Hand a held shard back, its unfinished requests to be run by whoever claims it next."""
-    _leave(session, held, ShardState.READY)
-
-
-def _leave(session: Session, held: Claim, state: ShardState) -> None:
     batch = batches.lock(session, held.batch_id)
-    shard = _lock_held(session, held)
-    if batch is None or shard is None:
+    if batch is None or not _lock_all_held(session, [held]):
         return
-    shard.state = state
-    shard.worker = None
-    shard.lease_expires_at = None
-    shard.running_tokens = 0
-    if state is ShardState.READY:
-        shard.attempts -= 1  # a release is not a failure
-        shard.ticketed_at = None
-    session.flush()
+    session.execute(
+        update(ShardRow)
+        .where(ShardRow.id == held.shard_id)
+        .values(
+            state=ShardState.READY,
+            attempts=ShardRow.attempts - 1,  # a release is not a failure
+            running_tokens=0,
+            **NOBODYS,
+        )
+    )
     batches.settle(session, batch)
     wake_dispatcher(session)
 
 
-def _lock_held(session: Session, held: Claim) -> ShardRow | None:
+def _update(session: Session, progress: Sequence[Progress], changes: dict[str, Any]) -> None:
+    session.execute(
+        update(ShardRow)
+        .where(ShardRow.id.in_([one.held.shard_id for one in progress]))
+        .values(changes)
+        .execution_options(synchronize_session=False)
+    )
+
+
+def _lock_all_held(session: Session, claims: Sequence[Claim]) -> set[int]:
+    """Lock those shards that are still held by these claims, and return their ids."""
+    return set(
+        session.scalars(select(ShardRow.id).where(_is_held(claims)).order_by(ShardRow.id).with_for_update())
+    )
+
+
+def _is_held(claims: Sequence[Claim]) -> ColumnElement[bool]:
     # An expired lease whose shard nobody has claimed since still carries our fence: the work is good.
-    return session.scalar(
-        select(ShardRow)
-        .where(
-            ShardRow.id == held.shard_id,
-            ShardRow.fence == held.fence,
-            ShardRow.state.in_([ShardState.RUNNING, ShardState.READY]),
-        )
-        .with_for_update()
-        .execution_options(populate_existing=True)
+    fences = [(claim.shard_id, claim.fence) for claim in claims]
+    return and_(
+        tuple_(ShardRow.id, ShardRow.fence).in_(fences),
+        ShardRow.state.in_([ShardState.RUNNING, ShardState.READY]),
     )
 
 

@@ -17,6 +17,7 @@ from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
 from worker.settings import Settings, settings
 from worker.shard_runner import ShardRunner
+from worker.shard_saver import ShardSaver
 from worker.store import workers
 from worker.store.session import Store
 
@@ -60,6 +61,7 @@ class EngineStep(bootsteps.StartStopStep):
         logger.info("engine ready: %s", info)
         _runner = ShardRunner(
             store=self._store,
+            saver=ShardSaver(self._store),
             engine=self._engine,
             worker=parent.hostname,
             lease=timedelta(seconds=config.lease_seconds),
@@ -108,6 +110,7 @@ def engine_config(config: Settings) -> EngineConfig:
         max_num_sequences=config.max_num_sequences,
         max_tokens_per_step=config.max_tokens_per_step,
         kv_cache_bytes=config.kv_cache_bytes,
+        admission=config.admission,
         num_threads=config.threads,
     )
 

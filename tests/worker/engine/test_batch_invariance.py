@@ -106,7 +106,7 @@ def _assert_same(alone: Any, watched: Watched, tokens: dict[int, tuple[int, ...]
         {"max_num_sequences": 16, "max_tokens_per_step": 37},
         {"max_num_sequences": 2, "max_tokens_per_step": 5},
         {"max_num_sequences": 16, "enable_prefix_cache": False},
-        {"max_num_sequences": 16, "num_blocks": 34},
+        {"max_num_sequences": 16, "num_blocks": 34, "admission": "fifo"},
     ],
     ids=str,
 )

@@ -13,6 +13,7 @@ from worker.engine.step import GenerationRequest
     ("wrong", "problem"),
     [
         ({"dtype": "fp4"}, "fp4"),
+        ({"admission": "shortest"}, "admission 'shortest'"),
         ({"device": "cuda"}, "cuda.* is not built yet"),
         ({"block_size": 0}, "block_size"),
         ({"num_blocks": 0}, "num_blocks"),

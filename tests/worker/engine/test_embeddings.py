@@ -107,6 +107,7 @@ def test_preempted(tiny_llama: Path) -> None:
         max_num_sequences=3,
         max_tokens_per_step=3,
         batch_policy=BatchPolicy(max_memory_share=1.0),
+        admission="fifo",
     )
     preempted = watch_preemptions(engine)
     generation = requests_for(random_prompts(20, 20, seed=9), greedy(40), first_id=100)

@@ -173,7 +173,7 @@ def test_prefix_is_computed_once_by_sequences_that_arrive_together(checkpoint: P
 
 
 def test_prefix_cached_while_blocks_run_out(checkpoint: Path) -> None:
-    engine = make_engine(checkpoint, num_blocks=24, max_model_len=80)
+    engine = make_engine(checkpoint, num_blocks=24, max_model_len=80, admission="fifo")
     prefix = _prompts()[4]
     prompts = [prefix + tail for tail in _prompts()[:6]] * 2
     _assert_equal(checkpoint, prompts, run(engine, requests_for(prompts, greedy(NUM_TOKENS))))

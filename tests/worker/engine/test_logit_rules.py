@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
-from tests.fixtures.tiny_llama import END, load_reference
+from tests.fixtures.tiny_llama import END, load_reference, tiny_tokenizer
 from worker.engine.errors import InvalidRequestError
 from worker.engine.logit_rules import apply_rules
 from worker.engine.sampling import SamplingParams
@@ -91,6 +91,26 @@ def test_min_tokens_holds_back_the_end(tiny_llama: Path) -> None:
         assert len(completion.token_ids) == min_tokens + 1
         assert completion.token_ids[-1] == END
         assert completion.finish_reason == "stop"
+
+
+def test_min_tokens_holds_back_stop_strings(tiny_llama: Path) -> None:
+    engine = make_engine(tiny_llama)
+    (free,) = run(engine, requests_for([PROMPT], greedy(24)))
+    pieces = [tiny_tokenizer().decode([token]) for token in free.token_ids]
+    early = next(i for i, piece in enumerate(pieces) if piece.isascii() and piece.strip())
+    stop = (pieces[early], pieces[15])
+    for min_tokens in (0, early + 1, early + 2, 16, 17):
+        (completion,) = run(engine, requests_for([PROMPT], greedy(24, stop=stop, min_tokens=min_tokens)))
+        index = next(
+            (i for i in range(max(0, min_tokens - 1), 24) if any(one in pieces[i] for one in stop)), None
+        )
+        assert completion.finish_reason == ("length" if index is None else "stop")
+        assert len(completion.token_ids) == (24 if index is None else index + 1)
+        kept = free.text if index is None else tiny_tokenizer().decode(list(free.token_ids[: index + 1]))
+        assert kept.startswith(completion.text)
+        assert len(completion.text) >= len(
+            tiny_tokenizer().decode(list(free.token_ids[: max(0, min_tokens - 1)]))
+        )
 
 
 def test_ids_outside_the_vocabulary_are_that_requests_outcome(tiny_llama: Path) -> None:

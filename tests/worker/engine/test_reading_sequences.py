@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.worker.engine.test_scheduler import Cache, make_scheduler, make_sequence
+from tests.fixtures.scheduling import CacheModel, make_scheduler, make_sequence
 from worker.engine.input_builder import read_spans
 from worker.engine.readout import PooledReadout
 from worker.engine.sequence import Sequence, SequenceState
@@ -17,7 +17,8 @@ from worker.engine.step import StepPlan
 def make_reading(arrival: int, prompt: list[int], share: float, *, is_shareable: bool) -> Sequence:
     """A Sequence that is read from a share of its length on."""
     sequence = make_sequence(arrival, prompt, 1)
-    sequence.readout = PooledReadout(int(share * (len(prompt) - 1)))
+    sequence.readout = PooledReadout(int(share * (len(prompt) - 1)), len(prompt))
+    sequence.is_generating = False
     sequence.is_shareable = is_shareable
     return sequence
 
@@ -77,7 +78,7 @@ def test_every_row_is_read_once(
     first_rows = {sequence: sequence.next_row for sequence in sequences}
     numbers = random.Random(seed)
     numbers.shuffle(sequences)
-    cache = Cache(block_size)
+    cache = CacheModel(block_size)
     plans: list[StepPlan] = []
     schedule = scheduler.schedule
     scheduler.schedule = lambda: plans.append(schedule()) or plans[-1]  # type: ignore[method-assign, func-returns-value]

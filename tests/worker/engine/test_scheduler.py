@@ -4,87 +4,20 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.block_pool import BlockPool
-from worker.engine.prefix_cache import PrefixCache
-from worker.engine.sampling import SamplingParams
+from tests.fixtures.scheduling import CacheModel, make_scheduler, make_sequence
+from worker.engine.admission import POLICIES
 from worker.engine.scheduler import Scheduler
-from worker.engine.sequence import Sequence, SequenceState
-
-
-def make_scheduler(
-    num_blocks: int = 64,
-    block_size: int = 4,
-    max_num_sequences: int = 8,
-    max_tokens_per_step: int = 32,
-    *,
-    is_caching: bool = True,
-) -> Scheduler:
-    return Scheduler(
-        BlockPool(num_blocks, PrefixCache() if is_caching else None),
-        block_size=block_size,
-        max_num_sequences=max_num_sequences,
-        max_tokens_per_step=max_tokens_per_step,
-    )
-
-
-def make_sequence(arrival: int, prompt: list[int], max_tokens: int = 4) -> Sequence:
-    return Sequence(
-        request_id=arrival,
-        arrival=arrival,
-        token_ids=list(prompt),
-        num_prompt_tokens=len(prompt),
-        params=SamplingParams(max_tokens=max_tokens),
-        seed=0,
-        stop_token_ids=frozenset(),
-    )
-
-
-@dataclass
-class Cache:
-    """What each Slot holds: the tokens up to and including its own."""
-
-    block_size: int
-    slots: dict[int, tuple[int, ...]] = field(default_factory=dict)
-
-    def slot(self, sequence: Sequence, position: int) -> int:
-        return (
-            sequence.block_table[position // self.block_size] * self.block_size + position % self.block_size
-        )
-
-    def run(self, scheduler: Scheduler, budget: int) -> list[Sequence]:
-        """Run one Step, checking it, and return the Sequences whose next token it chooses."""
-        plan = scheduler.schedule()
-        assert 0 < plan.num_tokens <= budget
-        assert len({entry.sequence.row for entry in plan.entries}) == len(plan.entries)
-        written: set[int] = set()
-        for entry in plan.entries:
-            assert entry.num_tokens > 0
-            assert entry.start == entry.sequence.num_computed_tokens
-            for position in range(entry.start, entry.start + entry.num_tokens):
-                slot = self.slot(entry.sequence, position)
-                assert slot not in written, "two Sequences write one Slot"
-                written.add(slot)
-                self.slots[slot] = tuple(entry.sequence.token_ids[: position + 1])
-        for entry in plan.entries:
-            for position in range(entry.start + entry.num_tokens):
-                expected = tuple(entry.sequence.token_ids[: position + 1])
-                assert self.slots[self.slot(entry.sequence, position)] == expected, (
-                    "a Slot holds other tokens"
-                )
-        scheduler.advance(plan)
-        scheduler.check_integrity()
-        return [entry.sequence for entry in plan.entries if entry.is_sampled]
+from worker.engine.sequence import FinishReason, Sequence, SequenceState
 
 
 def drive(scheduler: Scheduler, sequences: list[Sequence], budget: int, block_size: int) -> Iterator[int]:
     """Run to the end, yielding after each Step; tokens come from a small alphabet, so that prefixes meet."""
-    cache = Cache(block_size)
+    cache = CacheModel(block_size)
     random_numbers = random.Random(0)
     for sequence in sequences:
         scheduler.add(sequence)
@@ -93,7 +26,7 @@ def drive(scheduler: Scheduler, sequences: list[Sequence], budget: int, block_si
         for sequence in cache.run(scheduler, budget):
             sequence.token_ids.append(random_numbers.randrange(2))
             if sequence.num_output_tokens >= sequence.params.max_tokens:
-                scheduler.finish(sequence)
+                scheduler.finish(sequence, FinishReason.LENGTH)
         scheduler.check_integrity()
         step += 1
         assert step < 5000, "livelock"
@@ -111,6 +44,7 @@ prompts = st.lists(st.integers(0, 1), min_size=1, max_size=30)
     max_num_sequences=st.integers(1, 6),
     spare_budget=st.integers(0, 20),
     is_caching=st.booleans(),
+    policy=st.sampled_from(POLICIES),
     cancellations=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 13)), max_size=4),
 )
 def test_everything_finishes_and_no_block_leaks(
@@ -120,19 +54,22 @@ def test_everything_finishes_and_no_block_leaks(
     max_num_sequences: int,
     spare_budget: int,
     is_caching: bool,
+    policy: str,
     cancellations: list[tuple[int, int]],
 ) -> None:
     longest = max(len(prompt) + max_tokens for prompt, max_tokens in work)
     num_blocks = -(-longest // block_size) + spare_blocks
     budget = max_num_sequences + spare_budget
-    scheduler = make_scheduler(num_blocks, block_size, max_num_sequences, budget, is_caching=is_caching)
+    scheduler = make_scheduler(
+        num_blocks, block_size, max_num_sequences, budget, is_caching=is_caching, policy=policy
+    )
     sequences = [make_sequence(i, prompt, max_tokens) for i, (prompt, max_tokens) in enumerate(work)]
     for step in drive(scheduler, sequences, budget, block_size):
         assert scheduler.num_running <= max_num_sequences
         for when, index in cancellations:
             if when == step and index < len(sequences):
-                scheduler.finish(sequences[index])
-                scheduler.finish(sequences[index])  # twice is harmless
+                scheduler.finish(sequences[index], FinishReason.CANCELLED)
+                scheduler.finish(sequences[index], FinishReason.CANCELLED)  # twice is harmless
                 scheduler.check_integrity()
     assert all(sequence.state is SequenceState.FINISHED for sequence in sequences)
     assert scheduler.block_pool.num_free_blocks == num_blocks
@@ -191,7 +128,7 @@ def test_the_least_computed_is_preempted_and_the_oldest_never() -> None:
     assert [sequence.state.value for sequence in sequences] == ["running", "running", "waiting"]
 
 
-@pytest.mark.parametrize("module", ["scheduler", "block_pool", "prefix_cache"])
+@pytest.mark.parametrize("module", ["scheduler", "block_pool", "prefix_cache", "admission"])
 def test_needs_no_torch(module: str) -> None:
     """A scheduler that reaches for tensors can no longer be tested or reasoned about on its own."""
     code = f"import sys, worker.engine.{module}; sys.exit('torch' in sys.modules)"

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.tiny_llama import TEXT, tiny_tokenizer
 from worker.engine.errors import CheckpointError
-from worker.engine.stopping import StopChecker, cut_at_stop
+from worker.engine.stopping import StopChecker
 from worker.engine.tokenizer import TextStream, Tokenizer
 
 
@@ -45,16 +46,33 @@ def test_a_tail_that_never_becomes_a_character_is_handed_out(tokenizer: Tokenize
 )
 def test_stop_string_is_found_where_it_ends(tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
     token_ids = tokenizer.encode_batch([TEXT])[0]
-    checker = StopChecker(stop, tokenizer)
+    checker = StopChecker(stop, 0, tokenizer)
     count = next(i for i, token in enumerate(token_ids, 1) if checker.push(token))
     assert any(text in tokenizer.decode(token_ids[:count]) for text in stop)
     assert not any(text in tokenizer.decode(token_ids[: count - 1]) for text in stop)
 
 
-def test_text_is_cut_before_the_earliest_stop() -> None:
-    assert cut_at_stop("one two three", ("three", "two")) == ("one ", True)
-    assert cut_at_stop("one", ("two",)) == ("one", False)
-    assert cut_at_stop("one", ()) == ("one", False)
+def test_text_is_cut_before_the_earliest_stop(tokenizer: Tokenizer) -> None:
+    assert StopChecker(("three", "two"), 0, tokenizer).cut("one two three") == ("one ", True)
+    assert StopChecker(("two",), 0, tokenizer).cut("one") == ("one", False)
+
+
+@pytest.mark.parametrize("min_tokens", range(60))
+def test_a_stop_string_counts_if_it_ends_with_an_allowed_token(tokenizer: Tokenizer, min_tokens: int) -> None:
+    text = "the fox, the dog, the quick jug, the 東京, the"
+    token_ids = tokenizer.encode_batch([text])[0]
+    assert len(token_ids) < 60
+    checker = StopChecker(("the", "京, t"), min_tokens, tokenizer)
+    count = next((i for i, token in enumerate(token_ids, 1) if checker.push(token)), None)
+    before = tokenizer.decode(token_ids[: max(0, min_tokens - 1)]).rstrip("\ufffd")
+    begins = [match.start() for match in re.finditer("(?=the)|(?=京, t)", text)]
+    ends = {begin: begin + (3 if text[begin] == "t" else 4) for begin in begins}
+    left = [begin for begin in begins if ends[begin] > len(before)]
+    assert (count is not None) is bool(left)
+    if count is not None:
+        assert count >= min_tokens
+        assert checker.cut(tokenizer.decode(token_ids[:count])) == (text[: left[0]], True)
+        assert checker.cut(text)[0] == text[: left[0]]
 
 
 def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from psycopg import DataError
 from sqlalchemy import text
 
-from tests.fixtures.batches import claim, held, result, run_to_the_end, submit
+from tests.fixtures.batches import LEASE, claim, held, result, run_to_the_end, submit
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import BatchStatus, Outcome
 from worker.store import batches, requests, shards, webhooks
@@ -48,6 +48,26 @@ def test_a_batch_lives_from_pending_to_completed(store: Store) -> None:
     assert events(store) == 1
 
 
+def test_shards_that_finish_together_end_the_batch_once(store: Store) -> None:
+    batch_id = submit(store, num_requests=5, shard_size=2, callback_url="https://example.com/hook")
+    claims = [held(store, shard_id) for shard_id in (1, 2, 3)]
+    rows = [[result(request.id) for request in one.requests] for one in claims]
+    progress = [
+        shards.Progress(one, results, running_tokens=3, is_last=one is not claims[1])
+        for one, results in zip(claims, [rows[0], [], rows[2]], strict=True)
+    ]
+    with store.transaction() as session:
+        assert shards.save(session, progress, lease=LEASE) == [shards.Saved.CONTINUE] * 3
+    seen = view(store, batch_id)
+    assert (seen.status, seen.num_completed, seen.running_tokens) == (BatchStatus.PROCESSING, 3, 3)
+    with store.transaction() as session:
+        assert [shards.expired(session, limit=9), claim(store, 1), claim(store, 3)] == [[], None, None]
+        shards.save(session, [shards.Progress(claims[1], rows[1], 0, is_last=True)], lease=None)
+    seen = view(store, batch_id)
+    assert (seen.status, seen.num_completed, seen.running_tokens) == (BatchStatus.COMPLETED, 5, 0)
+    assert events(store) == 1
+
+
 def test_results_are_read_in_order_of_completion_without_gaps(store: Store) -> None:
     batch_id = submit(store, num_requests=6, shard_size=2)
     for shard_id in (3, 1, 2):
@@ -78,10 +98,9 @@ def test_cancelling_a_running_batch_keeps_what_is_finished(store: Store) -> None
         batches.cancel(session, batch_id)
     assert view(store, batch_id).status is BatchStatus.CANCELLING
     with store.transaction() as session:
-        saved = shards.save(
-            session, running, [result(running.requests[0].id)], running_tokens=2, lease=timedelta(seconds=9)
-        )
-    assert saved is shards.Saved.STOP
+        progress = shards.Progress(running, [result(running.requests[0].id)], running_tokens=2)
+        saved = shards.save(session, [progress], lease=timedelta(seconds=9))
+    assert saved == [shards.Saved.STOP]
     with store.transaction() as session:
         shards.release(session, running)
     done = view(store, batch_id)

@@ -9,7 +9,7 @@ from worker.contract.results import NewResult
 from worker.contract.states import BatchStatus
 from worker.store import batches, requests, shards
 from worker.store.session import Store
-from worker.store.shards import Claim, Saved
+from worker.store.shards import Claim, Progress, Saved
 
 EXPIRED = timedelta(seconds=-1)
 
@@ -18,7 +18,7 @@ def save(
     store: Store, claimed: Claim, results: Sequence[NewResult] = (), lease: timedelta | None = LEASE
 ) -> Saved:
     with store.transaction() as session:
-        return shards.save(session, claimed, results, running_tokens=5, lease=lease)
+        return shards.save(session, [Progress(claimed, results, running_tokens=5)], lease=lease)[0]
 
 
 def return_expired(store: Store, max_attempts: int = 5) -> int:
@@ -61,8 +61,9 @@ def test_a_stale_holder_is_fenced(store: Store) -> None:
     fresh = held(store, 1)
     assert fresh.fence == stale.fence + 1
     assert save(store, stale, [result(stale.requests[0].id)]) is Saved.LOST
+    last = Progress(stale, [], running_tokens=0, is_last=True)
     with store.transaction() as session:
-        shards.finish(session, stale)
+        assert shards.save(session, [last], lease=EXPIRED) == [Saved.LOST]
     assert outcomes(store, batch_id) == []
     run_to_the_end(store, fresh)
     assert outcomes(store, batch_id) == [None, None]

@@ -1,0 +1,166 @@
+"""Longest expected output first, prefixes together, and only what memory still holds when it has grown."""
+
+import heapq
+from collections.abc import Sequence as Items
+
+from worker.engine.admission.memory_forecast import MemoryForecast
+from worker.engine.admission.output_lengths import OutputLengths
+from worker.engine.admission.policy import WATERMARK
+from worker.engine.block_pool import BlockPool
+from worker.engine.sequence import Sequence, SequenceState
+
+AGING_STEPS = 256  # Sequences that arrive within so many Steps are one age
+AHEAD = 64  # the level, above that of any length, of preempted Sequences and of readings
+MAX_MOVES = 64  # a Step
+OVERCOMMIT_SHARE = 8  # what is admitted without room for its end has room for 1/8 of its way
+
+_Item = tuple[int, list[bytes], int, Sequence]  # age, digests of the prompt's Blocks, arrival
+
+
+class LengthAware:
+    """Levels of expected output, each twice the one below; the longest goes first, so that none ends alone.
+
+    Within a level the digests decide, so that Sequences with a common prefix follow each other, however
+    many Blocks they share. A Step of waiting counts as much as a token of output: nobody is passed by what
+    arrives more than a longest output later. Preempted Sequences come before all others, and with
+    them readings, which the batch former held back already and which grow no more.
+
+    When the first in order finds no room, shorter ones that will have ended before room runs short may pass
+    it, until all that ran when it was refused should have ended. One that would go on alone after all others
+    may start although it will run short later: to compute it again costs less than Steps that hold little
+    else.
+    """
+
+    def __init__(self, pool: BlockPool, *, block_size: int, max_model_len: int) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._max_model_len = max_model_len
+        self._max_used = pool.num_blocks - int(WATERMARK * pool.num_blocks)
+        self._lengths = OutputLengths()
+        self._levels: dict[int, list[_Item]] = {}  # heaps, by the bits of the expected length
+        self._num_steps = 0
+        # Of this Step only.
+        self._popped: tuple[int, _Item] | None = None
+        self._put_back: list[tuple[int, _Item]] = []
+        self._refused: set[int] = set()  # levels
+        self._num_moves = 0
+        self._forecast: MemoryForecast | None = None
+        # The first in order that was refused, and the Step from which nobody may pass it.
+        self._blocked: tuple[Sequence, int] | None = None
+        self._is_closed = False
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a Sequence by what is expected of it now; what is learned later moves it at its turn."""
+        if sequence.max_computed_tokens or not sequence.is_generating:
+            self._push(AHEAD, (0, [], sequence.arrival, sequence))
+        else:
+            age = self._num_steps // AGING_STEPS
+            self._push(self._level(sequence), (age, sequence.block_hashes, sequence.arrival, sequence))
+
+    def start_step(self) -> None:
+        """Begin a Step."""
+        self._num_steps += 1
+        while self._put_back:
+            self._push(*self._put_back.pop())
+        self._refused.clear()
+        self._num_moves = 0
+        self._forecast = None
+        self._is_closed = False
+
+    def pop(self) -> Sequence | None:
+        """Take out the first of the level that leads, leaving out levels refused in this Step."""
+        while not self._is_closed:
+            open_levels = [
+                level for level, heap in self._levels.items() if heap and level not in self._refused
+            ]
+            if not open_levels:
+                break
+            level = min(open_levels, key=self._rank)
+            item = heapq.heappop(self._levels[level])
+            sequence = item[-1]
+            if sequence.state is not SequenceState.WAITING:
+                continue
+            if level != AHEAD and self._num_moves < MAX_MOVES:
+                now = self._level(sequence)
+                if now != level:
+                    self._num_moves += 1
+                    self._push(now, item)
+                    continue
+            self._popped = level, item
+            return sequence
+        return None
+
+    def put_back(self, sequence: Sequence, *, is_refused: bool) -> None:
+        """Return what was popped last; after a refusal its level rests for this Step."""
+        assert self._popped is not None  # noqa: S101
+        self._put_back.append(self._popped)
+        if not is_refused:
+            return
+        if not self._refused:  # the first in order
+            if self._blocked is None or self._blocked[0] is not sequence:
+                self._blocked = sequence, self._num_steps + self._running_forecast(()).num_steps
+            self._is_closed = self._num_steps > self._blocked[1]
+        self._refused.add(self._popped[0])
+
+    def has_room(self, sequence: Sequence, num_needed: int, running: Items[Sequence]) -> bool:
+        """Whether the Blocks are free, and all will be that this and the running Sequences grow into."""
+        forecast = self._running_forecast(running)
+        num_free = self._pool.num_free_blocks
+        if running and num_free - num_needed < self._pool.num_blocks - self._max_used:
+            return False
+        steps = self._num_steps_left(sequence)
+        entry = (steps, -len(sequence.token_ids) % self._block_size, num_needed)
+        forecast.add(*entry, num_taken=num_needed)
+        if not running or forecast.peak() <= self._max_used:
+            return True
+        if self._would_be_last(steps, running) and forecast.peak(steps // OVERCOMMIT_SHARE) <= self._max_used:
+            return True
+        forecast.remove(*entry, num_taken=num_needed)
+        return False
+
+    def learn(self, sequence: Sequence, *, is_cut: bool) -> None:
+        """Teach the job's output length."""
+        self._lengths.learn(sequence.job, sequence.num_output_tokens, is_cut=is_cut)
+
+    def _push(self, level: int, item: _Item) -> None:
+        heapq.heappush(self._levels.setdefault(level, []), item)
+
+    def _rank(self, level: int) -> int:
+        return self._levels[level][0][0] * AGING_STEPS - (1 << (level - 1))
+
+    def _level(self, sequence: Sequence) -> int:
+        expected = self._expected(sequence)
+        if not self._lengths.is_known(sequence.job):
+            expected = self._limit(sequence)  # a job nobody knows starts early, and is known the sooner
+        return max(1, expected - sequence.num_output_tokens).bit_length()
+
+    def _num_steps_left(self, sequence: Sequence) -> int:
+        return max(1, self._expected(sequence) - sequence.num_output_tokens)
+
+    def _expected(self, sequence: Sequence) -> int:
+        limit = self._limit(sequence)
+        if not sequence.stop_token_ids and not sequence.params.stop:
+            return limit  # nothing else ends it
+        return self._lengths.expect(sequence.job, sequence.num_output_tokens, limit)
+
+    def _limit(self, sequence: Sequence) -> int:
+        return min(sequence.params.max_tokens, self._max_model_len - sequence.num_prompt_tokens)
+
+    def _would_be_last(self, num_steps: int, running: Items[Sequence]) -> bool:
+        """Whether it takes longer than all others together, as many at once as run now."""
+        total = sum(map(self._num_steps_left, running))
+        for level, heap in self._levels.items():
+            if level != AHEAD:
+                total += (3 << level) // 4 * len(heap)
+        return num_steps * len(running) >= total
+
+    def _running_forecast(self, running: Items[Sequence]) -> MemoryForecast:
+        if self._forecast is None:
+            used = self._pool.num_blocks - self._pool.num_free_blocks
+            self._forecast = MemoryForecast(self._block_size, used)
+            for sequence in running:
+                table = sequence.block_table
+                spare = len(table) * self._block_size - len(sequence.token_ids)
+                self._lengths.observe(sequence.job, sequence.num_output_tokens)
+                self._forecast.add(self._num_steps_left(sequence), spare, self._pool.count_unshared(table))
+        return self._forecast
