@@ -9,9 +9,19 @@ from benchmarks import quality
 def test_formats_cost_what_they_should() -> None:
     found = quality.measure(3069)
     ppl = {name: row["ppl"] / found["bf16"]["ppl"] for name, row in found.items()}
-    assert list(found) == ["bf16", "int8", "fp8", "int4", "int4_compensated", "nf4", "int8_kv"]
+    assert list(found) == [
+        "bf16",
+        "int8",
+        "fp8",
+        "fp8_compensated",
+        "int4",
+        "int4_compensated",
+        "nf4",
+        "int8_kv",
+    ]
     assert ppl["int8"] < 1.01
     assert ppl["fp8"] < 1.015
+    assert ppl["fp8_compensated"] < 1.01
     assert ppl["int8_kv"] < 1.003
     assert ppl["int4_compensated"] < 1.03
     assert ppl["int4_compensated"] < ppl["int4"] < 1.08

@@ -4,7 +4,7 @@
         [--group-size 32|64|128] [--calibration TEXT_FILE]
 
 int8 and fp8 have a scale a row, int4 a scale a group, nf4 a scale 64 weights, itself in int8. With a
-calibration text, int4's rounding errors are compensated on what the model reads there.
+calibration text, int4's and fp8's rounding errors are compensated on what the model reads there.
 """
 
 import argparse
@@ -33,10 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", choices=FORMATS, required=True)
     parser.add_argument("--out", type=Path, required=True, help="new directory")
     parser.add_argument("--group-size", type=int, choices=GROUP_SIZES, default=64, help="of int4")
-    parser.add_argument("--calibration", type=Path, help="text the model should know well; int4 only")
+    parser.add_argument("--calibration", type=Path, help="text the model should know well; int4 and fp8")
     options = parser.parse_args(arguments)
-    if options.calibration is not None and options.format != "int4":
-        parser.error("--calibration: only int4 uses it")
+    if options.calibration is not None and options.format not in {"int4", "fp8"}:
+        parser.error("--calibration: only int4 and fp8 use it")
     try:
         moments = None
         if options.calibration is not None:

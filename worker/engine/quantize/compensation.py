@@ -1,13 +1,16 @@
-"""Rounds a weight to int4 column by column, each column's error taken up by those still to come.
+"""Rounds a weight column by column, each column's error taken up by those still to come.
 
 Source: Frantar et al., GPTQ, arXiv:2210.17323; columns in order of their inputs' size, scales fixed before.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from kernels.quantization import Int4Weight
-from kernels.quantization.int4 import in_groups, int4_levels, int4_ranges
+from kernels.quantization import Fp8Weight, Int4Weight, quantize_fp8
+from kernels.quantization.fp8 import LARGEST
+from kernels.quantization.int4 import MIDDLE, in_groups, int4_levels, int4_ranges
 from kernels.quantization.nibbles import pack_nibbles
 
 DAMPING = 0.01  # of the mean diagonal, added to all of it: some inputs hardly vary
@@ -21,30 +24,60 @@ def quantize_int4_compensated(weight: Tensor, moments: Tensor, *, group_size: in
     in_features are not whole groups, or the moments are of another size.
     """
     groups = in_groups(weight, group_size)
-    rows, columns = weight.shape
-    if moments.shape != (columns, columns):
-        raise ValueError(f"int4: moments are {tuple(moments.shape)}, weight has {columns} columns")
-    diagonal = moments.diagonal()
-    scales, _ = int4_ranges(groups, importance=diagonal.reshape(-1, group_size))
-    order = diagonal.argsort(descending=True, stable=True)
-    values = weight.float()[:, order]
-    steps = scales.float().repeat_interleave(group_size, dim=1)[:, order]
+    _check_moments(weight, moments)
+    importance = moments.diagonal().reshape(-1, group_size)
+    scales, _ = int4_ranges(groups, importance=importance)
+    middle = torch.tensor(float(MIDDLE))
+    levels = _compensate(
+        weight,
+        scales.float().repeat_interleave(group_size, dim=1),
+        moments,
+        lambda values, steps: int4_levels(values, steps, middle) - MIDDLE,
+    )
+    return Int4Weight(pack_nibbles((levels + MIDDLE).to(torch.uint8)), scales)
+
+
+def quantize_fp8_compensated(weight: Tensor, moments: Tensor) -> Fp8Weight:
+    """Return `weight` in fp8 with a scale a row, from moments as in `quantize_int4_compensated`."""
+    nearest = quantize_fp8(weight)
+    _check_moments(weight, moments)
+    levels = _compensate(
+        weight,
+        nearest.scales.expand(weight.shape),
+        moments,
+        lambda values, steps: (values / steps).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).float(),
+    )
+    return Fp8Weight(levels.to(torch.float8_e4m3fn), nearest.scales, nearest.block)
+
+
+def _compensate(
+    weight: Tensor, steps: Tensor, moments: Tensor, to_levels: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Return levels, float32 and of the weight's shape, that stand for `level * step`."""
+    columns = weight.shape[1]
+    order = moments.diagonal().argsort(descending=True, stable=True)
+    values, steps = weight.float()[:, order], steps[:, order]
     inverse = _inverse_factor(moments[order][:, order])
-    levels = torch.empty(rows, columns)
+    levels = torch.empty_like(values)
     for start in range(0, columns, BLOCK):
         end = min(start + BLOCK, columns)
-        errors = torch.empty(rows, end - start)
+        errors = torch.empty(len(values), end - start)
         for column in range(start, end):
-            step = steps[:, column]
-            level = int4_levels(values[:, column], step, torch.tensor(8.0))
+            level = to_levels(values[:, column], steps[:, column])
             levels[:, column] = level
-            error = (values[:, column] - (level - 8) * step) / inverse[column, column]
+            error = (values[:, column] - level * steps[:, column]) / inverse[column, column]
             values[:, column:end] -= error.unsqueeze(1) * inverse[column, column:end]
             errors[:, column - start] = error
         values[:, end:] -= errors @ inverse[start:end, end:]
     back = torch.empty_like(levels)
     back[:, order] = levels
-    return Int4Weight(pack_nibbles(back.to(torch.uint8)), scales)
+    return back
+
+
+def _check_moments(weight: Tensor, moments: Tensor) -> None:
+    columns = weight.shape[1]
+    if moments.shape != (columns, columns):
+        raise ValueError(f"compensation: moments are {tuple(moments.shape)}, weight has {columns} columns")
 
 
 def _inverse_factor(moments: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from worker.engine.layouts import bitsandbytes, compressed_tensors
 from worker.engine.models.checkpoint import read_json
 from worker.engine.models.registry import read_architecture
 from worker.engine.quantize.calibration import Moments
-from worker.engine.quantize.compensation import quantize_int4_compensated
+from worker.engine.quantize.compensation import quantize_fp8_compensated, quantize_int4_compensated
 
 FORMATS = ("int8", "int4", "fp8", "nf4")
 INDEX = "model.safetensors.index.json"
@@ -40,9 +40,9 @@ def quantize_checkpoint(
 ) -> int:
     """Write `model` to the new directory `out` and return the bytes of its tensors.
 
-    Embeddings, norms, routers and the head stay as they are. `moments`, of all modules, has int4's errors
-    compensated. Raises CheckpointError when a weight does not fit the format, the model is quantized already
-    or not one that the Engine loads, or `out` has something in it.
+    Embeddings, norms, routers and the head stay as they are. With `moments`, of all modules, errors of int4
+    and fp8 are compensated. Raises CheckpointError when a weight does not fit the format, the model is
+    quantized already or not one that the Engine loads, or `out` has something in it.
     """
     read_architecture(model)
     config_file = model / "config.json"
@@ -78,16 +78,24 @@ def quantize_checkpoint(
 def _quantizer(
     format_: str, group_size: int, moments: dict[str, Moments] | None
 ) -> Callable[[str, Tensor], QuantizedWeight]:
-    def quantize_by_moments(module: str, weight: Tensor) -> QuantizedWeight:
-        found = moments[module].mean() if moments is not None and module in moments else None
-        if found is None:  # an expert that no token of the text chose
+    def found(module: str) -> Tensor | None:
+        """Return the moments of a module; None without a text, or for an expert that none of it chose."""
+        return moments[module].mean() if moments is not None and module in moments else None
+
+    def to_int4(module: str, weight: Tensor) -> QuantizedWeight:
+        inputs = found(module)
+        if inputs is None:
             return quantize_int4(weight, group_size=group_size)
-        return quantize_int4_compensated(weight, found, group_size=group_size)
+        return quantize_int4_compensated(weight, inputs, group_size=group_size)
+
+    def to_fp8(module: str, weight: Tensor) -> QuantizedWeight:
+        inputs = found(module)
+        return quantize_fp8(weight) if inputs is None else quantize_fp8_compensated(weight, inputs)
 
     return {
         "int8": lambda _, weight: quantize_int8(weight),
-        "int4": quantize_by_moments,
-        "fp8": lambda _, weight: quantize_fp8(weight),
+        "int4": to_int4,
+        "fp8": to_fp8,
         "nf4": lambda _, weight: quantize_nf4(weight, is_nested=True),
     }[format_]
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from kernels.quantization import quantize_int4
-from worker.engine.quantize.compensation import quantize_int4_compensated
+from kernels.quantization import quantize_fp8, quantize_int4
+from worker.engine.quantize.compensation import quantize_fp8_compensated, quantize_int4_compensated
 
 
 @pytest.fixture
@@ -25,6 +25,16 @@ def test_products_change_less_than_with_nearest_levels(inputs: torch.Tensor, gro
     exact = inputs @ weight.T
     one, other = ((inputs @ found.dequantize().T - exact).square().mean() for found in (plain, compensated))
     assert other < 0.35 * one
+
+
+def test_fp8_products_change_less_than_with_nearest_levels(inputs: torch.Tensor) -> None:
+    weight = torch.randn(40, 192, generator=torch.Generator().manual_seed(1))
+    found = quantize_fp8_compensated(weight, inputs.T @ inputs / len(inputs))
+    plain = quantize_fp8(weight)
+    assert torch.equal(found.scales, plain.scales)
+    exact = inputs @ weight.T
+    one, other = ((inputs @ way.dequantize().T - exact).square().mean() for way in (plain, found))
+    assert other < 0.5 * one
 
 
 def test_inputs_that_do_not_depend_on_each_other_need_no_compensation() -> None:

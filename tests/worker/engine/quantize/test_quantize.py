@@ -76,19 +76,20 @@ def test_int8_products_of_an_int8_checkpoint_are_those_of_the_plain_one(plain: P
     assert one == other
 
 
-def test_calibration_changes_int4_only_where_it_should(plain: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("format_", "end"), [("int4", ".weight_packed"), ("fp8", "_proj.weight")])
+def test_calibration_changes_only_what_it_should(format_: str, end: str, plain: Path, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text(TEXT * 40)
-    assert quantize(plain, tmp_path / "rounded", "int4") == 0
-    assert quantize(plain, tmp_path / "compensated", "int4", "--calibration", str(text)) == 0
+    assert quantize(plain, tmp_path / "rounded", format_) == 0
+    assert quantize(plain, tmp_path / "compensated", format_, "--calibration", str(text)) == 0
     changed = set()
     for file in sorted(plain.glob("*.safetensors")):
         one, other = (load_file(tmp_path / name / file.name) for name in ("rounded", "compensated"))
         assert one.keys() == other.keys()
         changed |= {name for name in one if not torch.equal(one[name], other[name])}
-    packed = {name for name in changed if name.endswith(".weight_packed")}
+    packed = {name for name in changed if name.endswith(end)}
     assert len(packed) == 14
-    assert all(name.endswith((".weight_packed", ".weight_scale")) for name in changed)
+    assert all(name.endswith((end, ".weight_scale")) for name in changed)
 
 
 def test_bad_input_is_named(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,4 +115,4 @@ def test_bad_input_is_named(plain: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "no tokens" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         quantize(plain, tmp_path / "seven", "int8", "--calibration", str(text))
-    assert "only int4" in capsys.readouterr().err
+    assert "only int4 and fp8" in capsys.readouterr().err
