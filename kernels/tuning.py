@@ -24,7 +24,7 @@ def fastest(
 
 
 def write_crossover(folder: Path, formats: dict[str, dict[int, Regime]]) -> Path:
-    """Write what was fastest by format and number of tokens, and return the file; the last one has no limit."""
+    """Write what was fastest by format and number of tokens; the last has no limit. Returns the file."""
     gpu = torch.cuda.get_device_name()
     rows: dict[str, list[dict[str, object]]] = {}
     for name, found in formats.items():

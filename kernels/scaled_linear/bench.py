@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.benchmarking import Timing, report, require_gpu, time_call
 from kernels.crossover import Regime, read_crossover
-from kernels.quantization import quantize_fp8, quantize_int8
+from kernels.quantization import Fp8Weight, Int8Weight, quantize_fp8, quantize_int8
 from kernels.quantize_tokens import quantize_tokens
 from kernels.scaled_linear import gpu, pack_scaled_weight, reference, scaled_linear
 from kernels.scaled_linear.cases import BENCH_SHAPES, BENCH_TOKENS
@@ -20,7 +20,7 @@ from kernels.scaled_linear.launches import TABLES
 from kernels.testing import assert_matches
 from kernels.tuning import fastest, write_crossover
 
-FORMATS = {"int8": quantize_int8, "fp8": quantize_fp8}
+FORMATS: dict[str, Callable[[Tensor], Int8Weight | Fp8Weight]] = {"int8": quantize_int8, "fp8": quantize_fp8}
 CANDIDATES = tuple(
     Regime("tile", None, m, n, k, num_warps=warps, num_stages=stages, num_programs=programs)
     for m in (16, 32, 64, 128)
@@ -33,14 +33,15 @@ CANDIDATES = tuple(
 MIN_INT_MM_TOKENS = 17  # `torch._int_mm` takes no fewer
 
 
-def _weight(format_: str, in_features: int, out_features: int) -> Tensor:
-    return torch.randn(out_features, in_features, device="cuda") / in_features**0.5
+def _weight(in_features: int, out_features: int) -> Tensor:
+    weight: Tensor = torch.randn(out_features, in_features, device="cuda") / in_features**0.5
+    return weight
 
 
 def _tune() -> None:
     formats: dict[str, dict[int, Regime]] = {}
     for format_, quantize in FORMATS.items():
-        weights = [pack_scaled_weight(quantize(_weight(format_, *shape))) for shape in BENCH_SHAPES[:3]]
+        weights = [pack_scaled_weight(quantize(_weight(*shape))) for shape in BENCH_SHAPES[:3]]
         found = formats.setdefault(format_, {})
         for num_tokens in BENCH_TOKENS:
             inputs = [
@@ -50,8 +51,8 @@ def _tune() -> None:
             found[num_tokens] = fastest(
                 [one for one in CANDIDATES if one.block_m <= max(16, 2 * num_tokens)],
                 lambda regime, inputs=inputs, weights=weights: [  # type: ignore[misc]
-                    partial(gpu.run, *x, w, torch.bfloat16, regime)
-                    for x, w in zip(inputs, weights, strict=True)
+                    partial(gpu.run, levels, scales, w, torch.bfloat16, regime)
+                    for (levels, scales), w in zip(inputs, weights, strict=True)
                 ],
             )
     print(write_crossover(TABLES, formats))  # noqa: T201
@@ -82,7 +83,7 @@ def main() -> None:
         _tune()
     for in_features, out_features in BENCH_SHAPES:
         for format_, quantize in FORMATS.items():
-            dense = _weight(format_, in_features, out_features)
+            dense = _weight(in_features, out_features)
             quantized = quantize(dense)
             weight = pack_scaled_weight(quantized)
             for num_tokens in BENCH_TOKENS:
