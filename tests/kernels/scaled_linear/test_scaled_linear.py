@@ -63,6 +63,16 @@ def test_int8_sums_are_exact_in_any_regime(generator: torch.Generator, device: t
     assert all(torch.equal(other, one) for other in others)
 
 
+def test_a_split_may_end_within_a_block(generator: torch.Generator, device: torch.device) -> None:
+    regime = Regime("tile", None, block_m=16, block_n=32, block_k=256, num_programs=2)
+    assert regime.num_splits(2, 2176) == 2
+    levels = torch.randint(-127, 128, (1, 2176), dtype=torch.int8, generator=generator).to(device)
+    weight = on(device, pack_scaled_weight(quantize_int8(torch.randn(2, 2176, generator=generator))))
+    scales = torch.ones(1, 1, device=device)
+    whole = gpu.run(levels, scales, weight, torch.float32, REGIMES["swapped"])
+    assert torch.equal(gpu.run(levels, scales, weight, torch.float32, regime), whole)
+
+
 def test_a_scale_for_the_whole_weight_serves_every_row(generator: torch.Generator) -> None:
     weight = quantize_fp8(torch.randn(5, 8, generator=generator), block=(5, 8))
     assert torch.equal(pack_scaled_weight(weight).scales, weight.scales.flatten().expand(5))
