@@ -1,6 +1,7 @@
-"""Which kernel runs for how many tokens: tables that `bench.py` measures, a JSON file a GPU in an op's `tuned/`.
+"""Which kernel runs for how many tokens: tables that `bench.py` measures, a JSON file a GPU.
 
-`default.json` serves every GPU that has none of its own; nothing in it was measured.
+They lie in an op's `tuned/`. `default.json` serves every GPU that has none of its own; nothing in it was
+measured.
 """
 
 import functools
@@ -23,7 +24,7 @@ class Regime:
     num_programs: int = 0  # split along K until there are about as many; 0: never
 
     def num_splits(self, out_features: int, in_features: int) -> int:
-        """Return the splits of one weight: the same for any number of tokens, so that sums do not depend on it."""
+        """Return the splits of one weight; for any number of tokens the same, so that their sums are."""
         wanted = self.num_programs // -(-out_features // self.block_n)
         return max(1, min(wanted, in_features // (4 * self.block_k)))
 
@@ -62,6 +63,7 @@ def _read(file: Path) -> Crossover:
     formats = {name: tuple(Regime(**row) for row in rows) for name, rows in table["formats"].items()}
     for name, regimes in formats.items():
         limits = [regime.max_tokens for regime in regimes]
-        if limits[-1:] != [None] or None in limits[:-1] or limits[:-1] != sorted(set(limits[:-1])):
+        rising = [limit for limit in limits if limit is not None]
+        if limits != [*sorted(set(rising)), None]:
             raise ValueError(f"{file}: {name}: max_tokens must rise and end with null, not {limits}")
     return Crossover(table["gpu"], table["measured"], formats)

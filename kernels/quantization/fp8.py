@@ -53,9 +53,9 @@ def quantize_fp8(weight: Tensor, *, block: tuple[int, int] | None = None) -> Fp8
     if not (1 <= block[0] <= rows and 1 <= block[1] <= columns):
         raise ValueError(f"fp8: blocks of {block} for a weight of {(rows, columns)}")
     weight = weight.float()
-    padding = (0, -columns % block[1], 0, -rows % block[0])
-    blocks = torch.nn.functional.pad(weight.abs(), padding).unflatten(1, (-1, block[1]))
-    maxima = blocks.unflatten(0, (-1, block[0])).amax(dim=(1, 3))
+    padded = torch.nn.functional.pad(weight.abs(), (0, -columns % block[1], 0, -rows % block[0]))
+    counts = (padded.shape[0] // block[0], padded.shape[1] // block[1])
+    maxima = padded.view(counts[0], block[0], counts[1], block[1]).amax(dim=(1, 3))
     scales = maxima.clamp(min=SMALLEST_MAXIMUM) / LARGEST
     levels = (weight / _spread(scales, block, (rows, columns))).clamp(-LARGEST, LARGEST)
     return Fp8Weight(levels.to(torch.float8_e4m3fn), scales, block)

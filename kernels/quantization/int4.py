@@ -10,7 +10,7 @@ from kernels.quantization.shapes import SMALLEST_MAXIMUM, check_matrix, check_sh
 
 GROUP_SIZES = (32, 64, 128)
 MIDDLE = 8  # the level that means zero where there are no zero points
-# Shares of the largest value that a symmetric group's range may end at: clipping one value can serve the rest.
+# Shares of the largest value that a symmetric range may end at: clipping one value can serve the rest.
 CLIPS = tuple(1 - step / 40 for step in range(13))
 
 
@@ -28,7 +28,9 @@ class Int4Weight:
         num_groups = self.scales.shape[-1]
         check_shape("int4", "scales", self.scales, (rows, num_groups))
         if columns % num_groups or self.group_size not in GROUP_SIZES:
-            raise ValueError(f"int4: {num_groups} groups for {columns} columns, a group is one of {GROUP_SIZES}")
+            raise ValueError(
+                f"int4: {num_groups} groups for {columns} columns, a group is one of {GROUP_SIZES}"
+            )
         if self.zero_points is not None:
             check_shape("int4", "zero_points", self.zero_points, (rows, num_groups))
 
@@ -49,9 +51,10 @@ class Int4Weight:
 
     def dequantize(self) -> Tensor:
         """Return the float32 weight [out_features, in_features]."""
-        levels = unpack_nibbles(self.packed).float().unflatten(1, (-1, self.group_size))
+        levels = unpack_nibbles(self.packed).float().view(*self.scales.shape, -1)
         zero_points = MIDDLE if self.zero_points is None else self.zero_points.float().unsqueeze(2)
-        return ((levels - zero_points) * self.scales.float().unsqueeze(2)).flatten(1)
+        values: Tensor = (levels - zero_points) * self.scales.float().unsqueeze(2)
+        return values.flatten(1)
 
 
 def quantize_int4(
@@ -73,13 +76,13 @@ def quantize_int4(
 
 
 def in_groups(weight: Tensor, group_size: int) -> Tensor:
-    """Return `weight` as float32 [out_features, num_groups, group_size]; raises ValueError if it does not fit."""
+    """Return float32 [out_features, num_groups, group_size]; raises ValueError if `weight` does not fit."""
     check_matrix("int4", weight)
     if group_size not in GROUP_SIZES or weight.shape[1] % group_size:
         raise ValueError(
             f"int4: {weight.shape[1]} columns in groups of {group_size}: a group is one of {GROUP_SIZES}"
         )
-    return weight.float().unflatten(1, (-1, group_size))
+    return weight.float().reshape(len(weight), -1, group_size)
 
 
 def int4_levels(values: Tensor, scales: Tensor, zero_points: Tensor) -> Tensor:
@@ -88,12 +91,17 @@ def int4_levels(values: Tensor, scales: Tensor, zero_points: Tensor) -> Tensor:
 
 
 def int4_ranges(
-    groups: Tensor, *, is_symmetric: bool = True, scale_dtype: torch.dtype = torch.bfloat16
+    groups: Tensor,
+    *,
+    is_symmetric: bool = True,
+    scale_dtype: torch.dtype = torch.bfloat16,
+    importance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return scales and zero points of `groups` [..., group_size], each [...]; zero points in float32.
 
     A symmetric scale has the sign that puts the value farthest from zero on level 0, which lies one step
-    farther out than level 15, and is the one with the least squared error of a few.
+    farther out than level 15, and is the one with the least squared error of a few. `importance`, which must
+    broadcast against `groups`, weighs those errors.
     """
     if not is_symmetric:
         low, high = groups.amin(dim=-1).clamp(max=0), groups.amax(dim=-1).clamp(min=0)
@@ -108,7 +116,8 @@ def int4_ranges(
         tried = (farthest * (-clip / MIDDLE)).to(scale_dtype)
         scale = tried.float().unsqueeze(-1)
         back = (int4_levels(groups, scale, zero_points.unsqueeze(-1)) - MIDDLE) * scale
-        error = (back - groups).square().sum(dim=-1)
+        error = (back - groups).square()
+        error = (error if importance is None else error * importance).sum(dim=-1)
         scales = torch.where(error < best, tried, scales)
         best = torch.minimum(error, best)
     return scales, zero_points

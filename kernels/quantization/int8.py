@@ -43,7 +43,7 @@ class Int8Weight:
 
 
 def quantize_int8(weight: Tensor, *, is_symmetric: bool = True) -> Int8Weight:
-    """Round `weight` [out_features, in_features] to the nearest levels; raises ValueError if it is no matrix."""
+    """Round `weight` [out_features, in_features] to the nearest levels; ValueError if it is no matrix."""
     check_matrix("int8", weight)
     weight = weight.float()
     if is_symmetric:

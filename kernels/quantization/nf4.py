@@ -1,4 +1,4 @@
-"""NF4: 16 levels at quantiles of a normal distribution, in blocks of 64, scales themselves in int8 if asked for.
+"""NF4: 16 levels at quantiles of a normal distribution, in blocks of 64; scales may be in int8.
 
 Source: Dettmers et al., QLoRA, arXiv:2305.14314.
 """
@@ -13,7 +13,7 @@ from kernels.quantization.shapes import SMALLEST_MAXIMUM, check_matrix, check_sh
 
 BLOCK = 64
 NESTED_BLOCK = 256  # of scales, in the order of rows
-# Quantiles of N(0, 1) scaled to -1..1, eight at or below zero and nine at or above it (the paper's appendix E).
+# Quantiles of N(0, 1) scaled to -1..1, eight at or below zero, nine at or above (the paper's appendix E).
 LEVELS = (
     -1.0,
     -0.6961928009986877,
@@ -79,8 +79,8 @@ class Nf4Weight:
         """Return the float32 weight [out_features, in_features]."""
         scales = self.scales.dequantize() if isinstance(self.scales, NestedScales) else self.scales
         table = torch.tensor(LEVELS, device=self.packed.device)
-        values = table[unpack_nibbles(self.packed).long()].unflatten(1, (-1, BLOCK))
-        return (values * scales.unsqueeze(2)).flatten(1)
+        values = table[unpack_nibbles(self.packed).long()]
+        return values * scales.repeat_interleave(BLOCK, dim=1)
 
 
 def quantize_nf4(weight: Tensor, *, is_nested: bool = False) -> Nf4Weight:
@@ -91,7 +91,7 @@ def quantize_nf4(weight: Tensor, *, is_nested: bool = False) -> Nf4Weight:
     check_matrix("nf4", weight)
     if weight.shape[1] % BLOCK:
         raise ValueError(f"nf4: {weight.shape[1]} columns are not a multiple of {BLOCK}")
-    blocks = weight.float().unflatten(1, (-1, BLOCK))
+    blocks = weight.float().reshape(len(weight), -1, BLOCK)
     maxima = blocks.abs().amax(dim=2).clamp(min=SMALLEST_MAXIMUM)
     nested = nest_scales(maxima) if is_nested else None
     scales = maxima if nested is None else nested.dequantize().clamp(min=SMALLEST_MAXIMUM)

@@ -1,7 +1,7 @@
 """Two 4-bit levels a byte, in the order that the matrix products read them.
 
-Byte j of a span of 16 bytes holds levels j (low half) and j + 16 (high half) of its 32. So both halves of a loaded
-tile belong to runs of neighbouring activations.
+Byte j of a span of 16 bytes holds levels j (low half) and j + 16 (high half) of its 32. So both halves of
+a loaded tile belong to runs of neighbouring activations.
 """
 
 import torch

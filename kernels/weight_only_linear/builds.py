@@ -63,7 +63,10 @@ def _gemv(variant: Variant, regime: Regime) -> Build:
     return Build(
         "weight_only_linear.gemv",
         {
-            "x": variant.dtype, "out": variant.dtype, "bias": variant.dtype, "x_stride": "i32:16",
+            "x": variant.dtype,
+            "out": variant.dtype,
+            "bias": variant.dtype,
+            "x_stride": "i32:16",
             **variant.types(),
             **NUMBERS,
         },
@@ -82,7 +85,9 @@ def _multiply(variant: Variant, regime: Regime, *, is_split: bool) -> Build:
     return Build(
         "weight_only_linear.multiply",
         {
-            "x": variant.dtype, "x_stride": "i32:16", "split_size": "i32:16",
+            "x": variant.dtype,
+            "x_stride": "i32:16",
+            "split_size": "i32:16",
             "out": "*fp32:16" if is_split else variant.dtype,
             **({} if is_split else {"bias": variant.dtype}),
             **variant.types(),
@@ -117,8 +122,12 @@ def _reduce(*, is_gated: bool) -> Build:
     return Build(
         "weight_only_linear.reduce",
         {
-            "partial": "*fp32:16", "bias": "*bf16:16", "out": "*bf16:16",
-            "num_tokens": "i32", "out_features": "i32:16", "num_splits": "i32",
+            "partial": "*fp32:16",
+            "bias": "*bf16:16",
+            "out": "*bf16:16",
+            "num_tokens": "i32",
+            "out_features": "i32:16",
+            "num_splits": "i32",
         },
         {"GATED": is_gated, "BLOCK_N": REDUCE_BLOCK},
     )

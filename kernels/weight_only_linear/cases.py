@@ -25,5 +25,11 @@ ODD_CASES: tuple[tuple[int, int, int], ...] = ((1, 1, 2), (17, 77, 34))
 # More tokens than a tile has, columns that no number of splits divides.
 LONG_CASE = (19, 640, 38)
 # Of Llama 3.1 8B, and the square shapes that others publish: in_features, out_features.
-BENCH_SHAPES: tuple[tuple[int, int], ...] = ((4096, 6144), (4096, 28672), (14336, 4096), (8192, 8192), (16384, 16384))
+BENCH_SHAPES: tuple[tuple[int, int], ...] = (
+    (4096, 6144),
+    (4096, 28672),
+    (14336, 4096),
+    (8192, 8192),
+    (16384, 16384),
+)
 BENCH_TOKENS: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)

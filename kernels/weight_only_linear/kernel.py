@@ -1,8 +1,8 @@
 """Triton: products of 16-bit activations with quantized weights.
 
-A weight is `data` [out_features, in_features or half of it] with scales a row (GROUP 0) or a group of GROUP columns.
-Packed bytes follow `kernels.quantization.nibbles`: of 16 bytes, the low halves are 16 neighbours, the high halves the
-16 after them.
+A weight is `data` [out_features, in_features or half of it] with scales a row (GROUP 0) or a group of
+GROUP columns. Packed bytes follow `kernels.quantization.nibbles`: of 16 bytes, the low halves are 16
+neighbours, the high halves the 16 after them.
 """
 
 import triton
@@ -113,7 +113,9 @@ def gemv(
             high_x = tl.load(x + columns + 16, mask=columns < in_features, other=0.0)
             bytes_ = first[:, None] // 2 + lanes[None, :]
             place = rows.to(tl.int64)[:, None, None] * (in_features // 2) + bytes_[None, :, :]
-            levels = tl.load(data + place, mask=row_mask[:, None, None] & (columns < in_features)[None], other=0)
+            levels = tl.load(
+                data + place, mask=row_mask[:, None, None] & (columns < in_features)[None], other=0
+            )
             low = decode(levels & 15, zero, codebook, x.dtype.element_ty, FORMAT).to(tl.float32)
             high = decode(levels >> 4, zero, codebook, x.dtype.element_ty, FORMAT).to(tl.float32)
             product = low * low_x.to(tl.float32)[None] + high * high_x.to(tl.float32)[None]
@@ -121,7 +123,9 @@ def gemv(
             columns = first[:, None] + lanes[None, :]
             value = tl.load(x + columns, mask=columns < in_features, other=0.0).to(tl.float32)
             place = rows.to(tl.int64)[:, None, None] * in_features + columns[None, :, :]
-            levels = tl.load(data + place, mask=row_mask[:, None, None] & (columns < in_features)[None], other=0)
+            levels = tl.load(
+                data + place, mask=row_mask[:, None, None] & (columns < in_features)[None], other=0
+            )
             product = decode(levels, zero, codebook, x.dtype.element_ty, FORMAT).to(tl.float32) * value[None]
         total += product * scale if GROUP > 0 else product
     sums = tl.sum(tl.sum(total, 2), 1)
@@ -253,7 +257,9 @@ def dequantize(
     scale = load_scale(scales, nested_scales, nested_offset, index, mask)
     zero = load_zero(zero_points, index, mask, FORMAT)
     if PACKED:
-        levels = tl.load(data + row.to(tl.int64) * (in_features // 2) + start // 2 + lanes, mask=mask, other=0)
+        levels = tl.load(
+            data + row.to(tl.int64) * (in_features // 2) + start // 2 + lanes, mask=mask, other=0
+        )
         low = decode(levels & 15, zero, codebook, dtype, FORMAT).to(tl.float32) * scale
         high = decode(levels >> 4, zero, codebook, dtype, FORMAT).to(tl.float32) * scale
         tl.store(target + columns, low.to(dtype), mask=mask)

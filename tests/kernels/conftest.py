@@ -26,7 +26,11 @@ def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     def filled(*shape: int, **options: object) -> torch.Tensor:
         out = empty(*shape, **options)
         if out.dtype.is_floating_point:
-            return out.view(torch.uint8).fill_(127).view(out.dtype) if out.itemsize == 1 else out.fill_(torch.nan)
+            return (
+                out.view(torch.uint8).fill_(127).view(out.dtype)
+                if out.itemsize == 1
+                else out.fill_(torch.nan)
+            )
         return out.fill_(torch.iinfo(out.dtype).max)
 
     monkeypatch.setattr(torch, "empty", filled)

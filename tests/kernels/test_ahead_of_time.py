@@ -4,6 +4,7 @@ import ast
 import multiprocessing
 import os
 import platform
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
@@ -45,6 +46,20 @@ def builds(processes: ProcessPoolExecutor) -> dict[tuple[str, str], Future[Built
 def test_compiles(wanted: Build, target: str, builds: dict[tuple[str, str], Future[Built]]) -> None:
     built = builds[str(wanted), target].result()
     assert built.registers > 0
+
+
+def test_hopper_multiplies_quantized_weights_from_registers(
+    builds: dict[tuple[str, str], Future[Built]],
+) -> None:
+    """WGMMA takes only its left operand from there; a weight on the right would go through shared memory."""
+    found = [
+        builds[str(one), target].result().assembly
+        for one, target in ALL
+        if one.kernel == "weight_only_linear.multiply" and target == "sm_90"
+    ]
+    assert found
+    for assembly in found:
+        assert re.search(r"wgmma\.mma_async\S+ \{[^}]*\}, *\{", assembly)
 
 
 def test_every_kernel_is_listed() -> None:

@@ -37,7 +37,7 @@ FORMATS: dict[str, tuple[Callable[[Tensor], QuantizedWeight], int]] = {
     "nf4": (quantize_nf4, 24 * 192 + 24 * 6 * 4),
     "nf4-nested": (lambda w: quantize_nf4(w, is_nested=True), 24 * 192 + 24 * 6 + 4 + 4),
 }
-# The root of the mean squared error on normal values, as a share of their deviation; a little over what is found.
+# The root mean square error on normal values, as a share of their deviation; a little over what is found.
 ERRORS = {
     "int8": 0.0085,
     "int8-zero": 0.0085,
@@ -88,9 +88,7 @@ def test_what_int8_can_hold_is_exact(generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("is_symmetric", [True, False])
-def test_what_int4_can_hold_is_exact(
-    group_size: int, is_symmetric: bool, generator: torch.Generator
-) -> None:
+def test_what_int4_can_hold_is_exact(group_size: int, is_symmetric: bool, generator: torch.Generator) -> None:
     levels = torch.randint(0, 16, (5, 256), generator=generator).unflatten(1, (-1, group_size))
     levels[..., 0], levels[..., 1] = 0, 15
     zeros = torch.full((5, 256 // group_size), 8)

@@ -96,6 +96,14 @@ def test_odd_sizes_match_reference(
     check(case, format_, REGIMES[regime], dtype, generator, device)
 
 
+def test_a_split_may_end_within_a_block(
+    dtype: torch.dtype, generator: torch.Generator, device: torch.device
+) -> None:
+    regime = Regime("tile", None, block_m=16, block_n=32, block_k=256, num_programs=2)
+    assert regime.num_splits(2, 2176) == 2
+    check((1, 2176, 2), "int8", regime, dtype, generator, device)
+
+
 def test_the_split_of_the_sums_does_not_depend_on_the_tokens(
     dtype: torch.dtype, generator: torch.Generator, device: torch.device
 ) -> None:
@@ -108,8 +116,11 @@ def test_the_split_of_the_sums_does_not_depend_on_the_tokens(
 
 
 def test_no_tokens_are_no_work(device: torch.device) -> None:
-    weight = pack_linear_weight(quantize_int8(torch.ones(6, 4)))
-    assert gpu.run(torch.empty(0, 4, dtype=torch.float16), weight, REGIMES["tile"]).shape == (0, 6)
+    weight = on(device, pack_linear_weight(quantize_int8(torch.ones(6, 4))))
+    assert gpu.run(torch.zeros(0, 4, dtype=torch.float16, device=device), weight, REGIMES["tile"]).shape == (
+        0,
+        6,
+    )
 
 
 def test_arguments_are_checked() -> None:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from worker.engine.errors import CheckpointError, MissingTensorError, TensorShapeError
 from worker.engine.layers.linear import Int8Linear, Linear, Projection
+from worker.engine.layouts.layout import Layout
+from worker.engine.layouts.registry import read_layout
 
 T = TypeVar("T")
 
@@ -59,7 +61,8 @@ def read_eos_token_ids(directory: Path) -> frozenset[int]:
 class Weights:
     """The tensors of a checkpoint, in one file or sharded behind an index. A context manager.
 
-    With `is_int8`, what `linear` and `head` return is quantized; all else is in `dtype` on `device`.
+    With `is_int8`, what `linear` and `head` return is quantized; all else is in `dtype` on `device`. Weights
+    that the checkpoint holds quantized are dequantized as they are taken.
     """
 
     def __init__(
@@ -88,6 +91,8 @@ class Weights:
                 raise CheckpointError(directory, "", "has no *.safetensors file")
             self._index = files[0]
             self._file_by_name = {name: file for file in files for name in self._open(file).keys()}  # noqa: SIM118
+        config = directory / "config.json"
+        self._layout = read_layout(config, read_json(config)) if config.is_file() else None
         self.num_parameters = 0
         self.num_bytes = 0
 
@@ -103,21 +108,29 @@ class Weights:
         return name in self._file_by_name
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor in the engine's dtype; raises if it is missing or not of this shape."""
-        file = self._file_by_name.get(name)
-        if file is None:
-            raise MissingTensorError(self._index, name, "is missing")
-        try:
-            tensor: Tensor = self._open(file).get_tensor(name)
-        except SafetensorError as error:
-            raise MissingTensorError(file, name, f"cannot be read: {error}") from error
+        """Return a tensor in the engine's dtype; raises if it is missing or not of this shape.
+
+        What is dequantized only to be quantized to int8 stays in float32.
+        """
+        module = name.removesuffix(".weight")
+        dtype = self._dtype
+        if self._layout is not None and module != name and self._layout.covers(self._file_by_name, module):
+            tensor = self._dequantized(self._layout, module)
+            if self._is_int8:
+                dtype = tensor.dtype  # so that int8 levels come back as they were
+        else:
+            tensor = self._stored(name)
         if tuple(tensor.shape) != shape:
             raise TensorShapeError(
-                file, name, f"has shape {list(tensor.shape)}, config.json implies {list(shape)}"
+                self._file_by_name.get(name, self._index),
+                name,
+                f"has shape {list(tensor.shape)}, config.json implies {list(shape)}",
             )
         if not tensor.is_floating_point():
-            raise CheckpointError(file, name, f"is {tensor.dtype}: quantized checkpoints are not built yet")
-        tensor = tensor.to(self._device, self._dtype)
+            raise CheckpointError(
+                self._file_by_name[name], name, f"is {tensor.dtype}, and config.json names no quantization"
+            )
+        tensor = tensor.to(self._device, dtype)
         self.num_parameters += tensor.numel()
         self.num_bytes += tensor.numel() * tensor.element_size()
         return tensor
@@ -152,6 +165,23 @@ class Weights:
         if not is_tied:
             self.num_bytes -= embedding.numel() * embedding.element_size()
         return self._quantized(embedding, None)
+
+    def _dequantized(self, layout: Layout, module: str) -> Tensor:
+        try:
+            weight = layout.read(self._stored, module)
+        except (ValueError, KeyError) as error:
+            raise CheckpointError(self._index, module, f"cannot be dequantized: {error}") from error
+        return weight if isinstance(weight, Tensor) else weight.dequantize()
+
+    def _stored(self, name: str) -> Tensor:
+        file = self._file_by_name.get(name)
+        if file is None:
+            raise MissingTensorError(self._index, name, "is missing")
+        try:
+            tensor: Tensor = self._open(file).get_tensor(name)
+        except SafetensorError as error:
+            raise MissingTensorError(file, name, f"cannot be read: {error}") from error
+        return tensor
 
     def _quantized(self, weight: Tensor, bias: Tensor | None) -> Int8Linear:
         self.num_bytes += weight.numel() + 4 * weight.shape[0]

@@ -1,0 +1,161 @@
+"""What quantization costs: perplexity of the demo model on its held-out text, in every format.
+
+    python -m benchmarks.quality [--tokens N]
+
+Weights go through checkpoints that `worker.engine.quantize` writes and the loader reads. int8 has its tokens
+quantized too, as the CPU's int8 product does; fp8 has its tokens rounded to fp8 before each product, as a
+GPU's would. The rest runs in bf16. The last line is JSON: perplexity, bytes of weights, bytes of KV cache a
+token.
+"""
+
+import argparse
+import json
+import sysconfig
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from kernels.kv_write import LayerCache
+from kernels.paged_attention import paged_attention
+from kernels.quantization import quantize_heads
+from kernels.quantize_tokens import quantize_tokens
+from models.demo import heldout
+from worker.engine.layers.linear import Projection
+from worker.engine.models.checkpoint import Weights
+from worker.engine.quantize.__main__ import read_moments
+from worker.engine.quantize.text_forward import TextForward
+from worker.engine.quantize.writer import quantize_checkpoint
+
+DEMO = Path(heldout.__file__).parent
+WINDOW = 1024
+# Of the standard library, so of what the model was trained on; none of them held out.
+CALIBRATION = ("argparse.py", "threading.py", "http/client.py", "json/encoder.py", "tarfile.py", "random.py")
+CALIBRATION_CHARACTERS = 20_000  # of each
+
+
+@dataclass(slots=True)
+class Rounded:
+    """A product that reads its tokens as fp8 holds them."""
+
+    projection: Projection
+    out_features: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [num_tokens, out_features] for `x` [num_tokens, in_features]."""
+        levels, scales = quantize_tokens(x, torch.float8_e4m3fn)
+        return self.projection((levels.float() * scales).to(x.dtype))
+
+
+class RoundedWeights(Weights):
+    """Weights of products with fp8 tokens."""
+
+    def linear(
+        self,
+        names: list[str],
+        rows: list[int],
+        columns: int,
+        *,
+        has_bias: bool = False,
+        is_exact: bool = False,
+    ) -> Projection:
+        """Return the product, on rounded tokens unless it is one that stays exact."""
+        projection = super().linear(names, rows, columns, has_bias=has_bias, is_exact=is_exact)
+        return projection if is_exact else Rounded(projection, projection.out_features)
+
+
+def int8_cache() -> AbstractContextManager[object]:
+    """Have attention read keys and values as int8 with a scale a token and head holds them."""
+
+    def attend(query: Tensor, cache: LayerCache, *arguments: object, **options: object) -> Tensor:
+        for stored, axis in ((cache.keys.transpose(2, 3), 3), (cache.values, 3)):
+            heads = quantize_heads(stored.reshape(-1, 1, stored.shape[axis]))
+            stored.copy_(heads.dequantize().view(stored.shape))
+        return attend_exactly(query, cache, *arguments, **options)
+
+    attend_exactly: Callable[..., Tensor] = paged_attention
+    return patch("worker.engine.layers.attention.paged_attention", attend)
+
+
+def perplexity(forward: TextForward, max_tokens: int | None) -> float:
+    """Return it by the definition of `models/demo/heldout.py`."""
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    text = (DEMO / "heldout.txt").read_text(encoding="utf-8")
+
+    def logits_of(ids: Tensor) -> Tensor:
+        return forward.model.logits(forward.hidden(ids[0])).unsqueeze(0)
+
+    scores = heldout.perplexity(logits_of, tokenizer, text, window=WINDOW, max_tokens=max_tokens)
+    return float(scores["perplexity"])
+
+
+def measure(max_tokens: int | None) -> dict[str, dict[str, float | int]]:
+    """Return perplexity and bytes by format."""
+    library = Path(sysconfig.get_path("stdlib"))
+    texts = [(library / name).read_text(encoding="utf-8") for name in CALIBRATION]
+    moments = read_moments(DEMO, "".join(text[:CALIBRATION_CHARACTERS] for text in texts))
+    results: dict[str, dict[str, float | int]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+
+        def add(
+            name: str,
+            directory: Path,
+            num_bytes: int,
+            make_weights: Callable[[Path, torch.dtype], Weights] = Weights,
+            context: AbstractContextManager[object] | None = None,
+        ) -> None:
+            forward = TextForward(directory, WINDOW, torch.bfloat16, make_weights)
+            keys = forward.kv_cache[0].keys
+            _, num_kv_heads, head_dim, _ = keys.shape
+            head_bytes = head_dim + 4 if context else 2 * head_dim
+            with context or nullcontext():
+                value = perplexity(forward, max_tokens)
+            results[name] = {
+                "ppl": round(value, 4),
+                "bytes": num_bytes,
+                "kv_bytes_per_token": 2 * num_kv_heads * head_bytes * len(forward.kv_cache),
+            }
+
+        def quantized(name: str, format_: str, **options: object) -> tuple[Path, int]:
+            out = Path(folder, name)
+            return out, quantize_checkpoint(DEMO, out, format_, **options)  # type: ignore[arg-type]
+
+        whole = (DEMO / "model.safetensors").stat().st_size
+        add("bf16", DEMO, whole)
+        add("int8", *quantized("int8", "int8"), partial(Weights, is_int8=True))
+        add("fp8", *quantized("fp8", "fp8"), RoundedWeights)
+        add("fp8_compensated", *quantized("fp8_compensated", "fp8", moments=moments), RoundedWeights)
+        add("int4", *quantized("int4", "int4"))
+        add("int4_compensated", *quantized("int4_compensated", "int4", moments=moments))
+        add("nf4", *quantized("nf4", "nf4"))
+        add("int8_kv", DEMO, whole, context=int8_cache())
+    return results
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokens", type=int, default=None, help="of the held-out text; default: all of it")
+    results = measure(parser.parse_args().tokens)
+    exact = results["bf16"]["ppl"]
+    print(f"{'format':18} {'perplexity':>10} {'change':>8} {'weights':>10} {'KV a token':>10}")
+    for name, row in results.items():
+        change = 100 * (row["ppl"] / exact - 1)
+        print(
+            f"{name:18} {row['ppl']:10.4f} {change:+7.2f}% {row['bytes'] / 1e6:7.2f} MB "
+            f"{row['kv_bytes_per_token']:8} B"
+        )
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

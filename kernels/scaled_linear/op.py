@@ -1,0 +1,31 @@
+"""8-bit products: checks arguments and chooses by the GPU's table."""
+
+import torch
+from torch import Tensor
+
+from kernels.crossover import read_crossover
+from kernels.quantize_tokens import quantize_tokens
+from kernels.scaled_linear.launches import TABLES
+from kernels.scaled_linear.weight import ScaledWeight
+
+FORMATS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+
+
+def scaled_linear(x: Tensor, weight: ScaledWeight) -> Tensor:
+    """Return `x @ weight.T + bias` in the dtype of `x`, [num_tokens, out_features]; gated, half as wide.
+
+    `x` is [num_tokens, in_features], float16 or bfloat16 on a GPU; each token is quantized by its own largest
+    value. int8 is summed in integers, fp8 in float32. Raises ValueError on anything else.
+    """
+    if x.dim() != 2 or x.shape[1] != weight.levels.shape[1] or x.stride(1) != 1:
+        raise ValueError(
+            f"scaled_linear: x is {tuple(x.shape)} with strides {x.stride()}, "
+            f"weight takes {weight.levels.shape[1]}"
+        )
+    if x.dtype not in {torch.float16, torch.bfloat16} or not x.is_cuda:
+        raise ValueError(f"scaled_linear: x is {x.dtype} on {x.device}, not 16 bits on a GPU")
+    from kernels.scaled_linear import gpu  # noqa: PLC0415  (Triton is there with a GPU only)
+
+    levels, scales = quantize_tokens(x, weight.levels.dtype)
+    table = read_crossover(TABLES, torch.cuda.get_device_name(x.device))
+    return gpu.run(levels, scales, weight, x.dtype, table.choose(FORMATS[weight.levels.dtype], len(x)))

@@ -1,0 +1,51 @@
+"""A weight in 8 bits with a scale a row, as the kernels read it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.quantization import Fp8Weight, Int8Weight
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledWeight:
+    """Levels and what their products are scaled by."""
+
+    levels: Tensor  # int8 or float8_e4m3fn [out_features, in_features]
+    scales: Tensor  # float32 [out_features]
+    bias: Tensor | None  # [out_features]
+    is_gated: bool  # rows alternate between gate and up
+
+
+def pack_scaled_weight(
+    weight: Int8Weight | Fp8Weight, bias: Tensor | None = None, *, is_gated: bool = False
+) -> ScaledWeight:
+    """Return `weight` for `scaled_linear`; with `is_gated` its first half of rows is gate, its second up.
+
+    Raises ValueError when it has zero points or a row has several scales, the bias does not fit, or rows to
+    be gated are odd.
+    """
+    out_features, in_features = weight.shape
+    if bias is not None and bias.shape != (out_features,):
+        raise ValueError(f"scaled_linear: bias is {tuple(bias.shape)}, not {(out_features,)}")
+    if is_gated and out_features % 2:
+        raise ValueError(f"scaled_linear: {out_features} rows are no gate and up")
+    if isinstance(weight, Int8Weight):
+        if weight.zero_points is not None:
+            raise ValueError("scaled_linear: weight has zero_points")
+        scales = weight.scales
+    else:
+        rows, columns = weight.block
+        if columns < in_features:
+            raise ValueError(f"scaled_linear: weight has blocks of {columns} columns")
+        scales = weight.scales[:, 0].repeat_interleave(rows)[:out_features]
+
+    def arranged(tensor: Tensor) -> Tensor:
+        if is_gated:
+            tensor = torch.stack(tensor.chunk(2), dim=1).flatten(0, 1)
+        return tensor.contiguous()
+
+    return ScaledWeight(
+        arranged(weight.levels), arranged(scales), None if bias is None else arranged(bias), is_gated
+    )

@@ -1,0 +1,31 @@
+"""What formats cost the demo model, on the start of its held-out text, through the files that are written."""
+
+import pytest
+
+from benchmarks import quality
+
+
+@pytest.mark.timeout(600)
+def test_formats_cost_what_they_should() -> None:
+    found = quality.measure(3069)
+    ppl = {name: row["ppl"] / found["bf16"]["ppl"] for name, row in found.items()}
+    assert list(found) == [
+        "bf16",
+        "int8",
+        "fp8",
+        "fp8_compensated",
+        "int4",
+        "int4_compensated",
+        "nf4",
+        "int8_kv",
+    ]
+    assert ppl["int8"] < 1.01
+    assert ppl["fp8"] < 1.015
+    assert ppl["fp8_compensated"] < 1.01
+    assert ppl["int8_kv"] < 1.003
+    assert ppl["int4_compensated"] < 1.03
+    assert ppl["int4_compensated"] < ppl["int4"] < 1.08
+    assert 1.005 < ppl["nf4"] < 1.08
+    assert found["int8"]["bytes"] < 0.65 * found["bf16"]["bytes"]
+    assert found["int4"]["bytes"] < 0.47 * found["bf16"]["bytes"]
+    assert found["int8_kv"]["kv_bytes_per_token"] < 0.55 * found["bf16"]["kv_bytes_per_token"]

@@ -1,0 +1,118 @@
+"""Checkpoints that the command writes, and what becomes of them in the loader."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kernels.quantization import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
+from tests.fixtures.generation import greedy, make_engine, requests_for, run
+from tests.fixtures.tiny_llama import TEXT, write_tiny_llama
+from worker.engine.models.checkpoint import Weights
+from worker.engine.quantize.__main__ import main
+
+QUANTIZE = {
+    "int8": quantize_int8,
+    "int4": lambda weight: quantize_int4(weight, group_size=32),
+    "fp8": quantize_fp8,
+    "nf4": lambda weight: quantize_nf4(weight, is_nested=True),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its sides are whole groups of every format, its tensors in two files."""
+    directory = tmp_path_factory.mktemp("plain")
+    return write_tiny_llama(
+        directory, hidden_size=64, intermediate_size=128, max_shard_size="100KB", dtype=torch.bfloat16
+    )
+
+
+def quantize(model: Path, out: Path, format_: str, *more: str) -> int:
+    return main(["--model", str(model), "--out", str(out), "--format", format_, *more])
+
+
+@pytest.mark.parametrize("format_", QUANTIZE)
+def test_the_loader_finds_what_was_rounded(format_: str, plain: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    more = ["--group-size", "32"] if format_ == "int4" else []
+    assert quantize(plain, out, format_, *more) == 0
+    files = sorted(plain.glob("*.safetensors"))
+    assert len(files) > 1
+    with Weights(out, torch.float32) as weights:
+        for file in files:
+            for name, tensor in load_file(file).items():
+                expected = tensor.float()
+                if name.endswith("_proj.weight"):
+                    expected = QUANTIZE[format_](tensor).dequantize()
+                    assert not torch.equal(expected, tensor)
+                torch.testing.assert_close(weights.take(name, *tensor.shape), expected, rtol=1e-6, atol=1e-7)
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    stored = {name: t for file in files for name, t in load_file(out / file.name).items()}
+    assert index["metadata"]["total_size"] == sum(t.numel() * t.element_size() for t in stored.values())
+    assert set(index["weight_map"]) == set(stored)
+    assert (out / "tokenizer.json").read_bytes() == (plain / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("format_", QUANTIZE)
+def test_the_engine_runs_what_was_written(format_: str, plain: Path, tmp_path: Path) -> None:
+    assert quantize(plain, tmp_path / "out", format_) == 0
+    (completion,) = run(make_engine(tmp_path / "out"), requests_for(["the quick brown"], greedy(12)))
+    assert completion.error is None
+    assert len(completion.token_ids) == 12
+
+
+def test_int8_products_of_an_int8_checkpoint_are_those_of_the_plain_one(plain: Path, tmp_path: Path) -> None:
+    """Quantized a second time as it loads, a level stays what it is."""
+    assert quantize(plain, tmp_path / "out", "int8") == 0
+    requests = [[7, 8, 9, 10], [20] * 9]
+    one, other = (
+        [done.token_ids for done in run(make_engine(model, dtype="int8"), requests_for(requests, greedy(20)))]
+        for model in (plain, tmp_path / "out")
+    )
+    assert one == other
+
+
+@pytest.mark.parametrize(("format_", "end"), [("int4", ".weight_packed"), ("fp8", "_proj.weight")])
+def test_calibration_changes_only_what_it_should(format_: str, end: str, plain: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text(TEXT * 40)
+    assert quantize(plain, tmp_path / "rounded", format_) == 0
+    assert quantize(plain, tmp_path / "compensated", format_, "--calibration", str(text)) == 0
+    changed = set()
+    for file in sorted(plain.glob("*.safetensors")):
+        one, other = (load_file(tmp_path / name / file.name) for name in ("rounded", "compensated"))
+        assert one.keys() == other.keys()
+        changed |= {name for name in one if not torch.equal(one[name], other[name])}
+    packed = {name for name in changed if name.endswith(end)}
+    assert len(packed) == 14
+    assert all(name.endswith((end, ".weight_scale")) for name in changed)
+
+
+def test_bad_input_is_named(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    narrow = write_tiny_llama(tmp_path / "narrow")
+    assert quantize(narrow, tmp_path / "one", "int4") == 2
+    assert "down_proj.weight: does not fit: int4: 96 columns in groups of 64" in capsys.readouterr().err
+    assert quantize(tmp_path / "none", tmp_path / "two", "int8") == 2
+    assert "no such directory" in capsys.readouterr().err
+    assert quantize(plain, tmp_path / "three", "int8") == 0
+    assert quantize(tmp_path / "three", tmp_path / "four", "int4") == 2
+    assert "quantized already" in capsys.readouterr().err
+    assert quantize(plain, tmp_path / "three", "int8") == 2
+    assert "not an empty directory" in capsys.readouterr().err
+    silent = tmp_path / "silent"
+    shutil.copytree(plain, silent)
+    (silent / "tokenizer.json").unlink()
+    text = tmp_path / "text"
+    text.write_text("a")
+    assert quantize(silent, tmp_path / "five", "int4", "--calibration", str(text)) == 2
+    assert "tokenizer.json" in capsys.readouterr().err
+    text.write_text("")
+    assert quantize(plain, tmp_path / "six", "int4", "--calibration", str(text)) == 2
+    assert "no tokens" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        quantize(plain, tmp_path / "seven", "int8", "--calibration", str(text))
+    assert "only int4 and fp8" in capsys.readouterr().err

@@ -1,0 +1,78 @@
+"""Which layout a checkpoint's config.json names."""
+
+from pathlib import Path
+from typing import Any
+
+from worker.engine.errors import UnsupportedModelError
+from worker.engine.layouts.awq import AwqLayout
+from worker.engine.layouts.bitsandbytes import BitsAndBytesLayout
+from worker.engine.layouts.compressed_tensors import CompressedTensorsLayout
+from worker.engine.layouts.fp8_blocks import Fp8BlocksLayout
+from worker.engine.layouts.gptq import GptqLayout
+from worker.engine.layouts.layout import Layout
+
+# Of compressed-tensors, by its name for the storage.
+STRATEGIES: dict[str, tuple[object, ...]] = {
+    "int-quantized": ("tensor", "channel"),
+    "float-quantized": ("tensor", "channel", "block"),
+    "pack-quantized": ("group", "channel"),
+}
+
+
+def read_layout(file: Path, config: dict[str, Any]) -> Layout | None:
+    """Return the layout of `quantization_config`, None if there is none; raises UnsupportedModelError.
+
+    What of it is not built is named by its key.
+    """
+    section = config.get("quantization_config")
+    if section is None:
+        return None
+    match section.get("quant_method"):
+        case "compressed-tensors":
+            return _read_compressed_tensors(file, section)
+        case "gptq":
+            _require(file, section, "bits", (4, 8))
+            return GptqLayout(section["bits"], 0 if section.get("checkpoint_format") == "gptq_v2" else 1)
+        case "awq":
+            _require(file, section, "bits", (4,))
+            _require(file, section, "version", ("gemm", None))
+            return AwqLayout()
+        case "fp8":
+            rows, columns = section.get("weight_block_size") or (128, 128)
+            return Fp8BlocksLayout((rows, columns))
+        case "bitsandbytes":
+            _require(file, section, "bnb_4bit_quant_type", ("nf4",))
+            return BitsAndBytesLayout()
+        case other:
+            built = "compressed-tensors, gptq, awq, fp8 and bitsandbytes are"
+            raise UnsupportedModelError(
+                file, "quantization_config.quant_method", f"{other!r} is not built: {built}"
+            )
+
+
+def _read_compressed_tensors(file: Path, section: dict[str, Any]) -> Layout:
+    _require(file, section, "format", tuple(STRATEGIES))
+    _require(file, section, "quantization_status", ("compressed", None))
+    groups = list(section.get("config_groups", {}).values())
+    if len(groups) != 1:
+        raise UnsupportedModelError(
+            file, "quantization_config.config_groups", f"{len(groups)} groups: only one is built"
+        )
+    weights = groups[0]["weights"]
+    is_packed = section["format"] == "pack-quantized"
+    _require(file, weights, "num_bits", (4,) if is_packed else (8,))
+    _require(file, weights, "actorder", (None, "weight", "static"))
+    _require(file, weights, "strategy", STRATEGIES[section["format"]])
+    block = weights.get("block_structure")
+    return CompressedTensorsLayout(
+        num_bits=weights["num_bits"],
+        is_symmetric=weights.get("symmetric", True),
+        block=None if block is None else (block[0], block[1]),
+    )
+
+
+def _require(file: Path, section: dict[str, Any], key: str, built: tuple[object, ...]) -> None:
+    value = section.get(key)
+    if value not in built:
+        wanted = ", ".join(repr(one) for one in built if one is not None)
+        raise UnsupportedModelError(file, f"quantization_config: {key}", f"{value!r} is not built: {wanted}")

@@ -1,0 +1,21 @@
+"""Small levels in 32-bit words, the first in the lowest bits."""
+
+import torch
+from torch import Tensor
+
+
+def unpack_words(words: Tensor, num_bits: int) -> Tensor:
+    """Return uint8 levels [rows, columns * 32 / num_bits] of int32 words [rows, columns]."""
+    shifts = torch.arange(0, 32, num_bits, dtype=torch.int32)
+    levels = (words.unsqueeze(2) >> shifts) & ((1 << num_bits) - 1)
+    return levels.to(torch.uint8).flatten(1)
+
+
+def pack_words(levels: Tensor, num_bits: int) -> Tensor:
+    """Return the int32 words of `unpack_words`; raises ValueError where columns do not fill words."""
+    per_word = 32 // num_bits
+    if levels.shape[1] % per_word:
+        raise ValueError(f"{levels.shape[1]} columns do not fill words of {per_word}")
+    shifts = torch.arange(0, 32, num_bits, dtype=torch.int64)
+    words = (levels.long().reshape(len(levels), -1, per_word) << shifts).sum(dim=2)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)

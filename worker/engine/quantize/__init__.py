@@ -1,0 +1,1 @@
+"""Makes quantized checkpoints: `python -m worker.engine.quantize`."""
