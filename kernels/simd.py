@@ -75,6 +75,39 @@ def store_level(_context: Any, pointer: Any, index: Any, value: Any) -> Any:
 
 
 @intrinsic
+def _elements_of_line(_context: Any, pointer: Any) -> Any:
+    """Return how many elements a cache line of 64 bytes has."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        size = context.get_abi_sizeof(arguments[0].type.pointee)
+        return ir.Constant(I64, 64 // size)
+
+    return types.intp(pointer), generate
+
+
+@intrinsic
+def _prefetch(_context: Any, pointer: Any, index: Any) -> Any:
+    """Ask for the cache line of an element, which need not exist."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        address = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), ir.PointerType(_I8))
+        function_type = ir.FunctionType(ir.VoidType(), [ir.PointerType(_I8), I32, I32, I32])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+        for_reading, keep, data = (ir.Constant(I32, value) for value in (0, 3, 1))
+        builder.call(function, [address, for_reading, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.intp), generate
+
+
+@inlined
+def prefetch(pointer: Pointer, start: int, count: int) -> None:
+    """Bring elements that lie side by side into the cache, without waiting for them."""
+    for index in range(start, start + count, _elements_of_line(pointer)):
+        _prefetch(pointer, index)
+
+
+@intrinsic
 def maximum(_context: Any, first: Any, second: Any) -> Any:
     """Return the larger float32, or NaN if one is; unlike `max`, it lets a loop be vectorized."""
 

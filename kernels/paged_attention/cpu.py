@@ -7,7 +7,7 @@ and nothing is summed across a register.
 import numpy as np
 
 from kernels.compiled import Pointer, inlined, kernel
-from kernels.simd import bfloat16_at, exp, float32_at, int64_at, load, maximum, store, tanh
+from kernels.simd import bfloat16_at, exp, float32_at, int64_at, load, maximum, prefetch, store, tanh
 from kernels.threads import fork
 from kernels.tile import ROWS_OF_ONE_REGISTER, multiply_tile, tile_rows
 
@@ -88,6 +88,8 @@ def _attend(
         query_start = (head * total_rows + first) * group * head_dim
         for block in range(first_block, end_block):
             at = (tables[table * table_width + block] * num_kv_heads + head) * block_floats
+            following = tables[table * table_width + min(block + 1, end_block - 1)] * num_kv_heads + head
+            prefetch(keys, following * block_floats, block_floats)
             for vector in range(0, num_vectors, score_rows):
                 multiply_tile(
                     min(score_rows, num_vectors - vector),
@@ -103,6 +105,8 @@ def _attend(
                     at,
                     block_size,
                 )
+        following = tables[table * table_width + first_block] * num_kv_heads + head
+        prefetch(values, following * block_floats, block_floats)
         for vector in range(num_vectors):
             position = positions[first + vector // group]
             start = scores + vector * width - first_block * block_size
@@ -113,6 +117,8 @@ def _attend(
         for block in range(first_block, end_block):
             at = (tables[table * table_width + block] * num_kv_heads + head) * block_floats
             depth = min(block_size, context - block * block_size)
+            following = tables[table * table_width + min(block + 1, end_block - 1)] * num_kv_heads + head
+            prefetch(values, following * block_floats, block_floats)
             for vector in range(0, num_vectors, mix_rows):
                 multiply_tile(
                     min(mix_rows, num_vectors - vector),
