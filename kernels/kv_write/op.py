@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.kv_write.cache import GpuLayerCache, PagedCache
+from kernels.kv_write.cache import CPU_DTYPES, GpuLayerCache, PagedCache
 from kernels.kv_write.cpu import write
 from kernels.kv_write.head_norms import HeadNorms
 from kernels.threads import num_threads
@@ -25,7 +25,7 @@ def rotary_kv_write(
     integers. The queries are as `paged_attention` takes them: on a CPU [num_kv_heads, num_rows, group,
     head_dim] float32, those that share a KV head together, and [num_rows, num_heads, head_dim] in the dtype
     of `qkv` on a GPU. Pairs (x[i], x[i + head_dim / 2]) are rotated, as in the Llama checkpoints. Raises
-    ValueError on shapes that do not fit. Source: Su et al., arXiv:2104.09864.
+    ValueError on shapes and dtypes that do not fit. Source: Su et al., arXiv:2104.09864.
     """
     if isinstance(cache, GpuLayerCache):
         from kernels.kv_write import gpu  # noqa: PLC0415  (Triton is there with a GPU only)
@@ -48,6 +48,8 @@ def rotary_kv_write(
             f"rotary_kv_write: qkv {tuple(qkv.shape)}, {len(positions)} positions, {len(slots)} slots, "
             f"angles {tuple(angles.shape)}, keys {tuple(cache.keys.shape)}"
         )
+    if (qkv.dtype, cache.keys.dtype) not in CPU_DTYPES:
+        raise ValueError(f"rotary_kv_write: {qkv.dtype} does not go into a cache of {cache.keys.dtype}")
     num_parts = num_threads(num_rows * width)
     query = torch.empty(num_kv_heads, num_rows, num_heads // num_kv_heads, head_dim)
     scratch = torch.empty(num_parts * head_dim) if norms is not None else query

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.kv_write import GpuLayerCache, PagedCache
+from kernels.kv_write import CPU_DTYPES, GpuLayerCache, PagedCache
 from kernels.paged_attention.cpu import attend
 from kernels.paged_attention.plan import AttentionPlan
 from kernels.paged_attention.tiling import GpuAttentionPlan
@@ -27,7 +27,8 @@ def paged_attention(
     [num_rows, num_heads, head_dim] in `dtype` on a GPU; the new tokens are in `cache` already. The result is
     [num_rows, num_heads * head_dim]. With a `window`, a row reads only that many tokens, its own the last of
     them; with a `soft_cap`, scores are `soft_cap * tanh(score / soft_cap)`. Sums are in float32, and a row
-    has the same bits in any Step. Raises ValueError on shapes that do not fit the plan.
+    has the same bits in any Step. Raises ValueError on shapes that do not fit the plan
+    and on dtypes that do not go together.
     """
     if isinstance(cache, GpuLayerCache) and isinstance(plan, GpuAttentionPlan):
         from kernels.paged_attention import gpu  # noqa: PLC0415  (Triton is there with a GPU only)
@@ -42,6 +43,8 @@ def paged_attention(
             f"paged_attention: query {tuple(query.shape)}, keys {tuple(cache.keys.shape)}, "
             f"{plan.positions.shape[0]} rows planned"
         )
+    if (dtype, cache.keys.dtype) not in CPU_DTYPES:
+        raise ValueError(f"paged_attention: no {dtype} result from a cache of {cache.keys.dtype}")
     out = torch.empty(num_rows, num_kv_heads * group * head_dim, dtype=dtype)
     attend(
         plan.scratch.shape[0],

@@ -49,10 +49,13 @@ def test_a_fresh_cache_is_zero() -> None:
     assert not cache.values.any()
 
 
-def test_shapes_are_checked() -> None:
+def test_arguments_are_checked() -> None:
     cache = LayerCache.allocate(3, 1, 4, 6, torch.float32)
     one = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="rotary_kv_write"):
         rotary_kv_write(torch.zeros(1, 17), torch.zeros(4, 2, 3), one, one, cache)
     with pytest.raises(ValueError, match="rotary_kv_write"):
         rotary_kv_write(torch.zeros(2, 18), torch.zeros(4, 2, 3), one, one, cache)
+    narrow = torch.zeros(1, 18, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"bfloat16 does not go into a cache of torch\.float32"):
+        rotary_kv_write(narrow, torch.zeros(4, 2, 3), one, one, cache)
