@@ -15,6 +15,8 @@ from worker.contract.messages import GPU_QUEUE
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
+from worker.engine.sampling import SamplingParams
+from worker.engine.step import GenerationRequest
 from worker.settings import Settings, settings
 from worker.shard_runner import ShardRunner
 from worker.shard_saver import ShardSaver
@@ -55,7 +57,7 @@ class EngineStep(bootsteps.StartStopStep):
         global _runner  # noqa: PLW0603 - one engine a process is the point
         config = settings()
         self._store = Store(config.database_url, pool_size=config.shards_in_flight + 2)
-        self._engine = EngineThread(lambda: Engine(engine_config(config)), on_failure=_exit_failed)
+        self._engine = EngineThread(lambda: _warm_engine(config), on_failure=_exit_failed)
         self._engine.start()
         info = asdict(self._engine.model_info)
         logger.info("engine ready: %s", info)
@@ -99,6 +101,15 @@ class EngineStep(bootsteps.StartStopStep):
                 if self._stopping.is_set():
                     return
             self._stopping.wait(BEAT_SECONDS)
+
+
+def _warm_engine(config: Settings) -> Engine:
+    """Return the engine after a first request: an installation's first engine compiles its kernels in it."""
+    engine = Engine(engine_config(config))
+    engine.add(GenerationRequest("warm-up", (0,), SamplingParams(max_tokens=2)))
+    while engine.has_unfinished:
+        engine.step()
+    return engine
 
 
 def engine_config(config: Settings) -> EngineConfig:
