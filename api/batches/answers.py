@@ -4,6 +4,7 @@ from api.batches.schemas import (
     BatchAnswer,
     Callback,
     Counts,
+    DeviceTime,
     InputTokensDetails,
     RequestErrorAnswer,
     RequestUsage,
@@ -11,6 +12,7 @@ from api.batches.schemas import (
     Tokens,
     Usage,
 )
+from worker.contract.results import DeviceSeconds
 from worker.contract.states import BatchStatus
 from worker.store.batches import BatchView
 from worker.store.requests import ResultView
@@ -38,7 +40,10 @@ def to_answer(
             input_tokens_details=InputTokensDetails(cached_tokens=view.cached_tokens),
             output_tokens=view.output_tokens,
             total_tokens=view.input_tokens + view.output_tokens,
+            device_seconds=_to_device_time(view.seconds),
         ),
+        deduplicated=view.num_deduplicated,
+        cached=view.num_cache_hits,
         eta_seconds=_eta_seconds(view),
         priority=view.priority,
         metadata=view.metadata,
@@ -48,6 +53,15 @@ def to_answer(
         expires_at=view.expires_at,
         finished_at=view.finished_at,
         outputs=outputs,
+    )
+
+
+def _to_device_time(seconds: DeviceSeconds) -> DeviceTime:
+    return DeviceTime(
+        prefill=round(seconds.prefill, 6),
+        decode=round(seconds.decode, 6),
+        padding=round(seconds.padding, 6),
+        total=round(seconds.prefill + seconds.decode + seconds.padding, 6),
     )
 
 
@@ -89,6 +103,9 @@ def to_result(row: ResultView) -> ResultAnswer:
             input_tokens=row.num_prompt_tokens,
             cached_tokens=row.num_cached_tokens,
             output_tokens=row.num_output_tokens,
+            device_seconds=_to_device_time(row.seconds),
         ),
+        source=row.source,
+        similarity=row.similarity,
         error=error,
     )

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from worker.contract.caching import Source
 from worker.contract.states import BatchStatus, EventState, Outcome
 from worker.webhooks.targets import ForbiddenTargetError, check_url
 
@@ -173,6 +174,15 @@ class InputTokensDetails(BaseModel):
     cached_tokens: int = Field(description="read from the prefix cache instead of being computed")
 
 
+class DeviceTime(BaseModel):
+    """Seconds of the device: each step's, split over its tokens."""
+
+    prefill: float = Field(description="for tokens of prompts")
+    decode: float = Field(description="for tokens of outputs")
+    padding: float = Field(description="for rows that only fill a step up")
+    total: float
+
+
 class Usage(BaseModel):
     """Tokens of the requests that have a result, by the model's tokenizer."""
 
@@ -180,6 +190,7 @@ class Usage(BaseModel):
     input_tokens_details: InputTokensDetails
     output_tokens: int
     total_tokens: int
+    device_seconds: DeviceTime
 
 
 class Tokens(BaseModel):
@@ -217,7 +228,10 @@ class BatchAnswer(BaseModel):
                         "input_tokens_details": {"cached_tokens": 0},
                         "output_tokens": 24,
                         "total_tokens": 31,
+                        "device_seconds": {"prefill": 0.01, "decode": 0.2, "padding": 0.0, "total": 0.21},
                     },
+                    "deduplicated": 0,
+                    "cached": 0,
                     "eta_seconds": 1.9,
                     "priority": 0,
                     "metadata": {"dataset": "docstrings"},
@@ -239,6 +253,8 @@ class BatchAnswer(BaseModel):
     counts: Counts
     tokens: Tokens
     usage: Usage
+    deduplicated: int = Field(description="requests answered by an identical one of this batch")
+    cached: int = Field(description="requests answered by the response cache")
     eta_seconds: float | None = Field(description="null before there is anything to judge by, and at the end")
     priority: int
     metadata: dict[str, str]
@@ -266,6 +282,7 @@ class RequestUsage(BaseModel):
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    device_seconds: DeviceTime
 
 
 class ResultAnswer(BaseModel):
@@ -277,6 +294,8 @@ class ResultAnswer(BaseModel):
     status: Outcome
     output: str | None
     finish_reason: str | None
+    source: Source = Field(description="engine: run for this request; otherwise whose answer it is")
+    similarity: float | None = Field(default=None, description="of the prompts, from the semantic cache")
     usage: RequestUsage
     error: RequestErrorAnswer | None = None
 
@@ -297,7 +316,18 @@ class ResultPage(BaseModel):
                             "status": "completed",
                             "output": '    """Return the lines of a file."""',
                             "finish_reason": "stop",
-                            "usage": {"input_tokens": 7, "cached_tokens": 0, "output_tokens": 12},
+                            "source": "engine",
+                            "usage": {
+                                "input_tokens": 7,
+                                "cached_tokens": 0,
+                                "output_tokens": 12,
+                                "device_seconds": {
+                                    "prefill": 0.01,
+                                    "decode": 0.1,
+                                    "padding": 0.0,
+                                    "total": 0.11,
+                                },
+                            },
                             "error": None,
                         }
                     ],

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from worker.contract.caching import Source
 from worker.contract.states import Outcome
 
 
@@ -11,6 +12,15 @@ class RequestError:
 
     code: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSeconds:
+    """What a request cost on the device, by kind of token: its prompt's, its output's, filling beside them."""
+
+    prefill: float = 0.0
+    decode: float = 0.0
+    padding: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +36,7 @@ class NewResult:
     num_output_tokens: int
     max_tokens: int
     error: RequestError | None = None
+    seconds: DeviceSeconds = DeviceSeconds()
+    source: Source = Source.ENGINE
+    similarity: float | None = None  # of the prompt whose answer it is, from the semantic cache
+    num_copies: int = 1  # requests of its shard that it answers: itself, and those identical to it

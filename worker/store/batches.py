@@ -9,10 +9,13 @@ from uuid import uuid4
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
+from worker.contract.caching import DEFAULT_SIMILARITY, CacheMode, request_digest
+from worker.contract.results import DeviceSeconds
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Outcome, ShardState
 from worker.store import requests, webhooks
 from worker.store.notify import wake_dispatcher
+from worker.store.placement import Placement
 from worker.store.requests import NewRequest
 from worker.store.tables import BatchRow, ShardRow
 
@@ -27,6 +30,8 @@ class NewBatch:
     priority: int = 0
     metadata: dict[str, Any] | None = None
     completion_window: timedelta | None = None
+    cache: CacheMode = CacheMode.OFF
+    cache_similarity: float = DEFAULT_SIMILARITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +53,14 @@ class BatchView:
     max_output_tokens: int
     settled_max_tokens: int
     running_tokens: int
+    num_deduplicated: int
+    num_cache_hits: int
+    seconds: DeviceSeconds
     created_at: datetime
     started_at: datetime | None
     expires_at: datetime | None
     finished_at: datetime | None
+    results_dropped_at: datetime | None
     read_at: datetime
 
     @property
@@ -82,10 +91,14 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
             num_requests=len(batch.requests),
             num_prompt_tokens=sum(request.num_prompt_tokens for request in batch.requests),
             max_output_tokens=sum(request.max_tokens for request in batch.requests),
+            cache=batch.cache,
+            cache_similarity=batch.cache_similarity if batch.cache is CacheMode.SEMANTIC else None,
             expires_at=None if window is None else func.now() + window,
         )
     )
-    slices = [batch.requests[i : i + shard_size] for i in range(0, len(batch.requests), shard_size)]
+    placement = Placement(shard_size)
+    digests = [_digest(request, batch.params) for request in batch.requests]
+    places = [placement.place(digest) for digest in digests]
     shard_ids = session.scalars(
         insert(ShardRow).returning(ShardRow.id, sort_by_parameter_order=True),
         [
@@ -94,14 +107,23 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
                 "position": position,
                 "state": ShardState.READY,
                 "priority": batch.priority,
-                "num_requests": len(part),
+                "num_requests": num_requests,
             }
-            for position, part in enumerate(slices)
+            for position, num_requests in enumerate(placement.num_requests)
         ],
     ).all()
-    requests.copy_in(session, batch_id, zip(shard_ids, slices, strict=True))
+    requests.copy_in(session, batch_id, batch.requests, [shard_ids[place] for place in places], digests)
     wake_dispatcher(session)
     return batch_id
+
+
+def _digest(request: NewRequest, batch_params: SamplingParams) -> bytes | None:
+    return request_digest(
+        request.prompt,
+        request.params or batch_params,
+        max_tokens=request.max_tokens,
+        add_special_tokens=request.add_special_tokens,
+    )
 
 
 def get(session: Session, batch_id: str) -> BatchView | None:
@@ -133,10 +155,14 @@ def get(session: Session, batch_id: str) -> BatchView | None:
         max_output_tokens=row.max_output_tokens,
         settled_max_tokens=row.settled_max_tokens,
         running_tokens=int(running),
+        num_deduplicated=row.num_deduplicated,
+        num_cache_hits=row.num_cache_hits,
+        seconds=DeviceSeconds(row.prefill_seconds, row.decode_seconds, row.padding_seconds),
         created_at=row.created_at,
         started_at=row.started_at,
         expires_at=row.expires_at,
         finished_at=row.finished_at,
+        results_dropped_at=row.results_dropped_at,
         read_at=read_at,
     )
 

@@ -1,15 +1,16 @@
 """Requests and their results: copied in, loaded for a shard, recorded once, read in order."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from psycopg.types.json import Jsonb
-from sqlalchemy import bindparam, func, insert, literal, select
+from sqlalchemy import Text, bindparam, cast, func, insert, literal, select
 from sqlalchemy.orm import Session
 
-from worker.contract.results import NewResult
+from worker.contract.caching import CacheMode, Source
+from worker.contract.results import DeviceSeconds, NewResult
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import Outcome
 from worker.store.tables import RequestRow, ResultRow
@@ -17,7 +18,7 @@ from worker.store.tables import RequestRow, ResultRow
 COPY_REQUESTS = """
     COPY requests (
         batch_id, shard_id, position, custom_id, prompt, add_special_tokens, params, max_tokens,
-        num_prompt_tokens
+        num_prompt_tokens, digest, cache
     ) FROM STDIN
 """
 
@@ -32,17 +33,21 @@ class NewRequest:
     custom_id: str | None = None
     params: SamplingParams | None = None
     add_special_tokens: bool = True
+    cache: CacheMode | None = None  # None: the batch's
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRequest:
-    """One prompt that still has to be run."""
+    """One prompt that still has to be run, for itself and its copies."""
 
     id: int
     prompt: str
     add_special_tokens: bool
     max_tokens: int
     params: SamplingParams  # but for max_tokens
+    digest: bytes | None = None
+    cache: CacheMode | None = None  # None: the batch's
+    num_copies: int = 1  # requests of the shard that its Result answers, itself included
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,53 +65,92 @@ class ResultView:
     num_output_tokens: int
     error_code: str | None
     error_message: str | None
+    source: Source
+    similarity: float | None
+    seconds: DeviceSeconds
     created_at: datetime
 
 
-def copy_in(session: Session, batch_id: str, shards: Iterable[tuple[int, Sequence[NewRequest]]]) -> None:
-    """Write the requests of a new batch by COPY, positions counting through its shards."""
+def copy_in(
+    session: Session,
+    batch_id: str,
+    requests: Sequence[NewRequest],
+    shard_ids: Sequence[int],
+    digests: Sequence[bytes | None],
+) -> None:
+    """Write the requests of a new batch by COPY, each with its shard and its digest."""
     connection = session.connection().connection.driver_connection
     assert connection is not None  # noqa: S101 - a session in a transaction has one
-    position = 0
     with connection.cursor() as cursor, cursor.copy(COPY_REQUESTS) as copy:
-        for shard_id, part in shards:
-            for request in part:
-                params = None if request.params is None else Jsonb(request.params.to_json())
-                copy.write_row(
-                    (
-                        batch_id,
-                        shard_id,
-                        position,
-                        request.custom_id,
-                        request.prompt,
-                        request.add_special_tokens,
-                        params,
-                        request.max_tokens,
-                        request.num_prompt_tokens,
-                    )
+        for position, (request, shard_id, digest) in enumerate(
+            zip(requests, shard_ids, digests, strict=True)
+        ):
+            params = None if request.params is None else Jsonb(request.params.to_json())
+            copy.write_row(
+                (
+                    batch_id,
+                    shard_id,
+                    position,
+                    request.custom_id,
+                    request.prompt,
+                    request.add_special_tokens,
+                    params,
+                    request.max_tokens,
+                    request.num_prompt_tokens,
+                    digest,
+                    request.cache,
                 )
-                position += 1
+            )
 
 
 def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> list[ShardRequest]:
-    """Return the requests of a shard that have no result yet, in order."""
+    """Return the requests of a shard that have no result yet, in order, the first of identical ones only."""
     shared = SamplingParams.from_json(batch_params)
-    rows = session.execute(
+    identity = func.coalesce(func.encode(RequestRow.digest, "hex"), cast(RequestRow.id, Text))
+    same = {"partition_by": identity, "order_by": RequestRow.position}
+    waiting = (
         select(
             RequestRow.id,
-            RequestRow.prompt,
-            RequestRow.add_special_tokens,
-            RequestRow.max_tokens,
-            RequestRow.params,
+            func.row_number().over(**same).label("number"),
+            func.count().over(partition_by=identity).label("num_copies"),
         )
         .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
         .where(RequestRow.shard_id == shard_id, ResultRow.request_id.is_(None))
+        .subquery()
+    )
+    rows = session.execute(
+        select(RequestRow, waiting.c.num_copies)
+        .join(waiting, waiting.c.id == RequestRow.id)
+        .where(waiting.c.number == 1)
         .order_by(RequestRow.position)
     )
     return [
-        ShardRequest(id_, prompt, special, most, shared if own is None else SamplingParams.from_json(own))
-        for id_, prompt, special, most, own in rows
+        ShardRequest(
+            id=row.id,
+            prompt=row.prompt,
+            add_special_tokens=row.add_special_tokens,
+            max_tokens=row.max_tokens,
+            params=shared if row.params is None else SamplingParams.from_json(row.params),
+            digest=row.digest,
+            cache=row.cache,
+            num_copies=num_copies,
+        )
+        for row, num_copies in rows
     ]
+
+
+def shards_with_some_left(session: Session, shard_ids: Collection[int]) -> set[int]:
+    """Return those shards of which a request has no result."""
+    if not shard_ids:
+        return set()
+    return set(
+        session.scalars(
+            select(RequestRow.shard_id)
+            .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+            .where(RequestRow.shard_id.in_(shard_ids), ResultRow.request_id.is_(None))
+            .distinct()
+        )
+    )
 
 
 def without_result(session: Session, results: Sequence[NewResult]) -> list[NewResult]:
@@ -138,6 +182,11 @@ def record(session: Session, batch_id: str, results: Sequence[NewResult], *, fir
                 "num_output_tokens": result.num_output_tokens,
                 "error_code": result.error.code if result.error else None,
                 "error_message": result.error.message if result.error else None,
+                "source": result.source,
+                "similarity": result.similarity,
+                "prefill_seconds": result.seconds.prefill,
+                "decode_seconds": result.seconds.decode,
+                "padding_seconds": result.seconds.padding,
             }
             for sequence, result in enumerate(results, first_sequence)
         ],
@@ -214,6 +263,9 @@ def results_page(session: Session, batch_id: str, *, after: int, limit: int) -> 
             num_output_tokens=row.num_output_tokens,
             error_code=row.error_code,
             error_message=row.error_message,
+            source=row.source,
+            similarity=row.similarity,
+            seconds=DeviceSeconds(row.prefill_seconds, row.decode_seconds, row.padding_seconds),
             created_at=row.created_at,
         )
         for row, position, custom_id in rows

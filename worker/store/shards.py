@@ -1,6 +1,6 @@
 """Shards: claimed with a fenced lease, saved as they go, finished or released by their holder."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, auto
@@ -9,9 +9,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, case, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from worker.contract.caching import CacheMode, Source
 from worker.contract.results import NewResult
 from worker.contract.states import BatchStatus, Outcome, ShardState
-from worker.store import batches, requests
+from worker.store import batches, copies, requests
 from worker.store.notify import wake_dispatcher
 from worker.store.requests import ShardRequest
 from worker.store.tables import BatchRow, ShardRow
@@ -28,7 +29,9 @@ class Claim:
     batch_id: str
     fence: int
     attempt: int
-    requests: Sequence[ShardRequest]
+    requests: Sequence[ShardRequest]  # of identical ones, the first
+    cache: CacheMode = CacheMode.OFF  # of requests that have none of their own
+    cache_similarity: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,9 @@ def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> 
         batch.started_at = func.now()
     wake_dispatcher(session)
     remaining = requests.remaining(session, shard_id, batch.params)
-    return Claim(shard_id, batch.id, shard.fence, shard.attempts, remaining)
+    return Claim(
+        shard_id, batch.id, shard.fence, shard.attempts, remaining, batch.cache, batch.cache_similarity
+    )
 
 
 def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | None) -> list[Saved]:
@@ -91,10 +96,17 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
         return [Saved.LOST] * len(progress)
     results = [result for one in held for result in one.results]
     _record(session, batch, requests.without_result(session, results))
-    finished = [one for one in held if one.is_last]
+    last = {one.held.shard_id for one in held if one.is_last}
+    # A copy whose first was cancelled by itself is run after all.
+    unfinished = requests.shards_with_some_left(session, last)
+    if unfinished:
+        _update(session, unfinished, {"state": ShardState.READY, "running_tokens": 0} | NOBODYS)
+        wake_dispatcher(session)
+    finished = last - unfinished
     running = [one for one in held if not one.is_last]
     if finished:
         _update(session, finished, {"state": ShardState.FINISHED, "running_tokens": 0} | NOBODYS)
+    if last:
         batches.settle(session, batch)
     if running:
         tokens = {one.held.shard_id: one.running_tokens for one in running}
@@ -105,7 +117,7 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
                 "lease_expires_at": func.now() + lease,
                 "ticketed_at": None,
             }
-        _update(session, running, changes)
+        _update(session, tokens.keys(), changes)
     verdict = Saved.STOP if batches.is_stopping(session, batch) else Saved.CONTINUE
     return [verdict if one.held.shard_id in held_ids else Saved.LOST for one in progress]
 
@@ -129,10 +141,10 @@ def release(session: Session, held: Claim) -> None:
     wake_dispatcher(session)
 
 
-def _update(session: Session, progress: Sequence[Progress], changes: dict[str, Any]) -> None:
+def _update(session: Session, shard_ids: Collection[int], changes: dict[str, Any]) -> None:
     session.execute(
         update(ShardRow)
-        .where(ShardRow.id.in_([one.held.shard_id for one in progress]))
+        .where(ShardRow.id.in_(shard_ids))
         .values(changes)
         .execution_options(synchronize_session=False)
     )
@@ -161,10 +173,17 @@ def _record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> 
     batch.num_completed += sum(result.outcome is Outcome.COMPLETED for result in results)
     batch.num_failed += sum(result.outcome is Outcome.FAILED for result in results)
     batch.num_cancelled += sum(result.outcome is Outcome.CANCELLED for result in results)
+    batch.num_cache_hits += sum(
+        result.source in {Source.EXACT_CACHE, Source.SEMANTIC_CACHE} for result in results
+    )
     batch.settled_max_tokens += sum(result.max_tokens for result in results)
     batch.input_tokens += sum(result.num_prompt_tokens for result in results)
     batch.cached_tokens += sum(result.num_cached_tokens for result in results)
     batch.output_tokens += sum(result.num_output_tokens for result in results)
+    batch.prefill_seconds += sum(result.seconds.prefill for result in results)
+    batch.decode_seconds += sum(result.seconds.decode for result in results)
+    batch.padding_seconds += sum(result.seconds.padding for result in results)
+    copies.record(session, batch, results)
 
 
 def expired(session: Session, *, limit: int) -> list[tuple[int, str]]:

@@ -11,18 +11,21 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     DateTime,
+    Double,
     Enum,
     ForeignKey,
     Identity,
     Index,
+    LargeBinary,
     MetaData,
     Text,
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, REAL
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
 
+from worker.contract.caching import CacheMode, Source
 from worker.contract.states import LIVE_STATUSES, BatchStatus, EventState, Outcome, ShardState
 
 NAMING_CONVENTION = {
@@ -53,12 +56,16 @@ class Table(DeclarativeBase):
     type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads this name from the class
         str: Text,
         int: BigInteger,
+        float: Double,
+        bytes: LargeBinary,
         datetime: DateTime(timezone=True),
         dict[str, Any]: JSONB,
         BatchStatus: _one_of("status", BatchStatus),
         ShardState: _one_of("state", ShardState),
         EventState: _one_of("state", EventState),
         Outcome: _one_of("outcome", Outcome),
+        CacheMode: _one_of("cache", CacheMode),
+        Source: _one_of("source", Source),
     }
 
 
@@ -78,6 +85,12 @@ class BatchRow(Table):
         CheckConstraint("num_completed + num_failed + num_cancelled <= num_requests", name="counts"),
         Index(None, "created_at", "id"),
         Index("batches_live_index", "expires_at", postgresql_where=_in("status", LIVE_STATUSES)),
+        Index(
+            "batches_finished_index",
+            "finished_at",
+            postgresql_where=text("finished_at IS NOT NULL AND results_dropped_at IS NULL"),
+        ),
+        {"postgresql_with": {"fillfactor": 80, "autovacuum_vacuum_scale_factor": 0.02}},
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -99,11 +112,20 @@ class BatchRow(Table):
     cached_tokens: Mapped[int] = mapped_column(server_default="0")
     output_tokens: Mapped[int] = mapped_column(server_default="0")
 
+    cache: Mapped[CacheMode] = mapped_column(server_default=CacheMode.OFF)
+    cache_similarity: Mapped[float | None]  # the least at which a semantic answer is taken
+    num_deduplicated: Mapped[int] = mapped_column(server_default="0")  # answered by an identical request
+    num_cache_hits: Mapped[int] = mapped_column(server_default="0")  # answered by a cache
+    prefill_seconds: Mapped[float] = mapped_column(server_default="0")  # of the device
+    decode_seconds: Mapped[float] = mapped_column(server_default="0")
+    padding_seconds: Mapped[float] = mapped_column(server_default="0")
+
     created_at: Mapped[datetime] = _created_at()
     started_at: Mapped[datetime | None]
     cancelled_at: Mapped[datetime | None]  # when the cancel was asked for
     expires_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+    results_dropped_at: Mapped[datetime | None]  # when retention took its requests and results
 
     @property
     def num_settled(self) -> int:
@@ -125,6 +147,11 @@ class ShardRow(Table):
         ),
         Index(
             "shards_running_index", "lease_expires_at", postgresql_where=_in("state", {ShardState.RUNNING})
+        ),
+        Index(
+            "shards_ticketed_index",
+            "ticketed_at",
+            postgresql_where=text("state IN ('ready') AND ticketed_at IS NOT NULL"),
         ),
         {"postgresql_with": {"fillfactor": 70, "autovacuum_vacuum_scale_factor": 0.02}},
     )
@@ -172,6 +199,8 @@ class RequestRow(Table):
     params: Mapped[dict[str, Any] | None]  # None: the batch's
     max_tokens: Mapped[int]  # its own, or what its prompt leaves of the model's context
     num_prompt_tokens: Mapped[int]
+    digest: Mapped[bytes | None]  # identical requests of a shard share it; None: each is run
+    cache: Mapped[CacheMode | None]  # None: the batch's
 
 
 class ResultRow(Table):
@@ -191,6 +220,11 @@ class ResultRow(Table):
     num_output_tokens: Mapped[int]
     error_code: Mapped[str | None]
     error_message: Mapped[str | None]
+    source: Mapped[Source] = mapped_column(server_default=Source.ENGINE)
+    similarity: Mapped[float | None]
+    prefill_seconds: Mapped[float] = mapped_column(server_default="0")
+    decode_seconds: Mapped[float] = mapped_column(server_default="0")
+    padding_seconds: Mapped[float] = mapped_column(server_default="0")
     created_at: Mapped[datetime] = _created_at()
 
 
@@ -208,6 +242,7 @@ class WebhookEventRow(Table):
             "lease_expires_at",
             postgresql_where=_in("state", {EventState.SENDING}),
         ),
+        {"postgresql_with": {"fillfactor": 80, "autovacuum_vacuum_scale_factor": 0.02}},
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -257,6 +292,7 @@ class WorkerRow(Table):
     """A worker process that serves a queue, and when it was last seen alive."""
 
     __tablename__ = "workers"
+    __table_args__ = ({"postgresql_with": {"fillfactor": 50, "autovacuum_vacuum_threshold": 500}},)
 
     name: Mapped[str] = mapped_column(primary_key=True)
     queue: Mapped[str]
@@ -264,3 +300,35 @@ class WorkerRow(Table):
     info: Mapped[dict[str, Any]]
     started_at: Mapped[datetime] = _created_at()
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class CachedResponseRow(Table):
+    """A deterministic request's answer, for whoever asks the same of the same model."""
+
+    __tablename__ = "cached_responses"
+    __table_args__ = (
+        Index(None, "expires_at"),
+        Index("cached_responses_group_index", "group", postgresql_where=text("embedding IS NOT NULL")),
+    )
+
+    key: Mapped[bytes] = mapped_column(primary_key=True)  # of model, prompt and sampling
+    group: Mapped[bytes]  # of model and sampling: what a semantic answer must share
+    payload: Mapped[dict[str, Any]]  # of the Result, column by column
+    # Of the prompt. An array, so that the table is there where pgvector is not; searches cast it.
+    embedding: Mapped[list[float] | None] = mapped_column(ARRAY(REAL))
+    created_at: Mapped[datetime] = _created_at()
+    expires_at: Mapped[datetime]
+
+
+class MeterRow(Table):
+    """What one process counted in one minute. Its only writer is that process."""
+
+    __tablename__ = "meters"
+    __table_args__ = (
+        Index(None, "minute"),
+        {"postgresql_with": {"fillfactor": 50, "autovacuum_vacuum_threshold": 500}},
+    )
+
+    worker: Mapped[str] = mapped_column(primary_key=True)
+    minute: Mapped[datetime] = mapped_column(primary_key=True)
+    readings: Mapped[dict[str, Any]]

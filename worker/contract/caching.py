@@ -1,0 +1,59 @@
+"""Which requests have one answer for ever, what such an answer is known by, and where an answer came from."""
+
+import hashlib
+import json
+from enum import StrEnum
+
+from worker.contract.sampling import SamplingParams
+
+DEFAULT_SIMILARITY = 0.95
+
+
+class CacheMode(StrEnum):
+    """Which earlier answers a request may be given instead of being run."""
+
+    OFF = "off"
+    EXACT = "exact"  # of the same tokens under the same sampling
+    SEMANTIC = "semantic"  # that too, or of a prompt that means nearly the same
+
+
+class Source(StrEnum):
+    """Where a Result came from."""
+
+    ENGINE = "engine"  # run for this request
+    DUPLICATE = "duplicate"  # run for an identical request of the batch
+    EXACT_CACHE = "exact_cache"
+    SEMANTIC_CACHE = "semantic_cache"
+
+
+def is_deterministic(params: SamplingParams) -> bool:
+    """Whether the same request brings the same answer: greedy, or with a seed."""
+    return params.temperature == 0 or params.seed is not None
+
+
+def request_digest(
+    prompt: str, params: SamplingParams, *, max_tokens: int, add_special_tokens: bool
+) -> bytes | None:
+    """Return what identical requests of one model share, 16 bytes; None where answers differ each time."""
+    if not is_deterministic(params):
+        return None
+    said = json.dumps([prompt, add_special_tokens, _sampling(params, max_tokens)], ensure_ascii=True)
+    return _digest(said)
+
+
+def sampling_digest(params: SamplingParams, *, max_tokens: int) -> bytes:
+    """Return what requests share that differ in their prompt only, 16 bytes."""
+    return _digest(json.dumps(_sampling(params, max_tokens), ensure_ascii=True))
+
+
+def cache_key(model_fingerprint: str, digest: bytes) -> bytes:
+    """Return what an answer of one model is stored under, 16 bytes."""
+    return hashlib.blake2b(model_fingerprint.encode() + b"\0" + digest, digest_size=16).digest()
+
+
+def _sampling(params: SamplingParams, max_tokens: int) -> list[object]:
+    return sorted((params.to_json() | {"max_tokens": max_tokens}).items())
+
+
+def _digest(said: str) -> bytes:
+    return hashlib.blake2b(said.encode(), digest_size=16).digest()
