@@ -14,13 +14,14 @@ from typing import cast
 
 from sqlalchemy.exc import OperationalError
 
-from worker.contract.results import NewResult, RequestError
+from worker.contract.results import DeviceSeconds, NewResult, RequestError
 from worker.contract.states import Outcome
 from worker.engine.engine_thread import EngineThread
 from worker.engine.sampling import SamplingParams as EngineSampling
 from worker.engine.sequence import FinishReason
 from worker.engine.step import Completion, GenerationRequest
 from worker.engine.submission import Submission
+from worker.run_meters import RunMeters
 from worker.shard_saver import ShardSaver
 from worker.store import shards
 from worker.store.requests import ShardRequest
@@ -55,6 +56,7 @@ class ShardRunner:
     save_seconds: float
     drain_seconds: float
     draining: Event
+    meters: RunMeters = field(default_factory=RunMeters)
 
     def run(self, shard_id: int) -> Ending:
         """Run a shard to its end, or as far as it may go."""
@@ -65,7 +67,7 @@ class ShardRunner:
         if held is None:
             return Ending.NOTHING_TO_DO
         work = self.engine.submit([_to_engine(request, held.batch_id) for request in held.requests])
-        run = _Run(held, work, {request.id: request.max_tokens for request in held.requests})
+        run = _Run(held, work, self.meters, {request.id: request for request in held.requests})
         try:
             return self._follow(run)
         finally:
@@ -101,6 +103,8 @@ class ShardRunner:
         lease = self.lease if idle_seconds < self.lease.total_seconds() / 2 else None
         progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last)
         saved = self.saver.save(progress, lease=lease)
+        if saved is not Saved.LOST:
+            self.meters.saved(progress.results)
         run.unsaved.clear()
         return saved
 
@@ -116,9 +120,11 @@ class _Run:
 
     held: Claim
     work: Submission[Completion]
-    max_tokens: dict[int, int]  # request id -> max_tokens
+    meters: RunMeters
+    requests: dict[int, ShardRequest]  # by id
     unsaved: list[NewResult] = field(default_factory=list)
     finished_tokens: int = 0
+    began_at: float = field(default_factory=time.monotonic)
 
     @property
     def running_tokens(self) -> int:
@@ -143,7 +149,9 @@ class _Run:
         for completion in completions:
             if completion.finish_reason is not FinishReason.CANCELLED:
                 request_id = cast("int", completion.id)  # as we gave it
-                self.unsaved.append(_to_result(request_id, completion, self.max_tokens[request_id]))
+                request = self.requests[request_id]
+                self.unsaved.append(_to_result(request, completion))
+                self.meters.took(time.monotonic() - self.began_at, request.num_copies)
                 self.finished_tokens += completion.num_output_tokens
 
 
@@ -167,16 +175,20 @@ def _to_engine(request: ShardRequest, batch_id: str) -> GenerationRequest:
     )
 
 
-def _to_result(request_id: int, completion: Completion, max_tokens: int) -> NewResult:
+def _to_result(request: ShardRequest, completion: Completion) -> NewResult:
     error = None if completion.error is None else RequestError("generation_failed", completion.error)
     return NewResult(
-        request_id=request_id,
+        request_id=request.id,
         outcome=Outcome.COMPLETED if error is None else Outcome.FAILED,
         output=completion.text if error is None else None,
         finish_reason=completion.finish_reason.value,
         num_prompt_tokens=completion.num_prompt_tokens,
         num_cached_tokens=completion.num_cached_tokens,
         num_output_tokens=completion.num_output_tokens,
-        max_tokens=max_tokens,
+        max_tokens=request.max_tokens,
         error=error,
+        seconds=DeviceSeconds(
+            completion.prefill_seconds, completion.decode_seconds, completion.padding_seconds
+        ),
+        num_copies=request.num_copies,
     )

@@ -51,7 +51,7 @@ def cache_key(model_fingerprint: str, digest: bytes) -> bytes:
     return hashlib.blake2b(model_fingerprint.encode() + b"\0" + digest, digest_size=16).digest()
 
 
-def _sampling(params: SamplingParams, max_tokens: int) -> list[object]:
+def _sampling(params: SamplingParams, max_tokens: int) -> list[tuple[str, object]]:
     return sorted((params.to_json() | {"max_tokens": max_tokens}).items())
 
 

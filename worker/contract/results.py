@@ -16,7 +16,7 @@ class RequestError:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSeconds:
-    """What a request cost on the device, by kind of token: its prompt's, its output's, filling beside them."""
+    """What a request cost on the device: for its prompt's tokens, its output's, and filling beside them."""
 
     prefill: float = 0.0
     decode: float = 0.0

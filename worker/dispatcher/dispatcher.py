@@ -14,7 +14,7 @@ from redis import RedisError
 from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE, Ticket
 from worker.queue.broker import Broker
 from worker.queue.publish import publish
-from worker.store import batches, idempotency, shards, tickets, webhooks, workers
+from worker.store import batches, idempotency, meters, shards, tickets, webhooks, workers
 from worker.store.session import Store
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ class Dispatcher:
         with self.store.transaction() as session:
             idempotency.forget_the_old(session)
             workers.forget_the_dead(session)
+        with self.store.transaction() as session:
+            meters.fold_the_old(session)
 
     def _return_expired_leases(self) -> None:
         with self.store.transaction() as session:

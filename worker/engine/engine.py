@@ -28,6 +28,7 @@ from worker.engine.step import (
     Request,
     StepOutput,
 )
+from worker.engine.step_meter import charge
 from worker.engine.stopping import StopChecker, finish_reason, output_text
 from worker.engine.tokenizer import Tokenizer
 
@@ -126,7 +127,16 @@ class Engine:
         """Advance every request that the next Step has room for; without any, only hand out outcomes."""
         self._readings.release()
         plan = self._scheduler.schedule()
+        began = time.perf_counter()
         sampled = self._runner.execute(plan) if plan.entries else []
+        if plan.entries:
+            charge(
+                plan,
+                self.stats,
+                seconds=time.perf_counter() - began,
+                num_padding=self._runner.num_padding,
+                num_rows=self.config.max_num_sequences,
+            )
         self._scheduler.advance(plan)
         ended, self._completions = self._completions, []
         ended += [completion for sequence, token in sampled if (completion := self._append(sequence, token))]

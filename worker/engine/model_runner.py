@@ -29,6 +29,7 @@ class ModelRunner:
     """Loads a checkpoint and runs Steps on it, on the thread that made it."""
 
     _gpu: "GpuSteps | None" = None
+    num_padding = 0  # rows of the last Step that belonged to nobody
 
     def __init__(self, config: EngineConfig) -> None:
         if config.num_threads is not None:
@@ -91,9 +92,11 @@ class ModelRunner:
 
     def _logits(self, step: PackedStep) -> Tensor | None:
         """Run the model, hand out what is read in another way, return the sampled rows' logits, if any."""
+        self.num_padding = 0
         if self._gpu is not None and self._gpu.graphs is not None:
             logits = self._gpu.graphs.logits(step)
             if logits is not None:
+                self.num_padding = self._gpu.graphs.num_rows - len(step.num_tokens)
                 return logits
         placement = self._placement if self._gpu is None else self._gpu.placement
         hidden = self._model.forward(placement.place(step), self._kv_cache)

@@ -39,6 +39,9 @@ class OpenRequest:
             num_cached_tokens=first.num_cached_tokens or 0,
             num_output_tokens=self.num_output_tokens,
             prompt_logprobs=tuple(readout.logprobs) if isinstance(readout, PromptReadout) else None,
+            prefill_seconds=sum(sequence.prefill_seconds for sequence in self.sequences),
+            decode_seconds=sum(sequence.decode_seconds for sequence in self.sequences),
+            padding_seconds=sum(sequence.padding_seconds for sequence in self.sequences),
         )
 
     @property

@@ -55,6 +55,10 @@ class Sequence:
     is_generating: bool = True  # False: the readout is all that is wanted
     is_shareable: bool = True  # its Blocks may go to the prefix cache
     matcher: GrammarMatcher | None = None
+    # Its share of the Steps it was in.
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    padding_seconds: float = 0.0
     # Read for every Sequence in every Step, so worked out once.
     has_logit_rules: bool = field(init=False)
     needs_logprobs: bool = field(init=False)

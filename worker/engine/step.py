@@ -47,6 +47,9 @@ class Completion:
     num_output_tokens: int  # of all choices, also those that `best_of` did not keep
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of each prompt token after the first
     error: str | None = None
+    prefill_seconds: float = 0.0  # its share of the Steps it was in (worker/engine/step_meter.py)
+    decode_seconds: float = 0.0
+    padding_seconds: float = 0.0
 
     @classmethod
     def failed(cls, request_id: Hashable, error: str, num_output_tokens: int = 0) -> "Completion":
@@ -126,6 +129,13 @@ class EngineStats:
     evictions: int = 0  # cached Blocks forgotten because they were needed
     preemptions: int = 0
     resumed_tokens: int = 0  # of preempted Sequences, found in the prefix cache when they came back
+    computed_tokens: int = 0  # rows run through the model for a Sequence
+    padding_tokens: int = 0  # rows run through it to fill a Step up
+    scheduled_sequences: int = 0  # summed over Steps
+    sequence_rows: int = 0  # how many there was room for, summed likewise
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    padding_seconds: float = 0.0
 
     @property
     def prefix_hit_rate(self) -> float:

@@ -97,7 +97,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
         )
     )
     placement = Placement(shard_size)
-    digests = [_digest(request, batch.params) for request in batch.requests]
+    digests = [digest_of(request, batch.params) for request in batch.requests]
     places = [placement.place(digest) for digest in digests]
     shard_ids = session.scalars(
         insert(ShardRow).returning(ShardRow.id, sort_by_parameter_order=True),
@@ -117,7 +117,8 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
     return batch_id
 
 
-def _digest(request: NewRequest, batch_params: SamplingParams) -> bytes | None:
+def digest_of(request: NewRequest, batch_params: SamplingParams) -> bytes | None:
+    """Return what a request shares with identical ones; None: its answer differs each time."""
     return request_digest(
         request.prompt,
         request.params or batch_params,

@@ -20,7 +20,7 @@ OWN_COLUMNS = frozenset(
 
 
 def record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> None:
-    """Give copies of requests that have just got a Result the same one, and count them in the locked batch."""
+    """Give copies of requests that have just got a Result the same one; count them in the locked batch."""
     originals = [result.request_id for result in results if result.num_copies > 1]
     if not originals:
         return

@@ -107,11 +107,10 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
     """Return the requests of a shard that have no result yet, in order, the first of identical ones only."""
     shared = SamplingParams.from_json(batch_params)
     identity = func.coalesce(func.encode(RequestRow.digest, "hex"), cast(RequestRow.id, Text))
-    same = {"partition_by": identity, "order_by": RequestRow.position}
     waiting = (
         select(
             RequestRow.id,
-            func.row_number().over(**same).label("number"),
+            func.row_number().over(partition_by=identity, order_by=RequestRow.position).label("number"),
             func.count().over(partition_by=identity).label("num_copies"),
         )
         .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)

@@ -32,6 +32,12 @@ def slots(session: Session, queue: str) -> int:
     return int(session.scalar(total) or 0)
 
 
+def count(session: Session, queue: str) -> int:
+    """Return how many live workers a queue has."""
+    is_live = WorkerRow.seen_at > func.now() - SEEN_WITHIN
+    return session.scalar(select(func.count()).where(WorkerRow.queue == queue, is_live)) or 0
+
+
 def forget_the_dead(session: Session) -> None:
     """Drop workers that have not been seen for a day."""
     session.execute(delete(WorkerRow).where(WorkerRow.seen_at < func.now() - FORGET_AFTER))

@@ -17,11 +17,13 @@ from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
 from worker.engine.sampling import SamplingParams
 from worker.engine.step import GenerationRequest
+from worker.run_meters import RunMeters
 from worker.settings import Settings, settings
 from worker.shard_runner import ShardRunner
 from worker.shard_saver import ShardSaver
 from worker.store import workers
 from worker.store.session import Store
+from worker.tasks.meters import MeterWriter
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +63,11 @@ class EngineStep(bootsteps.StartStopStep):
         self._engine.start()
         info = asdict(self._engine.model_info)
         logger.info("engine ready: %s", info)
+        run_meters = RunMeters()
+        self._meters = MeterWriter(self._store, parent.hostname, run_meters)
         _runner = ShardRunner(
             store=self._store,
+            meters=run_meters,
             saver=ShardSaver(self._store),
             engine=self._engine,
             worker=parent.hostname,
@@ -80,8 +85,15 @@ class EngineStep(bootsteps.StartStopStep):
         self._stopping.set()
         self._beat.join()
         parent.pool.executor.shutdown(wait=True, cancel_futures=True)
+        self._write_meters()
         self._engine.stop()
         self._store.close()
+
+    def _write_meters(self) -> None:
+        try:
+            self._meters.write(self._engine.stats)
+        except OperationalError as error:
+            logger.warning("meters are not written yet: %s", str(error).splitlines()[0])
 
     def _keep_beating(self, name: str, info: dict[str, Any]) -> None:
         config = settings()
@@ -100,6 +112,7 @@ class EngineStep(bootsteps.StartStopStep):
                 logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
                 if self._stopping.is_set():
                     return
+            self._write_meters()
             self._stopping.wait(BEAT_SECONDS)
 
 
