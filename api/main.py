@@ -9,6 +9,7 @@ from api import errors, health
 from api.batches import routes as batches
 from api.checkpoint import Checkpoint
 from api.dependencies import Services
+from api.estimates import routes as estimates
 from api.middleware import BodyLimit
 from worker.queue.broker import Broker
 from worker.settings import Settings, settings
@@ -41,5 +42,6 @@ def create_app(config: Settings | None = None) -> FastAPI:
     errors.install(app)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.include_router(health.router)
+    app.include_router(estimates.router)
     app.include_router(batches.router)
     return app

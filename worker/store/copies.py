@@ -40,9 +40,7 @@ def record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> N
         )
         .select_from(done)
         .join(first, first.id == done.request_id)
-        .join(
-            copy, (copy.shard_id == first.shard_id) & (copy.digest == first.digest) & (copy.id != first.id)
-        )
+        .join(copy, (copy.shard_id == first.shard_id) & (copy.digest == first.digest) & (copy.id != first.id))
         .outerjoin(known, known.request_id == copy.id)
         .where(done.request_id.in_(originals), known.request_id.is_(None))
     )

@@ -100,7 +100,5 @@ def fold_the_old(session: Session) -> None:
     readings: Counter[str] = Counter()
     for row in old:
         readings.update(row.readings)
-        session.execute(
-            delete(MeterRow).where(MeterRow.worker == row.worker, MeterRow.minute == row.minute)
-        )
+        session.execute(delete(MeterRow).where(MeterRow.worker == row.worker, MeterRow.minute == row.minute))
     _add_to(session, EVERYBODY, ANCIENT, readings)
