@@ -52,6 +52,7 @@ def to_answer(
         started_at=view.started_at,
         expires_at=view.expires_at,
         finished_at=view.finished_at,
+        results_dropped_at=view.results_dropped_at,
         outputs=outputs,
     )
 

@@ -263,6 +263,7 @@ class BatchAnswer(BaseModel):
     started_at: datetime | None
     expires_at: datetime | None = None
     finished_at: datetime | None = None
+    results_dropped_at: datetime | None = Field(default=None, description="when retention took the results")
     outputs: list[str | None] | None = Field(
         description="in the order of the requests, null where there is none (yet); small batches only"
     )

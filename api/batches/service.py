@@ -55,7 +55,8 @@ def answer(services: Services, batch_id: str, *, include_outputs: bool | None) -
             raise NotFoundError(f"no batch {batch_id}", param="batch_id")
         delivery = webhooks.delivery_of(session, batch_id)
         outputs = None
-        if include_outputs is not False and view.num_requests <= INLINE_OUTPUTS:
+        is_small = view.num_requests <= INLINE_OUTPUTS and view.results_dropped_at is None
+        if include_outputs is not False and is_small:
             outputs = requests.outputs(session, batch_id)
     if include_outputs is None and outputs and sum(len(text or "") for text in outputs) > INLINE_OUTPUT_BYTES:
         outputs = None
@@ -86,6 +87,12 @@ def page(services: Services, batch_id: str, *, after: int, limit: int) -> tuple[
         view = batches.get(session, batch_id)
         if view is None:
             raise NotFoundError(f"no batch {batch_id}", param="batch_id")
+        if view.results_dropped_at is not None:
+            raise NotFoundError(
+                f"the results of {batch_id} were kept until {view.results_dropped_at:%Y-%m-%d %H:%M} UTC",
+                param="batch_id",
+                code="results_dropped",
+            )
         rows = requests.results_page(session, batch_id, after=after, limit=limit)
     last = rows[-1].sequence if rows else after
     return [to_result(row) for row in rows], not (view.status.is_terminal and last >= view.num_settled)

@@ -14,7 +14,7 @@ from redis import RedisError
 from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE, Ticket
 from worker.queue.broker import Broker
 from worker.queue.publish import publish
-from worker.store import batches, idempotency, meters, shards, tickets, webhooks, workers
+from worker.store import batches, idempotency, meters, retention, shards, tickets, webhooks, workers
 from worker.store.session import Store
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ MIN_WINDOW = 8
 REISSUE_WHEN_EMPTY = timedelta(seconds=2)
 REISSUE_ALWAYS = timedelta(seconds=60)
 SWEEP_LIMIT = 100
+# Requests that one sweep drops: enough to keep up with what comes in, few enough to be done at once.
+DROP_LIMIT = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Dispatcher:
     broker: Broker
     max_attempts: int
     publish: Callable[[Ticket], None] = publish
+    results_kept_for: timedelta | None = None  # None: for ever
 
     def sweep(self) -> None:
         """Do everything that is due, once."""
@@ -43,6 +46,9 @@ class Dispatcher:
         with self.store.transaction() as session:
             batches.settle_stopping(session, limit=SWEEP_LIMIT)
         self.issue()
+        if self.results_kept_for is not None:
+            with self.store.transaction() as session:
+                retention.drop_old_results(session, kept_for=self.results_kept_for, limit=DROP_LIMIT)
 
     def issue(self) -> None:
         """Ticket what is due: all that a notification calls for."""
