@@ -14,13 +14,14 @@ from typing import cast
 
 from sqlalchemy.exc import OperationalError
 
-from worker.contract.results import DeviceSeconds, NewResult, RequestError
+from worker.contract.results import CacheEntry, DeviceSeconds, NewResult, RequestError
 from worker.contract.states import Outcome
 from worker.engine.engine_thread import EngineThread
 from worker.engine.sampling import SamplingParams as EngineSampling
 from worker.engine.sequence import FinishReason
 from worker.engine.step import Completion, GenerationRequest
 from worker.engine.submission import Submission
+from worker.response_cache import Lookup, ResponseCache
 from worker.run_meters import RunMeters
 from worker.shard_saver import ShardSaver
 from worker.store import shards
@@ -57,6 +58,7 @@ class ShardRunner:
     drain_seconds: float
     draining: Event
     meters: RunMeters = field(default_factory=RunMeters)
+    cache: ResponseCache | None = None
 
     def run(self, shard_id: int) -> Ending:
         """Run a shard to its end, or as far as it may go."""
@@ -66,8 +68,13 @@ class ShardRunner:
             held = shards.claim(session, shard_id, worker=self.worker, lease=self.lease)
         if held is None:
             return Ending.NOTHING_TO_DO
-        work = self.engine.submit([_to_engine(request, held.batch_id) for request in held.requests])
-        run = _Run(held, work, self.meters, {request.id: request for request in held.requests})
+        lookup = Lookup() if self.cache is None else self.cache.look_up(held)
+        self.meters.looked_up(lookup.num_asked)
+        answered = {answer.request_id for answer in lookup.answers}
+        to_run = [request for request in held.requests if request.id not in answered]
+        work = self.engine.submit([_to_engine(request, held.batch_id) for request in to_run])
+        run = _Run(held, work, self.meters, {request.id: request for request in to_run}, lookup.entries)
+        run.unsaved += lookup.answers
         try:
             return self._follow(run)
         finally:
@@ -122,6 +129,7 @@ class _Run:
     work: Submission[Completion]
     meters: RunMeters
     requests: dict[int, ShardRequest]  # by id
+    entries: dict[int, CacheEntry]  # of those whose answers are to be kept, likewise
     unsaved: list[NewResult] = field(default_factory=list)
     finished_tokens: int = 0
     began_at: float = field(default_factory=time.monotonic)
@@ -150,7 +158,7 @@ class _Run:
             if completion.finish_reason is not FinishReason.CANCELLED:
                 request_id = cast("int", completion.id)  # as we gave it
                 request = self.requests[request_id]
-                self.unsaved.append(_to_result(request, completion))
+                self.unsaved.append(_to_result(request, completion, self.entries.get(request_id)))
                 self.meters.took(time.monotonic() - self.began_at, request.num_copies)
                 self.finished_tokens += completion.num_output_tokens
 
@@ -175,7 +183,7 @@ def _to_engine(request: ShardRequest, batch_id: str) -> GenerationRequest:
     )
 
 
-def _to_result(request: ShardRequest, completion: Completion) -> NewResult:
+def _to_result(request: ShardRequest, completion: Completion, entry: CacheEntry | None) -> NewResult:
     error = None if completion.error is None else RequestError("generation_failed", completion.error)
     return NewResult(
         request_id=request.id,
@@ -191,4 +199,5 @@ def _to_result(request: ShardRequest, completion: Completion) -> NewResult:
             completion.prefill_seconds, completion.decode_seconds, completion.padding_seconds
         ),
         num_copies=request.num_copies,
+        keep=entry if error is None else None,
     )

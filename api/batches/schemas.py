@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from worker.contract.caching import Source
+from worker.contract.caching import DEFAULT_SIMILARITY, Source
 from worker.contract.states import BatchStatus, EventState, Outcome
 from worker.webhooks.targets import ForbiddenTargetError, check_url
 
@@ -58,6 +58,7 @@ TopK = Annotated[int, Field(ge=0, le=1_000_000, description="0 is off.")]
 MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 StopString = Annotated[NonEmptyText, Field(max_length=256)]
 Stop = StopString | Annotated[list[StopString], Field(max_length=16)]
+Cache = Literal["off", "exact", "semantic"]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63, description="The same seed gives the same tokens.")]
 
 
@@ -88,6 +89,7 @@ class BatchRequest(Schema):
     stop: Stop | None = None
     seed: Seed | None = None
     ignore_eos: bool | None = None
+    cache: Cache | None = None
 
     @model_validator(mode="after")
     def _has_one_input(self) -> Self:
@@ -136,6 +138,18 @@ class BatchSubmission(Schema):
     priority: int = Field(default=0, ge=-100, le=100, description="Higher runs sooner.")
     completion_window: Annotated[str, AfterValidator(_window)] | None = Field(
         default=None, description="What is not done by then expires: 90s, 30m, 24h, 7d. Default: no limit."
+    )
+    cache: Cache | None = Field(
+        default=None,
+        description="Whether greedy and seeded requests may be answered from the response cache: `exact` by"
+        " the same request, `semantic` also by one that means nearly the same. Default: HEADRACE_CACHE.",
+    )
+    cache_similarity: float = Field(
+        default=DEFAULT_SIMILARITY,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description="The least cosine similarity of two prompts that share an answer of the semantic cache.",
     )
     metadata: Annotated[
         dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]],

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from api.batches.caching import check_cache
 from api.batches.schemas import BatchRequest, BatchSubmission, parse_window
 from api.checkpoint import ChatTemplateError, Checkpoint
 from api.dependencies import Services
 from api.errors import InvalidInputError
+from worker.contract.caching import CacheMode
 from worker.contract.sampling import SamplingParams
 from worker.store.batches import NewBatch
 from worker.store.requests import NewRequest
@@ -20,6 +22,7 @@ def to_batch(services: Services, submission: BatchSubmission) -> NewBatch:
 
     """
     window = submission.completion_window
+    check_cache(services, submission)
     return NewBatch(
         params=_batch_params(submission),
         requests=_to_requests(services, submission),
@@ -27,6 +30,8 @@ def to_batch(services: Services, submission: BatchSubmission) -> NewBatch:
         priority=submission.priority,
         metadata=dict(submission.metadata),
         completion_window=None if window is None else parse_window(window),
+        cache=CacheMode(submission.cache or services.settings.cache),
+        cache_similarity=submission.cache_similarity,
     )
 
 
@@ -82,7 +87,7 @@ def _check_custom_ids(given: Sequence[BatchRequest]) -> None:
 def _to_request(
     checkpoint: Checkpoint, request: BatchRequest, batch_params: SamplingParams, path: str
 ) -> NewRequest:
-    own = request.model_dump(exclude={"custom_id", "prompt", "messages"}, exclude_none=True)
+    own = request.model_dump(exclude={"custom_id", "prompt", "messages", "cache"}, exclude_none=True)
     if "stop" in own:
         own["stop"] = _stop(own["stop"])
     params = replace(batch_params, **own) if own else None
@@ -98,6 +103,7 @@ def _to_request(
         custom_id=request.custom_id,
         params=params,
         add_special_tokens=request.messages is None,
+        cache=None if request.cache is None else CacheMode(request.cache),
     )
 
 

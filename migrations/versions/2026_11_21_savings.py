@@ -34,6 +34,17 @@ def _seconds(table: str) -> None:
         op.add_column(table, sa.Column(name, sa.Double(), server_default="0", nullable=False))
 
 
+# The semantic cache needs pgvector, the rest does not: without it, or without the right to add it, go on.
+ADD_PGVECTOR = """
+    DO $$ BEGIN
+        IF EXISTS (SELECT FROM pg_available_extensions WHERE name = 'vector') THEN
+            CREATE EXTENSION IF NOT EXISTS vector;
+        END IF;
+    EXCEPTION WHEN insufficient_privilege THEN NULL;
+    END $$
+"""
+
+
 def upgrade() -> None:
     op.execute("SET LOCAL lock_timeout = '5s'")
     op.add_column(
@@ -90,6 +101,7 @@ def upgrade() -> None:
     op.create_index(op.f("meters_minute_index"), "meters", ["minute"])
     for table, options in STORAGE.items():
         op.execute(f"ALTER TABLE {table} SET ({options})")
+    op.execute(ADD_PGVECTOR)
 
 
 def downgrade() -> None:

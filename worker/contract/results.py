@@ -1,6 +1,7 @@
 """One request's outcome, on its way from the engine to the store."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 from worker.contract.caching import Source
 from worker.contract.states import Outcome
@@ -24,6 +25,16 @@ class DeviceSeconds:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """Under what an answer is kept in the response cache, and for how long."""
+
+    key: bytes  # of model, prompt and sampling
+    group: bytes  # of model and sampling
+    ttl: timedelta
+    embedding: tuple[float, ...] | None = None  # of the prompt, for the semantic cache
+
+
+@dataclass(frozen=True, slots=True)
 class NewResult:
     """What the store records of one request, once."""
 
@@ -40,3 +51,4 @@ class NewResult:
     source: Source = Source.ENGINE
     similarity: float | None = None  # of the prompt whose answer it is, from the semantic cache
     num_copies: int = 1  # requests of its shard that it answers: itself, and those identical to it
+    keep: CacheEntry | None = None  # for whoever asks the same later

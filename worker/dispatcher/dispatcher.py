@@ -14,7 +14,17 @@ from redis import RedisError
 from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE, Ticket
 from worker.queue.broker import Broker
 from worker.queue.publish import publish
-from worker.store import batches, idempotency, meters, retention, shards, tickets, webhooks, workers
+from worker.store import (
+    batches,
+    idempotency,
+    meters,
+    response_cache,
+    retention,
+    shards,
+    tickets,
+    webhooks,
+    workers,
+)
 from worker.store.session import Store
 
 logger = logging.getLogger(__name__)
@@ -62,6 +72,7 @@ class Dispatcher:
             workers.forget_the_dead(session)
         with self.store.transaction() as session:
             meters.fold_the_old(session)
+            response_cache.drop_expired(session)
 
     def _return_expired_leases(self) -> None:
         with self.store.transaction() as session:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from worker.contract.caching import CacheMode, Source
 from worker.contract.results import NewResult
 from worker.contract.states import BatchStatus, Outcome, ShardState
-from worker.store import batches, copies, requests
+from worker.store import batches, copies, requests, response_cache
 from worker.store.notify import wake_dispatcher
 from worker.store.requests import ShardRequest
 from worker.store.tables import BatchRow, ShardRow
@@ -184,6 +184,7 @@ def _record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> 
     batch.decode_seconds += sum(result.seconds.decode for result in results)
     batch.padding_seconds += sum(result.seconds.padding for result in results)
     copies.record(session, batch, results)
+    response_cache.keep(session, results)
 
 
 def expired(session: Session, *, limit: int) -> list[tuple[int, str]]:

@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from celery import bootsteps
@@ -15,14 +16,17 @@ from worker.contract.messages import GPU_QUEUE
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
+from worker.engine.fingerprint import model_fingerprint
 from worker.engine.sampling import SamplingParams
 from worker.engine.step import GenerationRequest
+from worker.response_cache import ResponseCache
 from worker.run_meters import RunMeters
 from worker.settings import Settings, settings
 from worker.shard_runner import ShardRunner
 from worker.shard_saver import ShardSaver
 from worker.store import workers
 from worker.store.session import Store
+from worker.tasks.embedding import embed
 from worker.tasks.meters import MeterWriter
 
 logger = logging.getLogger(__name__)
@@ -68,6 +72,12 @@ class EngineStep(bootsteps.StartStopStep):
         _runner = ShardRunner(
             store=self._store,
             meters=run_meters,
+            cache=ResponseCache(
+                self._store,
+                model_fingerprint(engine_config(config)),
+                timedelta(seconds=config.cache_ttl_seconds),
+                partial(embed, self._engine),
+            ),
             saver=ShardSaver(self._store),
             engine=self._engine,
             worker=parent.hostname,
