@@ -10,6 +10,7 @@ from api.batches import routes as batches
 from api.checkpoint import Checkpoint
 from api.dependencies import Services
 from api.estimates import routes as estimates
+from api.metrics import routes as metrics
 from api.middleware import BodyLimit
 from worker.queue.broker import Broker
 from worker.settings import Settings, settings
@@ -41,6 +42,7 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.state.services = services
     errors.install(app)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    metrics.install(app, services.store)
     app.include_router(health.router)
     app.include_router(estimates.router)
     app.include_router(batches.router)

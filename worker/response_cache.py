@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -84,10 +84,8 @@ class ResponseCache:
         wanted = []
         for request, vector in zip(asked, self.embed(asked), strict=True):
             if vector:
-                entry = lookup.entries[request.id]
-                lookup.entries[request.id] = entry = CacheEntry(
-                    entry.key, entry.group, entry.ttl, tuple(vector)
-                )
+                entry = replace(lookup.entries[request.id], embedding=tuple(vector))
+                lookup.entries[request.id] = entry
                 wanted.append((request, entry.group, vector))
         with self.store.transaction() as session:
             if not response_cache.has_vectors(session):

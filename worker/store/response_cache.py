@@ -56,7 +56,7 @@ def find(session: Session, keys: Collection[bytes]) -> dict[bytes, Mapping[str, 
             CachedResponseRow.key.in_(keys), CachedResponseRow.expires_at > func.now()
         )
     )
-    return {key: payload for key, payload in rows}
+    return {row.key: row.payload for row in rows}
 
 
 def find_nearest(

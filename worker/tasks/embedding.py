@@ -8,7 +8,7 @@ from worker.store.requests import ShardRequest
 
 
 def embed(engine: EngineThread, requests: Sequence[ShardRequest]) -> list[Sequence[float]]:
-    """Return the vector of each request's prompt, scaled to length one; empty for one that cannot have any."""
+    """Return the vector of each request's prompt, of length one; empty for one that cannot have any."""
     work = engine.submit(
         [
             EmbeddingRequest(
