@@ -49,8 +49,13 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
     assert set(document["paths"]) == {
         "/health",
+        "/metrics",
+        "/v1/cache",
+        "/v1/cache/stats",
+        "/v1/metrics",
         "/ready",
         "/v1/batch/async",
+        "/v1/batch/estimate",
         "/v1/batch/stats",
         "/v1/batch/{batch_id}",
         "/v1/batch/{batch_id}/cancel",
