@@ -52,7 +52,7 @@ def rotary_kv_write(
         raise ValueError(f"rotary_kv_write: {qkv.dtype} does not go into a cache of {cache.keys.dtype}")
     num_parts = num_threads(num_rows * width)
     query = torch.empty(num_kv_heads, num_rows, num_heads // num_kv_heads, head_dim)
-    scratch = torch.empty(num_parts * head_dim) if norms is not None else query
+    scratch = torch.empty(2 * num_parts * head_dim)
     write(
         num_parts,
         num_rows,
@@ -70,6 +70,8 @@ def rotary_kv_write(
         block_size,
         cache.keys.data_ptr(),
         cache.values.data_ptr(),
+        0 if cache.scales is None else cache.scales[0].data_ptr(),
+        0 if cache.scales is None else cache.scales[1].data_ptr(),
         query.data_ptr(),
         scratch.data_ptr(),
         qkv.dtype == torch.bfloat16,

@@ -55,6 +55,8 @@ def paged_attention(
         query.data_ptr(),
         cache.keys.data_ptr(),
         cache.values.data_ptr(),
+        0 if cache.scales is None else cache.scales[0].data_ptr(),
+        0 if cache.scales is None else cache.scales[1].data_ptr(),
         plan.block_tables.data_ptr(),
         plan.positions.data_ptr(),
         plan.first_rows.data_ptr(),
@@ -69,7 +71,7 @@ def paged_attention(
         window or NO_WINDOW,
         plan.scratch.data_ptr(),
         out.data_ptr(),
-        dtype == torch.bfloat16,
         cache.keys.dtype == torch.bfloat16,
+        dtype == torch.bfloat16,
     )
     return out
