@@ -10,15 +10,6 @@ from torch import Tensor
 
 KVFormat = Literal["plain", "int8", "fp8"]
 
-# What a CPU computes in, and what its cache may then hold.
-CPU_DTYPES = {
-    (torch.float32, torch.float32),
-    (torch.float32, torch.bfloat16),
-    (torch.bfloat16, torch.bfloat16),
-    (torch.float32, torch.int8),
-    (torch.bfloat16, torch.int8),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:

@@ -1,6 +1,9 @@
 """Head norms, rotation and cache write on a CPU, in one pass over the fused projection."""
 
+from typing import Any
+
 import numpy as np
+import torch
 
 from kernels.compiled import Pointer, inlined, kernel
 from kernels.kv_write.rotation import rotate
@@ -141,33 +144,31 @@ def _write(
                 copy(head_dim, qkv, value, values, slot * head_dim)
 
 
-@kernel
-def write(
-    num_parts: int,
-    num_rows: int,
-    is_normed: bool,
-    qkv: int,
-    angles: int,
-    positions: int,
-    slots: int,
-    query_norm: int,
-    key_norm: int,
-    eps: float,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    keys: int,
-    values: int,
-    key_scales: int,
-    value_scales: int,
-    query: int,
-    scratch: int,
-    is_bfloat16: bool,
-    is_cache_bfloat16: bool,
-) -> None:
-    """Write queries, keys and values of all rows; arguments as in `rotary_kv_write`, by address."""
-    rest = (
+Numbers = tuple[int | float | bool, ...]
+
+
+@inlined
+def _typed(numbers: Numbers) -> tuple[Any, ...]:
+    """Return what `_write` takes after projection, keys and values."""
+    (
+        key_scales,
+        value_scales,
+        num_rows,
+        is_normed,
+        angles,
+        positions,
+        slots,
+        query_norm,
+        key_norm,
+        eps,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        block_size,
+        query,
+        scratch,
+    ) = numbers
+    return (
         float32_at(key_scales),
         float32_at(value_scales),
         key_scales != 0,
@@ -186,15 +187,39 @@ def write(
         float32_at(query),
         float32_at(scratch),
     )
-    if key_scales != 0:
-        if is_bfloat16:
-            fork(_write, num_parts, (bfloat16_at(qkv), int8_at(keys), int8_at(values), *rest))
-        else:
-            fork(_write, num_parts, (float32_at(qkv), int8_at(keys), int8_at(values), *rest))
-    elif is_cache_bfloat16:
-        if is_bfloat16:
-            fork(_write, num_parts, (bfloat16_at(qkv), bfloat16_at(keys), bfloat16_at(values), *rest))
-        else:
-            fork(_write, num_parts, (float32_at(qkv), bfloat16_at(keys), bfloat16_at(values), *rest))
-    else:
-        fork(_write, num_parts, (float32_at(qkv), float32_at(keys), float32_at(values), *rest))
+
+
+@kernel
+def _write_float32(num_parts: int, qkv: int, keys: int, values: int, numbers: Numbers) -> None:
+    fork(_write, num_parts, (float32_at(qkv), float32_at(keys), float32_at(values), *_typed(numbers)))
+
+
+@kernel
+def _write_bfloat16(num_parts: int, qkv: int, keys: int, values: int, numbers: Numbers) -> None:
+    fork(_write, num_parts, (bfloat16_at(qkv), bfloat16_at(keys), bfloat16_at(values), *_typed(numbers)))
+
+
+@kernel
+def _write_mixed(num_parts: int, qkv: int, keys: int, values: int, numbers: Numbers) -> None:
+    fork(_write, num_parts, (float32_at(qkv), bfloat16_at(keys), bfloat16_at(values), *_typed(numbers)))
+
+
+@kernel
+def _write_float32_int8(num_parts: int, qkv: int, keys: int, values: int, numbers: Numbers) -> None:
+    fork(_write, num_parts, (float32_at(qkv), int8_at(keys), int8_at(values), *_typed(numbers)))
+
+
+@kernel
+def _write_bfloat16_int8(num_parts: int, qkv: int, keys: int, values: int, numbers: Numbers) -> None:
+    fork(_write, num_parts, (bfloat16_at(qkv), int8_at(keys), int8_at(values), *_typed(numbers)))
+
+
+# By dtype of the projection and of the cache, each compiled when it is first used. Arguments are as in
+# `rotary_kv_write`, by address, in the order of `_typed`.
+WRITE = {
+    (torch.float32, torch.float32): _write_float32,
+    (torch.bfloat16, torch.bfloat16): _write_bfloat16,
+    (torch.float32, torch.bfloat16): _write_mixed,
+    (torch.float32, torch.int8): _write_float32_int8,
+    (torch.bfloat16, torch.int8): _write_bfloat16_int8,
+}

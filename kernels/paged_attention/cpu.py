@@ -4,7 +4,10 @@ A Block holds its keys with the tokens innermost, so one tile gives the scores o
 and nothing is summed across a register.
 """
 
+from typing import Any
+
 import numpy as np
+import torch
 
 from kernels.compiled import Pointer, inlined, kernel
 from kernels.simd import bfloat16_at, exp, float32_at, int8_at, int64_at, load, maximum, prefetch, store, tanh
@@ -198,37 +201,35 @@ def _attend(
                 store(out, target + index, load(scratch, mixed + vector * head_dim + index))
 
 
-@kernel
-def attend(
-    num_parts: int,
-    total_rows: int,
-    num_items: int,
-    table_width: int,
-    scratch_width: int,
-    query: int,
-    keys: int,
-    values: int,
-    key_scales: int,
-    value_scales: int,
-    tables: int,
-    positions: int,
-    first_rows: int,
-    num_rows: int,
-    table_rows: int,
-    num_kv_heads: int,
-    group: int,
-    head_dim: int,
-    block_size: int,
-    scale: float,
-    soft_cap: float,
-    window: int,
-    scratch: int,
-    out: int,
-    is_cache_bfloat16: bool,
-    is_bfloat16: bool,
-) -> None:
-    """Write attention of every item for every KV head; arguments as in `paged_attention`, by address."""
-    rest = (
+Numbers = tuple[int | float, ...]
+
+
+@inlined
+def _typed(numbers: Numbers) -> tuple[Any, ...]:
+    """Return what `_attend` takes after keys, values and result."""
+    (
+        key_scales,
+        value_scales,
+        total_rows,
+        num_items,
+        table_width,
+        scratch_width,
+        query,
+        tables,
+        positions,
+        first_rows,
+        num_rows,
+        table_rows,
+        num_kv_heads,
+        group,
+        head_dim,
+        block_size,
+        scale,
+        soft_cap,
+        window,
+        scratch,
+    ) = numbers
+    return (
         float32_at(key_scales),
         float32_at(value_scales),
         key_scales != 0,
@@ -251,15 +252,39 @@ def attend(
         window,
         float32_at(scratch),
     )
-    if key_scales != 0:
-        if is_bfloat16:
-            fork(_attend, num_parts, (int8_at(keys), int8_at(values), bfloat16_at(out), *rest))
-        else:
-            fork(_attend, num_parts, (int8_at(keys), int8_at(values), float32_at(out), *rest))
-    elif is_cache_bfloat16:
-        if is_bfloat16:
-            fork(_attend, num_parts, (bfloat16_at(keys), bfloat16_at(values), bfloat16_at(out), *rest))
-        else:
-            fork(_attend, num_parts, (bfloat16_at(keys), bfloat16_at(values), float32_at(out), *rest))
-    else:
-        fork(_attend, num_parts, (float32_at(keys), float32_at(values), float32_at(out), *rest))
+
+
+@kernel
+def _attend_float32(num_parts: int, keys: int, values: int, out: int, numbers: Numbers) -> None:
+    fork(_attend, num_parts, (float32_at(keys), float32_at(values), float32_at(out), *_typed(numbers)))
+
+
+@kernel
+def _attend_bfloat16(num_parts: int, keys: int, values: int, out: int, numbers: Numbers) -> None:
+    fork(_attend, num_parts, (bfloat16_at(keys), bfloat16_at(values), bfloat16_at(out), *_typed(numbers)))
+
+
+@kernel
+def _attend_mixed(num_parts: int, keys: int, values: int, out: int, numbers: Numbers) -> None:
+    fork(_attend, num_parts, (bfloat16_at(keys), bfloat16_at(values), float32_at(out), *_typed(numbers)))
+
+
+@kernel
+def _attend_int8_float32(num_parts: int, keys: int, values: int, out: int, numbers: Numbers) -> None:
+    fork(_attend, num_parts, (int8_at(keys), int8_at(values), float32_at(out), *_typed(numbers)))
+
+
+@kernel
+def _attend_int8_bfloat16(num_parts: int, keys: int, values: int, out: int, numbers: Numbers) -> None:
+    fork(_attend, num_parts, (int8_at(keys), int8_at(values), bfloat16_at(out), *_typed(numbers)))
+
+
+# By dtype of the result and of the cache, each compiled when it is first used. Arguments are as in
+# `paged_attention`, by address, in the order of `_typed`.
+ATTEND = {
+    (torch.float32, torch.float32): _attend_float32,
+    (torch.bfloat16, torch.bfloat16): _attend_bfloat16,
+    (torch.float32, torch.bfloat16): _attend_mixed,
+    (torch.float32, torch.int8): _attend_int8_float32,
+    (torch.bfloat16, torch.int8): _attend_int8_bfloat16,
+}
