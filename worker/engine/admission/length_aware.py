@@ -12,7 +12,7 @@ from worker.engine.sequence import Sequence, SequenceState
 AGING_STEPS = 256  # Sequences that arrive within so many Steps are one age
 AHEAD = 64  # the level, above that of any length, of preempted Sequences and of readings
 MAX_MOVES = 64  # a Step
-OVERCOMMIT_SHARE = 8  # what is admitted without room for its end has room for 1/8 of its way
+STEP_TOKENS = 32
 
 _Item = tuple[int, list[bytes], int, Sequence]  # age, digests of the prompt's Blocks, arrival
 
@@ -111,9 +111,7 @@ class LengthAware:
         steps = self._num_steps_left(sequence)
         entry = (steps, -len(sequence.token_ids) % self._block_size, num_needed)
         forecast.add(*entry, num_taken=num_needed)
-        if not running or forecast.peak() <= self._max_used:
-            return True
-        if self._would_be_last(steps, running) and forecast.peak(steps // OVERCOMMIT_SHARE) <= self._max_used:
+        if not running or forecast.peak(self._horizon(sequence, steps, len(running))) <= self._max_used:
             return True
         forecast.remove(*entry, num_taken=num_needed)
         return False
@@ -146,13 +144,11 @@ class LengthAware:
     def _limit(self, sequence: Sequence) -> int:
         return min(sequence.params.max_tokens, self._max_model_len - sequence.num_prompt_tokens)
 
-    def _would_be_last(self, num_steps: int, running: Items[Sequence]) -> bool:
-        """Whether it takes longer than all others together, as many at once as run now."""
-        total = sum(map(self._num_steps_left, running))
-        for level, heap in self._levels.items():
-            if level != AHEAD:
-                total += (3 << level) // 4 * len(heap)
-        return num_steps * len(running) >= total
+    def _horizon(self, sequence: Sequence, num_steps: int, num_running: int) -> int:
+        """Steps it must be able to stay, to gain more by them than a preemption would lose."""
+        if num_running >= STEP_TOKENS:
+            return num_steps
+        return min(num_steps, len(sequence.token_ids) * num_running // (STEP_TOKENS - num_running))
 
     def _running_forecast(self, running: Items[Sequence]) -> MemoryForecast:
         if self._forecast is None:
