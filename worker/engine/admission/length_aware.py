@@ -12,7 +12,8 @@ from worker.engine.sequence import Sequence, SequenceState
 AGING_STEPS = 256  # Sequences that arrive within so many Steps are one age
 AHEAD = 64  # the level, above that of any length, of preempted Sequences and of readings
 MAX_MOVES = 64  # a Step
-STEP_TOKENS = 32
+PATIENCE_STEPS = 64  # for so long others may pass one that finds no room
+STEP_TOKENS = 64  # about as much time as a Step takes however few run
 
 _Item = tuple[int, list[bytes], int, Sequence]  # age, digests of the prompt's Blocks, arrival
 
@@ -25,10 +26,13 @@ class LengthAware:
     arrives more than a longest output later. Preempted Sequences come before all others, and with
     them readings, which the batch former held back already and which grow no more.
 
-    When the first in order finds no room, shorter ones that will have ended before room runs short may pass
-    it, until all that ran when it was refused should have ended. One that would go on alone after all others
-    may start although it will run short later: to compute it again costs less than Steps that hold little
-    else.
+    When the first in order finds no room, those of other levels may pass it, for PATIENCE_STEPS; then nothing
+    passes until it has run.
+
+    Room is what a Sequence must find to stay until its end, or for as long as pays: beside n others, a Step
+    with it saves 1/n of a Step without them, worth STEP_TOKENS / n, and if it is preempted all its tokens are
+    computed again. So while few run one may start that will run short of Blocks later, and while many run
+    none may.
     """
 
     def __init__(self, pool: BlockPool, *, block_size: int, max_model_len: int) -> None:
@@ -45,9 +49,9 @@ class LengthAware:
         self._refused: set[int] = set()  # levels
         self._num_moves = 0
         self._forecast: MemoryForecast | None = None
-        # The first in order that was refused, and the Step from which nobody may pass it.
-        self._blocked: tuple[Sequence, int] | None = None
         self._is_closed = False
+        # One that found no room, and the Step since when: no other counts until it has run.
+        self._passed: tuple[Sequence, int] | None = None
 
     def add(self, sequence: Sequence) -> None:
         """Queue a Sequence by what is expected of it now; what is learned later moves it at its turn."""
@@ -96,11 +100,10 @@ class LengthAware:
         self._put_back.append(self._popped)
         if not is_refused:
             return
-        if not self._refused:  # the first in order
-            if self._blocked is None or self._blocked[0] is not sequence:
-                self._blocked = sequence, self._num_steps + self._running_forecast(()).num_steps
-            self._is_closed = self._num_steps > self._blocked[1]
         self._refused.add(self._popped[0])
+        if self._passed is None or self._passed[0].state is not SequenceState.WAITING:
+            self._passed = sequence, self._num_steps
+        self._is_closed = self._num_steps - self._passed[1] > PATIENCE_STEPS
 
     def has_room(self, sequence: Sequence, num_needed: int, running: Items[Sequence]) -> bool:
         """Whether the Blocks are free, and all will be that this and the running Sequences grow into."""
@@ -112,6 +115,8 @@ class LengthAware:
         entry = (steps, -len(sequence.token_ids) % self._block_size, num_needed)
         forecast.add(*entry, num_taken=num_needed)
         if not running or forecast.peak(self._horizon(sequence, steps, len(running))) <= self._max_used:
+            if self._passed is not None and self._passed[0] is sequence:
+                self._passed = None
             return True
         forecast.remove(*entry, num_taken=num_needed)
         return False
@@ -145,7 +150,7 @@ class LengthAware:
         return min(sequence.params.max_tokens, self._max_model_len - sequence.num_prompt_tokens)
 
     def _horizon(self, sequence: Sequence, num_steps: int, num_running: int) -> int:
-        """Steps it must be able to stay, to gain more by them than a preemption would lose."""
+        """Steps that it must be able to stay: h tokens for STEP_TOKENS / n each, less h and those it has."""
         if num_running >= STEP_TOKENS:
             return num_steps
         return min(num_steps, len(sequence.token_ids) * num_running // (STEP_TOKENS - num_running))
@@ -157,6 +162,5 @@ class LengthAware:
             for sequence in running:
                 table = sequence.block_table
                 spare = len(table) * self._block_size - len(sequence.token_ids)
-                self._lengths.observe(sequence.job, sequence.num_output_tokens)
                 self._forecast.add(self._num_steps_left(sequence), spare, self._pool.count_unshared(table))
         return self._forecast
