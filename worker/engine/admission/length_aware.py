@@ -1,4 +1,4 @@
-"""Longest expected output first, prefixes together, and only what memory still holds when it has grown."""
+"""Longest expected output first, prefixes together, and only what memory will hold for as long as pays."""
 
 import heapq
 from collections.abc import Sequence as Items
@@ -150,7 +150,7 @@ class LengthAware:
         return min(sequence.params.max_tokens, self._max_model_len - sequence.num_prompt_tokens)
 
     def _horizon(self, sequence: Sequence, num_steps: int, num_running: int) -> int:
-        """Steps that it must be able to stay: h tokens for STEP_TOKENS / n each, less h and those it has."""
+        """Return for how many Steps it must find room, so that they save more than its preemption costs."""
         if num_running >= STEP_TOKENS:
             return num_steps
         return min(num_steps, len(sequence.token_ids) * num_running // (STEP_TOKENS - num_running))
