@@ -78,8 +78,8 @@ def make_backlog(name: str, shape: Shape, vocab_size: int, seed: int) -> list[Ge
                 stop_token_ids=(STOP_ID,),
                 logit_bias=((STOP_ID, 1e9),),
             )
-        job = "all" if name == "blind" else job
-        requests.append(GenerationRequest(index, prompt_ids, params, job=f"{job} {seed}"))
+        batch = "all" if name == "blind" else job
+        requests.append(GenerationRequest(index, prompt_ids, params, job=f"{batch} {seed}"))
     return requests
 
 
