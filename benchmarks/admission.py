@@ -4,10 +4,10 @@ r"""Compares admission policies on skewed work: many short outputs, a few very l
 
 Six backlogs, each queued at once. `mixed`: long and short in random order, max_tokens as long as the output
 becomes. `late`: the same, the long ones last, as when one batch follows another. `first`: the long ones
-first, which leaves an order by length nothing to gain. `hidden`: mixed, but every request allows the longest
-output, and jobs have outputs of like length. `blind`: hidden, and all are of one job, so that nothing tells them apart.
-`prefixes`: mixed, and groups share a prompt's beginning. The policies take turns, each run with tokens of its
-own; medians are compared. Ends with one JSON line.
+first, which leaves an order by length nothing to gain. `hidden`: mixed, but every request allows the
+longest output, and jobs have outputs of like length. `blind`: hidden, and all are of one job, so that
+nothing tells them apart. `prefixes`: mixed, and groups share a prompt's beginning. The policies take turns,
+each run with tokens of its own; medians are compared. Ends with one JSON line.
 """
 
 import argparse
