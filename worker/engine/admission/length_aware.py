@@ -13,7 +13,7 @@ AGING_STEPS = 256  # Sequences that arrive within so many Steps are one age
 AHEAD = 64  # the level, above that of any length, of preempted Sequences and of readings
 MAX_MOVES = 64  # a Step
 PATIENCE_STEPS = 64  # for so long others may pass one that finds no room
-STEP_TOKENS = 64  # about as much time as a Step takes however few run
+STEP_TOKENS = 64  # what a Step is worth, however few run: docs/decisions/0008
 
 _Item = tuple[int, list[bytes], int, Sequence]  # age, digests of the prompt's Blocks, arrival
 
