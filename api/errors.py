@@ -1,10 +1,12 @@
 """Every error a client sees, and the only place with HTTP status codes.
 
 ApiError
-├── InvalidInputError    422  a field is wrong; `param` names it
-├── NotFoundError        404  no such batch
-├── BodyTooLargeError    413  the body is over the limit
-└── KeyReusedError       422  an Idempotency-Key came back with another body
+├── InvalidInputError      422  a field is wrong; `param` names it
+├── AuthenticationError    401  no API key, or not a good one
+├── PermissionDeniedError  403  the API key does not allow it
+├── NotFoundError          404  no such batch, or another tenant's
+├── BodyTooLargeError      413  the body is over the limit
+└── KeyReusedError         422  an Idempotency-Key came back with another body
 """
 
 import logging
@@ -61,6 +63,7 @@ class ApiError(Exception):
 
     status: ClassVar[int] = HTTPStatus.INTERNAL_SERVER_ERROR
     type: ClassVar[str] = "invalid_request_error"
+    headers: ClassVar[dict[str, str]] = {}
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -73,6 +76,21 @@ class InvalidInputError(ApiError):
     """A field is wrong."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+class AuthenticationError(ApiError):
+    """Nobody knows who is calling."""
+
+    status = HTTPStatus.UNAUTHORIZED
+    type = "authentication_error"
+    headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": "Bearer"}
+
+
+class PermissionDeniedError(ApiError):
+    """The caller is known and may not do this."""
+
+    status = HTTPStatus.FORBIDDEN
+    type = "permission_error"
 
 
 class NotFoundError(ApiError):
@@ -127,7 +145,14 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     def _api_error(_: HttpRequest, error: ApiError) -> JSONResponse:
-        return error_response(error.status, error.message, error.type, param=error.param, code=error.code)
+        return error_response(
+            error.status,
+            error.message,
+            error.type,
+            param=error.param,
+            code=error.code,
+            headers=error.headers,
+        )
 
     @app.exception_handler(RequestValidationError)
     def _invalid(_: HttpRequest, error: RequestValidationError) -> JSONResponse:

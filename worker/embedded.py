@@ -1,7 +1,8 @@
 """Postgres and Redis from wheels, when no URL is given.
 
 `python -m worker.embedded COMMAND...` starts what DATABASE_URL and REDIS_URL do not name, runs the
-command with both set, and stops what it started. Everything lives under HEADRACE_DATA_DIR.
+command with both set, and stops what it started. Everything lives under HEADRACE_DATA_DIR. Whoever reaches
+an API on loopback is on this machine already, so there HEADRACE_AUTH is off unless it is set.
 """
 
 import fcntl
@@ -50,6 +51,8 @@ def services(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
             added["DATABASE_URL"] = stack.enter_context(_postgres(data_dir / "postgres"))
         if not environment.get("REDIS_URL"):
             added["REDIS_URL"] = stack.enter_context(_redis(data_dir / "redis"))
+        if not environment.get("HEADRACE_AUTH") and _is_loopback(environment.get("HEADRACE_HOST")):
+            added["HEADRACE_AUTH"] = "off"
         if not environment.get("HEADRACE_WEBHOOK_SECRET"):
             added["HEADRACE_WEBHOOK_SECRET"] = _kept_secret(data_dir / "webhook_secret", new_secret)
         yield added
@@ -157,6 +160,10 @@ def _kept_secret(path: Path, make: Callable[[], str]) -> str:
         fresh.write_text(make())
         fresh.rename(path)
     return path.read_text()
+
+
+def _is_loopback(host: str | None) -> bool:
+    return not host or host in {"localhost", "::1"} or host.startswith("127.")
 
 
 def _free_port() -> int:

@@ -42,6 +42,7 @@ class Settings(BaseSettings):
 
     # The door.
     host: str = "127.0.0.1"
+    auth: Literal["keys", "off"] = "keys"
     port: int = Field(default=8000, ge=1, le=65535, validation_alias="PORT")
     flower_port: int = Field(default=5555, ge=1, le=65535, validation_alias="FLOWER_PORT")
     max_body_bytes: int = Field(default=64 << 20, gt=0)

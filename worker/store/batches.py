@@ -14,6 +14,7 @@ from worker.contract.states import LIVE_STATUSES, BatchStatus, Outcome, ShardSta
 from worker.store import requests, webhooks
 from worker.store.notify import wake_dispatcher
 from worker.store.requests import NewRequest
+from worker.store.session import tenant_of
 from worker.store.tables import BatchRow, ShardRow
 
 
@@ -74,6 +75,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
     session.execute(
         insert(BatchRow).values(
             id=batch_id,
+            tenant_id=tenant_of(session),
             status=BatchStatus.PENDING,
             params=batch.params.to_json(),
             metadata_=batch.metadata or {},

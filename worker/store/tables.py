@@ -20,9 +20,10 @@ from sqlalchemy import (
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
 
+from worker.contract.access import DEFAULT_TENANT
 from worker.contract.states import LIVE_STATUSES, BatchStatus, EventState, Outcome, ShardState
 
 NAMING_CONVENTION = {
@@ -55,6 +56,7 @@ class Table(DeclarativeBase):
         int: BigInteger,
         datetime: DateTime(timezone=True),
         dict[str, Any]: JSONB,
+        list[str]: ARRAY(Text),
         BatchStatus: _one_of("status", BatchStatus),
         ShardState: _one_of("state", ShardState),
         EventState: _one_of("state", EventState),
@@ -70,13 +72,20 @@ def _created_at() -> MappedColumn[datetime]:
     return mapped_column(server_default=func.now())
 
 
-class BatchRow(Table):
+class Owned:
+    """Mixed into a table whose rows each belong to a tenant: a tenant's store sees no others."""
+
+    tenant_id: Mapped[str] = mapped_column(server_default=DEFAULT_TENANT)
+
+
+class BatchRow(Owned, Table):
     """What a customer submitted, with the counts of what has become of it."""
 
     __tablename__ = "batches"
     __table_args__ = (
         CheckConstraint("num_completed + num_failed + num_cancelled <= num_requests", name="counts"),
         Index(None, "created_at", "id"),
+        Index(None, "tenant_id", "created_at", "id"),
         Index("batches_live_index", "expires_at", postgresql_where=_in("status", LIVE_STATUSES)),
     )
 
@@ -241,12 +250,13 @@ class DeliveryAttemptRow(Table):
     error: Mapped[str | None]
 
 
-class IdempotencyKeyRow(Table):
+class IdempotencyKeyRow(Owned, Table):
     """A client's promise that two submissions are one."""
 
     __tablename__ = "idempotency_keys"
     __table_args__ = (Index(None, "created_at"),)
 
+    tenant_id: Mapped[str] = mapped_column(server_default=DEFAULT_TENANT, primary_key=True)
     key: Mapped[str] = mapped_column(primary_key=True)
     fingerprint: Mapped[str]  # SHA-256 of the body, hexadecimal
     batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"))
@@ -264,3 +274,48 @@ class WorkerRow(Table):
     info: Mapped[dict[str, Any]]
     started_at: Mapped[datetime] = _created_at()
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class TenantRow(Table):
+    """Whose work it is, and how much of it is allowed. No limit: None."""
+
+    __tablename__ = "tenants"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    weight: Mapped[int] = mapped_column(server_default="1")  # its share of the workers beside the others'
+    max_batches: Mapped[int | None]  # not ended
+    max_requests: Mapped[int | None]  # without a result, in batches that have not ended
+    max_tokens: Mapped[int | None]  # of those requests: prompts, and outputs at their longest
+    max_bytes: Mapped[int | None]  # prompts and outputs kept
+    calls_per_minute: Mapped[int | None]  # of the API
+    created_at: Mapped[datetime] = _created_at()
+
+
+class ApiKeyRow(Table):
+    """A key to the API: what is needed to recognize it, and never the key itself."""
+
+    __tablename__ = "api_keys"
+    __table_args__ = (Index(None, "tenant_id"),)
+
+    prefix: Mapped[str] = mapped_column(primary_key=True)  # the part of the key that may be seen
+    digest: Mapped[str]  # SHA-256 of the whole key, hexadecimal
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
+    name: Mapped[str]
+    scopes: Mapped[list[str]]
+    created_at: Mapped[datetime] = _created_at()
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]  # to the minute
+
+
+class AuditRow(Table):
+    """An administrative act: who did what to what, written in the transaction that did it."""
+
+    __tablename__ = "audit_log"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    created_at: Mapped[datetime] = _created_at()
+    actor: Mapped[str]  # the prefix of a key, or the operating system's user on the command line
+    act: Mapped[str]
+    target: Mapped[str]
+    details: Mapped[dict[str, Any]]
