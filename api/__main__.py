@@ -12,11 +12,6 @@ from worker.telemetry import configure_logging
 if __name__ == "__main__":
     config = settings()
     configure_logging(config.log_level, config.log_format)
-    if config.auth == "off" and not config.listens_on_loopback:
-        sys.exit(
-            f"HEADRACE_AUTH=off is for loopback only, and HEADRACE_HOST is {config.host}: whoever reaches it "
-            "could read and submit everything"
-        )
     try:
         app = create_app(config)
     except CheckpointError as error:

@@ -12,6 +12,7 @@ from api import auth
 from api.auth import Caller
 from api.checkpoint import Checkpoint
 from api.errors import PermissionDeniedError
+from api.rate_limit import RateLimiter
 from worker.contract.access import Scope
 from worker.queue.broker import Broker
 from worker.settings import Settings
@@ -26,6 +27,7 @@ class Services:
     store: Store
     broker: Broker
     checkpoint: Checkpoint
+    rate_limiter: RateLimiter
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,9 @@ def _caller(
     if deployment.settings.auth == "off":
         auth.check_local(http_request.scope)
         return auth.NOBODY_IN_PARTICULAR
-    return auth.recognize(deployment.store, None if credentials is None else credentials.credentials)
+    caller = auth.recognize(deployment.store, None if credentials is None else credentials.credentials)
+    deployment.rate_limiter.check(caller)
+    return caller
 
 
 CallerDependency = Annotated[Caller, Depends(_caller)]

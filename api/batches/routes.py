@@ -27,7 +27,7 @@ BatchId = Annotated[Text, Path(examples=["batch_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b
     "/async",
     dependencies=[SUBMIT],
     status_code=HTTPStatus.ACCEPTED,
-    responses=documented(400, 401, 403, 413, 422, 503),
+    responses=documented(400, 401, 403, 413, 422, 429, 503),
     summary="Submit a batch",
 )
 def submit_batch(
@@ -44,7 +44,7 @@ def submit_batch(
 @router.get(
     "/stats",
     dependencies=[READ],
-    responses=documented(401, 403, 503),
+    responses=documented(401, 403, 429, 503),
     summary="Count batches by status",
 )
 def batch_stats(services: ServicesDependency) -> BatchStats:
@@ -55,7 +55,7 @@ def batch_stats(services: ServicesDependency) -> BatchStats:
 @router.get(
     "/{batch_id}",
     dependencies=[READ],
-    responses=documented(401, 403, 404, 422, 503),
+    responses=documented(401, 403, 404, 422, 429, 503),
     summary="Look at a batch",
 )
 def get_batch(
@@ -76,7 +76,7 @@ def get_batch(
     dependencies=[READ],
     responses={
         HTTPStatus.OK: {"content": {JSON_LINES: {"schema": {"type": "string"}}}},
-        **documented(401, 403, 404, 422, 503),
+        **documented(401, 403, 404, 422, 429, 503),
     },
     response_model=ResultPage,
     summary="Read results, also while the batch runs",
@@ -121,7 +121,7 @@ async def _follow(services: Services, batch_id: str, after: int) -> AsyncIterato
 @router.post(
     "/{batch_id}/cancel",
     dependencies=[SUBMIT],
-    responses=documented(401, 403, 404, 422, 503),
+    responses=documented(401, 403, 404, 422, 429, 503),
     summary="Cancel a batch",
 )
 def cancel_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer:

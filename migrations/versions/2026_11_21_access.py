@@ -60,6 +60,7 @@ def upgrade() -> None:
     )
     for table in ("batches", "idempotency_keys"):
         op.add_column(table, sa.Column("tenant_id", sa.Text(), server_default="default", nullable=False))
+    op.add_column("batches", sa.Column("stored_bytes", sa.BigInteger(), server_default="0", nullable=False))
     op.create_index(
         op.f("batches_tenant_id_created_at_id_index"),
         "batches",
@@ -80,6 +81,7 @@ def downgrade() -> None:
     op.drop_constraint(op.f("idempotency_keys_pkey"), "idempotency_keys", type_="primary")
     op.create_primary_key(op.f("idempotency_keys_pkey"), "idempotency_keys", ["key"])
     op.drop_index(op.f("batches_tenant_id_created_at_id_index"), table_name="batches")
+    op.drop_column("batches", "stored_bytes")
     for table in ("idempotency_keys", "batches"):
         op.drop_column(table, "tenant_id")
     op.drop_table("audit_log")

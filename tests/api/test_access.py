@@ -1,6 +1,8 @@
 """Keys at the door: who gets in, to what, and that no tenant sees another's work."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
 
 import pytest
 from fastapi.testclient import TestClient
@@ -106,3 +108,58 @@ def test_without_keys_a_strangers_web_page_gets_nothing(
     """A page whose name means 127.0.0.1 is read by the browser as if it came from there."""
     with TestClient(create_app(config.model_copy(update={"auth": "off"}))) as client:
         assert client.get("/v1/batch/stats", headers={"host": host}).status_code == status
+
+
+def test_calls_over_the_limit_are_told_when_to_come_again(client: TestClient, store: Store) -> None:
+    limited = bearer(make_key(store, f"limited-{uuid4().hex}", calls_per_minute=3))
+    other = bearer(make_key(store, "other"))
+    statuses = [client.get("/v1/batch/stats", headers=limited).status_code for _ in range(5)]
+    assert statuses == [200, 200, 200, 429, 429]
+    refused = client.get("/v1/batch/stats", headers=limited)
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert client.get("/v1/batch/stats", headers=other).status_code == 200
+
+
+def test_without_redis_calls_are_not_limited(
+    store: Store, config: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = config.model_copy(update={"auth": "keys", "redis_url": "redis://127.0.0.1:1/0"})
+    limited = bearer(make_key(store, calls_per_minute=1))
+    with TestClient(create_app(away)) as client:
+        statuses = {client.get("/v1/batch/stats", headers=limited).status_code for _ in range(3)}
+    assert statuses == {200}
+    assert "calls are not limited" in caplog.text
+
+
+@pytest.mark.parametrize("quota", ["max_batches", "max_requests", "max_tokens", "max_bytes"])
+def test_a_batch_over_a_quota_is_refused_whole(client: TestClient, store: Store, quota: str) -> None:
+    body = BATCH | {"max_tokens": 5}
+    used = {"max_batches": 1, "max_requests": 2, "max_tokens": 16, "max_bytes": 6}
+    key = bearer(make_key(store, "small", **{quota: used[quota] + used[quota] // 2}))
+    free = bearer(make_key(store, "free"))
+    accepted = client.post("/v1/batch/async", headers=key, json=body)
+    assert accepted.status_code == 202
+    refused = client.post("/v1/batch/async", headers=key, json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, f"quota_{quota}")
+    assert int(refused.headers["retry-after"]) > 0
+    assert client.get("/v1/batch/stats", headers=key).json()["total_batches"] == 1
+    assert client.post("/v1/batch/async", headers=free, json=body).status_code == 202
+    client.post(f"/v1/batch/{accepted.json()['batch_id']}/cancel", headers=key)
+    again = client.post("/v1/batch/async", headers=key, json=body)
+    assert again.status_code == (429 if quota == "max_bytes" else 202), "what is stored stays stored"
+
+
+def test_what_can_never_fit_is_not_worth_a_retry(client: TestClient, store: Store) -> None:
+    key = bearer(make_key(store, "small", max_requests=1))
+    refused = client.post("/v1/batch/async", headers=key, json=BATCH)
+    assert (refused.status_code, refused.headers["x-should-retry"]) == (429, "false")
+    assert "retry-after" not in refused.headers
+
+
+def test_two_batches_at_once_do_not_share_the_last_room(client: TestClient, store: Store) -> None:
+    key = bearer(make_key(store, "small", max_batches=3))
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda _: client.post("/v1/batch/async", headers=key, json=BATCH), range(8))
+        statuses = sorted(answer.status_code for answer in answers)
+    assert statuses == [202] * 3 + [429] * 5

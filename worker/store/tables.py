@@ -107,6 +107,7 @@ class BatchRow(Owned, Table):
     input_tokens: Mapped[int] = mapped_column(server_default="0")  # usage, of those with a result
     cached_tokens: Mapped[int] = mapped_column(server_default="0")
     output_tokens: Mapped[int] = mapped_column(server_default="0")
+    stored_bytes: Mapped[int] = mapped_column(server_default="0")  # prompts, and outputs so far
 
     created_at: Mapped[datetime] = _created_at()
     started_at: Mapped[datetime | None]
