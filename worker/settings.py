@@ -162,9 +162,7 @@ def database_url() -> str:
         try:
             url = file.read_text()
         except FileNotFoundError:
-            raise SystemExit(
-                f"no database: set DATABASE_URL, or run `make up` ({file} is not there)"
-            ) from None
+            raise SystemExit(f"no database: set DATABASE_URL or run `headrace up` (no {file})") from None
     try:
         return _psycopg_url(url)
     except ValueError as error:
