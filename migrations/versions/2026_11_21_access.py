@@ -58,8 +58,30 @@ def upgrade() -> None:
         sa.Column("details", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("audit_log_pkey")),
     )
-    for table in ("batches", "idempotency_keys"):
+    op.create_table(
+        "fair_shares",
+        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("virtual_finish", sa.Float(), nullable=False),
+        sa.PrimaryKeyConstraint("tenant_id", name=op.f("fair_shares_pkey")),
+    )
+    for table in ("batches", "shards", "idempotency_keys"):
         op.add_column(table, sa.Column("tenant_id", sa.Text(), server_default="default", nullable=False))
+    op.add_column("shards", sa.Column("virtual_start", sa.Float(), nullable=True))
+    op.drop_index("shards_ready_index", table_name="shards")
+    op.create_index(
+        "shards_ready_index",
+        "shards",
+        ["tenant_id", sa.literal_column("priority DESC"), "id"],
+        unique=False,
+        postgresql_where=sa.text("state IN ('ready')"),
+    )
+    op.create_index(
+        "shards_ticketed_index",
+        "shards",
+        ["virtual_start"],
+        unique=False,
+        postgresql_where=sa.text("state IN ('ready') AND ticketed_at IS NOT NULL"),
+    )
     op.add_column("batches", sa.Column("stored_bytes", sa.BigInteger(), server_default="0", nullable=False))
     op.create_index(
         op.f("batches_tenant_id_created_at_id_index"),
@@ -73,6 +95,17 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.execute("SET LOCAL lock_timeout = '5s'")
+    op.drop_index("shards_ticketed_index", table_name="shards")
+    op.drop_index("shards_ready_index", table_name="shards")
+    op.create_index(
+        "shards_ready_index",
+        "shards",
+        [sa.literal_column("priority DESC"), "id"],
+        unique=False,
+        postgresql_where=sa.text("state IN ('ready')"),
+    )
+    op.drop_column("shards", "virtual_start")
+    op.drop_table("fair_shares")
     # Of one key in several tenants' hands the schema before this one can keep one.
     op.execute("""
         DELETE FROM idempotency_keys AS other USING idempotency_keys AS kept
@@ -82,7 +115,7 @@ def downgrade() -> None:
     op.create_primary_key(op.f("idempotency_keys_pkey"), "idempotency_keys", ["key"])
     op.drop_index(op.f("batches_tenant_id_created_at_id_index"), table_name="batches")
     op.drop_column("batches", "stored_bytes")
-    for table in ("idempotency_keys", "batches"):
+    for table in ("idempotency_keys", "shards", "batches"):
         op.drop_column(table, "tenant_id")
     op.drop_table("audit_log")
     op.drop_index(op.f("api_keys_tenant_id_index"), table_name="api_keys")

@@ -104,6 +104,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
         [
             {
                 "batch_id": batch_id,
+                "tenant_id": tenant_of(session),
                 "position": position,
                 "state": ShardState.READY,
                 "priority": batch.priority,

@@ -121,7 +121,7 @@ class BatchRow(Owned, Table):
         return self.num_completed + self.num_failed + self.num_cancelled
 
 
-class ShardRow(Table):
+class ShardRow(Owned, Table):
     """The slice of a Batch that one message carries: the unit of claim, lease and retry."""
 
     __tablename__ = "shards"
@@ -129,9 +129,15 @@ class ShardRow(Table):
         Index(None, "batch_id"),
         Index(
             "shards_ready_index",
+            "tenant_id",
             text("priority DESC"),
             "id",
             postgresql_where=_in("state", {ShardState.READY}),
+        ),
+        Index(
+            "shards_ticketed_index",
+            "virtual_start",
+            postgresql_where=text("state IN ('ready') AND ticketed_at IS NOT NULL"),
         ),
         Index(
             "shards_running_index", "lease_expires_at", postgresql_where=_in("state", {ShardState.RUNNING})
@@ -154,6 +160,7 @@ class ShardRow(Table):
 
     num_tickets: Mapped[int] = mapped_column(server_default="0")
     ticketed_at: Mapped[datetime | None]
+    virtual_start: Mapped[float | None]  # its place among all tenants', given with the first ticket
 
 
 class RequestRow(Table):
@@ -290,6 +297,15 @@ class TenantRow(Table):
     max_bytes: Mapped[int | None]  # prompts and outputs kept
     calls_per_minute: Mapped[int | None]  # of the API
     created_at: Mapped[datetime] = _created_at()
+
+
+class FairShareRow(Table):
+    """How much of the workers a tenant has been given, in tokens over its weight."""
+
+    __tablename__ = "fair_shares"
+
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    virtual_finish: Mapped[float]
 
 
 class ApiKeyRow(Table):
