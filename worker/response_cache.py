@@ -46,7 +46,7 @@ class ResponseCache:
         lookup = Lookup(sum(request.num_copies for request in asked))
         if not asked:
             return lookup
-        lookup.entries = {request.id: self._entry(request) for request in asked}
+        lookup.entries = {request.id: self._entry(held, request) for request in asked}
         try:
             self._answer_exactly(asked, lookup)
             semantic = [
@@ -63,11 +63,11 @@ class ResponseCache:
     def _mode(self, held: Claim, request: ShardRequest) -> CacheMode:
         return CacheMode.OFF if request.digest is None else request.cache or held.cache
 
-    def _entry(self, request: ShardRequest) -> CacheEntry:
+    def _entry(self, held: Claim, request: ShardRequest) -> CacheEntry:
         group = sampling_digest(request.params, max_tokens=request.max_tokens)
         return CacheEntry(
-            key=cache_key(self.model_fingerprint, request.digest or b""),
-            group=cache_key(self.model_fingerprint, group),
+            key=cache_key(held.tenant_id, self.model_fingerprint, request.digest or b""),
+            group=cache_key(held.tenant_id, self.model_fingerprint, group),
             ttl=self.ttl,
         )
 

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from api.batches.schemas import BatchSubmission
-from api.dependencies import ServicesDependency
+from api.dependencies import SUBMIT, DeploymentDependency, ServicesDependency
 from api.errors import documented
 from api.estimates import service
 from api.estimates.schemas import Estimate
@@ -11,7 +11,14 @@ from api.estimates.schemas import Estimate
 router = APIRouter(prefix="/v1/batch", tags=["batches"])
 
 
-@router.post("/estimate", responses=documented(400, 413, 422, 503), summary="What would a batch take?")
-def estimate_batch(submission: BatchSubmission, services: ServicesDependency) -> Estimate:
+@router.post(
+    "/estimate",
+    responses=documented(400, 413, 422, 503),
+    summary="What would a batch take?",
+    dependencies=[SUBMIT],
+)
+def estimate_batch(
+    submission: BatchSubmission, services: ServicesDependency, deployment: DeploymentDependency
+) -> Estimate:
     """Check and tokenize a batch as submitting it would, and say its tokens, time and cost; store nothing."""
-    return service.estimate(services, submission)
+    return service.estimate(services, deployment.store, submission)

@@ -15,12 +15,13 @@ from worker.store import batches, meters, outlook, workers
 from worker.store.batches import NewBatch
 from worker.store.outlook import Backlog
 from worker.store.requests import NewRequest
+from worker.store.session import Store
 
 MEASURED_MINUTES = 60
 
 
-def estimate(services: Services, submission: BatchSubmission) -> Estimate:
-    """Check a submission as `submit` does, and say what it would take.
+def estimate(services: Services, everybody: Store, submission: BatchSubmission) -> Estimate:
+    """Check a submission as `submit` does, and say what it would take; `everybody` shows all tenants' work.
 
     Raises:
         InvalidInputError: a field is wrong.
@@ -29,6 +30,7 @@ def estimate(services: Services, submission: BatchSubmission) -> Estimate:
     batch = to_batch(services, submission)
     with services.store.transaction() as session:
         learned = LearnedLengths(outlook.recent_lengths(session))
+    with everybody.transaction() as session:
         ahead = outlook.backlog(session, priority=batch.priority)
         num_workers = workers.count(session, GPU_QUEUE)
         rates = measured_rates.learn(meters.measured(session, minutes=MEASURED_MINUTES))

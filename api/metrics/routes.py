@@ -7,7 +7,7 @@ from fastapi import Request as HttpRequest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from api.dependencies import ServicesDependency
+from api.dependencies import ADMIN, DeploymentDependency
 from api.errors import documented
 from api.metrics.collector import HttpMetrics, SystemCollector
 from api.metrics.middleware import MeasureHttp
@@ -35,6 +35,7 @@ def install(app: FastAPI, store: Store) -> None:
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **documented(503)},
     summary="Metrics for Prometheus",
+    dependencies=[ADMIN],
 )
 def prometheus(http_request: HttpRequest) -> Response:
     """Return this process's HTTP metrics, and those of all workers and queues."""
@@ -42,9 +43,9 @@ def prometheus(http_request: HttpRequest) -> Response:
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-@router.get("/v1/metrics", responses=documented(422, 503), summary="Metrics in short")
+@router.get("/v1/metrics", responses=documented(422, 503), summary="Metrics in short", dependencies=[ADMIN])
 def summary(
-    services: ServicesDependency,
+    services: DeploymentDependency,
     minutes: Annotated[int, Query(ge=1, le=60, description="What rates are measured over.")] = 5,
 ) -> Summary:
     """Return totals, rates, latencies and shares as the workers measured them."""
@@ -53,8 +54,13 @@ def summary(
         return to_summary(measured, queue_depth(session), workers.count(session, GPU_QUEUE))
 
 
-@router.get("/v1/cache/stats", responses=documented(503), summary="What the caches hold and spare")
-def cache_stats(services: ServicesDependency) -> CacheStats:
+@router.get(
+    "/v1/cache/stats",
+    responses=documented(503),
+    summary="What the caches hold and spare",
+    dependencies=[ADMIN],
+)
+def cache_stats(services: DeploymentDependency) -> CacheStats:
     """Return the size of the response cache, its hit rate, and that of the engines' prefix caches."""
     with services.store.transaction() as session:
         return to_cache_stats(
@@ -65,8 +71,10 @@ def cache_stats(services: ServicesDependency) -> CacheStats:
         )
 
 
-@router.delete("/v1/cache", responses=documented(503), summary="Empty the response cache")
-def clear_cache(services: ServicesDependency) -> CacheCleared:
+@router.delete(
+    "/v1/cache", responses=documented(503), summary="Empty the response cache", dependencies=[ADMIN]
+)
+def clear_cache(services: DeploymentDependency) -> CacheCleared:
     """Forget every kept answer."""
     with services.store.transaction() as session:
         return CacheCleared(entries_removed=response_cache.clear(session))

@@ -5,7 +5,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "savings"
-down_revision = "0001"
+down_revision = "access"
 branch_labels = None
 depends_on = None
 
@@ -61,12 +61,6 @@ def upgrade() -> None:
         ["finished_at"],
         postgresql_where=sa.text("finished_at IS NOT NULL AND results_dropped_at IS NULL"),
     )
-    op.create_index(
-        "shards_ticketed_index",
-        "shards",
-        ["ticketed_at"],
-        postgresql_where=sa.text("state IN ('ready') AND ticketed_at IS NOT NULL"),
-    )
     op.add_column("requests", sa.Column("digest", sa.LargeBinary(), nullable=True))
     op.add_column("requests", sa.Column("cache", _one_of("cache", CACHE_MODES), nullable=True))
     op.add_column(
@@ -116,7 +110,6 @@ def downgrade() -> None:
         op.drop_column("results", name)
     op.drop_column("requests", "cache")
     op.drop_column("requests", "digest")
-    op.drop_index("shards_ticketed_index", table_name="shards")
     op.drop_index("batches_finished_index", table_name="batches")
     for name in (
         "results_dropped_at",

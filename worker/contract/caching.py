@@ -46,9 +46,11 @@ def sampling_digest(params: SamplingParams, *, max_tokens: int) -> bytes:
     return _digest(json.dumps(_sampling(params, max_tokens), ensure_ascii=True))
 
 
-def cache_key(model_fingerprint: str, digest: bytes) -> bytes:
-    """Return what an answer of one model is stored under, 16 bytes."""
-    return hashlib.blake2b(model_fingerprint.encode() + b"\0" + digest, digest_size=16).digest()
+def cache_key(tenant_id: str, model_fingerprint: str, digest: bytes) -> bytes:
+    """Return what an answer of one model is stored under, 16 bytes; one tenant's is never another's."""
+    return hashlib.blake2b(
+        b"\0".join((tenant_id.encode(), model_fingerprint.encode(), digest)), digest_size=16
+    ).digest()
 
 
 def _sampling(params: SamplingParams, max_tokens: int) -> list[tuple[str, object]]:

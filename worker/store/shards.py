@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, case, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from worker.contract.access import DEFAULT_TENANT
 from worker.contract.caching import CacheMode, Source
 from worker.contract.results import NewResult
 from worker.contract.states import BatchStatus, Outcome, ShardState
@@ -30,6 +31,7 @@ class Claim:
     fence: int
     attempt: int
     requests: Sequence[ShardRequest]  # of identical ones, the first
+    tenant_id: str = DEFAULT_TENANT
     cache: CacheMode = CacheMode.OFF  # of requests that have none of their own
     cache_similarity: float | None = None
 
@@ -80,7 +82,14 @@ def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> 
     wake_dispatcher(session)
     remaining = requests.remaining(session, shard_id, batch.params)
     return Claim(
-        shard_id, batch.id, shard.fence, shard.attempts, remaining, batch.cache, batch.cache_similarity
+        shard_id,
+        batch.id,
+        shard.fence,
+        shard.attempts,
+        remaining,
+        batch.tenant_id,
+        batch.cache,
+        batch.cache_similarity,
     )
 
 
@@ -183,6 +192,7 @@ def _record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> 
     batch.prefill_seconds += sum(result.seconds.prefill for result in results)
     batch.decode_seconds += sum(result.seconds.decode for result in results)
     batch.padding_seconds += sum(result.seconds.padding for result in results)
+    batch.stored_bytes += sum(len((result.output or "").encode()) * result.num_copies for result in results)
     copies.record(session, batch, results)
     response_cache.keep(session, results)
 

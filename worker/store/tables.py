@@ -4,87 +4,34 @@ Lock order, everywhere: the batch, then its shards. Every time comes from Postgr
 """
 
 from datetime import datetime
-from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import (
-    BigInteger,
     CheckConstraint,
-    DateTime,
-    Double,
-    Enum,
     ForeignKey,
     Identity,
     Index,
-    LargeBinary,
-    MetaData,
-    Text,
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB, REAL
-from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
+from sqlalchemy.dialects.postgresql import ARRAY, REAL
+from sqlalchemy.orm import Mapped, mapped_column
 
+from worker.contract.access import DEFAULT_TENANT
 from worker.contract.caching import CacheMode, Source
 from worker.contract.states import LIVE_STATUSES, BatchStatus, EventState, Outcome, ShardState
-
-NAMING_CONVENTION = {
-    "ix": "%(table_name)s_%(column_0_N_name)s_index",
-    "uq": "%(table_name)s_%(column_0_N_name)s_key",
-    "ck": "%(table_name)s_%(constraint_name)s_check",
-    "fk": "%(table_name)s_%(column_0_name)s_%(referred_table_name)s_fkey",
-    "pk": "%(table_name)s_pkey",
-}
+from worker.store.table import Owned, Table, in_, made_now
 
 
-def _one_of(column: str, values: type[StrEnum]) -> Enum:
-    """Text with a CHECK, read back as the enumeration's members."""
-    return Enum(
-        values,
-        name=column,
-        native_enum=False,
-        create_constraint=True,
-        length=32,
-        values_callable=lambda members: [member.value for member in members],
-    )
-
-
-class Table(DeclarativeBase):
-    """Every table: text for strings, timestamptz for times, jsonb for objects."""
-
-    metadata = MetaData(naming_convention=NAMING_CONVENTION)
-    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads this name from the class
-        str: Text,
-        int: BigInteger,
-        float: Double,
-        bytes: LargeBinary,
-        datetime: DateTime(timezone=True),
-        dict[str, Any]: JSONB,
-        BatchStatus: _one_of("status", BatchStatus),
-        ShardState: _one_of("state", ShardState),
-        EventState: _one_of("state", EventState),
-        Outcome: _one_of("outcome", Outcome),
-        CacheMode: _one_of("cache", CacheMode),
-        Source: _one_of("source", Source),
-    }
-
-
-def _in(column: str, values: set[str] | frozenset[str]) -> Any:
-    return text(f"{column} IN ({', '.join(repr(str(v)) for v in sorted(values))})")
-
-
-def _created_at() -> MappedColumn[datetime]:
-    return mapped_column(server_default=func.now())
-
-
-class BatchRow(Table):
+class BatchRow(Owned, Table):
     """What a customer submitted, with the counts of what has become of it."""
 
     __tablename__ = "batches"
     __table_args__ = (
         CheckConstraint("num_completed + num_failed + num_cancelled <= num_requests", name="counts"),
         Index(None, "created_at", "id"),
-        Index("batches_live_index", "expires_at", postgresql_where=_in("status", LIVE_STATUSES)),
+        Index(None, "tenant_id", "created_at", "id"),
+        Index("batches_live_index", "expires_at", postgresql_where=in_("status", LIVE_STATUSES)),
         Index(
             "batches_finished_index",
             "finished_at",
@@ -111,6 +58,7 @@ class BatchRow(Table):
     input_tokens: Mapped[int] = mapped_column(server_default="0")  # usage, of those with a result
     cached_tokens: Mapped[int] = mapped_column(server_default="0")
     output_tokens: Mapped[int] = mapped_column(server_default="0")
+    stored_bytes: Mapped[int] = mapped_column(server_default="0")  # prompts, and outputs so far
 
     cache: Mapped[CacheMode] = mapped_column(server_default=CacheMode.OFF)
     cache_similarity: Mapped[float | None]  # the least at which a semantic answer is taken
@@ -120,7 +68,7 @@ class BatchRow(Table):
     decode_seconds: Mapped[float] = mapped_column(server_default="0")
     padding_seconds: Mapped[float] = mapped_column(server_default="0")
 
-    created_at: Mapped[datetime] = _created_at()
+    created_at: Mapped[datetime] = made_now()
     started_at: Mapped[datetime | None]
     cancelled_at: Mapped[datetime | None]  # when the cancel was asked for
     expires_at: Mapped[datetime | None]
@@ -133,7 +81,7 @@ class BatchRow(Table):
         return self.num_completed + self.num_failed + self.num_cancelled
 
 
-class ShardRow(Table):
+class ShardRow(Owned, Table):
     """The slice of a Batch that one message carries: the unit of claim, lease and retry."""
 
     __tablename__ = "shards"
@@ -141,16 +89,17 @@ class ShardRow(Table):
         Index(None, "batch_id"),
         Index(
             "shards_ready_index",
+            "tenant_id",
             text("priority DESC"),
             "id",
-            postgresql_where=_in("state", {ShardState.READY}),
+            postgresql_where=in_("state", {ShardState.READY}),
         ),
         Index(
-            "shards_running_index", "lease_expires_at", postgresql_where=_in("state", {ShardState.RUNNING})
+            "shards_running_index", "lease_expires_at", postgresql_where=in_("state", {ShardState.RUNNING})
         ),
         Index(
             "shards_ticketed_index",
-            "ticketed_at",
+            "virtual_start",
             postgresql_where=text("state IN ('ready') AND ticketed_at IS NOT NULL"),
         ),
         {"postgresql_with": {"fillfactor": 70, "autovacuum_vacuum_scale_factor": 0.02}},
@@ -171,6 +120,7 @@ class ShardRow(Table):
 
     num_tickets: Mapped[int] = mapped_column(server_default="0")
     ticketed_at: Mapped[datetime | None]
+    virtual_start: Mapped[float | None]  # its place among all tenants', given with the first ticket
 
 
 class RequestRow(Table):
@@ -225,7 +175,7 @@ class ResultRow(Table):
     prefill_seconds: Mapped[float] = mapped_column(server_default="0")
     decode_seconds: Mapped[float] = mapped_column(server_default="0")
     padding_seconds: Mapped[float] = mapped_column(server_default="0")
-    created_at: Mapped[datetime] = _created_at()
+    created_at: Mapped[datetime] = made_now()
 
 
 class WebhookEventRow(Table):
@@ -235,12 +185,12 @@ class WebhookEventRow(Table):
     __table_args__ = (
         Index(None, "batch_id", unique=True),
         Index(
-            "webhook_events_due_index", "next_attempt_at", postgresql_where=_in("state", {EventState.PENDING})
+            "webhook_events_due_index", "next_attempt_at", postgresql_where=in_("state", {EventState.PENDING})
         ),
         Index(
             "webhook_events_sending_index",
             "lease_expires_at",
-            postgresql_where=_in("state", {EventState.SENDING}),
+            postgresql_where=in_("state", {EventState.SENDING}),
         ),
         {"postgresql_with": {"fillfactor": 80, "autovacuum_vacuum_scale_factor": 0.02}},
     )
@@ -257,7 +207,7 @@ class WebhookEventRow(Table):
     lease_expires_at: Mapped[datetime | None]
     num_tickets: Mapped[int] = mapped_column(server_default="0")
     ticketed_at: Mapped[datetime | None]
-    created_at: Mapped[datetime] = _created_at()
+    created_at: Mapped[datetime] = made_now()
     settled_at: Mapped[datetime | None]
 
 
@@ -270,22 +220,23 @@ class DeliveryAttemptRow(Table):
         ForeignKey("webhook_events.id", ondelete="CASCADE"), primary_key=True
     )
     number: Mapped[int] = mapped_column(primary_key=True)
-    created_at: Mapped[datetime] = _created_at()
+    created_at: Mapped[datetime] = made_now()
     duration_ms: Mapped[int]
     status_code: Mapped[int | None]
     error: Mapped[str | None]
 
 
-class IdempotencyKeyRow(Table):
+class IdempotencyKeyRow(Owned, Table):
     """A client's promise that two submissions are one."""
 
     __tablename__ = "idempotency_keys"
     __table_args__ = (Index(None, "created_at"),)
 
+    tenant_id: Mapped[str] = mapped_column(server_default=DEFAULT_TENANT, primary_key=True)
     key: Mapped[str] = mapped_column(primary_key=True)
     fingerprint: Mapped[str]  # SHA-256 of the body, hexadecimal
     batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"))
-    created_at: Mapped[datetime] = _created_at()
+    created_at: Mapped[datetime] = made_now()
 
 
 class WorkerRow(Table):
@@ -298,7 +249,7 @@ class WorkerRow(Table):
     queue: Mapped[str]
     slots: Mapped[int]
     info: Mapped[dict[str, Any]]
-    started_at: Mapped[datetime] = _created_at()
+    started_at: Mapped[datetime] = made_now()
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
@@ -316,7 +267,7 @@ class CachedResponseRow(Table):
     payload: Mapped[dict[str, Any]]  # of the Result, column by column
     # Of the prompt. An array, so that the table is there where pgvector is not; searches cast it.
     embedding: Mapped[list[float] | None] = mapped_column(ARRAY(REAL))
-    created_at: Mapped[datetime] = _created_at()
+    created_at: Mapped[datetime] = made_now()
     expires_at: Mapped[datetime]
 
 
@@ -332,3 +283,57 @@ class MeterRow(Table):
     worker: Mapped[str] = mapped_column(primary_key=True)
     minute: Mapped[datetime] = mapped_column(primary_key=True)
     readings: Mapped[dict[str, Any]]
+
+
+class TenantRow(Table):
+    """Whose work it is, and how much of it is allowed. No limit: None."""
+
+    __tablename__ = "tenants"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    weight: Mapped[int] = mapped_column(server_default="1")  # its share of the workers beside the others'
+    max_batches: Mapped[int | None]  # not ended
+    max_requests: Mapped[int | None]  # without a result, in batches that have not ended
+    max_tokens: Mapped[int | None]  # of those requests: prompts, and outputs at their longest
+    max_bytes: Mapped[int | None]  # prompts and outputs kept
+    calls_per_minute: Mapped[int | None]  # of the API
+    created_at: Mapped[datetime] = made_now()
+
+
+class FairShareRow(Table):
+    """How much of the workers a tenant has been given, in tokens over its weight."""
+
+    __tablename__ = "fair_shares"
+
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    virtual_finish: Mapped[float]
+
+
+class ApiKeyRow(Table):
+    """A key to the API: what is needed to recognize it, and never the key itself."""
+
+    __tablename__ = "api_keys"
+    __table_args__ = (Index(None, "tenant_id"),)
+
+    prefix: Mapped[str] = mapped_column(primary_key=True)  # the part of the key that may be seen
+    digest: Mapped[str]  # SHA-256 of the whole key, hexadecimal
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
+    name: Mapped[str]
+    scopes: Mapped[list[str]]
+    created_at: Mapped[datetime] = made_now()
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]  # to the minute
+
+
+class AuditRow(Table):
+    """An administrative act: who did what to what, written in the transaction that did it."""
+
+    __tablename__ = "audit_log"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    created_at: Mapped[datetime] = made_now()
+    actor: Mapped[str]  # the prefix of a key, or the operating system's user on the command line
+    act: Mapped[str]
+    target: Mapped[str]
+    details: Mapped[dict[str, Any]]

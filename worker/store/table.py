@@ -1,0 +1,80 @@
+"""What every table is made of."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    DateTime,
+    Double,
+    Enum,
+    LargeBinary,
+    MetaData,
+    Text,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
+
+from worker.contract.access import DEFAULT_TENANT
+from worker.contract.caching import CacheMode, Source
+from worker.contract.states import BatchStatus, EventState, Outcome, ShardState
+
+NAMING_CONVENTION = {
+    "ix": "%(table_name)s_%(column_0_N_name)s_index",
+    "uq": "%(table_name)s_%(column_0_N_name)s_key",
+    "ck": "%(table_name)s_%(constraint_name)s_check",
+    "fk": "%(table_name)s_%(column_0_name)s_%(referred_table_name)s_fkey",
+    "pk": "%(table_name)s_pkey",
+}
+
+
+def _one_of(column: str, values: type[StrEnum]) -> Enum:
+    """Text with a CHECK, read back as the enumeration's members."""
+    return Enum(
+        values,
+        name=column,
+        native_enum=False,
+        create_constraint=True,
+        length=32,
+        values_callable=lambda members: [member.value for member in members],
+    )
+
+
+class Table(DeclarativeBase):
+    """Every table: text for strings, timestamptz for times, jsonb for objects."""
+
+    metadata = MetaData(naming_convention=NAMING_CONVENTION)
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads this name from the class
+        str: Text,
+        int: BigInteger,
+        float: Double,
+        bytes: LargeBinary,
+        datetime: DateTime(timezone=True),
+        dict[str, Any]: JSONB,
+        list[str]: ARRAY(Text),
+        BatchStatus: _one_of("status", BatchStatus),
+        ShardState: _one_of("state", ShardState),
+        EventState: _one_of("state", EventState),
+        Outcome: _one_of("outcome", Outcome),
+        CacheMode: _one_of("cache", CacheMode),
+        Source: _one_of("source", Source),
+    }
+
+
+def in_(column: str, values: set[str] | frozenset[str]) -> Any:
+    """Return the condition of a partial index on rows in some states."""
+    return text(f"{column} IN ({', '.join(repr(str(v)) for v in sorted(values))})")
+
+
+def made_now() -> MappedColumn[datetime]:
+    """Return the column that says when a row was made."""
+    return mapped_column(server_default=func.now())
+
+
+class Owned:
+    """Mixed into a table whose rows each belong to a tenant: a tenant's store sees no others."""
+
+    tenant_id: Mapped[str] = mapped_column(server_default=DEFAULT_TENANT)
