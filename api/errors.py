@@ -4,7 +4,8 @@ ApiError
 ├── InvalidInputError    422  a field is wrong; `param` names it
 ├── NotFoundError        404  no such batch
 ├── BodyTooLargeError    413  the body is over the limit
-└── KeyReusedError       422  an Idempotency-Key came back with another body
+├── KeyReusedError       422  an Idempotency-Key came back with another body
+└── NotConfiguredError   501  this deployment lacks a setting that the feature needs
 """
 
 import logging
@@ -93,6 +94,13 @@ class KeyReusedError(ApiError):
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     type = "idempotency_error"
+
+
+class NotConfiguredError(ApiError):
+    """This deployment lacks a setting that the feature needs."""
+
+    status = HTTPStatus.NOT_IMPLEMENTED
+    type = "not_configured_error"
 
 
 def error_response(

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from redis import Redis, RedisError
 
+from worker.webhooks.sealing import new_key
 from worker.webhooks.signing import new_secret
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ def services(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
             added["REDIS_URL"] = stack.enter_context(_redis(data_dir / "redis"))
         if not environment.get("HEADRACE_WEBHOOK_SECRET"):
             added["HEADRACE_WEBHOOK_SECRET"] = _kept_secret(data_dir / "webhook_secret", new_secret)
+        if not environment.get("HEADRACE_SECRET_KEY"):
+            added["HEADRACE_SECRET_KEY"] = _kept_secret(data_dir / "secret_key", new_key)
         yield added
 
 

@@ -45,9 +45,14 @@ def test_with_urls_nothing_starts(tmp_path: Path) -> None:
         "REDIS_URL": "redis://b",
     }
     with services(environment) as added:
-        assert set(added) == {"HEADRACE_DATA_DIR", "HEADRACE_WEBHOOK_SECRET"}
-    assert [path.name for path in tmp_path.iterdir()] == ["webhook_secret"]
-    assert (tmp_path / "webhook_secret").stat().st_mode & 0o077 == 0
+        assert set(added) == {
+            "HEADRACE_DATA_DIR",
+            "HEADRACE_WEBHOOK_SECRET",
+            "HEADRACE_SECRET_KEY",
+        }
+    kept = sorted(tmp_path.iterdir())
+    assert [path.name for path in kept] == ["secret_key", "webhook_secret"]
+    assert [path.stat().st_mode & 0o077 for path in kept] == [0, 0]
 
 
 def run(data_dir: Path, *command: str) -> "subprocess.Popen[str]":

@@ -9,6 +9,7 @@ from standardwebhooks import Webhook
 from tests.fixtures.receiver import receiver
 from worker.webhooks.sender import Answer, send
 from worker.webhooks.signing import new_secret
+from worker.webhooks.targets import Targets
 
 SECRET = new_secret()
 LOOPBACK = (ip_network("127.0.0.0/8"),)
@@ -16,7 +17,12 @@ LOOPBACK = (ip_network("127.0.0.0/8"),)
 
 def post(url: str, *, allowed: tuple = LOOPBACK, seconds: float = 5) -> Answer:
     return send(
-        url, event_id="evt_1", body='{"a":"ü"}', secret=SECRET, timeout_seconds=seconds, allowed=allowed
+        url,
+        event_id="evt_1",
+        body='{"a":"ü"}',
+        secrets=[SECRET],
+        timeout_seconds=seconds,
+        targets=Targets(allowed),
     )
 
 
