@@ -1,5 +1,6 @@
 """Which addresses a callback may reach: public ones over https, and what the operator allows."""
 
+import re
 import socket
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -64,7 +65,7 @@ class Targets:
             raise ForbiddenTargetError("must be an https:// address")
         if not parsed.host or len(parsed.host) > MAX_HOST_LENGTH:
             raise ForbiddenTargetError("must name a host")
-        if parsed.userinfo or "@" in parsed.netloc.decode():
+        if parsed.userinfo or "@" in _authority(url):
             raise ForbiddenTargetError("must not contain credentials")
         if parsed.scheme == "http" and not self.allowed:
             raise ForbiddenTargetError("must be an https:// address; http is for networks of the operator")
@@ -119,6 +120,11 @@ def _parse(url: str) -> httpx.URL:
     except (httpx.InvalidURL, ValueError) as error:
         raise ForbiddenTargetError(f"is not a URL: {error}") from error
     return parsed
+
+
+def _authority(url: str) -> str:
+    """Return what stands between `//` and the path, as it was written."""
+    return re.split(r"[/?#]", url.partition("://")[2], maxsplit=1)[0]
 
 
 def _literal(host: str) -> str | None:
