@@ -1,6 +1,6 @@
 """Webhook endpoints: receivers registered once. Knows no HTTP; secrets come and go sealed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -133,6 +133,17 @@ def disable(session: Session, endpoint_id: str, *, reason: str) -> None:
         .values(is_enabled=False, disabled_reason=reason)
     )
     _bury(session, endpoint_id)
+
+
+def reseal(session: Session, change: Callable[[str], str]) -> int:
+    """Pass every sealed secret through `change`; count the endpoints."""
+    rows = session.scalars(
+        select(WebhookEndpointRow).where(WebhookEndpointRow.deleted_at.is_(None)).with_for_update()
+    ).all()
+    for row in rows:
+        row.sealed_secret = row.sealed_secret and change(row.sealed_secret)
+        row.old_sealed_secret = row.old_sealed_secret and change(row.old_sealed_secret)
+    return len(rows)
 
 
 def listening(session: Session, tenant: str | None, event_type: str) -> Sequence[str]:

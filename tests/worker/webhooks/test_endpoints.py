@@ -10,10 +10,12 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from tests.fixtures.receiver import receiver
 from tests.fixtures.webhooks import KEY, SECRET, deliverer, delivery_ids, end_batch, endpoint, make_due
 from worker.contract.states import EventState
+from worker.settings import settings
 from worker.store import deliveries, delivery_log, endpoints, webhooks
 from worker.store.delivery_log import DeliveryView, EventFilter
 from worker.store.session import Store
 from worker.store.webhooks import DEFAULT_TENANT
+from worker.webhooks import reseal
 from worker.webhooks.sealing import Sealer, SealError, new_key
 from worker.webhooks.signing import new_secret
 
@@ -171,6 +173,35 @@ def test_what_one_key_seals_another_does_not_open() -> None:
         Sealer([]).seal("whsec_a")
     with pytest.raises(SealError):
         Sealer([old]).open(sealed[:-2] + ("AA" if sealed[-2:] != "AA" else "BB"))
+
+
+def test_resealing_leaves_only_the_newest_key_in_use(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = new_key()
+    endpoint(store, "http://127.0.0.1:1/")
+    rotated = endpoint(store, "http://127.0.0.1:1/")
+    with store.transaction() as session:
+        endpoints.rotate(
+            session,
+            DEFAULT_TENANT,
+            rotated,
+            sealed_secret=Sealer([KEY]).seal(new_secret()),
+            overlap=timedelta(hours=1),
+        )
+    for keys, status in ((newest, 1), (f"{newest},{KEY}", 0), (newest, 0)):
+        monkeypatch.setenv("HEADRACE_SECRET_KEY", keys)
+        settings.cache_clear()
+        assert reseal.main() == status
+    settings.cache_clear()
+    assert "2 endpoints" in capsys.readouterr().out
+    end_batch(store)
+    for delivery_id in delivery_ids(store):
+        with store.transaction() as session:
+            held = deliveries.claim(session, delivery_id, lease=timedelta(0), most_at_once=2)
+        assert held is not None
+        for sealed in held.sealed_secrets:
+            assert Sealer([newest]).open(sealed).startswith("whsec_")
 
 
 def test_no_secret_is_logged(store: Store, caplog: pytest.LogCaptureFixture) -> None:
