@@ -222,7 +222,7 @@ def replay(
         query = query.where(DeliveryRow.endpoint_id == endpoint_id)
     found = session.execute(query).all()
     # The receivers first, as in `claim`.
-    receivers.use(session, {row.receiver for row in found}, unpause=True)
+    receivers.unpause(session, {row.receiver for row in found})
     replayed = session.scalars(
         update(DeliveryRow)
         .where(DeliveryRow.id.in_([row.id for row in found]), DeliveryRow.state.in_(states))

@@ -20,12 +20,15 @@ LONGEST_PAUSE = timedelta(minutes=15)
 FORGET_AFTER = timedelta(days=1)
 
 
-def use(session: Session, keys: Iterable[str], *, unpause: bool = False) -> None:
-    """Make sure that receivers exist; `unpause` allows one delivery at once.
+def use(session: Session, keys: Iterable[str]) -> None:
+    """Make sure that receivers exist. Locks none that does: a batch that ends waits for no receiver."""
+    rows = [{"key": key} for key in sorted(set(keys))]
+    session.execute(insert(ReceiverRow).values(rows).on_conflict_do_nothing())
 
-    An update even where nothing changes: it locks the row, and `forget_the_idle` leaves it alone.
-    """
-    values = {"used_at": func.now()} | ({"paused_until": None} if unpause else {})
+
+def unpause(session: Session, keys: Iterable[str]) -> None:
+    """Let one delivery be tried at once. Locks the receivers until the transaction ends."""
+    values = {"used_at": func.now(), "paused_until": None}
     for key in sorted(set(keys)):
         statement = insert(ReceiverRow).values(key=key)
         session.execute(statement.on_conflict_do_update(index_elements=[ReceiverRow.key], set_=values))
@@ -66,11 +69,16 @@ def record(session: Session, key: str, *, is_healthy: bool) -> None:
 
 
 def forget_the_idle(session: Session) -> None:
-    """Drop receivers that nothing has gone to for a day and nothing waits for."""
-    waits = select(DeliveryRow.id).where(
-        DeliveryRow.receiver == ReceiverRow.key,
-        DeliveryRow.state.in_([EventState.PENDING, EventState.SENDING]),
+    """Drop receivers that nothing has gone to for a day and nothing waits for.
+
+    One that a transaction under way has just counted on comes back the next time.
+    """
+    waiting = select(DeliveryRow.receiver).where(
+        DeliveryRow.state.in_([EventState.PENDING, EventState.SENDING])
     )
+    is_waited_for = waiting.where(DeliveryRow.receiver == ReceiverRow.key).exists()
     session.execute(
-        delete(ReceiverRow).where(ReceiverRow.used_at < func.now() - FORGET_AFTER, ~waits.exists())
+        delete(ReceiverRow).where(ReceiverRow.used_at < func.now() - FORGET_AFTER, ~is_waited_for)
     )
+    missing = waiting.where(DeliveryRow.receiver.not_in(select(ReceiverRow.key))).distinct()
+    session.execute(insert(ReceiverRow).from_select(["key"], missing).on_conflict_do_nothing())

@@ -205,3 +205,25 @@ def test_idle_receivers_are_forgotten_and_those_with_work_are_not(store: Store) 
         receivers.forget_the_idle(session)
         keys = set(session.scalars(text("SELECT key FROM webhook_receivers")))
     assert keys == {"in use", "default http://127.0.0.1:1"}
+
+
+def test_a_receiver_that_was_dropped_too_soon_comes_back(store: Store) -> None:
+    """Between two transactions: one counts on the row while another drops it."""
+    endpoint(store, "http://127.0.0.1:1/")
+    end_batch(store)
+    with store.transaction() as session:
+        session.execute(text("DELETE FROM webhook_receivers"))
+    assert ticketed(store) == []
+    with store.transaction() as session:
+        receivers.forget_the_idle(session)
+    assert len(ticketed(store)) == 1
+
+
+def test_a_batch_that_ends_waits_for_no_receiver(store: Store) -> None:
+    """Two batches that end in one transaction must not lock receivers in an order of their own."""
+    key = endpoint(store, "http://127.0.0.1:1/")
+    end_batch(store)
+    with store.transaction() as session:
+        assert receivers.admit(session, key, most=2)
+        end_batch(store)
+    assert len(delivery_ids(store)) == 2
