@@ -7,7 +7,8 @@ ApiError
 ├── NotFoundError          404  no such batch, or another tenant's
 ├── RateLimitedError       429  too many calls, or too much work queued
 ├── BodyTooLargeError      413  the body is over the limit
-└── KeyReusedError         422  an Idempotency-Key came back with another body
+├── KeyReusedError         422  an Idempotency-Key came back with another body
+└── NotConfiguredError     501  this deployment lacks a setting that the feature needs
 """
 
 import logging
@@ -132,6 +133,13 @@ class KeyReusedError(ApiError):
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     type = "idempotency_error"
+
+
+class NotConfiguredError(ApiError):
+    """This deployment lacks a setting that the feature needs."""
+
+    status = HTTPStatus.NOT_IMPLEMENTED
+    type = "not_configured_error"
 
 
 def error_response(

@@ -11,6 +11,7 @@ from api.checkpoint import Checkpoint
 from api.dependencies import Services
 from api.middleware import BodyLimit
 from api.rate_limit import RateLimiter
+from api.webhooks import routes as webhooks
 from worker.queue.broker import Broker
 from worker.settings import Settings, settings
 from worker.store.session import Store
@@ -44,4 +45,5 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.include_router(health.router)
     app.include_router(batches.router)
+    app.include_router(webhooks.router)
     return app
