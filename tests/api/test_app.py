@@ -50,6 +50,7 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
     assert set(document["paths"]) == {
         "/health",
         "/ready",
+        "/v1/audit",
         "/v1/batch/async",
         "/v1/batch/stats",
         "/v1/batch/{batch_id}",

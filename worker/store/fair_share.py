@@ -86,9 +86,9 @@ def places(session: Session, waiting: Sequence[Waiting]) -> dict[int, float]:
     ticketed = select(func.min(ShardRow.virtual_start)).where(
         ShardRow.state == ShardState.READY, ShardRow.ticketed_at.is_not(None)
     )
-    virtual_time = session.scalar(
-        select(func.coalesce(running.scalar_subquery(), ticketed.scalar_subquery()))
-    )
+    virtual_time = session.scalar(running)
+    if virtual_time is None:
+        virtual_time = session.scalar(ticketed)
     if virtual_time is None:  # there is no work: nobody is behind
         virtual_time = max(finishes.values(), default=0.0)
     given: dict[int, float] = {}
