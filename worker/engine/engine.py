@@ -4,7 +4,7 @@ import itertools
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 
 from worker.engine.admission import make_policy
 from worker.engine.block_pool import BlockPool
@@ -122,6 +122,17 @@ class Engine:
                 self._end(sequence, FinishReason.CANCELLED)
             self._completions.append(self._close(opened, is_cancelled=True))
 
+    def output_so_far(self, request_id: Hashable) -> tuple[int, ...] | None:
+        """Return an open request's tokens as `GenerationRequest.output_token_ids` takes them, else None.
+
+        May be called from any thread: it reads one list, once, that only grows.
+        """
+        opened = self._open.get(request_id)
+        if opened is None or len(opened.sequences) > 1 or opened.sequences[0].needs_logprobs:
+            return None
+        sequence = opened.sequences[0]
+        return tuple(sequence.token_ids[sequence.num_prompt_tokens :])
+
     def step(self) -> StepOutput:
         """Advance every request that the next Step has room for; without any, only hand out outcomes."""
         self._readings.release()
@@ -189,7 +200,31 @@ class Engine:
             if params.stop:
                 self._stop_checkers[sequence] = StopChecker(params.stop, params.min_tokens, self.tokenizer)
             sequences.append(sequence)
+        if request.output_token_ids:
+            self._resume(sequences, request.output_token_ids)
         return tuple(sequences)
+
+    def _resume(self, sequences: list[Sequence], output_token_ids: Iterable[int]) -> None:
+        """Bring a new request to where an earlier run of it was after these tokens."""
+        sequence = sequences[0]
+        stop_checker = self._stop_checkers.get(sequence)
+        try:
+            if len(sequences) > 1 or sequence.needs_logprobs:
+                raise InvalidRequestError("output_token_ids: needs one choice and no logprobs")
+            for token_id in output_token_ids:
+                if not 0 <= token_id < self.model_info.vocab_size:
+                    raise InvalidRequestError(f"output_token_ids: {token_id} is outside the vocabulary")
+                sequence.token_ids.append(token_id)
+                if (
+                    finish_reason(sequence, self.model_info.max_model_len) is not None
+                    or (sequence.matcher is not None and sequence.matcher.push(token_id))
+                    or (stop_checker is not None and stop_checker.push(token_id))
+                ):
+                    raise InvalidRequestError("output_token_ids: the output has come to its end")
+        except InvalidRequestError:
+            for one in sequences:
+                self._stop_checkers.pop(one, None)
+            raise
 
     def _append(self, sequence: Sequence, token_id: int) -> Completion | None:
         """Add a chosen token, and end the Sequence if it was the last one."""
