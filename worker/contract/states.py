@@ -8,7 +8,7 @@ class BatchStatus(StrEnum):
 
     PENDING = "pending"  # the first claim of one of its shards, or a cancel, moves it on
     PROCESSING = "processing"  # the save of the last result, a cancel, or its deadline moves it on
-    CANCELLING = "cancelling"  # by its customer or a stop rule: the last running shard to stop, or the dispatcher, moves it on
+    CANCELLING = "cancelling"  # or stopping itself: the last shard to stop, or the dispatcher, moves it on
     COMPLETED = "completed"  # terminal: every request has a result of its own
     FAILED = "failed"  # terminal: a stop rule ended it
     CANCELLED = "cancelled"  # terminal: the customer stopped it

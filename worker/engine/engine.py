@@ -4,7 +4,8 @@ import itertools
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Tokens
 
 from worker.engine.admission import make_policy
 from worker.engine.block_pool import BlockPool
@@ -17,6 +18,7 @@ from worker.engine.open_request import OpenRequest, choice_seed
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.reading_queue import ReadingQueue
 from worker.engine.readout import PromptReadout
+from worker.engine.resuming import resume
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import FinishReason, Sequence, SequenceState
 from worker.engine.step import (
@@ -197,34 +199,19 @@ class Engine:
                 job=request.job,
                 matcher=None if params.grammar is None else self.grammars.matcher(params.grammar),
             )
-            if params.stop:
-                self._stop_checkers[sequence] = StopChecker(params.stop, params.min_tokens, self.tokenizer)
+            self._start(sequence, request.output_token_ids)
             sequences.append(sequence)
-        if request.output_token_ids:
-            self._resume(sequences, request.output_token_ids)
         return tuple(sequences)
 
-    def _resume(self, sequences: list[Sequence], output_token_ids: Iterable[int]) -> None:
-        """Bring a new request to where an earlier run of it was after these tokens."""
-        sequence = sequences[0]
-        stop_checker = self._stop_checkers.get(sequence)
-        try:
-            if len(sequences) > 1 or sequence.needs_logprobs:
-                raise InvalidRequestError("output_token_ids: needs one choice and no logprobs")
-            for token_id in output_token_ids:
-                if not 0 <= token_id < self.model_info.vocab_size:
-                    raise InvalidRequestError(f"output_token_ids: {token_id} is outside the vocabulary")
-                sequence.token_ids.append(token_id)
-                if (
-                    finish_reason(sequence, self.model_info.max_model_len) is not None
-                    or (sequence.matcher is not None and sequence.matcher.push(token_id))
-                    or (stop_checker is not None and stop_checker.push(token_id))
-                ):
-                    raise InvalidRequestError("output_token_ids: the output has come to its end")
-        except InvalidRequestError:
-            for one in sequences:
-                self._stop_checkers.pop(one, None)
-            raise
+    def _start(self, sequence: Sequence, output_token_ids: Tokens[int]) -> None:
+        """Bring a new Sequence to where an earlier run of it was after these tokens."""
+        params = sequence.params
+        stop_checker = None
+        if params.stop:
+            stop_checker = StopChecker(params.stop, params.min_tokens, self.tokenizer)
+        resume(sequence, output_token_ids, stop_checker, self.model_info)
+        if stop_checker is not None:
+            self._stop_checkers[sequence] = stop_checker
 
     def _append(self, sequence: Sequence, token_id: int) -> Completion | None:
         """Add a chosen token, and end the Sequence if it was the last one."""

@@ -32,7 +32,7 @@ _Key = tuple[Submission[Any], Hashable]  # what the engine knows a request by
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What another thread asks: requests to add, or (without any) what to cancel; no ids: all that is open."""
+    """What another thread asks: requests to add, or (without any) what to cancel; no ids: all of it."""
 
     submission: Submission[Any]
     requests: tuple[Request, ...] = ()

@@ -9,10 +9,11 @@ from uuid import uuid4
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
+from worker.contract.results import RequestError
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Outcome, ShardState
 from worker.store import requests, webhooks
-from worker.store.notify import wake_dispatcher
+from worker.store.notify import wake_dispatcher, wake_workers
 from worker.store.requests import NewRequest
 from worker.store.tables import BatchRow, ShardRow
 
@@ -27,6 +28,9 @@ class NewBatch:
     priority: int = 0
     metadata: dict[str, Any] | None = None
     completion_window: timedelta | None = None
+    deadline: datetime | None = None  # or a window, not both
+    max_failed: int | None = None
+    max_total_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,9 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
     """Write the batch, its shards and its requests; return the batch's id. The caller commits."""
     batch_id = f"batch_{uuid4().hex}"
     window = batch.completion_window
-    session.execute(
-        insert(BatchRow).values(
+    expires_at = session.scalar(
+        insert(BatchRow)
+        .values(
             id=batch_id,
             status=BatchStatus.PENDING,
             params=batch.params.to_json(),
@@ -82,8 +87,11 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
             num_requests=len(batch.requests),
             num_prompt_tokens=sum(request.num_prompt_tokens for request in batch.requests),
             max_output_tokens=sum(request.max_tokens for request in batch.requests),
-            expires_at=None if window is None else func.now() + window,
+            expires_at=batch.deadline if window is None else func.now() + window,
+            max_failed=batch.max_failed,
+            max_total_tokens=batch.max_total_tokens,
         )
+        .returning(BatchRow.expires_at)
     )
     slices = [batch.requests[i : i + shard_size] for i in range(0, len(batch.requests), shard_size)]
     shard_ids = session.scalars(
@@ -94,6 +102,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
                 "position": position,
                 "state": ShardState.READY,
                 "priority": batch.priority,
+                "expires_at": expires_at,
                 "num_requests": len(part),
             }
             for position, part in enumerate(slices)
@@ -171,6 +180,7 @@ def cancel(session: Session, batch_id: str) -> bool:
         session.flush()
         settle(session, batch)
         wake_dispatcher(session)
+        wake_workers(session, batch_id)
     return True
 
 
@@ -195,8 +205,10 @@ def settle(session: Session, batch: BatchRow) -> bool:
         if session.scalar(select(is_running.exists())):
             return False
         _drop_the_rest(session, batch)
-        is_cancelled = batch.status is BatchStatus.CANCELLING
-        batch.status = BatchStatus.CANCELLED if is_cancelled else BatchStatus.EXPIRED
+        if batch.status is not BatchStatus.CANCELLING:
+            batch.status = BatchStatus.EXPIRED
+        else:
+            batch.status = BatchStatus.CANCELLED if batch.error_code is None else BatchStatus.FAILED
     elif batch.num_settled == batch.num_requests:
         batch.status = BatchStatus.COMPLETED
     else:
@@ -215,17 +227,45 @@ def _drop_the_rest(session: Session, batch: BatchRow) -> None:
         .where(ShardRow.batch_id == batch.id, ShardRow.state == ShardState.READY)
         .values(state=ShardState.DROPPED, ticketed_at=None)
     )
-    code = "batch_cancelled" if batch.status is BatchStatus.CANCELLING else "batch_expired"
+    give_missing(session, batch, Outcome.CANCELLED, stop_reason(batch))
+
+
+def stop_reason(batch: BatchRow) -> RequestError:
+    """Return what the requests of a stopping batch are told that were not run to their end."""
+    if batch.status is not BatchStatus.CANCELLING:
+        return RequestError("batch_expired", "the batch expired before this request was done")
+    if batch.error_code is None:
+        return RequestError("batch_cancelled", "the batch was cancelled before this request was done")
+    return RequestError(batch.error_code, f"the batch stopped itself: {batch.error_message}")
+
+
+def give_missing(
+    session: Session,
+    batch: BatchRow,
+    outcome: Outcome,
+    error: RequestError,
+    *,
+    shard_id: int | None = None,
+    request_ids: Sequence[int] | None = None,
+) -> None:
+    """Give requests of a locked batch that have no result this one: all, a shard's, or those named."""
     missing = requests.fail_missing(
         session,
         batch_id=batch.id,
         first_sequence=batch.num_settled + 1,
-        outcome=Outcome.CANCELLED,
-        code=code,
-        message="the batch ended before this request was run",
+        outcome=outcome,
+        code=error.code,
+        message=error.message,
+        shard_id=shard_id,
+        request_ids=request_ids,
     )
-    batch.num_cancelled += missing
-    batch.settled_max_tokens = batch.max_output_tokens
+    if outcome is Outcome.FAILED:
+        batch.num_failed += missing.count
+    else:
+        batch.num_cancelled += missing.count
+    batch.settled_max_tokens += missing.max_tokens
+    batch.input_tokens += missing.input_tokens
+    batch.output_tokens += missing.output_tokens
 
 
 def settle_stopping(session: Session, *, limit: int) -> int:

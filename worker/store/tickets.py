@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
@@ -31,8 +32,10 @@ def issue_shards(session: Session, *, window: int, reissue_after: timedelta) -> 
             is_ready,
             or_(ShardRow.ticketed_at.is_(None), is_lost),
             BatchRow.status.in_([BatchStatus.PENDING, BatchStatus.PROCESSING]),
+            BatchRow.paused_at.is_(None),
         )
-        .order_by(ShardRow.priority.desc(), ShardRow.id)
+        # Of one priority, the earliest deadline first; without one, last.
+        .order_by(ShardRow.priority.desc(), ShardRow.expires_at, ShardRow.id)
         .limit(room)
         .with_for_update(of=ShardRow, skip_locked=True)
         .cte("chosen")
@@ -42,7 +45,13 @@ def issue_shards(session: Session, *, window: int, reissue_after: timedelta) -> 
         .where(ShardRow.id == chosen.c.id)
         .values(ticketed_at=func.now(), num_tickets=ShardRow.num_tickets + 1)
         .returning(
-            ShardRow.id, ShardRow.num_tickets, ShardRow.batch_id, ShardRow.position, ShardRow.num_requests
+            ShardRow.id,
+            ShardRow.num_tickets,
+            ShardRow.batch_id,
+            ShardRow.position,
+            ShardRow.num_requests,
+            ShardRow.priority,
+            ShardRow.expires_at,
         )
     ).all()
     return [
@@ -53,8 +62,13 @@ def issue_shards(session: Session, *, window: int, reissue_after: timedelta) -> 
             issue=row.num_tickets,
             label=f"shard {row.position} of {row.batch_id}, {row.num_requests} requests",
         )
-        for row in sorted(rows, key=lambda row: row.id)
+        for row in sorted(rows, key=_urgency)
     ]
+
+
+def _urgency(shard: Any) -> tuple[int, bool, float, int]:
+    expires_at = shard.expires_at
+    return -shard.priority, expires_at is None, expires_at.timestamp() if expires_at else 0.0, shard.id
 
 
 def issue_events(session: Session, *, window: int, reissue_after: timedelta) -> Sequence[Ticket]:
