@@ -3,6 +3,7 @@
 ApiError
 ├── InvalidInputError    422  a field is wrong; `param` names it
 ├── NotFoundError        404  no such batch
+├── ConflictError        409  it cannot be done as things stand
 ├── BodyTooLargeError    413  the body is over the limit
 └── KeyReusedError       422  an Idempotency-Key came back with another body
 """
@@ -61,6 +62,7 @@ class ApiError(Exception):
 
     status: ClassVar[int] = HTTPStatus.INTERNAL_SERVER_ERROR
     type: ClassVar[str] = "invalid_request_error"
+    headers: ClassVar[dict[str, str]] = {}
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -80,6 +82,14 @@ class NotFoundError(ApiError):
 
     status = HTTPStatus.NOT_FOUND
     type = "not_found_error"
+
+
+class ConflictError(ApiError):
+    """It cannot be done as things stand; trying again at once changes nothing."""
+
+    status = HTTPStatus.CONFLICT
+    type = "conflict_error"
+    headers: ClassVar[dict[str, str]] = {"x-should-retry": "false"}
 
 
 class BodyTooLargeError(ApiError):
@@ -127,7 +137,14 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     def _api_error(_: HttpRequest, error: ApiError) -> JSONResponse:
-        return error_response(error.status, error.message, error.type, param=error.param, code=error.code)
+        return error_response(
+            error.status,
+            error.message,
+            error.type,
+            param=error.param,
+            code=error.code,
+            headers=error.headers,
+        )
 
     @app.exception_handler(RequestValidationError)
     def _invalid(_: HttpRequest, error: RequestValidationError) -> JSONResponse:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from api import errors, health
+from api.batches import control_routes, progress_routes
 from api.batches import routes as batches
 from api.checkpoint import Checkpoint
 from api.dependencies import Services
@@ -42,4 +43,6 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.include_router(health.router)
     app.include_router(batches.router)
+    app.include_router(control_routes.router)
+    app.include_router(progress_routes.router)
     return app

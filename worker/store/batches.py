@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import Select, func, insert, select, true, tuple_, update
 from sqlalchemy.orm import Session
 
 from worker.contract.results import RequestError
@@ -57,6 +57,16 @@ class BatchView:
     expires_at: datetime | None
     finished_at: datetime | None
     read_at: datetime
+    paused_at: datetime | None
+    max_failed: int | None
+    max_total_tokens: int | None
+    error_code: str | None
+    error_message: str | None
+    retry_of: str | None
+    completed_output_tokens: int
+    output_tokens_squared: int
+    tokens_per_second: float | None
+    num_running_shards: int
 
     @property
     def num_settled(self) -> int:
@@ -115,17 +125,36 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
 
 def get(session: Session, batch_id: str) -> BatchView | None:
     """Return the batch as it stands now, or None."""
-    running_tokens = (
-        select(func.coalesce(func.sum(ShardRow.running_tokens), 0))
-        .where(ShardRow.batch_id == batch_id, ShardRow.state == ShardState.RUNNING)
-        .scalar_subquery()
+    found = session.execute(_views().where(BatchRow.id == batch_id)).one_or_none()
+    return None if found is None else to_view(*found)
+
+
+def page(
+    session: Session, *, after: str | None, limit: int, status: BatchStatus | None = None
+) -> list[BatchView]:
+    """Return batches, the newest first, those after batch `after`."""
+    query = _views().order_by(BatchRow.created_at.desc(), BatchRow.id.desc()).limit(limit)
+    if after is not None:
+        last = select(BatchRow.created_at, BatchRow.id).where(BatchRow.id == after).scalar_subquery()
+        query = query.where(tuple_(BatchRow.created_at, BatchRow.id) < last)
+    if status is not None:
+        query = query.where(BatchRow.status == status)
+    return [to_view(*found) for found in session.execute(query)]
+
+
+def _views() -> Select[BatchRow, int, int, datetime]:
+    running = (
+        select(
+            func.coalesce(func.sum(ShardRow.running_tokens), 0).label("tokens"), func.count().label("shards")
+        )
+        .where(ShardRow.batch_id == BatchRow.id, ShardRow.state == ShardState.RUNNING)
+        .lateral()
     )
-    found = session.execute(
-        select(BatchRow, running_tokens, func.now()).where(BatchRow.id == batch_id)
-    ).one_or_none()
-    if found is None:
-        return None
-    row, running, read_at = found
+    return select(BatchRow, running.c.tokens, running.c.shards, func.now()).join(running, true())
+
+
+def to_view(row: BatchRow, running: int, num_running_shards: int, read_at: datetime) -> BatchView:
+    """Return a batch's row and what its running shards come to."""
     return BatchView(
         id=row.id,
         status=row.status,
@@ -147,6 +176,16 @@ def get(session: Session, batch_id: str) -> BatchView | None:
         expires_at=row.expires_at,
         finished_at=row.finished_at,
         read_at=read_at,
+        paused_at=row.paused_at,
+        max_failed=row.max_failed,
+        max_total_tokens=row.max_total_tokens,
+        error_code=row.error_code,
+        error_message=row.error_message,
+        retry_of=row.retry_of,
+        completed_output_tokens=row.completed_output_tokens,
+        output_tokens_squared=row.output_tokens_squared,
+        tokens_per_second=row.tokens_per_second,
+        num_running_shards=num_running_shards,
     )
 
 
