@@ -10,7 +10,7 @@ from collections.abc import Sequence as Tokens
 from worker.engine.admission import make_policy
 from worker.engine.block_pool import BlockPool
 from worker.engine.config import EngineConfig
-from worker.engine.errors import InvalidRequestError
+from worker.engine.errors import InvalidRequestError, OutOfMemoryError
 from worker.engine.grammar import GrammarCompiler
 from worker.engine.model_runner import ModelRunner
 from worker.engine.models.checkpoint import read_eos_token_ids
@@ -29,6 +29,7 @@ from worker.engine.step import (
     ModelInfo,
     Request,
     StepOutput,
+    StepPlan,
 )
 from worker.engine.stopping import StopChecker, finish_reason, output_text
 from worker.engine.tokenizer import Tokenizer
@@ -139,13 +140,17 @@ class Engine:
         """Advance every request that the next Step has room for; without any, only hand out outcomes."""
         self._readings.release()
         plan = self._scheduler.schedule()
-        sampled = self._runner.execute(plan) if plan.entries else []
+        try:
+            sampled = self._runner.execute(plan) if plan.entries else []
+        except OutOfMemoryError as error:
+            return self._shrink(plan, error)
         self._scheduler.advance(plan)
         ended, self._completions = self._completions, []
         ended += [completion for sequence, token in sampled if (completion := self._append(sequence, token))]
         self.stats.steps += bool(plan.entries)
-        self.stats.decode_tokens += len(sampled)
-        new_tokens = Counter(sequence.request_id for sequence, _ in sampled)
+        tokens = [sequence.request_id for sequence, token in sampled if token is not None]
+        self.stats.decode_tokens += len(tokens)
+        new_tokens = Counter(tokens)
         return StepOutput(new_tokens, tuple(ended), self._readings.collect(plan))
 
     def clear_prefix_cache(self) -> None:
@@ -213,10 +218,26 @@ class Engine:
         if stop_checker is not None:
             self._stop_checkers[sequence] = stop_checker
 
-    def _append(self, sequence: Sequence, token_id: int) -> Completion | None:
+    def _shrink(self, plan: StepPlan, error: OutOfMemoryError) -> StepOutput:
+        """Go on with smaller Steps; a request that does not fit in the smallest fails alone."""
+        self.stats.shrunk_steps += 1
+        if self._scheduler.shrink(plan):
+            return StepOutput({}, ())
+        sequence = plan.entries[0].sequence
+        if not sequence.is_generating:
+            raise error
+        self._scheduler.limits.reset()
+        failed = self._fail(self._open[sequence.request_id], f"the device ran out of memory: {error}")
+        return StepOutput({}, (failed,))
+
+    def _append(self, sequence: Sequence, token_id: int | None) -> Completion | None:
         """Add a chosen token, and end the Sequence if it was the last one."""
         if sequence.state is SequenceState.FINISHED:
             return None  # another choice of its request has just failed
+        if token_id is None:
+            # What its Blocks hold is no better than its logits: nobody may share them.
+            self.clear_prefix_cache()
+            return self._fail(self._open[sequence.request_id], "the model's logits are not finite numbers")
         sequence.token_ids.append(token_id)
         reason = finish_reason(sequence, self.model_info.max_model_len)
         if sequence.matcher is not None:

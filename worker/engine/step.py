@@ -136,6 +136,7 @@ class EngineStats:
     cached_tokens: int = 0  # of them, found there
     evictions: int = 0  # cached Blocks forgotten because they were needed
     preemptions: int = 0
+    shrunk_steps: int = 0  # that ran out of memory and were run again in smaller ones
     resumed_tokens: int = 0  # of preempted Sequences, found in the prefix cache when they came back
 
     @property
