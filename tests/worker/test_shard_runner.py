@@ -65,7 +65,7 @@ class Bench:
     def kept(self) -> dict[int, list[int]]:
         with self.store.transaction() as session:
             rows = session.execute(text("SELECT request_id, token_ids FROM partial_outputs"))
-            return dict(rows.tuples().all())
+            return dict(map(tuple, rows))
 
     def view(self) -> BatchView:
         with self.store.transaction() as session:
@@ -81,7 +81,9 @@ class Bench:
 @pytest.fixture
 def bench(store: Store) -> Iterator[Bench]:
     with ThreadPoolExecutor(2) as pool:
-        yield Bench(store, pool)
+        bench = Bench(store, pool)
+        yield bench
+        bench.draining.set()  # a run that a failed test has left must not keep the pool
 
 
 def test_a_shard_runs_to_its_end(bench: Bench) -> None:
