@@ -62,7 +62,7 @@ def to_answer(
         eta_seconds=None if eta is None else eta.seconds,
         eta_range=None if eta is None else EtaRange(low_seconds=eta.low, high_seconds=eta.high),
         waiting=explain(view, line),
-        paused=view.paused_at is not None,
+        paused=view.paused_at is not None and not view.status.is_terminal,
         retry_of=view.retry_of,
         max_failed=view.max_failed,
         max_total_tokens=view.max_total_tokens,

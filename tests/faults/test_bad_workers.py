@@ -8,6 +8,7 @@ import pytest
 from tests.fixtures.deployment import Deployment, deployment, eventually
 from tests.fixtures.tiny_llama import write_tiny_llama
 
+pytestmark = pytest.mark.slow
 EXIT_ENGINE_FAILED = 70
 
 
@@ -16,9 +17,11 @@ def running(tmp_path: Path) -> Iterator[Deployment]:
     model = write_tiny_llama(tmp_path / "model")
     options = {
         "HEADRACE_SHARD_SIZE": "2",
-        "HEADRACE_STEP_TIMEOUT_SECONDS": "1",
+        "HEADRACE_STEP_TIMEOUT_SECONDS": "5",
         "HEADRACE_LEASE_SECONDS": "2",
-        "HEADRACE_SAVE_SECONDS": "0.2",
+        "HEADRACE_SAVE_SECONDS": "0.1",
+        "HEADRACE_CHECKPOINT_TOKENS": "4",
+        "HEADRACE_MAX_NUM_SEQUENCES": "4",
     }
     with deployment(tmp_path, model, **options) as started:
         yield started
@@ -35,6 +38,22 @@ def test_a_step_that_hangs_ends_the_worker_and_another_does_its_work(running: De
     assert running.wait_for(batch_id)["counts"]["completed"] == 3
     tries = [one["attempts"] for one in running.results(batch_id)]
     assert {attempt["cause"] for one in tries for attempt in one} == {"worker_lost"}
+
+
+def test_a_crash_costs_only_what_was_generated_since_the_last_save(running: Deployment) -> None:
+    prompts = [f"pack my box with {i} dozen" for i in range(24)]
+    body = {"prompts": prompts, "max_tokens": 100, "ignore_eos": True, "temperature": 1.0, "seed": 7}
+    whole = running.wait_for(running.submit(**body))["outputs"]
+    batch_id = running.submit(**body)
+    kept = "SELECT count(*) FROM partial_outputs WHERE cardinality(token_ids) < 100"
+    eventually(lambda: running.sql(kept) > [(0,)], what="a long output that is saved")
+    running.kill_in_a_shard()
+    resumable = running.sql(kept)
+    running.start("gpu")
+    assert running.wait_for(batch_id)["outputs"] == whole
+    assert resumable > [(0,)], "the worker died with nothing saved"
+    tries = [one["attempts"] for one in running.results(batch_id)]
+    assert any(attempt["cause"] == "worker_lost" for one in tries for attempt in one)
 
 
 @pytest.mark.timeout(400)

@@ -221,7 +221,7 @@ def fail_missing(
             func.row_number().over(order_by=RequestRow.position) + literal(first_sequence - 1),
             bindparam("outcome", outcome.value),
             PartialOutputRow.text,
-            case((has_output, literal("cancelled"))),
+            case((has_output, literal("cancelled" if outcome is Outcome.CANCELLED else "error"))),
             case((has_output, RequestRow.num_prompt_tokens), else_=0),
             literal(0),
             func.coalesce(func.cardinality(PartialOutputRow.token_ids), 0),
