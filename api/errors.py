@@ -1,11 +1,14 @@
 """Every error a client sees, and the only place with HTTP status codes.
 
 ApiError
-├── InvalidInputError    422  a field is wrong; `param` names it
-├── NotFoundError        404  no such batch
-├── ConflictError        409  it cannot be done as things stand
-├── BodyTooLargeError    413  the body is over the limit
-└── KeyReusedError       422  an Idempotency-Key came back with another body
+├── InvalidInputError      422  a field is wrong; `param` names it
+├── AuthenticationError    401  no API key, or not a good one
+├── PermissionDeniedError  403  the API key does not allow it
+├── NotFoundError          404  no such batch, or another tenant's
+├── ConflictError          409  it cannot be done as things stand
+├── RateLimitedError       429  too many calls, or too much work queued
+├── BodyTooLargeError      413  the body is over the limit
+└── KeyReusedError         422  an Idempotency-Key came back with another body
 """
 
 import logging
@@ -22,9 +25,12 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
+from worker.store.quotas import QuotaExceededError
+
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = "5"
+QUOTA_RETRY_SECONDS = 30  # room comes as work ends
 
 
 class ErrorDetail(BaseModel):
@@ -62,19 +68,37 @@ class ApiError(Exception):
 
     status: ClassVar[int] = HTTPStatus.INTERNAL_SERVER_ERROR
     type: ClassVar[str] = "invalid_request_error"
-    headers: ClassVar[dict[str, str]] = {}
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code
+        self.headers: dict[str, str] = {}
 
 
 class InvalidInputError(ApiError):
     """A field is wrong."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+class AuthenticationError(ApiError):
+    """Nobody knows who is calling."""
+
+    status = HTTPStatus.UNAUTHORIZED
+    type = "authentication_error"
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message, code=code)
+        self.headers = {"WWW-Authenticate": "Bearer"}
+
+
+class PermissionDeniedError(ApiError):
+    """The caller is known and may not do this."""
+
+    status = HTTPStatus.FORBIDDEN
+    type = "permission_error"
 
 
 class NotFoundError(ApiError):
@@ -89,7 +113,24 @@ class ConflictError(ApiError):
 
     status = HTTPStatus.CONFLICT
     type = "conflict_error"
-    headers: ClassVar[dict[str, str]] = {"x-should-retry": "false"}
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.headers = {"x-should-retry": "false"}
+
+
+class RateLimitedError(ApiError):
+    """Not now. `retry_after` in seconds; None: waiting does not help."""
+
+    status = HTTPStatus.TOO_MANY_REQUESTS
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, *, code: str, retry_after: int | None) -> None:
+        super().__init__(message, code=code)
+        # The second is OpenAI's clients': they would try any 429 again.
+        self.headers = (
+            {"x-should-retry": "false"} if retry_after is None else {"Retry-After": str(retry_after)}
+        )
 
 
 class BodyTooLargeError(ApiError):
@@ -145,6 +186,12 @@ def install(app: FastAPI) -> None:
             code=error.code,
             headers=error.headers,
         )
+
+    @app.exception_handler(QuotaExceededError)
+    def _quota_exceeded(http_request: HttpRequest, error: QuotaExceededError) -> JSONResponse:
+        retry_after = QUOTA_RETRY_SECONDS if error.can_wait else None
+        limited = RateLimitedError(str(error), code=f"quota_{error.quota}", retry_after=retry_after)
+        return _api_error(http_request, limited)
 
     @app.exception_handler(RequestValidationError)
     def _invalid(_: HttpRequest, error: RequestValidationError) -> JSONResponse:

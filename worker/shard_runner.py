@@ -23,7 +23,7 @@ from worker.engine.step import Completion, GenerationRequest
 from worker.engine.submission import Submission
 from worker.shard_saver import ShardSaver
 from worker.solo import Solo
-from worker.store import requests, shards
+from worker.store import fair_share, requests, shards
 from worker.store.partial_outputs import PartialOutput
 from worker.store.requests import ShardRequest
 from worker.store.session import Store
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 SAVE_AT = 64
 # How long a run waits for the engine to end what it was told to end: that takes one Step.
 CUT_SECONDS = 10.0
+# Other workers may take what this one finds; more of them than this in a row have work for it elsewhere.
+CLAIM_ATTEMPTS = 16
 
 
 class Ending(StrEnum):
@@ -65,10 +67,17 @@ class ShardRunner:
 
     def run(self, shard_id: int) -> Ending:
         """Run a shard to its end, or as far as it may go."""
-        with self.store.transaction() as session:
-            alone = shards.is_suspect(session, shard_id)
-        with self._solo.enter(alone=alone, give_up=self.draining.is_set) as is_in:
-            return self._claim_and_run(shard_id) if is_in else Ending.NOTHING_TO_DO
+        tried: list[int] = []
+        while shard_id not in tried and len(tried) < CLAIM_ATTEMPTS and not self.draining.is_set():
+            with self.store.transaction() as session:
+                # The shard whose turn it is need not be the one that the ticket names.
+                tried.append(fair_share.first(session, tried=tried) or shard_id)
+                alone = shards.is_suspect(session, tried[-1])
+            with self._solo.enter(alone=alone, give_up=self.draining.is_set) as is_in:
+                ending = self._claim_and_run(tried[-1]) if is_in else Ending.NOTHING_TO_DO
+            if ending is not Ending.NOTHING_TO_DO:
+                return ending
+        return Ending.NOTHING_TO_DO
 
     def batch_changed(self, batch_id: str) -> None:
         """Have each run of this batch save now, and hear what has changed."""

@@ -8,20 +8,30 @@ from fastapi import APIRouter, Path, Query
 from api.batches import control, service
 from api.batches.routes import BatchId
 from api.batches.schemas import BatchAccepted, BatchAnswer
-from api.dependencies import IdempotencyDependency, ServicesDependency
+from api.dependencies import SUBMIT, IdempotencyDependency, ServicesDependency
 from api.errors import documented
 
 router = APIRouter(prefix="/v1/batch", tags=["batches"])
 
 
-@router.post("/{batch_id}/pause", responses=documented(404, 409, 422, 503), summary="Pause a batch")
+@router.post(
+    "/{batch_id}/pause",
+    dependencies=[SUBMIT],
+    responses=documented(401, 403, 404, 409, 422, 429, 503),
+    summary="Pause a batch",
+)
 def pause_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer:
     """Have a batch wait. What runs stops within a step and later goes on from there."""
     control.pause(services, batch_id)
     return service.answer(services, batch_id, include_outputs=False)
 
 
-@router.post("/{batch_id}/resume", responses=documented(404, 409, 422, 503), summary="Resume a batch")
+@router.post(
+    "/{batch_id}/resume",
+    dependencies=[SUBMIT],
+    responses=documented(401, 403, 404, 409, 422, 429, 503),
+    summary="Resume a batch",
+)
 def resume_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer:
     """Let a paused batch go on. One that is not paused is left alone."""
     control.resume(services, batch_id)
@@ -30,8 +40,9 @@ def resume_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer
 
 @router.post(
     "/{batch_id}/retry",
+    dependencies=[SUBMIT],
     status_code=HTTPStatus.ACCEPTED,
-    responses=documented(404, 409, 422, 503),
+    responses=documented(401, 403, 404, 409, 422, 429, 503),
     summary="Run the failed requests again",
 )
 def retry_batch(
@@ -55,7 +66,8 @@ def retry_batch(
 
 @router.post(
     "/{batch_id}/requests/{index}/cancel",
-    responses=documented(404, 422, 503),
+    dependencies=[SUBMIT],
+    responses=documented(401, 403, 404, 422, 429, 503),
     summary="Cancel one request of a batch",
 )
 def cancel_request(
@@ -70,8 +82,9 @@ def cancel_request(
 
 @router.delete(
     "/{batch_id}",
+    dependencies=[SUBMIT],
     status_code=HTTPStatus.NO_CONTENT,
-    responses=documented(404, 409, 422, 503),
+    responses=documented(401, 403, 404, 409, 422, 429, 503),
     summary="Delete a batch that has ended",
 )
 def delete_batch(batch_id: BatchId, services: ServicesDependency) -> None:

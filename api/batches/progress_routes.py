@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from api.batches import service
 from api.batches.routes import BatchId
 from api.batches.schemas import BatchAnswer
-from api.dependencies import Services, ServicesDependency
+from api.dependencies import READ, Services, ServicesDependency
 from api.errors import NotFoundError, documented
 
 EVENT_STREAM = "text/event-stream"
@@ -23,8 +23,12 @@ router = APIRouter(prefix="/v1/batch", tags=["batches"])
 
 @router.get(
     "/{batch_id}/events",
+    dependencies=[READ],
     response_class=StreamingResponse,
-    responses={200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}}, **documented(404, 422, 503)},
+    responses={
+        200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}},
+        **documented(401, 403, 404, 422, 429, 503),
+    },
     summary="Follow a batch's progress",
 )
 async def batch_events(batch_id: BatchId, services: ServicesDependency) -> StreamingResponse:

@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0002_control"
-down_revision = "0001"
+down_revision = "access"
 branch_labels = None
 depends_on = None
 
@@ -47,7 +47,7 @@ def upgrade() -> None:
     op.create_index(
         "shards_due_index",
         "shards",
-        [sa.literal_column("priority DESC"), "expires_at", "id"],
+        ["tenant_id", sa.literal_column("priority DESC"), "expires_at", "id"],
         postgresql_where=IS_READY,
     )
     op.drop_index("shards_ready_index", table_name="shards", postgresql_where=IS_READY)
@@ -102,7 +102,10 @@ def downgrade() -> None:
     op.drop_table("partial_outputs")
     op.drop_column("requests", "cancelled_at")
     op.create_index(
-        "shards_ready_index", "shards", [sa.literal_column("priority DESC"), "id"], postgresql_where=IS_READY
+        "shards_ready_index",
+        "shards",
+        ["tenant_id", sa.literal_column("priority DESC"), "id"],
+        postgresql_where=IS_READY,
     )
     op.drop_index("shards_due_index", table_name="shards", postgresql_where=IS_READY)
     op.drop_column("shards", "is_suspect")

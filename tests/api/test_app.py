@@ -50,11 +50,17 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
     assert set(document["paths"]) == {
         "/health",
         "/ready",
+        "/v1/batch",
         "/v1/batch/async",
         "/v1/batch/stats",
         "/v1/batch/{batch_id}",
         "/v1/batch/{batch_id}/cancel",
+        "/v1/batch/{batch_id}/events",
+        "/v1/batch/{batch_id}/pause",
+        "/v1/batch/{batch_id}/requests/{index}/cancel",
         "/v1/batch/{batch_id}/results",
+        "/v1/batch/{batch_id}/resume",
+        "/v1/batch/{batch_id}/retry",
     }
     for path, methods in document["paths"].items():
         for operation in methods.values():

@@ -2,7 +2,7 @@
 
 from enum import Enum, auto
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.states import ShardState
@@ -31,6 +31,16 @@ def pause(session: Session, batch_id: str) -> Done:
     if batch.paused_at is None:
         batch.paused_at = func.now()
         session.flush()
+        # Its tickets must not take the places of others in the window.
+        session.execute(
+            update(ShardRow)
+            .where(
+                ShardRow.batch_id == batch_id,
+                ShardRow.state == ShardState.READY,
+                ShardRow.ticketed_at.is_not(None),
+            )
+            .values(ticketed_at=None)
+        )
         wake_workers(session, batch_id)
     return Done.YES
 

@@ -38,6 +38,7 @@ def _bisect(session: Session, shard: ShardRow, remaining: list[int]) -> None:
     position = select(func.max(ShardRow.position) + 1).where(ShardRow.batch_id == shard.batch_id)
     half = ShardRow(
         batch_id=shard.batch_id,
+        tenant_id=shard.tenant_id,
         position=session.scalar(position),
         state=ShardState.READY,
         priority=shard.priority,

@@ -6,8 +6,9 @@ from sqlalchemy import Select, func, insert, literal, null, select
 from sqlalchemy.orm import Session
 
 from worker.contract.states import BatchStatus, Outcome, ShardState
-from worker.store import batches
+from worker.store import batches, quotas
 from worker.store.notify import wake_dispatcher
+from worker.store.quotas import Demand
 from worker.store.tables import BatchRow, RequestRow, ResultRow, ShardRow
 
 # What a batch has of its own life; the rest is what its customer asked for, and is asked for again.
@@ -15,7 +16,7 @@ OWN_LIFE = {
     "status", "num_requests", "num_completed", "num_failed", "num_cancelled", "num_prompt_tokens",
     "max_output_tokens", "settled_max_tokens", "input_tokens", "cached_tokens", "output_tokens",
     "created_at", "started_at", "cancelled_at", "expires_at", "finished_at", "paused_at", "error_code",
-    "error_message", "retry_of", "has_cancelled_requests", "output_tokens_squared",
+    "error_message", "retry_of", "stored_bytes", "has_cancelled_requests", "output_tokens_squared",
     "completed_output_tokens", "tokens_per_second", "measured_tokens", "measured_at",
 }  # fmt: skip
 
@@ -36,6 +37,7 @@ def retry(session: Session, batch_id: str, *, with_cancelled: bool, shard_size: 
     Raises:
         StillRunsError: the batch has not ended.
         NothingToRetryError: it has no such requests.
+        QuotaExceededError: they are more than the tenant may have now.
 
     """
     batch = batches.lock(session, batch_id)
@@ -49,13 +51,13 @@ def retry(session: Session, batch_id: str, *, with_cancelled: bool, shard_size: 
         .join(ResultRow, ResultRow.request_id == RequestRow.id)
         .where(RequestRow.batch_id == batch_id, ResultRow.outcome.in_(outcomes))
     )
-    count, prompt_tokens, max_tokens = session.execute(
-        select(func.count(), func.sum(RequestRow.num_prompt_tokens), func.sum(RequestRow.max_tokens)).where(
-            RequestRow.id.in_(chosen)
-        )
+    sums = [RequestRow.num_prompt_tokens, RequestRow.max_tokens, func.octet_length(RequestRow.prompt)]
+    count, prompt_tokens, max_tokens, stored_bytes = session.execute(
+        select(func.count(), *(func.sum(one) for one in sums)).where(RequestRow.id.in_(chosen))
     ).one()
     if not count:
         raise NothingToRetryError(batch_id)
+    quotas.check(session, Demand(count, int(prompt_tokens + max_tokens), int(stored_bytes)))
     window = None if batch.expires_at is None else batch.expires_at - batch.created_at
     asked_for = {
         column.key: getattr(batch, column.key)
@@ -73,6 +75,7 @@ def retry(session: Session, batch_id: str, *, with_cancelled: bool, shard_size: 
                 "num_requests": count,
                 "num_prompt_tokens": prompt_tokens,
                 "max_output_tokens": max_tokens,
+                "stored_bytes": stored_bytes,
                 "expires_at": null() if window is None else func.now() + window,
             }
         )
@@ -83,6 +86,7 @@ def retry(session: Session, batch_id: str, *, with_cancelled: bool, shard_size: 
         [
             {
                 "batch_id": new_id,
+                "tenant_id": batch.tenant_id,
                 "position": position,
                 "state": ShardState.READY,
                 "priority": batch.priority,

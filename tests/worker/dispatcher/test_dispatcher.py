@@ -12,7 +12,7 @@ from worker.dispatcher.dispatcher import MIN_WINDOW, Dispatcher
 from worker.queue.broker import Broker
 from worker.queue.publish import publish
 from worker.settings import settings
-from worker.store import batches, control, idempotency, workers
+from worker.store import batches, control, fair_share, idempotency, workers
 from worker.store.session import Store
 
 
@@ -152,11 +152,25 @@ def test_of_one_priority_the_earliest_deadline_goes_first(store: Store, broker: 
     sent: list[Ticket] = []
     dispatcher = Dispatcher(store, broker, max_attempts=2, publish=sent.append)
     dispatcher.sweep()
-    assert [ticket.row_id for ticket in sent] == [4, 3, 2, 1]
+    assert {ticket.row_id for ticket in sent} == {1, 2, 3, 4}
+    assert in_line(store, 4) == [4, 3, 2, 1]
     with store.transaction() as session:
         control.resume(session, paused)
     dispatcher.sweep()
     assert [ticket.row_id for ticket in sent[4:]] == [5]
+    with store.transaction() as session:
+        control.pause(session, paused)
+    assert in_line(store, 5) == [4, 3, 2, 1, None], "a ticket of a paused batch is nobody's turn"
+
+
+def in_line(store: Store, count: int) -> list[int | None]:
+    """Whose turn it is, time after time."""
+    turns: list[int | None] = []
+    with store.transaction() as session:
+        for _ in range(count):
+            shard_id = fair_share.first(session, tried=[turn for turn in turns if turn is not None])
+            turns.append(shard_id)
+    return turns
 
 
 def test_a_long_line_is_read_from_an_index(store: Store) -> None:
@@ -166,7 +180,7 @@ def test_a_long_line_is_read_from_an_index(store: Store) -> None:
         plan = session.scalars(
             text(
                 "EXPLAIN SELECT id FROM shards WHERE state IN ('ready')"
-                " ORDER BY priority DESC, expires_at, id LIMIT 8"
+                " AND tenant_id = 'default' ORDER BY priority DESC, expires_at, id LIMIT 8"
             )
         ).all()
     assert any("shards_due_index" in line for line in plan), plan
