@@ -5,6 +5,7 @@ ApiError
 ├── AuthenticationError    401  no API key, or not a good one
 ├── PermissionDeniedError  403  the API key does not allow it
 ├── NotFoundError          404  no such batch, or another tenant's
+├── ConflictError          409  it cannot be done as things stand
 ├── RateLimitedError       429  too many calls, or too much work queued
 ├── SlowBodyError          408  the body came too slowly
 ├── BodyTooLargeError      413  the body is over the limit
@@ -107,6 +108,17 @@ class NotFoundError(ApiError):
 
     status = HTTPStatus.NOT_FOUND
     type = "not_found_error"
+
+
+class ConflictError(ApiError):
+    """It cannot be done as things stand; trying again at once changes nothing."""
+
+    status = HTTPStatus.CONFLICT
+    type = "conflict_error"
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.headers = {"x-should-retry": "false"}
 
 
 class RateLimitedError(ApiError):

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 
 from api import errors, health
 from api.audit import routes as audit
+from api.batches import control_routes, progress_routes
 from api.batches import routes as batches
 from api.checkpoint import Checkpoint
 from api.dependencies import Services
@@ -51,4 +52,6 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.include_router(batches.router)
     app.include_router(webhooks.router)
     app.include_router(audit.router)
+    app.include_router(control_routes.router)
+    app.include_router(progress_routes.router)
     return app

@@ -20,7 +20,7 @@ from worker.store.workers import SEEN_WITHIN
 
 TIMEOUT_SECONDS = 3.0
 
-WORKER_IS_SEEN = "SELECT 1 FROM workers WHERE name = :name AND seen_at > now() - :within"
+WORKER_IS_SEEN = "SELECT 1 FROM workers WHERE name = :name AND slots > 0 AND seen_at > now() - :within"
 # A dispatcher of this container: its connection comes from the same address as ours.
 DISPATCHER_LISTENS = """
     SELECT 1 FROM pg_stat_activity

@@ -81,11 +81,20 @@ class Settings(BaseSettings):
     shards_in_flight: int = Field(default=6, gt=0, description="shards that feed one engine at once")
     lease_seconds: float = Field(default=15.0, gt=0)
     save_seconds: float = Field(default=0.8, gt=0, description="how often a shard saves and renews its lease")
+    checkpoint_tokens: int = Field(
+        default=256,
+        gt=0,
+        description="a running request's output is stored whenever it has grown by so many",
+    )
     drain_seconds: float = Field(
         default=10.0, ge=0, description="how long SIGTERM lets running requests finish"
     )
     step_timeout_seconds: float = Field(default=120.0, gt=0, description="a longer step means a hung engine")
-    max_attempts: int = Field(default=5, gt=0, description="claims before a shard's requests fail")
+    max_attempts: int = Field(
+        default=2,
+        gt=0,
+        description="workers lost before a shard runs alone, or a lone request fails",
+    )
     sweep_seconds: float = Field(
         default=1.0, gt=0, description="how often the dispatcher looks round unasked"
     )

@@ -1,5 +1,9 @@
 """From stored rows to what a client reads."""
 
+from collections.abc import Sequence
+
+from api.batches.eta import estimate, expected_tokens
+from api.batches.progress_schemas import AttemptAnswer, EtaRange
 from api.batches.schemas import (
     BatchAnswer,
     Callback,
@@ -11,16 +15,28 @@ from api.batches.schemas import (
     Tokens,
     Usage,
 )
-from worker.contract.states import BatchStatus
+from api.batches.waiting import Line, explain
+from worker.store.attempts import AttemptView
 from worker.store.batches import BatchView
 from worker.store.delivery_log import DeliveryView
 from worker.store.requests import ResultView
 
 
 def to_answer(
-    view: BatchView, delivery: DeliveryView | None, outputs: list[str | None] | None
+    view: BatchView,
+    delivery: DeliveryView | None,
+    outputs: list[str | None] | None,
+    line: Line | None = None,
 ) -> BatchAnswer:
-    """Return a batch as the client sees it; `outputs=None` leaves them out."""
+    """Return a batch as the client sees it; `outputs=None` leaves them out, and `line` says that it waits."""
+    eta = estimate(
+        view,
+        tokens_ahead=line.ahead.num_tokens if line else 0,
+        workers_rate=line.capacity.tokens_per_second if line else None,
+    )
+    error = None
+    if view.error_code is not None:
+        error = RequestErrorAnswer(code=view.error_code, message=view.error_message or "")
     return BatchAnswer(
         batch_id=view.id,
         status=view.status,
@@ -32,14 +48,25 @@ def to_answer(
             failed=view.num_failed,
             cancelled=view.num_cancelled,
         ),
-        tokens=Tokens(done=view.output_tokens + view.running_tokens, max=view.max_output_tokens),
+        tokens=Tokens(
+            done=view.output_tokens + view.running_tokens,
+            expected=expected_tokens(view),
+            max=view.max_output_tokens,
+        ),
         usage=Usage(
             input_tokens=view.input_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=view.cached_tokens),
             output_tokens=view.output_tokens,
             total_tokens=view.input_tokens + view.output_tokens,
         ),
-        eta_seconds=_eta_seconds(view),
+        eta_seconds=None if eta is None else eta.seconds,
+        eta_range=None if eta is None else EtaRange(low_seconds=eta.low, high_seconds=eta.high),
+        waiting=explain(view, line),
+        paused=view.paused_at is not None and not view.status.is_terminal,
+        retry_of=view.retry_of,
+        max_failed=view.max_failed,
+        max_total_tokens=view.max_total_tokens,
+        error=error,
         priority=view.priority,
         metadata=view.metadata,
         callback=_to_callback(view, delivery),
@@ -66,14 +93,7 @@ def _to_callback(view: BatchView, delivery: DeliveryView | None) -> Callback | N
     )
 
 
-def _eta_seconds(view: BatchView) -> float | None:
-    if view.status is not BatchStatus.PROCESSING or view.started_at is None or view.progress <= 0:
-        return None
-    elapsed = (view.read_at - view.started_at).total_seconds()
-    return round(elapsed * (1 - view.progress) / view.progress, 1)
-
-
-def to_result(row: ResultView) -> ResultAnswer:
+def to_result(row: ResultView, attempts: Sequence[AttemptView] = ()) -> ResultAnswer:
     """Return one result as the client sees it."""
     error = None
     if row.error_code is not None:
@@ -91,4 +111,5 @@ def to_result(row: ResultView) -> ResultAnswer:
             output_tokens=row.num_output_tokens,
         ),
         error=error,
+        attempts=[AttemptAnswer.model_validate(one, from_attributes=True) for one in attempts],
     )

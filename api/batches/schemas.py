@@ -4,8 +4,9 @@ import re
 from datetime import datetime, timedelta
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
+from api.batches.progress_schemas import AttemptAnswer, EtaRange, Waiting
 from worker.contract.states import BatchStatus, EventState, Outcome
 
 WINDOW = re.compile(r"^([1-9][0-9]{0,5})([smhd])$")
@@ -127,6 +128,18 @@ class BatchSubmission(Schema):
     completion_window: Annotated[str, AfterValidator(_window)] | None = Field(
         default=None, description="What is not done by then expires: 90s, 30m, 24h, 7d. Default: no limit."
     )
+    deadline: AwareDatetime | None = Field(
+        default=None, strict=False, description="A completion window that is given by its end."
+    )
+    max_failed: int | None = Field(
+        default=None, ge=0, lt=2**31, description="The batch stops once more requests than this have failed."
+    )
+    max_total_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        lt=2**53,
+        description="The batch stops once it has used so many tokens, input and output; looked at each save.",
+    )
     metadata: Annotated[
         dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]],
         Field(max_length=16),
@@ -136,6 +149,8 @@ class BatchSubmission(Schema):
     def _has_one_input(self) -> Self:
         if (self.prompts is None) == (self.requests is None):
             raise ValueError("needs either prompts or requests")
+        if self.deadline is not None and self.completion_window is not None:
+            raise ValueError("takes either completion_window or deadline")
         return self
 
 
@@ -146,6 +161,14 @@ class BatchAccepted(BaseModel):
     status: BatchStatus
     requests: int
     created_at: datetime
+    retry_of: str | None = None
+
+
+class RequestErrorAnswer(BaseModel):
+    """Why a request has no complete output, or a batch none for all of its requests."""
+
+    code: str
+    message: str
 
 
 class Counts(BaseModel):
@@ -177,6 +200,7 @@ class Tokens(BaseModel):
     """Output tokens, those of running requests included."""
 
     done: int
+    expected: int = Field(description="what the batch will have generated in the end, as far as can be told")
     max: int = Field(description="what the batch generates if no request ends early")
 
 
@@ -202,7 +226,7 @@ class BatchAnswer(BaseModel):
                     "status": "processing",
                     "progress": 0.4375,
                     "counts": {"total": 2, "pending": 1, "completed": 1, "failed": 0, "cancelled": 0},
-                    "tokens": {"done": 52, "max": 128},
+                    "tokens": {"done": 52, "expected": 90, "max": 128},
                     "usage": {
                         "input_tokens": 7,
                         "input_tokens_details": {"cached_tokens": 0},
@@ -231,6 +255,12 @@ class BatchAnswer(BaseModel):
     tokens: Tokens
     usage: Usage
     eta_seconds: float | None = Field(description="null before there is anything to judge by, and at the end")
+    eta_range: EtaRange | None = None
+    waiting: Waiting | None = Field(default=None, description="null while it runs, and at the end")
+    paused: bool = False
+    retry_of: str | None = None
+    max_failed: int | None = None
+    max_total_tokens: int | None = None
     priority: int
     metadata: dict[str, str]
     callback: Callback | None
@@ -241,14 +271,7 @@ class BatchAnswer(BaseModel):
     outputs: list[str | None] | None = Field(
         description="in the order of the requests, null where there is none (yet); small batches only"
     )
-    error: str | None = Field(default=None, description="why the batch as a whole failed")
-
-
-class RequestErrorAnswer(BaseModel):
-    """Why a request has no complete output."""
-
-    code: str
-    message: str
+    error: RequestErrorAnswer | None = Field(default=None, description="the rule that stopped the batch")
 
 
 class RequestUsage(BaseModel):
@@ -270,6 +293,9 @@ class ResultAnswer(BaseModel):
     finish_reason: str | None
     usage: RequestUsage
     error: RequestErrorAnswer | None = None
+    attempts: list[AttemptAnswer] = Field(
+        default_factory=list, description="tries before this outcome that were cut short, and why"
+    )
 
 
 class ResultPage(BaseModel):
@@ -303,6 +329,15 @@ class ResultPage(BaseModel):
     data: list[ResultAnswer]
     next: int
     has_more: bool = Field(description="whether more results are there, or may still come")
+
+
+class BatchPage(BaseModel):
+    """Batches, the newest first. Pass `last_id` as `after` to read on."""
+
+    object: Literal["list"] = "list"
+    data: list[BatchAnswer]
+    last_id: str | None
+    has_more: bool
 
 
 class BatchStats(BaseModel):

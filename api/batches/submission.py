@@ -30,6 +30,9 @@ def to_batch(services: Services, submission: BatchSubmission) -> NewBatch:
         priority=submission.priority,
         metadata=dict(submission.metadata),
         completion_window=None if window is None else parse_window(window),
+        deadline=submission.deadline,
+        max_failed=submission.max_failed,
+        max_total_tokens=submission.max_total_tokens,
     )
 
 

@@ -51,10 +51,14 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
         "/health",
         "/ready",
         "/v1/audit",
+        "/v1/batch",
         "/v1/batch/async",
         "/v1/batch/stats",
         "/v1/batch/{batch_id}",
         "/v1/batch/{batch_id}/cancel",
+        "/v1/batch/{batch_id}/events",
+        "/v1/batch/{batch_id}/pause",
+        "/v1/batch/{batch_id}/requests/{index}/cancel",
         "/v1/batch/{batch_id}/results",
         "/v1/webhooks/endpoints",
         "/v1/webhooks/endpoints/{endpoint_id}",
@@ -65,6 +69,8 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
         "/v1/webhooks/events/{event_id}",
         "/v1/webhooks/events/{event_id}/attempts",
         "/v1/webhooks/events/{event_id}/replay",
+        "/v1/batch/{batch_id}/resume",
+        "/v1/batch/{batch_id}/retry",
     }
     for path, methods in document["paths"].items():
         for operation in methods.values():

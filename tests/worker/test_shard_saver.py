@@ -19,6 +19,7 @@ class CountingStore(Store):
 
     def __init__(self, store: Store) -> None:
         self.engine, self._sessions = store.engine, store._sessions
+        self.tenant_id = store.tenant_id
         self.transactions = 0
         self.failures = 0
 

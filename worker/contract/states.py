@@ -8,9 +8,9 @@ class BatchStatus(StrEnum):
 
     PENDING = "pending"  # the first claim of one of its shards, or a cancel, moves it on
     PROCESSING = "processing"  # the save of the last result, a cancel, or its deadline moves it on
-    CANCELLING = "cancelling"  # the last running shard to stop, or the dispatcher, moves it on
+    CANCELLING = "cancelling"  # or stopping itself: the last shard to stop, or the dispatcher, moves it on
     COMPLETED = "completed"  # terminal: every request has a result of its own
-    FAILED = "failed"  # terminal: the batch as a whole could not be run
+    FAILED = "failed"  # terminal: a stop rule ended it
     CANCELLED = "cancelled"  # terminal: the customer stopped it
     EXPIRED = "expired"  # terminal: its completion window closed
 
@@ -38,6 +38,14 @@ class Outcome(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"  # its own error: the rest of the batch goes on
     CANCELLED = "cancelled"  # its batch was cancelled or expired first
+
+
+class AttemptCause(StrEnum):
+    """Why a try at a Request brought no Result."""
+
+    WORKER_LOST = "worker_lost"  # its worker died, hung or lost Postgres until the lease expired
+    HANDED_BACK = "handed_back"  # its worker was shutting down
+    PAUSED = "paused"  # its batch was
 
 
 class EventState(StrEnum):

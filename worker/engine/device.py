@@ -34,3 +34,12 @@ def spare_bytes(device: torch.device, run_largest_step: Callable[[], object]) ->
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return max(free - step_bytes - int(total * RESERVED_SHARE), 0)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an exception says that memory ran out, on any device; frees what is only held in reserve."""
+    if isinstance(error, torch.OutOfMemoryError):
+        torch.cuda.empty_cache()
+        return True
+    # A CPU's allocator has no exception of its own.
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)

@@ -5,11 +5,12 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Tokens
 
 from worker.engine.admission import make_policy
 from worker.engine.block_pool import BlockPool
 from worker.engine.config import EngineConfig
-from worker.engine.errors import InvalidRequestError
+from worker.engine.errors import InvalidRequestError, OutOfMemoryError
 from worker.engine.grammar import GrammarCompiler
 from worker.engine.model_runner import ModelRunner
 from worker.engine.models.checkpoint import read_eos_token_ids
@@ -17,6 +18,7 @@ from worker.engine.open_request import OpenRequest, choice_seed
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.reading_queue import ReadingQueue
 from worker.engine.readout import PromptReadout
+from worker.engine.resuming import resume
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import FinishReason, Sequence, SequenceState
 from worker.engine.step import (
@@ -27,6 +29,7 @@ from worker.engine.step import (
     ModelInfo,
     Request,
     StepOutput,
+    StepPlan,
 )
 from worker.engine.stopping import StopChecker, finish_reason, output_text
 from worker.engine.tokenizer import Tokenizer
@@ -122,17 +125,32 @@ class Engine:
                 self._end(sequence, FinishReason.CANCELLED)
             self._completions.append(self._close(opened, is_cancelled=True))
 
+    def output_so_far(self, request_id: Hashable) -> tuple[int, ...] | None:
+        """Return an open request's tokens as `GenerationRequest.output_token_ids` takes them, else None.
+
+        May be called from any thread: it reads one list, once, that only grows.
+        """
+        opened = self._open.get(request_id)
+        if opened is None or len(opened.sequences) > 1 or opened.sequences[0].needs_logprobs:
+            return None
+        sequence = opened.sequences[0]
+        return tuple(sequence.token_ids[sequence.num_prompt_tokens :])
+
     def step(self) -> StepOutput:
         """Advance every request that the next Step has room for; without any, only hand out outcomes."""
         self._readings.release()
         plan = self._scheduler.schedule()
-        sampled = self._runner.execute(plan) if plan.entries else []
+        try:
+            sampled = self._runner.execute(plan) if plan.entries else []
+        except OutOfMemoryError as error:
+            return self._shrink(plan, error)
         self._scheduler.advance(plan)
         ended, self._completions = self._completions, []
         ended += [completion for sequence, token in sampled if (completion := self._append(sequence, token))]
         self.stats.steps += bool(plan.entries)
-        self.stats.decode_tokens += len(sampled)
-        new_tokens = Counter(sequence.request_id for sequence, _ in sampled)
+        tokens = [sequence.request_id for sequence, token in sampled if token is not None]
+        self.stats.decode_tokens += len(tokens)
+        new_tokens = Counter(tokens)
         return StepOutput(new_tokens, tuple(ended), self._readings.collect(plan))
 
     def clear_prefix_cache(self) -> None:
@@ -186,15 +204,40 @@ class Engine:
                 job=request.job,
                 matcher=None if params.grammar is None else self.grammars.matcher(params.grammar),
             )
-            if params.stop:
-                self._stop_checkers[sequence] = StopChecker(params.stop, params.min_tokens, self.tokenizer)
+            self._start(sequence, request.output_token_ids)
             sequences.append(sequence)
         return tuple(sequences)
 
-    def _append(self, sequence: Sequence, token_id: int) -> Completion | None:
+    def _start(self, sequence: Sequence, output_token_ids: Tokens[int]) -> None:
+        """Bring a new Sequence to where an earlier run of it was after these tokens."""
+        params = sequence.params
+        stop_checker = None
+        if params.stop:
+            stop_checker = StopChecker(params.stop, params.min_tokens, self.tokenizer)
+        resume(sequence, output_token_ids, stop_checker, self.model_info)
+        if stop_checker is not None:
+            self._stop_checkers[sequence] = stop_checker
+
+    def _shrink(self, plan: StepPlan, error: OutOfMemoryError) -> StepOutput:
+        """Go on with smaller Steps; a request that does not fit in the smallest fails alone."""
+        self.stats.shrunk_steps += 1
+        if self._scheduler.shrink(plan):
+            return StepOutput({}, ())
+        sequence = plan.entries[0].sequence
+        if not sequence.is_generating:
+            raise error
+        self._scheduler.limits.reset()
+        failed = self._fail(self._open[sequence.request_id], f"the device ran out of memory: {error}")
+        return StepOutput({}, (failed,))
+
+    def _append(self, sequence: Sequence, token_id: int | None) -> Completion | None:
         """Add a chosen token, and end the Sequence if it was the last one."""
         if sequence.state is SequenceState.FINISHED:
             return None  # another choice of its request has just failed
+        if token_id is None:
+            # What its Blocks hold is no better than its logits: nobody may share them.
+            self.clear_prefix_cache()
+            return self._fail(self._open[sequence.request_id], "the model's logits are not finite numbers")
         sequence.token_ids.append(token_id)
         reason = finish_reason(sequence, self.model_info.max_model_len)
         if sequence.matcher is not None:

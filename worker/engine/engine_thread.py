@@ -19,6 +19,7 @@ from worker.engine.step import (
     GenerationRequest,
     ModelInfo,
     Outcome,
+    PartialOutput,
     Request,
     StepOutput,
 )
@@ -31,10 +32,11 @@ _Key = tuple[Submission[Any], Hashable]  # what the engine knows a request by
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What another thread asks: requests to add, or (without any) the submission to cancel."""
+    """What another thread asks: requests to add, or (without any) what to cancel; no ids: all of it."""
 
     submission: Submission[Any]
-    requests: tuple[Request, ...]
+    requests: tuple[Request, ...] = ()
+    cancelled_ids: tuple[Hashable, ...] = ()
 
 
 class EngineThread:
@@ -153,9 +155,22 @@ class EngineThread:
             raise EngineStoppedError("the engine is not loaded")
         return self._engine
 
-    def _cancel(self, submission: Submission[Any]) -> None:
+    def partial_output(
+        self, submission: Submission[Any], request_id: Hashable, *, least: int
+    ) -> PartialOutput | None:
+        """Return what an open request has generated, once that is at least `least` tokens.
+
+        None also for a request that cannot go on from known tokens.
+        """
+        engine = self._loaded_engine()
+        token_ids = engine.output_so_far((submission, request_id))
+        if token_ids is None or len(token_ids) < least:
+            return None
+        return PartialOutput(token_ids, engine.tokenizer.decode(token_ids))
+
+    def _cancel(self, submission: Submission[Any], request_ids: tuple[Hashable, ...]) -> None:
         with self._wake:
-            self._inbox.append(_Order(submission, ()))
+            self._inbox.append(_Order(submission, cancelled_ids=request_ids))
             self._wake.notify_all()
 
     def _run(self) -> None:
@@ -198,7 +213,7 @@ class EngineThread:
                 for request in order.requests:
                     engine.add(replace(request, id=(order.submission, request.id)))
             else:
-                for request_id in self._open.get(order.submission, ()):
+                for request_id in order.cancelled_ids or self._open.get(order.submission, ()):
                     engine.cancel((order.submission, request_id))
         return deadline is None or (engine.has_unfinished and time.monotonic() < deadline)
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from worker.engine.config import CPU_KV_CACHE_BYTES, EngineConfig
-from worker.engine.device import open_device
+from worker.engine.device import is_out_of_memory, open_device
+from worker.engine.errors import OutOfMemoryError
 from worker.engine.input_builder import InputBuilder, PackedStep
 from worker.engine.kv_cache import allocate_kv_cache, longest_sequence, size_kv_cache
 from worker.engine.logit_rules import apply_rules
@@ -83,8 +84,21 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
-        """Run a Step and return each sampled Sequence with its next token."""
+    def execute(self, plan: StepPlan) -> list[tuple[Sequence, int | None]]:
+        """Run a Step and return each sampled Sequence with its next token; None: its logits are no numbers.
+
+        Raises:
+            OutOfMemoryError: there was too much in it. Nothing that was computed before is lost.
+
+        """
+        try:
+            return self._execute(plan)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemoryError(str(error).splitlines()[0] if str(error) else "no memory") from error
+
+    def _execute(self, plan: StepPlan) -> list[tuple[Sequence, int | None]]:
         step = self._input_builder.build(plan)
         logits = self._logits(step)
         return [] if logits is None else list(zip(step.sampled, _choose(logits, step), strict=True))
@@ -104,15 +118,22 @@ class ModelRunner:
         return self._model.logits(hidden) if step.sampled else None
 
 
-def _choose(logits: Tensor, step: PackedStep) -> list[int]:
-    """Return the next token of each row, keeping the logprobs of those that ask for them."""
+def _choose(logits: Tensor, step: PackedStep) -> list[int | None]:
+    """Return the next token of each row, keeping the logprobs of those that ask for them.
+
+    None for a row whose logits have no largest number: one of them is NaN or infinite.
+    """
+    is_sound: list[bool] = logits.amax(dim=-1).isfinite().tolist()
+    if not all(is_sound):
+        bad = torch.tensor([not sound for sound in is_sound], device=logits.device)
+        logits = logits.masked_fill(bad.unsqueeze(1), 0.0)
     asking = [row for row, sequence in enumerate(step.sampled) if sequence.needs_logprobs]
     # A copy: rules change theirs in place.
     own_logits = logits[torch.tensor(asking, device=logits.device)] if asking else None
-    tokens = sample(apply_rules(logits, step.sampled), step.sampling)
+    tokens: list[int | None] = list(sample(apply_rules(logits, step.sampled), step.sampling))
     if own_logits is not None:
         counts = [step.sampled[row].params.logprobs or 0 for row in asking]
-        found = token_logprobs(own_logits, [tokens[row] for row in asking], counts)
+        found = token_logprobs(own_logits, [tokens[row] or 0 for row in asking], counts)
         for row, one in zip(asking, found, strict=True):
             step.sampled[row].logprobs.append(one)
-    return tokens
+    return [token if sound else None for token, sound in zip(tokens, is_sound, strict=True)]

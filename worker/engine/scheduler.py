@@ -12,6 +12,7 @@ from worker.engine.block_pool import BlockPool
 from worker.engine.prefix_cache import extend_hashes
 from worker.engine.sequence import FinishReason, Sequence, SequenceState
 from worker.engine.step import EngineStats, ScheduledSequence, StepPlan
+from worker.engine.step_limits import StepLimits
 
 
 class Scheduler:
@@ -36,7 +37,7 @@ class Scheduler:
         self._policy = policy
         self._block_size = block_size
         self._max_num_sequences = max_num_sequences
-        self._max_tokens_per_step = max_tokens_per_step
+        self.limits = StepLimits(max_num_sequences, max_tokens_per_step)
         self._running: list[Sequence] = []  # by arrival
         self._num_waiting = 0  # the policy may also hold Sequences that were cancelled
         self._is_settled = False  # what waits was refused, and nothing has happened since that makes room
@@ -68,7 +69,7 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Return the next Step, with Blocks taken for every token in it."""
         entries: list[ScheduledSequence] = []
-        budget = self._max_tokens_per_step
+        budget = self.limits.max_tokens
         preemptions = self.stats.preemptions
         index = 0
         while index < len(self._running):
@@ -89,6 +90,7 @@ class Scheduler:
 
     def advance(self, plan: StepPlan) -> None:
         """Record that a Step ran: its tokens are in the cache, and full Blocks can be shared."""
+        self.limits.step_was_good()
         for entry in plan.entries:
             sequence = entry.sequence
             end = entry.start + entry.num_tokens
@@ -104,6 +106,17 @@ class Scheduler:
                 and sequence.is_shareable
             ):
                 self._offer_blocks(sequence)
+
+    def shrink(self, plan: StepPlan) -> bool:
+        """Make Steps half as large as one that ran out of memory, preempting the youngest; False: no smaller.
+
+        That Step did not run: its Sequences stand where they stood before it.
+        """
+        if not self.limits.shrink(plan.num_tokens):
+            return False
+        while len(self._running) > self.limits.max_num_sequences:
+            self._preempt(self._running[-1])
+        return True
 
     def finish(self, sequence: Sequence, reason: FinishReason | None = None) -> None:
         """Take a Sequence out, running or waiting, and release what it holds; `reason`: of a generation."""
@@ -163,7 +176,12 @@ class Scheduler:
     def _admit_waiting(self, entries: list[ScheduledSequence], budget: int) -> None:
         """Admit waiting Sequences while budget, rows and Blocks last, and append their share of the Step."""
         num_held = 0
-        while budget and self._free_rows and num_held < self._max_num_sequences:
+        while (
+            budget
+            and self._free_rows
+            and len(self._running) < self.limits.max_num_sequences
+            and num_held < self._max_num_sequences
+        ):
             sequence = self._policy.pop()
             if sequence is None:
                 self._is_settled = not num_held

@@ -6,13 +6,14 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import Select, func, insert, select, true, tuple_, update
 from sqlalchemy.orm import Session
 
+from worker.contract.results import RequestError
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Outcome, ShardState
 from worker.store import quotas, requests, webhooks
-from worker.store.notify import wake_dispatcher
+from worker.store.notify import wake_dispatcher, wake_workers
 from worker.store.quotas import Demand
 from worker.store.requests import NewRequest
 from worker.store.session import tenant_of
@@ -29,6 +30,9 @@ class NewBatch:
     priority: int = 0
     metadata: dict[str, Any] | None = None
     completion_window: timedelta | None = None
+    deadline: datetime | None = None  # or a window, not both
+    max_failed: int | None = None
+    max_total_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,16 @@ class BatchView:
     expires_at: datetime | None
     finished_at: datetime | None
     read_at: datetime
+    paused_at: datetime | None
+    max_failed: int | None
+    max_total_tokens: int | None
+    error_code: str | None
+    error_message: str | None
+    retry_of: str | None
+    completed_output_tokens: int
+    output_tokens_squared: int
+    tokens_per_second: float | None
+    num_running_shards: int
 
     @property
     def num_settled(self) -> int:
@@ -82,8 +96,9 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
     max_output_tokens = sum(request.max_tokens for request in batch.requests)
     stored_bytes = sum(len(request.prompt.encode()) for request in batch.requests)
     quotas.check(session, Demand(len(batch.requests), num_prompt_tokens + max_output_tokens, stored_bytes))
-    session.execute(
-        insert(BatchRow).values(
+    expires_at = session.scalar(
+        insert(BatchRow)
+        .values(
             id=batch_id,
             tenant_id=tenant_of(session),
             status=BatchStatus.PENDING,
@@ -95,8 +110,11 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
             num_prompt_tokens=num_prompt_tokens,
             max_output_tokens=max_output_tokens,
             stored_bytes=stored_bytes,
-            expires_at=None if window is None else func.now() + window,
+            expires_at=batch.deadline if window is None else func.now() + window,
+            max_failed=batch.max_failed,
+            max_total_tokens=batch.max_total_tokens,
         )
+        .returning(BatchRow.expires_at)
     )
     slices = [batch.requests[i : i + shard_size] for i in range(0, len(batch.requests), shard_size)]
     shard_ids = session.scalars(
@@ -108,6 +126,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
                 "position": position,
                 "state": ShardState.READY,
                 "priority": batch.priority,
+                "expires_at": expires_at,
                 "num_requests": len(part),
             }
             for position, part in enumerate(slices)
@@ -120,17 +139,36 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
 
 def get(session: Session, batch_id: str) -> BatchView | None:
     """Return the batch as it stands now, or None."""
-    running_tokens = (
-        select(func.coalesce(func.sum(ShardRow.running_tokens), 0))
-        .where(ShardRow.batch_id == batch_id, ShardRow.state == ShardState.RUNNING)
-        .scalar_subquery()
+    found = session.execute(_views().where(BatchRow.id == batch_id)).one_or_none()
+    return None if found is None else to_view(*found)
+
+
+def page(
+    session: Session, *, after: str | None, limit: int, status: BatchStatus | None = None
+) -> list[BatchView]:
+    """Return batches, the newest first, those after batch `after`."""
+    query = _views().order_by(BatchRow.created_at.desc(), BatchRow.id.desc()).limit(limit)
+    if after is not None:
+        last = select(BatchRow.created_at, BatchRow.id).where(BatchRow.id == after).scalar_subquery()
+        query = query.where(tuple_(BatchRow.created_at, BatchRow.id) < last)
+    if status is not None:
+        query = query.where(BatchRow.status == status)
+    return [to_view(*found) for found in session.execute(query)]
+
+
+def _views() -> Select[BatchRow, int, int, datetime]:
+    running = (
+        select(
+            func.coalesce(func.sum(ShardRow.running_tokens), 0).label("tokens"), func.count().label("shards")
+        )
+        .where(ShardRow.batch_id == BatchRow.id, ShardRow.state == ShardState.RUNNING)
+        .lateral()
     )
-    found = session.execute(
-        select(BatchRow, running_tokens, func.now()).where(BatchRow.id == batch_id)
-    ).one_or_none()
-    if found is None:
-        return None
-    row, running, read_at = found
+    return select(BatchRow, running.c.tokens, running.c.shards, func.now()).join(running, true())
+
+
+def to_view(row: BatchRow, running: int, num_running_shards: int, read_at: datetime) -> BatchView:
+    """Return a batch's row and what its running shards come to."""
     return BatchView(
         id=row.id,
         status=row.status,
@@ -152,6 +190,16 @@ def get(session: Session, batch_id: str) -> BatchView | None:
         expires_at=row.expires_at,
         finished_at=row.finished_at,
         read_at=read_at,
+        paused_at=row.paused_at,
+        max_failed=row.max_failed,
+        max_total_tokens=row.max_total_tokens,
+        error_code=row.error_code,
+        error_message=row.error_message,
+        retry_of=row.retry_of,
+        completed_output_tokens=row.completed_output_tokens,
+        output_tokens_squared=row.output_tokens_squared,
+        tokens_per_second=row.tokens_per_second,
+        num_running_shards=num_running_shards,
     )
 
 
@@ -185,6 +233,7 @@ def cancel(session: Session, batch_id: str) -> bool:
         session.flush()
         settle(session, batch)
         wake_dispatcher(session)
+        wake_workers(session, batch_id)
     return True
 
 
@@ -209,8 +258,10 @@ def settle(session: Session, batch: BatchRow) -> bool:
         if session.scalar(select(is_running.exists())):
             return False
         _drop_the_rest(session, batch)
-        is_cancelled = batch.status is BatchStatus.CANCELLING
-        batch.status = BatchStatus.CANCELLED if is_cancelled else BatchStatus.EXPIRED
+        if batch.status is not BatchStatus.CANCELLING:
+            batch.status = BatchStatus.EXPIRED
+        else:
+            batch.status = BatchStatus.CANCELLED if batch.error_code is None else BatchStatus.FAILED
     elif batch.num_settled == batch.num_requests:
         batch.status = BatchStatus.COMPLETED
     else:
@@ -229,17 +280,45 @@ def _drop_the_rest(session: Session, batch: BatchRow) -> None:
         .where(ShardRow.batch_id == batch.id, ShardRow.state == ShardState.READY)
         .values(state=ShardState.DROPPED, ticketed_at=None)
     )
-    code = "batch_cancelled" if batch.status is BatchStatus.CANCELLING else "batch_expired"
+    give_missing(session, batch, Outcome.CANCELLED, stop_reason(batch))
+
+
+def stop_reason(batch: BatchRow) -> RequestError:
+    """Return what the requests of a stopping batch are told that were not run to their end."""
+    if batch.status is not BatchStatus.CANCELLING:
+        return RequestError("batch_expired", "the batch expired before this request was done")
+    if batch.error_code is None:
+        return RequestError("batch_cancelled", "the batch was cancelled before this request was done")
+    return RequestError(batch.error_code, f"the batch stopped itself: {batch.error_message}")
+
+
+def give_missing(
+    session: Session,
+    batch: BatchRow,
+    outcome: Outcome,
+    error: RequestError,
+    *,
+    shard_id: int | None = None,
+    request_ids: Sequence[int] | None = None,
+) -> None:
+    """Give requests of a locked batch that have no result this one: all, a shard's, or those named."""
     missing = requests.fail_missing(
         session,
         batch_id=batch.id,
         first_sequence=batch.num_settled + 1,
-        outcome=Outcome.CANCELLED,
-        code=code,
-        message="the batch ended before this request was run",
+        outcome=outcome,
+        code=error.code,
+        message=error.message,
+        shard_id=shard_id,
+        request_ids=request_ids,
     )
-    batch.num_cancelled += missing
-    batch.settled_max_tokens = batch.max_output_tokens
+    if outcome is Outcome.FAILED:
+        batch.num_failed += missing.count
+    else:
+        batch.num_cancelled += missing.count
+    batch.settled_max_tokens += missing.max_tokens
+    batch.input_tokens += missing.input_tokens
+    batch.output_tokens += missing.output_tokens
 
 
 def settle_stopping(session: Session, *, limit: int) -> int:

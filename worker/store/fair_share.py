@@ -20,8 +20,8 @@ from worker.store.tables import BatchRow, ShardRow
 # not share before it has used them up. More is not saved.
 SAVED_TOKENS = 200_000.0
 
-# Which shard of a tenant comes first.
-ORDER = (ShardRow.priority.desc(), ShardRow.id)
+# Which shard of a tenant comes first: of one priority, that with the earliest deadline.
+ORDER = (ShardRow.priority.desc(), ShardRow.expires_at, ShardRow.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ def next_of_each_tenant(session: Session, is_due: ColumnElement[bool], *, limit:
             ShardRow.virtual_start,
             (ShardRow.num_requests * tokens).label("tokens"),
             ShardRow.priority,
+            ShardRow.expires_at,
         )
         .join(BatchRow, BatchRow.id == ShardRow.batch_id)
         .where(
@@ -57,6 +58,7 @@ def next_of_each_tenant(session: Session, is_due: ColumnElement[bool], *, limit:
             ShardRow.state == ShardState.READY,
             is_due,
             BatchRow.status.in_([BatchStatus.PENDING, BatchStatus.PROCESSING]),
+            BatchRow.paused_at.is_(None),
         )
         .order_by(*ORDER)
         .limit(limit)
@@ -72,7 +74,7 @@ def next_of_each_tenant(session: Session, is_due: ColumnElement[bool], *, limit:
         .select_from(tenants)
         .join(shard, literal(value=True))
         .outerjoin(TenantRow, TenantRow.id == tenants.c.tenant_id)
-        .order_by(tenants.c.tenant_id, shard.c.priority.desc(), shard.c.id)
+        .order_by(tenants.c.tenant_id, shard.c.priority.desc(), shard.c.expires_at, shard.c.id)
     )
     return [Waiting(*row) for row in rows]
 
@@ -117,8 +119,12 @@ def first(session: Session, *, tried: Sequence[int] = ()) -> int | None:
     """
     return session.scalar(
         select(ShardRow.id)
+        .join(BatchRow, BatchRow.id == ShardRow.batch_id)
         .where(
-            ShardRow.state == ShardState.READY, ShardRow.ticketed_at.is_not(None), ShardRow.id.not_in(tried)
+            ShardRow.state == ShardState.READY,
+            ShardRow.ticketed_at.is_not(None),
+            ShardRow.id.not_in(tried),
+            BatchRow.paused_at.is_(None),
         )
         .order_by(ShardRow.virtual_start, ShardRow.id)
         .limit(1)

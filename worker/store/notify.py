@@ -1,14 +1,16 @@
-"""Wake the dispatcher when rows it cares about change. A lost notification costs one sweep, no more."""
+"""Wake others when rows they care about change. A lost notification costs a sweep or a save, no more."""
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import psycopg
+from psycopg.rows import TupleRow
 from sqlalchemy import func, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 CHANNEL = "headrace_dispatch"
+WORKERS_CHANNEL = "headrace_control"
 
 
 def wake_dispatcher(session: Session) -> None:
@@ -16,15 +18,18 @@ def wake_dispatcher(session: Session) -> None:
     session.execute(select(func.pg_notify(CHANNEL, "")))
 
 
+def wake_workers(session: Session, batch_id: str) -> None:
+    """Tell the workers that run this batch to save now: the save's answer says what has changed."""
+    session.execute(select(func.pg_notify(WORKERS_CHANNEL, batch_id)))
+
+
 def wake_ups(url: str, *, every_seconds: float) -> Iterator[None]:
-    """Yield on each notification, and at least every `every_seconds`; end never.
+    """Yield on each notification for dispatchers, and at least every `every_seconds`; end never.
 
     Raises:
         psycopg.OperationalError: the connection was lost.
     """
-    address = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-    with closing(psycopg.connect(address, autocommit=True, connect_timeout=5)) as connection:
-        connection.execute(f"LISTEN {CHANNEL}")
+    with _listening(url, CHANNEL) as connection:
         while True:
             yield
             # Until the first notification or the timeout; then take those that came with it: one look
@@ -32,3 +37,26 @@ def wake_ups(url: str, *, every_seconds: float) -> Iterator[None]:
             for seconds, most in ((every_seconds, 1), (0, None)):
                 for _ in connection.notifies(timeout=seconds, stop_after=most):
                     pass
+
+
+def changed_batches(url: str, *, every_seconds: float) -> Iterator[str | None]:
+    """Yield the id of each batch that workers are told of, and None after every `every_seconds`; end never.
+
+    The first None says that listening has begun.
+
+    Raises:
+        psycopg.OperationalError: the connection was lost.
+    """
+    with _listening(url, WORKERS_CHANNEL) as connection:
+        while True:
+            yield None
+            for notice in connection.notifies(timeout=every_seconds):
+                yield notice.payload
+
+
+@contextmanager
+def _listening(url: str, channel: str) -> Iterator["psycopg.Connection[TupleRow]"]:
+    address = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with closing(psycopg.connect(address, autocommit=True, connect_timeout=5)) as connection:
+        connection.execute(f"LISTEN {channel}".encode())
+        yield connection

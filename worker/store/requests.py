@@ -6,13 +6,15 @@ from datetime import datetime
 from typing import Any
 
 from psycopg.types.json import Jsonb
-from sqlalchemy import bindparam, func, insert, literal, select
+from sqlalchemy import bindparam, case, func, insert, literal, select
 from sqlalchemy.orm import Session
 
 from worker.contract.results import NewResult
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import Outcome
-from worker.store.tables import RequestRow, ResultRow
+from worker.store import partial_outputs
+from worker.store.partial_outputs import PartialOutput
+from worker.store.tables import PartialOutputRow, RequestRow, ResultRow
 
 COPY_REQUESTS = """
     COPY requests (
@@ -43,12 +45,24 @@ class ShardRequest:
     add_special_tokens: bool
     max_tokens: int
     params: SamplingParams  # but for max_tokens
+    partial_output: PartialOutput | None = None  # what an earlier run of it has left
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Requests that were given a result without being run to their end, and the tokens that cost."""
+
+    count: int
+    input_tokens: int
+    output_tokens: int
+    max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class ResultView:
     """One result as a client reads it."""
 
+    request_id: int
     sequence: int
     position: int
     custom_id: str | None
@@ -98,15 +112,35 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
             RequestRow.add_special_tokens,
             RequestRow.max_tokens,
             RequestRow.params,
+            PartialOutputRow,
         )
         .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .outerjoin(PartialOutputRow, PartialOutputRow.request_id == RequestRow.id)
         .where(RequestRow.shard_id == shard_id, ResultRow.request_id.is_(None))
         .order_by(RequestRow.position)
     )
     return [
-        ShardRequest(id_, prompt, special, most, shared if own is None else SamplingParams.from_json(own))
-        for id_, prompt, special, most, own in rows
+        ShardRequest(
+            id_,
+            prompt,
+            special,
+            most,
+            shared if own is None else SamplingParams.from_json(own),
+            None if kept is None else PartialOutput(kept.model, kept.token_ids, kept.text),
+        )
+        for id_, prompt, special, most, own, kept in rows
     ]
+
+
+def ids_without_result(session: Session, shard_id: int) -> list[int]:
+    """Return the ids of a shard's requests that have no result yet, in order."""
+    rows = session.scalars(
+        select(RequestRow.id)
+        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .where(RequestRow.shard_id == shard_id, ResultRow.request_id.is_(None))
+        .order_by(RequestRow.position)
+    )
+    return list(rows)
 
 
 def without_result(session: Session, results: Sequence[NewResult]) -> list[NewResult]:
@@ -142,6 +176,21 @@ def record(session: Session, batch_id: str, results: Sequence[NewResult], *, fir
             for sequence, result in enumerate(results, first_sequence)
         ],
     )
+    partial_outputs.forget(session, [result.request_id for result in results])
+
+
+def cancelled_in(session: Session, shard_id: int) -> list[int]:
+    """Return the ids of a shard's requests whose cancel was asked for and that have no result yet."""
+    rows = session.scalars(
+        select(RequestRow.id)
+        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .where(
+            RequestRow.shard_id == shard_id,
+            RequestRow.cancelled_at.is_not(None),
+            ResultRow.request_id.is_(None),
+        )
+    )
+    return list(rows)
 
 
 def _storable(text: str | None) -> str | None:
@@ -158,38 +207,66 @@ def fail_missing(
     code: str,
     message: str,
     shard_id: int | None = None,
-) -> int:
-    """Give every request of a locked batch (or one of its shards) without a result this one; count them."""
+    request_ids: Sequence[int] | None = None,
+) -> Missing:
+    """Give every request of a locked batch (or of a shard, or these) without a result this one.
+
+    What was kept of a request's output is its output.
+    """
+    has_output = PartialOutputRow.request_id.is_not(None)
     missing = (
         select(
             RequestRow.id,
             RequestRow.batch_id,
             func.row_number().over(order_by=RequestRow.position) + literal(first_sequence - 1),
             bindparam("outcome", outcome.value),
+            PartialOutputRow.text,
+            case((has_output, literal("cancelled" if outcome is Outcome.CANCELLED else "error"))),
+            case((has_output, RequestRow.num_prompt_tokens), else_=0),
             literal(0),
-            literal(0),
-            literal(0),
+            func.coalesce(func.cardinality(PartialOutputRow.token_ids), 0),
             bindparam("code", code),
             bindparam("message", message),
         )
         .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .outerjoin(PartialOutputRow, PartialOutputRow.request_id == RequestRow.id)
         .where(RequestRow.batch_id == batch_id, ResultRow.request_id.is_(None))
     )
     if shard_id is not None:
         missing = missing.where(RequestRow.shard_id == shard_id)
+    if request_ids is not None:
+        missing = missing.where(RequestRow.id.in_(request_ids))
     columns = [
         "request_id",
         "batch_id",
         "sequence",
         "outcome",
+        "output",
+        "finish_reason",
         "num_prompt_tokens",
         "num_cached_tokens",
         "num_output_tokens",
         "error_code",
         "error_message",
     ]
-    inserted = insert(ResultRow).from_select(columns, missing).returning(ResultRow.request_id).cte("inserted")
-    return session.scalar(select(func.count()).select_from(inserted)) or 0
+    inserted = (
+        insert(ResultRow)
+        .from_select(columns, missing)
+        .returning(ResultRow.request_id, ResultRow.num_prompt_tokens, ResultRow.num_output_tokens)
+        .cte("inserted")
+    )
+    sums = [
+        func.coalesce(func.sum(column), 0)
+        for column in (inserted.c.num_prompt_tokens, inserted.c.num_output_tokens, RequestRow.max_tokens)
+    ]
+    count, *tokens = session.execute(
+        select(func.count(), *sums)
+        .select_from(inserted)
+        .join(RequestRow, RequestRow.id == inserted.c.request_id)
+    ).one()
+    if tokens[1]:
+        partial_outputs.forget_ended(session, batch_id)
+    return Missing(count, *map(int, tokens))
 
 
 def results_page(session: Session, batch_id: str, *, after: int, limit: int) -> list[ResultView]:
@@ -203,6 +280,7 @@ def results_page(session: Session, batch_id: str, *, after: int, limit: int) -> 
     )
     return [
         ResultView(
+            request_id=row.request_id,
             sequence=row.sequence,
             position=position,
             custom_id=custom_id,

@@ -1,7 +1,7 @@
 """Shards: claimed with a fenced lease, saved as they go, finished or released by their holder."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum, auto
 from typing import Any
@@ -9,15 +9,18 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, case, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from worker.contract.results import NewResult
-from worker.contract.states import BatchStatus, Outcome, ShardState
-from worker.store import batches, requests
+from worker.contract.results import NewResult, RequestError
+from worker.contract.states import AttemptCause, BatchStatus, Outcome, ShardState
+from worker.store import attempts, batches, partial_outputs, poison, rates, requests, stop_rules
 from worker.store.notify import wake_dispatcher
+from worker.store.partial_outputs import PartialOutput
 from worker.store.requests import ShardRequest
 from worker.store.tables import BatchRow, ShardRow
 
 # What a shard has that nobody holds and no ticket names.
 NOBODYS: dict[str, Any] = {"worker": None, "lease_expires_at": None, "ticketed_at": None}
+
+REQUEST_CANCELLED = RequestError("request_cancelled", "this request was cancelled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +42,29 @@ class Progress:
     results: Sequence[NewResult]
     running_tokens: int  # generated so far by requests that are not finished
     is_last: bool = False  # every request of the shard has its result, with these: it is finished
+    partial_outputs: Mapping[int, PartialOutput] = field(default_factory=dict)  # of long ones, by request id
 
 
 class Saved(Enum):
     """What the holder of a shard must do after a save."""
 
     CONTINUE = auto()  # the lease is renewed
-    STOP = auto()  # the batch was cancelled or expired: stop, save, release
+    CANCEL_SOME = auto()  # go on, without those that `requests.cancelled_in` names
+    PAUSE = auto()  # the batch was paused: stop, release
+    STOP = auto()  # the batch was cancelled, stopped itself or expired: stop, save what was cut off
     LOST = auto()  # somebody else holds the shard, or its batch has ended: nothing was written
+
+
+def is_suspect(session: Session, shard_id: int) -> bool:
+    """Whether a shard must run alone, because it may kill its worker."""
+    return bool(session.scalar(select(ShardRow.is_suspect).where(ShardRow.id == shard_id)))
 
 
 def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> Claim | None:
     """Take a ready shard of a live batch; None when there is nothing to take."""
     batch_id = session.scalar(select(ShardRow.batch_id).where(ShardRow.id == shard_id))
     batch = batches.lock(session, batch_id) if batch_id else None
-    if batch is None or batches.is_stopping(session, batch):
+    if batch is None or batch.paused_at is not None or batches.is_stopping(session, batch):
         return None
     shard = session.execute(
         update(ShardRow)
@@ -95,8 +106,9 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
     running = [one for one in held if not one.is_last]
     if finished:
         _update(session, finished, {"state": ShardState.FINISHED, "running_tokens": 0} | NOBODYS)
-        batches.settle(session, batch)
     if running:
+        for one in running:
+            partial_outputs.keep(session, one.partial_outputs)
         tokens = {one.held.shard_id: one.running_tokens for one in running}
         changes: dict[str, Any] = {"running_tokens": case(tokens, value=ShardRow.id)}
         if lease is not None:
@@ -106,15 +118,38 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
                 "ticketed_at": None,
             }
         _update(session, running, changes)
-    verdict = Saved.STOP if batches.is_stopping(session, batch) else Saved.CONTINUE
-    return [verdict if one.held.shard_id in held_ids else Saved.LOST for one in progress]
+    stop_rules.apply(session, batch)
+    if finished:
+        batches.settle(session, batch)
+    rates.measure(session, batch)
+    return [
+        _verdict(session, batch, one.held) if one.held.shard_id in held_ids else Saved.LOST
+        for one in progress
+    ]
 
 
-def release(session: Session, held: Claim) -> None:
-    """Hand a held shard back, its unfinished requests to be run by whoever claims it next."""
+def _verdict(session: Session, batch: BatchRow, held: Claim) -> Saved:
+    if batches.is_stopping(session, batch):
+        return Saved.STOP
+    if batch.paused_at is not None:
+        return Saved.PAUSE
+    if batch.has_cancelled_requests and requests.cancelled_in(session, held.shard_id):
+        return Saved.CANCEL_SOME
+    return Saved.CONTINUE
+
+
+def release(session: Session, held: Claim, unfinished: Mapping[int, PartialOutput] | None = None) -> None:
+    """Hand a held shard back, its unfinished requests to be run by whoever claims it next.
+
+    They go on from what they have generated, where `unfinished` has it by request id.
+    """
     batch = batches.lock(session, held.batch_id)
     if batch is None or not _lock_all_held(session, [held]):
         return
+    partial_outputs.keep(session, unfinished or {})
+    if not batches.is_stopping(session, batch):
+        cause = AttemptCause.HANDED_BACK if batch.paused_at is None else AttemptCause.PAUSED
+        attempts.record(session, held.shard_id, cause)
     session.execute(
         update(ShardRow)
         .where(ShardRow.id == held.shard_id)
@@ -125,8 +160,29 @@ def release(session: Session, held: Claim) -> None:
             **NOBODYS,
         )
     )
+    settle_cancelled_requests(session, batch, held.shard_id)
     batches.settle(session, batch)
     wake_dispatcher(session)
+
+
+def settle_cancelled_requests(session: Session, batch: BatchRow, shard_id: int) -> None:
+    """End those requests of a locked shard that nobody runs now and nobody wants."""
+    if not batch.has_cancelled_requests:
+        return
+    unwanted = requests.cancelled_in(session, shard_id)
+    if unwanted:
+        batches.give_missing(session, batch, Outcome.CANCELLED, REQUEST_CANCELLED, request_ids=unwanted)
+        finish_if_done(session, shard_id)
+
+
+def finish_if_done(session: Session, shard_id: int) -> None:
+    """Leave a locked shard that nobody runs if each of its requests has its result."""
+    if not requests.ids_without_result(session, shard_id):
+        session.execute(
+            update(ShardRow)
+            .where(ShardRow.id == shard_id)
+            .values(state=ShardState.FINISHED, running_tokens=0, **NOBODYS)
+        )
 
 
 def _update(session: Session, progress: Sequence[Progress], changes: dict[str, Any]) -> None:
@@ -157,8 +213,18 @@ def _is_held(claims: Sequence[Claim]) -> ColumnElement[bool]:
 def _record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> None:
     if not results:
         return
+    # Who ran them does not know why the batch stops.
+    results = [
+        replace(result, error=batches.stop_reason(batch))
+        if result.outcome is Outcome.CANCELLED and result.error is None
+        else result
+        for result in results
+    ]
+    completed = [result.num_output_tokens for result in results if result.outcome is Outcome.COMPLETED]
     requests.record(session, batch.id, results, first_sequence=batch.num_settled + 1)
-    batch.num_completed += sum(result.outcome is Outcome.COMPLETED for result in results)
+    batch.num_completed += len(completed)
+    batch.completed_output_tokens += sum(completed)
+    batch.output_tokens_squared += sum(count**2 for count in completed)
     batch.num_failed += sum(result.outcome is Outcome.FAILED for result in results)
     batch.num_cancelled += sum(result.outcome is Outcome.CANCELLED for result in results)
     batch.settled_max_tokens += sum(result.max_tokens for result in results)
@@ -182,7 +248,7 @@ def expired(session: Session, *, limit: int) -> list[tuple[int, str]]:
 def return_expired(session: Session, shard_id: int, batch_id: str, *, max_attempts: int) -> bool:
     """Return a shard whose lease ran out to the ready; say whether it still had to be.
 
-    What is left of a shard that was tried `max_attempts` times fails instead.
+    `max_attempts` as in `poison.judge`.
     """
     batch = batches.lock(session, batch_id)
     shard = session.scalar(
@@ -196,25 +262,16 @@ def return_expired(session: Session, shard_id: int, batch_id: str, *, max_attemp
     )
     if batch is None or shard is None:
         return False
+    attempts.record(session, shard_id, AttemptCause.WORKER_LOST)
     shard.state = ShardState.READY
     shard.worker = shard.lease_expires_at = shard.ticketed_at = None
     shard.running_tokens = 0
-    if shard.attempts >= max_attempts:
-        _give_up(session, batch, shard)
     session.flush()
+    settle_cancelled_requests(session, batch, shard_id)
+    session.refresh(shard)
+    if shard.state is ShardState.READY and not batches.is_stopping(session, batch):
+        poison.judge(session, batch, shard, max_attempts=max_attempts)
+    session.flush()
+    stop_rules.apply(session, batch)
     batches.settle(session, batch)
     return True
-
-
-def _give_up(session: Session, batch: BatchRow, shard: ShardRow) -> None:
-    failed = requests.fail_missing(
-        session,
-        batch_id=batch.id,
-        first_sequence=batch.num_settled + 1,
-        outcome=Outcome.FAILED,
-        code="attempts_exhausted",
-        message=f"{shard.attempts} workers in a row died or hung while they ran this request's shard",
-        shard_id=shard.id,
-    )
-    batch.num_failed += failed
-    shard.state = ShardState.FINISHED

@@ -15,8 +15,10 @@ from sqlalchemy import (
     ForeignKey,
     Identity,
     Index,
+    Integer,
     MetaData,
     Text,
+    false,
     func,
     text,
 )
@@ -24,7 +26,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
 
 from worker.contract.access import DEFAULT_TENANT
-from worker.contract.states import LIVE_STATUSES, BatchStatus, EventState, Outcome, ShardState
+from worker.contract.states import LIVE_STATUSES, AttemptCause, BatchStatus, EventState, Outcome, ShardState
 
 NAMING_CONVENTION = {
     "ix": "%(table_name)s_%(column_0_N_name)s_index",
@@ -56,11 +58,13 @@ class Table(DeclarativeBase):
         int: BigInteger,
         datetime: DateTime(timezone=True),
         dict[str, Any]: JSONB,
+        list[int]: ARRAY(Integer),
         list[str]: ARRAY(Text),
         BatchStatus: _one_of("status", BatchStatus),
         ShardState: _one_of("state", ShardState),
         EventState: _one_of("state", EventState),
         Outcome: _one_of("outcome", Outcome),
+        AttemptCause: _one_of("cause", AttemptCause),
     }
 
 
@@ -87,6 +91,7 @@ class BatchRow(Owned, Table):
     __table_args__ = (
         CheckConstraint("num_completed + num_failed + num_cancelled <= num_requests", name="counts"),
         Index(None, "created_at", "id"),
+        Index(None, "retry_of", postgresql_where=text("retry_of IS NOT NULL")),
         Index(None, "tenant_id", "created_at", "id"),
         Index("batches_live_index", "expires_at", postgresql_where=is_in("status", LIVE_STATUSES)),
     )
@@ -116,6 +121,20 @@ class BatchRow(Owned, Table):
     cancelled_at: Mapped[datetime | None]  # when the cancel was asked for
     expires_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+    paused_at: Mapped[datetime | None]  # None: it may run
+
+    max_failed: Mapped[int | None]  # more failed requests than this stop it
+    max_total_tokens: Mapped[int | None]  # input and output; reaching it stops it
+    error_code: Mapped[str | None]  # of the rule that stopped it
+    error_message: Mapped[str | None]
+    retry_of: Mapped[str | None] = mapped_column(ForeignKey("batches.id", ondelete="SET NULL"))
+    has_cancelled_requests: Mapped[bool] = mapped_column(server_default=false())  # while it ran
+
+    output_tokens_squared: Mapped[int] = mapped_column(server_default="0")  # summed over completed requests
+    completed_output_tokens: Mapped[int] = mapped_column(server_default="0")
+    tokens_per_second: Mapped[float | None]  # output, smoothed over its saves
+    measured_tokens: Mapped[int | None]  # output tokens when the rate was last measured
+    measured_at: Mapped[datetime | None]
 
     @property
     def num_settled(self) -> int:
@@ -130,9 +149,10 @@ class ShardRow(Owned, Table):
     __table_args__ = (
         Index(None, "batch_id"),
         Index(
-            "shards_ready_index",
+            "shards_due_index",
             "tenant_id",
             text("priority DESC"),
+            "expires_at",
             "id",
             postgresql_where=is_in("state", {ShardState.READY}),
         ),
@@ -152,7 +172,9 @@ class ShardRow(Owned, Table):
     position: Mapped[int]
     state: Mapped[ShardState]
     priority: Mapped[int]
+    expires_at: Mapped[datetime | None]  # its batch's
     num_requests: Mapped[int]
+    is_suspect: Mapped[bool] = mapped_column(server_default=false())  # it runs alone: it may kill its worker
 
     fence: Mapped[int] = mapped_column(server_default="0")  # rises with every claim, never otherwise
     attempts: Mapped[int] = mapped_column(server_default="0")  # claims that did not end in a release
@@ -166,7 +188,7 @@ class ShardRow(Owned, Table):
 
 
 class RequestRow(Table):
-    """One prompt. Never updated: its Result is a row of its own."""
+    """One prompt. Its Result is a row of its own; only a cancel and a bisected shard touch this one."""
 
     __tablename__ = "requests"
     __table_args__ = (
@@ -191,6 +213,31 @@ class RequestRow(Table):
     params: Mapped[dict[str, Any] | None]  # None: the batch's
     max_tokens: Mapped[int]  # its own, or what its prompt leaves of the model's context
     num_prompt_tokens: Mapped[int]
+    cancelled_at: Mapped[datetime | None]  # when its cancel was asked for, while it ran
+
+
+class PartialOutputRow(Table):
+    """What a Request without a Result had generated when this was saved."""
+
+    __tablename__ = "partial_outputs"
+
+    request_id: Mapped[int] = mapped_column(ForeignKey("requests.id", ondelete="CASCADE"), primary_key=True)
+    model: Mapped[str]  # whose tokens they are
+    token_ids: Mapped[list[int]]
+    text: Mapped[str] = mapped_column("output")
+    saved_at: Mapped[datetime] = mapped_column(server_default=func.now(), onupdate=func.now())
+
+
+class RequestAttemptRow(Table):
+    """One try at a Request that brought no Result, and why."""
+
+    __tablename__ = "request_attempts"
+
+    request_id: Mapped[int] = mapped_column(ForeignKey("requests.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)  # from 1
+    worker: Mapped[str | None]
+    cause: Mapped[AttemptCause]
+    ended_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class ResultRow(Table):

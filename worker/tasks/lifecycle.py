@@ -22,6 +22,8 @@ from worker.shard_runner import ShardRunner
 from worker.shard_saver import ShardSaver
 from worker.store import workers
 from worker.store.session import Store
+from worker.tasks.engine_rate import EngineRate
+from worker.tasks.listening import listen
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,8 @@ class EngineStep(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         self._stopping = threading.Event()
+        self._ready = threading.Event()
+        self._info: dict[str, Any] = {}
 
     def start(self, parent: Any) -> None:
         """Load the model, then say that this worker is alive for as long as it makes progress."""
@@ -58,6 +62,8 @@ class EngineStep(bootsteps.StartStopStep):
         config = settings()
         self._store = Store(config.database_url, pool_size=config.shards_in_flight + 2)
         self._engine = EngineThread(lambda: _warm_engine(config), on_failure=_exit_failed)
+        self._beat = threading.Thread(target=self._keep_beating, args=(parent.hostname,), daemon=True)
+        self._beat.start()
         self._engine.start()
         info = asdict(self._engine.model_info)
         logger.info("engine ready: %s", info)
@@ -70,9 +76,11 @@ class EngineStep(bootsteps.StartStopStep):
             save_seconds=config.save_seconds,
             drain_seconds=config.drain_seconds,
             draining=self._stopping,
+            checkpoint_tokens=config.checkpoint_tokens,
         )
-        self._beat = threading.Thread(target=self._keep_beating, args=(parent.hostname, info), daemon=True)
-        self._beat.start()
+        listen(config.database_url, _runner, self._stopping)
+        self._info = info
+        self._ready.set()
 
     def stop(self, parent: Any) -> None:
         """Drain: running shards get `drain_seconds` to finish and hand back the rest."""
@@ -83,8 +91,10 @@ class EngineStep(bootsteps.StartStopStep):
         self._engine.stop()
         self._store.close()
 
-    def _keep_beating(self, name: str, info: dict[str, Any]) -> None:
+    def _keep_beating(self, name: str) -> None:
+        """Say every few seconds that this worker lives; without slots while it loads its model."""
         config = settings()
+        rate = EngineRate()
         while True:
             if time.monotonic() - self._engine.last_progress_at > config.step_timeout_seconds:
                 logger.critical("no engine step for %g s", config.step_timeout_seconds)
@@ -94,13 +104,20 @@ class EngineStep(bootsteps.StartStopStep):
                     if self._stopping.is_set():
                         workers.gone(session, name)
                         return
-                    slots = config.shards_in_flight
+                    is_ready = self._ready.is_set()
+                    slots = config.shards_in_flight if is_ready else 0
+                    info = self._info | {
+                        "output_tokens_per_second": rate.read(self._engine) if is_ready else None
+                    }
                     workers.seen(session, name=name, queue=GPU_QUEUE, slots=slots, info=info)
             except OperationalError as error:
                 logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
                 if self._stopping.is_set():
                     return
-            self._stopping.wait(BEAT_SECONDS)
+            if self._ready.is_set():
+                self._stopping.wait(BEAT_SECONDS)
+            else:
+                self._ready.wait(BEAT_SECONDS)
 
 
 def _warm_engine(config: Settings) -> Engine:

@@ -7,8 +7,9 @@ from sqlalchemy import text
 from tests.fixtures.batches import LEASE, claim, held, result, run_to_the_end, submit
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import BatchStatus, Outcome
-from worker.store import batches, deliveries, requests, shards
+from worker.store import batches, control, deliveries, requests, shards
 from worker.store.batches import BatchView, NewBatch
+from worker.store.partial_outputs import PartialOutput
 from worker.store.requests import NewRequest
 from worker.store.session import Store
 
@@ -164,3 +165,33 @@ def test_a_small_batch_carries_its_outputs_in_the_event(store: Store) -> None:
     assert '"outputs":["out prompt 0","out prompt 1"]' in claimed.body
     assert '"type":"batch.completed"' in claimed.body
     assert '"metadata":{"a":"ü"}' in claimed.body
+
+
+def test_what_a_dead_worker_had_saved_is_kept_when_the_batch_is_cancelled(store: Store) -> None:
+    batch_id = submit(store, num_requests=3, shard_size=3)
+    running = held(store, 1, lease=timedelta(0))
+    kept = {running.requests[1].id: PartialOutput("a model", (5, 6, 7), "so far")}
+    with store.transaction() as session:
+        progress = shards.Progress(running, [], 3, partial_outputs=kept)
+        assert shards.save(session, [progress], lease=None) == [shards.Saved.CONTINUE]
+    with store.transaction() as session:
+        batches.cancel(session, batch_id)
+    with store.transaction() as session:
+        shards.return_expired(session, 1, batch_id, max_attempts=2)
+    ended = view(store, batch_id)
+    assert (ended.status, ended.input_tokens, ended.output_tokens) == (BatchStatus.CANCELLED, 3, 3)
+    with store.transaction() as session:
+        rows = {row.position: row for row in requests.results_page(session, batch_id, after=0, limit=9)}
+        assert session.scalar(text("SELECT count(*) FROM partial_outputs")) == 0
+    assert [rows[i].output for i in range(3)] == [None, "so far", None]
+    assert (rows[1].finish_reason, rows[1].num_output_tokens) == ("cancelled", 3)
+
+
+def test_a_paused_batch_still_expires(store: Store) -> None:
+    batch_id = submit(store, completion_window=timedelta(hours=1))
+    with store.transaction() as session:
+        control.pause(session, batch_id)
+    with store.transaction() as session:
+        session.execute(text("UPDATE batches SET expires_at = now()"))
+    assert settle_stopping(store) == 1
+    assert view(store, batch_id).status is BatchStatus.EXPIRED

@@ -108,20 +108,6 @@ def test_a_model_may_say_nul(store: Store) -> None:
         assert requests.outputs(session, batch_id) == ["a\N{REPLACEMENT CHARACTER}b", None]
 
 
-def test_a_shard_that_keeps_killing_its_workers_fails_and_the_rest_completes(store: Store) -> None:
-    batch_id = submit(store, num_requests=4, shard_size=2)
-    for _ in range(3):
-        held(store, 1, lease=EXPIRED)
-        assert return_expired(store, max_attempts=3) == 1
-    assert claim(store, 1) is None
-    run_to_the_end(store, held(store, 2))
-    assert outcomes(store, batch_id) == ["attempts_exhausted"] * 2 + [None] * 2
-    with store.transaction() as session:
-        view = batches.get(session, batch_id)
-    assert view is not None
-    assert (view.status, view.num_failed, view.num_completed) == (BatchStatus.COMPLETED, 2, 2)
-
-
 def test_a_release_is_not_an_attempt(store: Store) -> None:
     submit(store, num_requests=2)
     for _ in range(10):
