@@ -11,6 +11,7 @@ from worker.engine.input_builder import InputBuilder, PackedStep
 from worker.engine.kv_cache import allocate_kv_cache, longest_sequence, size_kv_cache
 from worker.engine.logit_rules import apply_rules
 from worker.engine.models.checkpoint import Weights
+from worker.engine.models.products import EightBits
 from worker.engine.models.registry import read_architecture
 from worker.engine.row_reader import read_rows
 from worker.engine.sampler import sample, token_logprobs
@@ -22,7 +23,13 @@ if TYPE_CHECKING:
     from worker.engine.gpu import GpuSteps
 
 # Of activations and the KV cache.
-TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
+TORCH_DTYPES = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "int8": torch.bfloat16,
+    "fp8": torch.bfloat16,
+}
+EIGHT_BITS: dict[str, EightBits] = {"int8": "int8", "fp8": "fp8"}
 
 
 class ModelRunner:
@@ -41,8 +48,13 @@ class ModelRunner:
         size = None if max_bytes is None else size_kv_cache(config, architecture, dtype, max_bytes)
         longest = longest_sequence(config, architecture) if size is None else size.max_model_len
         with torch.inference_mode():
-            is_int8 = config.dtype == "int8"
-            with Weights(config.model, dtype, device=device, is_int8=is_int8) as weights:
+            with Weights(
+                config.model,
+                dtype,
+                device=device,
+                is_gpu=config.device == "cuda",
+                eight_bits=EIGHT_BITS.get(config.dtype),
+            ) as weights:
                 self._model = architecture.load(weights, longest)
             if size is None:
                 from worker.engine.gpu import measured_kv_cache_size  # noqa: PLC0415  (it needs Triton)
