@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 
 from worker.engine.admission import make_policy
 from worker.engine.block_pool import BlockPool
+from worker.engine.chosen_tokens import Chosen
 from worker.engine.config import EngineConfig
 from worker.engine.errors import InvalidRequestError
 from worker.engine.grammar import GrammarCompiler
@@ -63,6 +64,7 @@ class Engine:
         )
         self._open: dict[Hashable, OpenRequest] = {}
         self._stop_checkers: dict[Sequence, StopChecker] = {}
+        self._running: Chosen | None = None  # what the last Step chooses, while only the device knows
         self._completions: list[Completion] = []  # of requests that ended outside a Step
         self._arrivals = itertools.count(1)
         self._readings = ReadingQueue(
@@ -123,16 +125,24 @@ class Engine:
             self._completions.append(self._close(opened, is_cancelled=True))
 
     def step(self) -> StepOutput:
-        """Advance every request that the next Step has room for; without any, only hand out outcomes."""
+        """Advance every request that the next Step has room for; without any, only hand out outcomes.
+
+        On a GPU it starts a Step before it looks at what the one before has chosen, which is still on the
+        device then. What ends with that is seen a Step late, and what the new one adds to it is dropped.
+        """
         self._readings.release()
         plan = self._scheduler.schedule()
-        sampled = self._runner.execute(plan) if plan.entries else []
-        self._scheduler.advance(plan)
+        before, self._running = self._running, self._runner.execute(plan) if plan.entries else None
+        new_tokens: Counter[Hashable] = Counter()
         ended, self._completions = self._completions, []
-        ended += [completion for sequence, token in sampled if (completion := self._append(sequence, token))]
+        if before is not None:
+            ended += self._take(before, new_tokens)
+        self._scheduler.advance(plan)
+        if self._running is not None and self._running.is_here:
+            ended += self._take(self._running, new_tokens)
+            self._running = None
         self.stats.steps += bool(plan.entries)
-        self.stats.decode_tokens += len(sampled)
-        new_tokens = Counter(sequence.request_id for sequence, _ in sampled)
+        self.stats.decode_tokens += new_tokens.total()
         return StepOutput(new_tokens, tuple(ended), self._readings.collect(plan))
 
     def clear_prefix_cache(self) -> None:
@@ -182,6 +192,7 @@ class Engine:
                 params=params,
                 seed=choice_seed(seed, index),
                 stop_token_ids=stop_token_ids,
+                max_length=min(len(token_ids) + params.max_tokens, info.max_model_len),
                 readout=readout if index == 0 else None,
                 job=request.job,
                 matcher=None if params.grammar is None else self.grammars.matcher(params.grammar),
@@ -191,12 +202,23 @@ class Engine:
             sequences.append(sequence)
         return tuple(sequences)
 
+    def _take(self, chosen: Chosen, new_tokens: Counter[Hashable]) -> list[Completion]:
+        """Give Sequences what a Step chose for them, count it, and return what ended with it."""
+        ended = []
+        for sequence, token_id in zip(chosen.sequences, chosen.tokens(), strict=True):
+            sequence.num_pending_tokens = 0
+            # It may be over: by the token before, `cancel`, or another choice of its request that failed.
+            if sequence.state is not SequenceState.FINISHED:
+                new_tokens[sequence.request_id] += 1
+                completion = self._append(sequence, token_id)
+                if completion is not None:
+                    ended.append(completion)
+        return ended
+
     def _append(self, sequence: Sequence, token_id: int) -> Completion | None:
         """Add a chosen token, and end the Sequence if it was the last one."""
-        if sequence.state is SequenceState.FINISHED:
-            return None  # another choice of its request has just failed
         sequence.token_ids.append(token_id)
-        reason = finish_reason(sequence, self.model_info.max_model_len)
+        reason = finish_reason(sequence)
         if sequence.matcher is not None:
             try:
                 if sequence.matcher.push(token_id):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from worker.engine.chosen_tokens import Chosen, ChosenTokens, TokensOnDevice
 from worker.engine.config import CPU_KV_CACHE_BYTES, EngineConfig
 from worker.engine.device import open_device
 from worker.engine.input_builder import InputBuilder, PackedStep
@@ -14,8 +15,7 @@ from worker.engine.models.checkpoint import Weights
 from worker.engine.models.products import EightBits
 from worker.engine.models.registry import read_architecture
 from worker.engine.row_reader import read_rows
-from worker.engine.sampler import sample, token_logprobs
-from worker.engine.sequence import Sequence
+from worker.engine.sampler import sample, sample_on_device, token_logprobs
 from worker.engine.step import ModelInfo, StepPlan
 from worker.engine.step_input import CpuPlacement
 
@@ -36,6 +36,7 @@ class ModelRunner:
     """Loads a checkpoint and runs Steps on it, on the thread that made it."""
 
     _gpu: "GpuSteps | None" = None
+    _before: Tensor | None = None  # what the last Step has chosen, if that is still on the device
 
     def __init__(self, config: EngineConfig) -> None:
         if config.num_threads is not None:
@@ -95,20 +96,34 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
-        """Run a Step and return each sampled Sequence with its next token."""
+    def execute(self, plan: StepPlan) -> Chosen:
+        """Start a Step and return each sampled Sequence's next token.
+
+        On a GPU the tokens stay on their way, and the next Step may be started before they have arrived,
+        unless the host has to look at logits.
+        """
         step = self._input_builder.build(plan)
         logits = self._logits(step)
-        return [] if logits is None else list(zip(step.sampled, _choose(logits, step), strict=True))
+        if logits is None:
+            self._before = None
+            return ChosenTokens((), [])
+        if self._gpu is None or any(one.has_logit_rules or one.needs_logprobs for one in step.sampled):
+            self._before = None
+            return ChosenTokens(step.sampled, _choose(logits, step))
+        self._before = sample_on_device(logits, step.sampling)
+        return TokensOnDevice(step.sampled, self._before)
 
     def _logits(self, step: PackedStep) -> Tensor | None:
         """Run the model, hand out what is read in another way, return the sampled rows' logits, if any."""
-        if self._gpu is not None and self._gpu.graphs is not None:
-            logits = self._gpu.graphs.logits(step)
-            if logits is not None:
-                return logits
-        placement = self._placement if self._gpu is None else self._gpu.placement
-        hidden = self._model.forward(placement.place(step), self._kv_cache)
+        if self._gpu is None:
+            placed = self._placement.place(step)
+        else:
+            if self._gpu.graphs is not None:
+                logits = self._gpu.graphs.logits(step, self._before)
+                if logits is not None:
+                    return logits
+            placed = self._gpu.placement.place(step, self._before)
+        hidden = self._model.forward(placed, self._kv_cache)
         if step.spans:
             count = len(step.sampled)
             read_rows(hidden[count:], step.spans, self._model.logits, self.model_info.vocab_size)
