@@ -138,9 +138,13 @@ class Engine:
         if before is not None:
             ended += self._take(before, new_tokens)
         self._scheduler.advance(plan)
-        if self._running is not None and self._running.is_here:
-            ended += self._take(self._running, new_tokens)
-            self._running = None
+        if self._running is not None:
+            if self._running.is_here:
+                ended += self._take(self._running, new_tokens)
+                self._running = None
+            else:
+                for sequence in self._running.sequences:
+                    sequence.num_pending_tokens = 1
         self.stats.steps += bool(plan.entries)
         self.stats.decode_tokens += new_tokens.total()
         return StepOutput(new_tokens, tuple(ended), self._readings.collect(plan))

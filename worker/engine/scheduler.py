@@ -96,7 +96,6 @@ class Scheduler:
             sequence = entry.sequence
             if sequence.state is SequenceState.FINISHED:
                 continue  # by the token before, which the host saw after it had planned this Step
-            sequence.num_pending_tokens = int(entry.is_sampled)
             end = entry.start + entry.num_tokens
             again = max(0, min(end, sequence.max_computed_tokens) - entry.start)
             self.stats.recomputed_tokens += again
