@@ -1,10 +1,13 @@
 """Every error a client sees, and the only place with HTTP status codes.
 
 ApiError
-├── InvalidInputError    422  a field is wrong; `param` names it
-├── NotFoundError        404  no such batch
-├── BodyTooLargeError    413  the body is over the limit
-└── KeyReusedError       422  an Idempotency-Key came back with another body
+├── InvalidInputError      422  a field is wrong; `param` names it
+├── AuthenticationError    401  no API key, or not a good one
+├── PermissionDeniedError  403  the API key does not allow it
+├── NotFoundError          404  no such batch, or another tenant's
+├── RateLimitedError       429  too many calls, or too much work queued
+├── BodyTooLargeError      413  the body is over the limit
+└── KeyReusedError         422  an Idempotency-Key came back with another body
 """
 
 import logging
@@ -21,9 +24,12 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
+from worker.store.quotas import QuotaExceededError
+
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = "5"
+QUOTA_RETRY_SECONDS = 30  # room comes as work ends
 
 
 class ErrorDetail(BaseModel):
@@ -67,6 +73,7 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.code = code
+        self.headers: dict[str, str] = {}
 
 
 class InvalidInputError(ApiError):
@@ -75,11 +82,43 @@ class InvalidInputError(ApiError):
     status = HTTPStatus.UNPROCESSABLE_ENTITY
 
 
+class AuthenticationError(ApiError):
+    """Nobody knows who is calling."""
+
+    status = HTTPStatus.UNAUTHORIZED
+    type = "authentication_error"
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message, code=code)
+        self.headers = {"WWW-Authenticate": "Bearer"}
+
+
+class PermissionDeniedError(ApiError):
+    """The caller is known and may not do this."""
+
+    status = HTTPStatus.FORBIDDEN
+    type = "permission_error"
+
+
 class NotFoundError(ApiError):
     """There is no such thing, or it is not yours to see."""
 
     status = HTTPStatus.NOT_FOUND
     type = "not_found_error"
+
+
+class RateLimitedError(ApiError):
+    """Not now. `retry_after` in seconds; None: waiting does not help."""
+
+    status = HTTPStatus.TOO_MANY_REQUESTS
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, *, code: str, retry_after: int | None) -> None:
+        super().__init__(message, code=code)
+        # The second is OpenAI's clients': they would try any 429 again.
+        self.headers = (
+            {"x-should-retry": "false"} if retry_after is None else {"Retry-After": str(retry_after)}
+        )
 
 
 class BodyTooLargeError(ApiError):
@@ -127,7 +166,20 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     def _api_error(_: HttpRequest, error: ApiError) -> JSONResponse:
-        return error_response(error.status, error.message, error.type, param=error.param, code=error.code)
+        return error_response(
+            error.status,
+            error.message,
+            error.type,
+            param=error.param,
+            code=error.code,
+            headers=error.headers,
+        )
+
+    @app.exception_handler(QuotaExceededError)
+    def _quota_exceeded(http_request: HttpRequest, error: QuotaExceededError) -> JSONResponse:
+        retry_after = QUOTA_RETRY_SECONDS if error.can_wait else None
+        limited = RateLimitedError(str(error), code=f"quota_{error.quota}", retry_after=retry_after)
+        return _api_error(http_request, limited)
 
     @app.exception_handler(RequestValidationError)
     def _invalid(_: HttpRequest, error: RequestValidationError) -> JSONResponse:

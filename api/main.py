@@ -10,6 +10,7 @@ from api.batches import routes as batches
 from api.checkpoint import Checkpoint
 from api.dependencies import Services
 from api.middleware import BodyLimit
+from api.rate_limit import RateLimiter
 from worker.queue.broker import Broker
 from worker.settings import Settings, settings
 from worker.store.session import Store
@@ -28,6 +29,7 @@ def create_app(config: Settings | None = None) -> FastAPI:
         store=Store(config.database_url),
         broker=Broker(config.redis_url),
         checkpoint=Checkpoint.load(config.model),
+        rate_limiter=RateLimiter(config.redis_url),
     )
 
     @asynccontextmanager
