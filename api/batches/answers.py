@@ -13,8 +13,8 @@ from api.batches.schemas import (
 )
 from worker.contract.states import BatchStatus
 from worker.store.batches import BatchView
+from worker.store.delivery_log import DeliveryView
 from worker.store.requests import ResultView
-from worker.store.webhooks import DeliveryView
 
 
 def to_answer(

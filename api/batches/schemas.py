@@ -7,7 +7,6 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from worker.contract.states import BatchStatus, EventState, Outcome
-from worker.webhooks.targets import ForbiddenTargetError, check_url
 
 WINDOW = re.compile(r"^([1-9][0-9]{0,5})([smhd])$")
 WINDOW_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -22,14 +21,6 @@ def _storable(text: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError("must not contain half of a surrogate pair") from error
     return text
-
-
-def _callback(url: str) -> str:
-    try:
-        check_url(url)
-    except ForbiddenTargetError as error:
-        raise ValueError(str(error)) from error
-    return url
 
 
 def _window(text: str) -> str:
@@ -121,7 +112,7 @@ class BatchSubmission(Schema):
 
     prompts: Annotated[list[NonEmptyText], Field(min_length=1)] | None = None
     requests: Annotated[list[BatchRequest], Field(min_length=1)] | None = None
-    callback_url: Annotated[NonEmptyText, AfterValidator(_callback)] | None = Field(
+    callback_url: NonEmptyText | None = Field(
         default=None, description="Called once, signed by Standard Webhooks, when the batch has ended."
     )
     max_tokens: MaxTokens = 256

@@ -7,6 +7,7 @@ from api.batches.schemas import BatchRequest, BatchSubmission, parse_window
 from api.checkpoint import ChatTemplateError, Checkpoint
 from api.dependencies import Services
 from api.errors import InvalidInputError
+from api.targets import check_url
 from worker.contract.sampling import SamplingParams
 from worker.store.batches import NewBatch
 from worker.store.requests import NewRequest
@@ -20,6 +21,8 @@ def to_batch(services: Services, submission: BatchSubmission) -> NewBatch:
 
     """
     window = submission.completion_window
+    if submission.callback_url is not None:
+        check_url(services.settings, submission.callback_url, param="callback_url")
     return NewBatch(
         params=_batch_params(submission),
         requests=_to_requests(services, submission),
