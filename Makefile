@@ -39,8 +39,9 @@ lint: $(VENV)/.dev ## style, types, import contracts
 bench: $(VENV)/.local ## the whole service against the bare engine
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/bench} $(EMBEDDED) $(BIN)/python -m benchmarks.service
 
-bench-gpu: $(VENV)/.dev ## every kernel on the GPU of this machine, beside torch's own
+bench-gpu: $(VENV)/.dev ## every kernel on the GPU of this machine beside torch's own, then the engine
 	for op in kernels/*/bench.py; do $(BIN)/python -m "kernels.$$(basename $$(dirname $$op)).bench" || exit 1; done
+	$(BIN)/python -m benchmarks.gpu_engine
 
 quality: $(VENV)/.local ## what quantization costs in perplexity
 	$(BIN)/python -m benchmarks.quality

@@ -68,7 +68,8 @@ class Settings(BaseSettings):
     # The engine.
     model: Path = DEMO_MODEL
     device: Literal["cpu", "cuda"] = "cpu"
-    dtype: Literal["f32", "bf16", "int8"] = "f32"
+    dtype: Literal["f32", "bf16", "int8", "fp8"] = "f32"
+    kv_cache_dtype: Literal["int8", "fp8"] | None = None  # None: that of activations
     threads: int | None = Field(default=None, gt=0)
     # None: what the device does well with (worker/engine/config.py).
     max_num_sequences: int | None = Field(default=None, gt=0)

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Tokens
 
 from worker.engine.admission import make_policy
 from worker.engine.block_pool import BlockPool
+from worker.engine.chosen_tokens import Chosen
 from worker.engine.config import EngineConfig
 from worker.engine.errors import InvalidRequestError, OutOfMemoryError
 from worker.engine.grammar import GrammarCompiler
@@ -66,6 +67,7 @@ class Engine:
         )
         self._open: dict[Hashable, OpenRequest] = {}
         self._stop_checkers: dict[Sequence, StopChecker] = {}
+        self._running: Chosen | None = None  # what the last Step chooses, while only the device knows
         self._completions: list[Completion] = []  # of requests that ended outside a Step
         self._arrivals = itertools.count(1)
         self._readings = ReadingQueue(
@@ -137,20 +139,32 @@ class Engine:
         return tuple(sequence.token_ids[sequence.num_prompt_tokens :])
 
     def step(self) -> StepOutput:
-        """Advance every request that the next Step has room for; without any, only hand out outcomes."""
+        """Advance every request that the next Step has room for; without any, only hand out outcomes.
+
+        On a GPU it starts a Step before it looks at what the one before has chosen, which is still on the
+        device then. What ends with that is seen a Step late, and what the new one adds to it is dropped.
+        """
         self._readings.release()
         plan = self._scheduler.schedule()
         try:
-            sampled = self._runner.execute(plan) if plan.entries else []
+            started = self._runner.execute(plan) if plan.entries else None
         except OutOfMemoryError as error:
             return self._shrink(plan, error)
-        self._scheduler.advance(plan)
+        before, self._running = self._running, started
+        new_tokens: Counter[Hashable] = Counter()
         ended, self._completions = self._completions, []
-        ended += [completion for sequence, token in sampled if (completion := self._append(sequence, token))]
+        if before is not None:
+            ended += self._take(before, new_tokens)
+        self._scheduler.advance(plan)
+        if self._running is not None:
+            if self._running.is_here:
+                ended += self._take(self._running, new_tokens)
+                self._running = None
+            else:
+                for sequence in self._running.sequences:
+                    sequence.num_pending_tokens = 1
         self.stats.steps += bool(plan.entries)
-        tokens = [sequence.request_id for sequence, token in sampled if token is not None]
-        self.stats.decode_tokens += len(tokens)
-        new_tokens = Counter(tokens)
+        self.stats.decode_tokens += new_tokens.total()
         return StepOutput(new_tokens, tuple(ended), self._readings.collect(plan))
 
     def clear_prefix_cache(self) -> None:
@@ -200,6 +214,7 @@ class Engine:
                 params=params,
                 seed=choice_seed(seed, index),
                 stop_token_ids=stop_token_ids,
+                max_length=min(len(token_ids) + params.max_tokens, info.max_model_len),
                 readout=readout if index == 0 else None,
                 job=request.job,
                 matcher=None if params.grammar is None else self.grammars.matcher(params.grammar),
@@ -230,16 +245,28 @@ class Engine:
         failed = self._fail(self._open[sequence.request_id], f"the device ran out of memory: {error}")
         return StepOutput({}, (failed,))
 
+    def _take(self, chosen: Chosen, new_tokens: Counter[Hashable]) -> list[Completion]:
+        """Give Sequences what a Step chose for them, count it, and return what ended with it."""
+        ended = []
+        for sequence, token_id in zip(chosen.sequences, chosen.tokens(), strict=True):
+            sequence.num_pending_tokens = 0
+            # It may be over: by the token before, `cancel`, or another choice of its request that failed.
+            if sequence.state is SequenceState.FINISHED:
+                continue
+            new_tokens[sequence.request_id] += token_id is not None
+            completion = self._append(sequence, token_id)
+            if completion is not None:
+                ended.append(completion)
+        return ended
+
     def _append(self, sequence: Sequence, token_id: int | None) -> Completion | None:
         """Add a chosen token, and end the Sequence if it was the last one."""
-        if sequence.state is SequenceState.FINISHED:
-            return None  # another choice of its request has just failed
         if token_id is None:
             # What its Blocks hold is no better than its logits: nobody may share them.
             self.clear_prefix_cache()
             return self._fail(self._open[sequence.request_id], "the model's logits are not finite numbers")
         sequence.token_ids.append(token_id)
-        reason = finish_reason(sequence, self.model_info.max_model_len)
+        reason = finish_reason(sequence)
         if sequence.matcher is not None:
             try:
                 if sequence.matcher.push(token_id):

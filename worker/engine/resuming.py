@@ -25,7 +25,7 @@ def resume(
         if not 0 <= token_id < model_info.vocab_size:
             raise InvalidRequestError(f"output_token_ids: {token_id} is outside the vocabulary")
         sequence.token_ids.append(token_id)
-        has_ended = finish_reason(sequence, model_info.max_model_len) is not None
+        has_ended = finish_reason(sequence) is not None
         if sequence.matcher is not None:
             has_ended |= sequence.matcher.push(token_id)
         if stop_checker is not None:

@@ -74,6 +74,9 @@ class Scheduler:
         index = 0
         while index < len(self._running):
             sequence = self._running[index]
+            if sequence.num_pending_tokens and sequence.is_at_end:
+                index += 1  # it ends when the host sees its last token
+                continue
             # Each later Sequence keeps one token of the budget, so that a prompt never stalls a decode.
             spare = budget - (len(self._running) - index - 1)
             num_tokens = min(sequence.num_uncomputed_tokens, spare)
@@ -89,10 +92,12 @@ class Scheduler:
         return StepPlan(tuple(entries))
 
     def advance(self, plan: StepPlan) -> None:
-        """Record that a Step ran: its tokens are in the cache, and full Blocks can be shared."""
+        """Record that a Step runs: the next ones find its tokens in the cache, and can share Blocks."""
         self.limits.step_was_good()
         for entry in plan.entries:
             sequence = entry.sequence
+            if sequence.state is SequenceState.FINISHED:
+                continue  # by the token before, which the host saw after it had planned this Step
             end = entry.start + entry.num_tokens
             again = max(0, min(end, sequence.max_computed_tokens) - entry.start)
             self.stats.recomputed_tokens += again
@@ -235,5 +240,5 @@ class Scheduler:
 
 def _entry(sequence: Sequence, num_tokens: int) -> ScheduledSequence:
     start = sequence.num_computed_tokens
-    is_last = start + num_tokens == len(sequence.token_ids)
+    is_last = num_tokens == sequence.num_uncomputed_tokens
     return ScheduledSequence(sequence, start, num_tokens, is_sampled=is_last and sequence.is_generating)

@@ -135,6 +135,7 @@ def engine_config(config: Settings) -> EngineConfig:
         config.device,
         model=config.model,
         dtype=config.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
         max_num_sequences=config.max_num_sequences,
         max_tokens_per_step=config.max_tokens_per_step,
         kv_cache_bytes=config.kv_cache_bytes,
