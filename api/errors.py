@@ -3,14 +3,16 @@
 ApiError
 ├── InvalidInputError    422  a field is wrong; `param` names it
 ├── NotFoundError        404  no such batch
+│   └── ModelNotFoundError    another model is served
+├── RequestFailedError   500  the engine could not run an accepted request; 400 if the request is to blame
 ├── BodyTooLargeError    413  the body is over the limit
 └── KeyReusedError       422  an Idempotency-Key came back with another body
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, ClassVar
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
@@ -24,6 +26,15 @@ from starlette.exceptions import HTTPException
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = "5"
+OPENAI_PATHS = (
+    "/v1/chat/",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/models",
+    "/v1/files",
+    "/v1/uploads",
+    "/v1/batches",
+)
 
 
 class ErrorDetail(BaseModel):
@@ -59,8 +70,8 @@ class ErrorBody(BaseModel):
 class ApiError(Exception):
     """An error to tell the client."""
 
-    status: ClassVar[int] = HTTPStatus.INTERNAL_SERVER_ERROR
-    type: ClassVar[str] = "invalid_request_error"
+    status: int = HTTPStatus.INTERNAL_SERVER_ERROR
+    type: str = "invalid_request_error"
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -80,6 +91,24 @@ class NotFoundError(ApiError):
 
     status = HTTPStatus.NOT_FOUND
     type = "not_found_error"
+
+
+class ModelNotFoundError(NotFoundError):
+    """Another model is served. OpenAI's clients know it by this type and code."""
+
+    type = "invalid_request_error"
+
+
+class RequestFailedError(ApiError):
+    """An accepted request that has no complete output."""
+
+    type = "server_error"
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        if code == "generation_failed":
+            self.status = HTTPStatus.BAD_REQUEST
+            self.type = "invalid_request_error"
 
 
 class BodyTooLargeError(ApiError):
@@ -126,11 +155,12 @@ def install(app: FastAPI) -> None:
     """Make every error of the application come out in the one shape."""
 
     @app.exception_handler(ApiError)
-    def _api_error(_: HttpRequest, error: ApiError) -> JSONResponse:
-        return error_response(error.status, error.message, error.type, param=error.param, code=error.code)
+    def _api_error(http_request: HttpRequest, error: ApiError) -> JSONResponse:
+        status = _as_openai(http_request, error.status)
+        return error_response(status, error.message, error.type, param=error.param, code=error.code)
 
     @app.exception_handler(RequestValidationError)
-    def _invalid(_: HttpRequest, error: RequestValidationError) -> JSONResponse:
+    def _invalid(http_request: HttpRequest, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
             message = f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
@@ -138,9 +168,9 @@ def install(app: FastAPI) -> None:
                 HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param="body", code="json_invalid"
             )
         param = field_path(first["loc"]) or "body"
-        message = _explain(first)
+        message = explain(first)
         return error_response(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
+            _as_openai(http_request, HTTPStatus.UNPROCESSABLE_ENTITY),
             f"{param}: {message}",
             "invalid_request_error",
             param=param,
@@ -178,7 +208,14 @@ def install(app: FastAPI) -> None:
         return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", "server_error")
 
 
-def _explain(error: dict[str, Any]) -> str:
+def _as_openai(http_request: HttpRequest, status: int) -> int:
+    """Return the status that OpenAI's own server answers with: its clients raise BadRequestError for 400."""
+    is_openai = http_request.url.path.startswith(OPENAI_PATHS)
+    return HTTPStatus.BAD_REQUEST if is_openai and status == HTTPStatus.UNPROCESSABLE_ENTITY else status
+
+
+def explain(error: Mapping[str, Any]) -> str:
+    """Say what is wrong with a field that pydantic refused."""
     if error["type"] == "extra_forbidden":
         return "unknown field"
     if error["type"] == "missing":
