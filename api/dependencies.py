@@ -9,6 +9,7 @@ from fastapi import Request as HttpRequest
 
 from api.checkpoint import Checkpoint
 from worker.queue.broker import Broker
+from worker.queue.feed import FeedReader
 from worker.settings import Settings
 from worker.store.session import Store
 
@@ -21,6 +22,7 @@ class Services:
     store: Store
     broker: Broker
     checkpoint: Checkpoint
+    feeds: FeedReader
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ ApiError
 │   └── ModelNotFoundError    another model is served
 ├── RequestFailedError   500  the engine could not run an accepted request; 400 if the request is to blame
 ├── BodyTooLargeError    413  the body is over the limit
+├── NoWorkerError        503  nobody is there to do it now
+├── WaitLimitError       504  it takes longer than the client may wait
+├── ClientGoneError      499  nobody will read the answer
 └── KeyReusedError       422  an Idempotency-Key came back with another body
 """
 
@@ -79,6 +82,11 @@ class ApiError(Exception):
         self.param = param
         self.code = code
 
+    @property
+    def detail(self) -> ErrorDetail:
+        """What the client is told."""
+        return ErrorDetail(message=self.message, type=self.type, param=self.param, code=self.code)
+
 
 class InvalidInputError(ApiError):
     """A field is wrong."""
@@ -111,6 +119,26 @@ class RequestFailedError(ApiError):
             self.type = "invalid_request_error"
 
 
+class NoWorkerError(ApiError):
+    """Nobody is there to do the work now."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    type = "service_unavailable"
+
+
+class WaitLimitError(ApiError):
+    """The work takes longer than the client may wait."""
+
+    status = HTTPStatus.GATEWAY_TIMEOUT
+    type = "timeout_error"
+
+
+class ClientGoneError(ApiError):
+    """Nobody will read the answer."""
+
+    status = 499  # as nginx logs it
+
+
 class BodyTooLargeError(ApiError):
     """The body is over the limit."""
 
@@ -136,6 +164,11 @@ def error_response(
     """Return the one shape of error."""
     detail = ErrorDetail(message=message, type=error_type, param=param, code=code)
     return JSONResponse(ErrorBody(error=detail).model_dump(), status_code=status, headers=headers)
+
+
+def still_running(answer: BaseModel) -> JSONResponse:
+    """Return the answer to a wait that was too short: the work is accepted, and goes on."""
+    return JSONResponse(answer.model_dump(mode="json"), status_code=HTTPStatus.ACCEPTED)
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -9,8 +9,11 @@ from api import errors, health
 from api.batches import routes as batches
 from api.checkpoint import Checkpoint
 from api.dependencies import Services
+from api.generate import routes as generate
 from api.middleware import BodyLimit
+from api.openai import routes as openai
 from worker.queue.broker import Broker
+from worker.queue.feed import FeedReader
 from worker.settings import Settings, settings
 from worker.store.session import Store
 
@@ -28,11 +31,13 @@ def create_app(config: Settings | None = None) -> FastAPI:
         store=Store(config.database_url),
         broker=Broker(config.redis_url),
         checkpoint=Checkpoint.load(config.model),
+        feeds=FeedReader(config.redis_url),
     )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        await services.feeds.close()
         services.store.close()
         services.broker.close()
 
@@ -41,5 +46,7 @@ def create_app(config: Settings | None = None) -> FastAPI:
     errors.install(app)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.include_router(health.router)
+    app.include_router(generate.router)
+    app.include_router(openai.router)
     app.include_router(batches.router)
     return app

@@ -131,7 +131,7 @@ def to_params(
     changes: dict[str, Any] = {
         name: value
         for name in SamplingParams.__dataclass_fields__
-        if name not in {"format", "logprobs"} and (value := getattr(fields, name)) is not None
+        if name not in {"format", "logprobs", "optimization"} and (value := getattr(fields, name)) is not None
     }
     if fields.num_logprobs is not None:
         changes["logprobs"] = fields.num_logprobs

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterable, Sequence
 
-from worker.contract.requests import EmbeddingParams, Prompt, ScoringParams
+from worker.contract.requests import EmbeddingParams, ScoringParams
 from worker.contract.results import (
     ChoiceResult,
     Logprobs,
@@ -13,7 +13,7 @@ from worker.contract.results import (
     ScoreResult,
     TokenLogprob,
 )
-from worker.contract.sampling import SamplingParams
+from worker.contract.sampling import Optimization, SamplingParams
 from worker.contract.states import Outcome
 from worker.engine.embedding import Embedding, EmbeddingRequest, Pooling
 from worker.engine.errors import InvalidRequestError
@@ -30,7 +30,7 @@ from worker.store.requests import ShardRequest
 PartId = tuple[int, int]  # of the request, and of the prompt in it
 
 
-def to_engine(request: ShardRequest, job: str) -> list[EngineRequest]:
+def to_engine(request: ShardRequest, job: str | None, *, priority: int = 0) -> list[EngineRequest]:
     """Return one engine request for each prompt, with PartIds; raises InvalidRequestError naming a field."""
     params = request.params
     prompts = [((request.id, index), prompt) for index, prompt in enumerate(request.prompts)]
@@ -44,23 +44,31 @@ def to_engine(request: ShardRequest, job: str) -> list[EngineRequest]:
                 pooling=pooling,
                 normalize=params.normalize,
                 dimensions=params.dimensions,
+                priority=priority,
                 add_special_tokens=special,
             )
             for part, prompt in prompts
         ]
     if isinstance(params, ScoringParams):
         return [
-            ScoringRequest(part, prompt, params.continuations, add_special_tokens=special)
+            ScoringRequest(part, prompt, params.continuations, priority=priority, add_special_tokens=special)
             for part, prompt in prompts
         ]
     sampling = _to_sampling(params, request.max_tokens)
-    return [_generation(part, prompt, sampling, special=special, job=job) for part, prompt in prompts]
-
-
-def _generation(
-    part: PartId, prompt: Prompt, sampling: EngineSampling, *, special: bool, job: str
-) -> GenerationRequest:
-    return GenerationRequest(id=part, prompt=prompt, params=sampling, add_special_tokens=special, job=job)
+    return [
+        GenerationRequest(
+            id=part,
+            prompt=prompt,
+            params=sampling,
+            add_special_tokens=special,
+            job=job,
+            priority=priority,
+            is_streamed=request.is_streamed,
+            is_cached=params.optimization is Optimization.FULL,
+            is_alone=params.optimization is Optimization.NONE,
+        )
+        for part, prompt in prompts
+    ]
 
 
 def _to_sampling(params: SamplingParams, max_tokens: int) -> EngineSampling:
@@ -113,7 +121,7 @@ def to_result(request: ShardRequest, outcomes: Sequence[EngineOutcome]) -> NewRe
     payload = Payload(
         choices=_to_choices(outcomes),
         prompt_logprobs=tuple(
-            _to_logprobs(outcome.prompt_token_ids, outcome.prompt_logprobs)
+            to_logprobs(outcome.prompt_token_ids, outcome.prompt_logprobs)
             for outcome in outcomes
             if isinstance(outcome, Completion) and outcome.prompt_logprobs is not None
         ),
@@ -165,7 +173,7 @@ def _to_choices(outcomes: Iterable[EngineOutcome]) -> tuple[ChoiceResult, ...]:
         ChoiceResult(
             choice.text,
             choice.finish_reason.value,
-            None if choice.logprobs is None else _to_logprobs(choice.token_ids, choice.logprobs),
+            None if choice.logprobs is None else to_logprobs(choice.token_ids, choice.logprobs),
         )
         for outcome in outcomes
         if isinstance(outcome, Completion)
@@ -173,7 +181,8 @@ def _to_choices(outcomes: Iterable[EngineOutcome]) -> tuple[ChoiceResult, ...]:
     )
 
 
-def _to_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Logprobs:
+def to_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Logprobs:
+    """Return the logprobs of tokens as they are stored."""
     return tuple(
         TokenLogprob(token_id, one.chosen, one.top) for token_id, one in zip(token_ids, logprobs, strict=True)
     )

@@ -5,7 +5,7 @@ import pytest
 from worker.contract import sampling as contract_sampling
 from worker.contract.requests import EmbeddingParams, Params, ScoringParams, kind_of, params_from_json
 from worker.contract.results import ChoiceResult, Payload, ScoreResult, TokenLogprob, to_floats
-from worker.contract.sampling import FormatKind, OutputFormat, SamplingParams
+from worker.contract.sampling import FormatKind, Optimization, OutputFormat, SamplingParams
 from worker.contract.states import Outcome
 from worker.engine import sampling as engine_sampling
 from worker.engine.embedding import Embedding, EmbeddingRequest, Pooling
@@ -37,6 +37,7 @@ EVERYTHING = SamplingParams(
     prompt_logprobs=0,
     n=2,
     best_of=3,
+    optimization=Optimization.BASIC,
     format=OutputFormat(FormatKind.JSON_SCHEMA, {"type": "object", "properties": {"b": {}, "a": {}}}),
 )
 
@@ -78,7 +79,7 @@ def test_every_sampling_field_reaches_the_engine() -> None:
     (sent,) = to_engine(request(), "batch_1")
     assert isinstance(sent, GenerationRequest)
     assert (sent.id, sent.prompt, sent.job, sent.add_special_tokens) == ((7, 0), "one", "batch_1", True)
-    shared = {field.name for field in fields(EVERYTHING)} - {"format"}
+    shared = {field.name for field in fields(EVERYTHING)} - {"format", "optimization"}
     assert shared == {field.name for field in fields(sent.params)} - {"grammar"}
     for name in shared:
         assert getattr(sent.params, name) == getattr(EVERYTHING, name), name

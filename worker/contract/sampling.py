@@ -17,6 +17,14 @@ class FormatKind(StrEnum):
     CHOICE = "choice"
 
 
+class Optimization(StrEnum):
+    """What may make a request cheaper. Its tokens do not depend on it."""
+
+    NONE = "none"  # alone in its Steps, nothing cached
+    BASIC = "basic"  # batched with others
+    FULL = "full"  # batched, and served by every cache there is
+
+
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
     """What a whole output must be. `source` is a schema, a pattern or a list of options, as `kind` says."""
@@ -48,6 +56,7 @@ class SamplingParams:
     n: int = 1
     best_of: int | None = None
     format: OutputFormat | None = None
+    optimization: Optimization = Optimization.FULL
 
     @property
     def num_choices(self) -> int:
@@ -68,6 +77,8 @@ class SamplingParams:
             changed["logit_bias"] = [list(pair) for pair in self.logit_bias]
         if self.format is not None:
             changed["format"] = {"kind": self.format.kind.value, "source": self.format.source}
+        if "optimization" in changed:
+            changed["optimization"] = self.optimization.value
         return changed
 
     @classmethod
@@ -79,4 +90,6 @@ class SamplingParams:
         known["logit_bias"] = tuple((token, bias) for token, bias in known.get("logit_bias", ()))
         if found := known.get("format"):
             known["format"] = OutputFormat(FormatKind(found["kind"]), found["source"])
+        if "optimization" in known:
+            known["optimization"] = Optimization(known["optimization"])
         return cls(**known)

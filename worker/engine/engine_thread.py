@@ -146,6 +146,17 @@ class EngineThread:
         return self._loaded_engine().model_info
 
     @property
+    def limits(self) -> dict[str, Any]:
+        """What the engine was told to keep to, beside `model_info`."""
+        config = self._loaded_engine().config
+        return {
+            "max_num_sequences": config.max_num_sequences,
+            "max_tokens_per_step": config.max_tokens_per_step,
+            "enable_prefix_cache": config.enable_prefix_cache,
+            "admission": config.admission,
+        }
+
+    @property
     def stats(self) -> EngineStats:
         """A copy of the engine's counters."""
         return replace(self._loaded_engine().stats)

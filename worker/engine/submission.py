@@ -27,6 +27,7 @@ class Submission(Generic[OutcomeT]):
         self._arrived = threading.Condition()
         self._outcomes: list[OutcomeT] = []  # arrived and not taken
         self._error: EngineError | None = None
+        self._is_woken = False
 
     @property
     def is_done(self) -> bool:
@@ -42,14 +43,21 @@ class Submission(Generic[OutcomeT]):
         """
         deadline = time.monotonic() + timeout
         with self._arrived:
-            while not self._outcomes and self.num_open and self._error is None:
+            while not (self._outcomes or self._is_woken) and self.num_open and self._error is None:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._arrived.wait(left):
                     break
+            self._is_woken = False
             taken, self._outcomes = self._outcomes, []
             if not taken and self.num_open and self._error is not None:
                 raise self._error
             return taken
+
+    def wake(self) -> None:
+        """Have a `take` that waits return at once."""
+        with self._arrived:
+            self._is_woken = True
+            self._arrived.notify_all()
 
     def cancel(self) -> None:
         """End what is still open; its outcomes arrive as cancelled, a Completion with the text so far."""

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, Outcome, ShardState
 from worker.store import requests, webhooks
-from worker.store.notify import wake_dispatcher
+from worker.store.notify import wake_dispatcher, wake_interactive
 from worker.store.requests import NewRequest
 from worker.store.tables import BatchRow, ShardRow
 
@@ -28,6 +28,7 @@ class NewBatch:
     metadata: dict[str, Any] | None = None
     completion_window: timedelta | None = None
     lane: Lane = Lane.BATCH
+    id: str | None = None  # None: a new one
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,14 @@ class BatchView:
         return min(1.0, (self.settled_max_tokens + self.running_tokens) / max(1, self.max_output_tokens))
 
 
+def new_id() -> str:
+    """Return the id of a batch that is yet to be submitted."""
+    return f"batch_{uuid4().hex}"
+
+
 def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
     """Write the batch, its shards and its requests; return the batch's id. The caller commits."""
-    batch_id = f"batch_{uuid4().hex}"
+    batch_id = batch.id or new_id()
     window = batch.completion_window
     session.execute(
         insert(BatchRow).values(
@@ -105,7 +111,10 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
         ],
     ).all()
     requests.copy_in(session, batch_id, zip(shard_ids, slices, strict=True))
-    wake_dispatcher(session)
+    if batch.lane is Lane.INTERACTIVE:
+        wake_interactive(session, shard_ids)
+    else:
+        wake_dispatcher(session)
     return batch_id
 
 

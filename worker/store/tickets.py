@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import and_, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.messages import CALLBACKS_QUEUE, DELIVER_EVENT, GPU_QUEUE, RUN_SHARD, Ticket
-from worker.contract.states import BatchStatus, EventState, ShardState
+from worker.contract.states import BatchStatus, EventState, Lane, ShardState
 from worker.store.tables import BatchRow, ShardRow, WebhookEventRow
 
 
@@ -16,7 +16,8 @@ def issue_shards(session: Session, *, window: int, reissue_after: timedelta) -> 
 
     A ticket older than `reissue_after` whose shard is still unclaimed counts as lost.
     """
-    is_ready = ShardRow.state == ShardState.READY
+    # Interactive shards take no ticket: worker/tasks/interactive.py.
+    is_ready = and_(ShardRow.state == ShardState.READY, ShardRow.lane == Lane.BATCH)
     is_lost = ShardRow.ticketed_at <= func.now() - reissue_after
     outstanding = session.scalar(
         select(func.count()).where(is_ready, ShardRow.ticketed_at.is_not(None), ~is_lost)
