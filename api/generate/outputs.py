@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from api.errors import ApiError, RequestFailedError
 from worker.contract.feed import Told
 from worker.contract.results import ChoiceResult, Logprobs, Payload
+from worker.contract.states import Outcome
 from worker.store.requests import ResultView
 
 
@@ -61,3 +63,10 @@ def choices_of(result: ResultView) -> tuple[ChoiceResult, ...]:
     """Return every choice of a completed generation."""
     payload = result.payload or Payload()
     return payload.choices or (ChoiceResult(result.output or "", result.finish_reason or "stop"),)
+
+
+def failure(result: ResultView) -> ApiError | None:
+    """Return what is to be told of a request without a complete output; None: it has one."""
+    if result.outcome is Outcome.COMPLETED:
+        return None
+    return RequestFailedError(result.error_message or "the request failed", code=result.error_code)

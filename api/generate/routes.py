@@ -11,7 +11,8 @@ from starlette.concurrency import run_in_threadpool
 from api.batches import service as batches_service
 from api.dependencies import Services, ServicesDependency
 from api.errors import ApiError, WaitLimitError, documented, still_running
-from api.generate.outputs import GrowingOutputs, choices_of
+from api.generate.events import DONE, error_event, event
+from api.generate.outputs import GrowingOutputs, choices_of, failure
 from api.generate.schemas import (
     GenerateAnswer,
     GenerateBatchAnswer,
@@ -24,8 +25,6 @@ from api.generate.schemas import (
 )
 from api.generate.service import model_info, to_batch
 from api.generate.waiting import Work, submitted
-from api.openai.responses import failure
-from api.openai.streaming import DONE, error_event, event
 from worker.contract.sampling import Optimization
 from worker.store.batches import NewBatch
 from worker.store.requests import ResultView

@@ -5,22 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from api.checkpoint import Checkpoint
-from api.errors import ApiError, RequestFailedError
 from api.openai.bodies import Endpoint
 from worker.contract.results import ChoiceResult, Logprobs, Payload, to_floats
-from worker.contract.states import Outcome
 from worker.store.requests import ResultView
 
 ID_PREFIXES = {Endpoint.CHAT_COMPLETIONS: "chatcmpl-", Endpoint.COMPLETIONS: "cmpl-"}
 OBJECTS = {Endpoint.CHAT_COMPLETIONS: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
 MODEL_OWNER = "headrace"
-
-
-def failure(result: ResultView) -> ApiError | None:
-    """Return what is to be told of a request without a complete output; None: it has one."""
-    if result.outcome is Outcome.COMPLETED:
-        return None
-    return RequestFailedError(result.error_message or "the request failed", code=result.error_code)
 
 
 def to_response(

@@ -10,10 +10,11 @@ from starlette.concurrency import run_in_threadpool
 
 from api.dependencies import Services, ServicesDependency
 from api.errors import documented
+from api.generate.outputs import failure
 from api.generate.waiting import submitted
 from api.openai.bodies import Body, ChatBody, CompletionBody, EmbeddingBody, Endpoint
 from api.openai.requests import check_model, prompts_field, to_request
-from api.openai.responses import failure, to_model, to_response
+from api.openai.responses import to_model, to_response
 from api.openai.streaming import chunks
 from api.prompts import fit
 from worker.contract.sampling import SamplingParams

@@ -1,34 +1,21 @@
 """Chunks of a completion as OpenAI's clients read them: server-sent events."""
 
-import json
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 from api.checkpoint import Checkpoint
-from api.errors import ApiError, ErrorBody
-from api.generate.outputs import GrowingOutputs, Piece
+from api.errors import ApiError
+from api.generate.events import DONE, error_event, event
+from api.generate.outputs import GrowingOutputs, Piece, failure
 from api.generate.waiting import Work
 from api.openai.bodies import Endpoint
 from api.openai.responses import (
-    failure,
     response_id,
     to_chat_logprobs,
     to_completion_logprobs,
     to_usage,
 )
-
-DONE = "data: [DONE]\n\n"
-
-
-def event(body: Any) -> str:
-    """Return one server-sent event."""
-    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
-
-
-def error_event(error: ApiError) -> str:
-    """Return an error that came after the stream had begun."""
-    return event(ErrorBody(error=error.detail).model_dump())
 
 
 async def chunks(

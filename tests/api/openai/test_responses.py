@@ -11,8 +11,9 @@ from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion
 
 from api.checkpoint import Checkpoint
+from api.generate.outputs import failure
 from api.openai.bodies import Endpoint
-from api.openai.responses import failure, to_model, to_response
+from api.openai.responses import to_model, to_response
 from tests.fixtures.checkpoint import write_checkpoint
 from worker.contract.results import ChoiceResult, Payload, TokenLogprob
 from worker.contract.states import Outcome
