@@ -1,15 +1,18 @@
 """Every error a client sees, and the only place with HTTP status codes.
 
 ApiError
-├── InvalidInputError    422  a field is wrong; `param` names it
-├── NotFoundError        404  no such batch
-│   └── ModelNotFoundError    another model is served
-├── RequestFailedError   500  the engine could not run an accepted request; 400 if the request is to blame
-├── BodyTooLargeError    413  the body is over the limit
-├── NoWorkerError        503  nobody is there to do it now
-├── WaitLimitError       504  it takes longer than the client may wait
-├── ClientGoneError      499  nobody will read the answer
-└── KeyReusedError       422  an Idempotency-Key came back with another body
+├── InvalidInputError      422  a field is wrong; `param` names it
+├── AuthenticationError    401  no API key, or not a good one
+├── PermissionDeniedError  403  the API key does not allow it
+├── NotFoundError          404  no such batch, or another tenant's
+│   └── ModelNotFoundError      another model is served
+├── RateLimitedError       429  too many calls, or too much work queued
+├── RequestFailedError     500  an accepted request could not be run; 400 if the request is to blame
+├── BodyTooLargeError      413  the body is over the limit
+├── NoWorkerError          503  nobody is there to do it now
+├── WaitLimitError         504  it takes longer than the client may wait
+├── ClientGoneError        499  nobody will read the answer
+└── KeyReusedError         422  an Idempotency-Key came back with another body
 """
 
 import logging
@@ -26,6 +29,8 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
+from worker.store.quotas import QuotaExceededError
+
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = "5"
@@ -38,6 +43,7 @@ OPENAI_PATHS = (
     "/v1/uploads",
     "/v1/batches",
 )
+QUOTA_RETRY_SECONDS = 30  # room comes as work ends
 
 
 class ErrorDetail(BaseModel):
@@ -81,6 +87,7 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.code = code
+        self.headers: dict[str, str] = {}
 
     @property
     def detail(self) -> ErrorDetail:
@@ -92,6 +99,24 @@ class InvalidInputError(ApiError):
     """A field is wrong."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+class AuthenticationError(ApiError):
+    """Nobody knows who is calling."""
+
+    status = HTTPStatus.UNAUTHORIZED
+    type = "authentication_error"
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message, code=code)
+        self.headers = {"WWW-Authenticate": "Bearer"}
+
+
+class PermissionDeniedError(ApiError):
+    """The caller is known and may not do this."""
+
+    status = HTTPStatus.FORBIDDEN
+    type = "permission_error"
 
 
 class NotFoundError(ApiError):
@@ -137,6 +162,20 @@ class ClientGoneError(ApiError):
     """Nobody will read the answer."""
 
     status = 499  # as nginx logs it
+
+
+class RateLimitedError(ApiError):
+    """Not now. `retry_after` in seconds; None: waiting does not help."""
+
+    status = HTTPStatus.TOO_MANY_REQUESTS
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, *, code: str, retry_after: int | None) -> None:
+        super().__init__(message, code=code)
+        # The second is OpenAI's clients': they would try any 429 again.
+        self.headers = (
+            {"x-should-retry": "false"} if retry_after is None else {"Retry-After": str(retry_after)}
+        )
 
 
 class BodyTooLargeError(ApiError):
@@ -189,8 +228,20 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     def _api_error(http_request: HttpRequest, error: ApiError) -> JSONResponse:
-        status = _as_openai(http_request, error.status)
-        return error_response(status, error.message, error.type, param=error.param, code=error.code)
+        return error_response(
+            _as_openai(http_request, error.status),
+            error.message,
+            error.type,
+            param=error.param,
+            code=error.code,
+            headers=error.headers,
+        )
+
+    @app.exception_handler(QuotaExceededError)
+    def _quota_exceeded(http_request: HttpRequest, error: QuotaExceededError) -> JSONResponse:
+        retry_after = QUOTA_RETRY_SECONDS if error.can_wait else None
+        limited = RateLimitedError(str(error), code=f"quota_{error.quota}", retry_after=retry_after)
+        return _api_error(http_request, limited)
 
     @app.exception_handler(RequestValidationError)
     def _invalid(http_request: HttpRequest, error: RequestValidationError) -> JSONResponse:

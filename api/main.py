@@ -12,6 +12,7 @@ from api.dependencies import Services
 from api.generate import routes as generate
 from api.middleware import BodyLimit
 from api.openai import routes as openai
+from api.rate_limit import RateLimiter
 from worker.queue.broker import Broker
 from worker.queue.feed import FeedReader
 from worker.settings import Settings, settings
@@ -32,6 +33,7 @@ def create_app(config: Settings | None = None) -> FastAPI:
         broker=Broker(config.redis_url),
         checkpoint=Checkpoint.load(config.model),
         feeds=FeedReader(config.redis_url),
+        rate_limiter=RateLimiter(config.redis_url),
     )
 
     @asynccontextmanager

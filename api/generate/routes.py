@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.batches import service as batches_service
-from api.dependencies import Services, ServicesDependency
+from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import ApiError, WaitLimitError, documented, still_running
 from api.generate.events import DONE, error_event, event
 from api.generate.outputs import GrowingOutputs, choices_of, failure
@@ -36,7 +36,8 @@ GENERATE_TOKENS = 100
 
 @router.post(
     "/generate",
-    responses=documented(400, 413, 422, 500, 503, 504),
+    dependencies=[SUBMIT],
+    responses=documented(400, 401, 403, 413, 422, 429, 500, 503, 504),
     response_model=GenerateAnswer,
     summary="Continue a prompt and wait for it",
 )
@@ -77,7 +78,8 @@ async def _stream(
 
 @router.post(
     "/generate/batch",
-    responses=documented(400, 413, 422, 500, 503, 504),
+    dependencies=[SUBMIT],
+    responses=documented(400, 401, 403, 413, 422, 429, 500, 503, 504),
     summary="Continue prompts and wait for them",
 )
 async def generate_batch(
@@ -99,7 +101,8 @@ async def generate_batch(
 
 @router.post(
     "/batch/sync",
-    responses=documented(413, 422, 503),
+    dependencies=[SUBMIT],
+    responses=documented(401, 403, 413, 422, 429, 503),
     response_model=SyncAnswer,
     summary="Submit a small batch and wait for it",
 )
@@ -127,7 +130,12 @@ async def batch_sync(
     )
 
 
-@router.get("/model/info", responses=documented(503), summary="Look at the engine that runs")
+@router.get(
+    "/model/info",
+    dependencies=[READ],
+    responses=documented(401, 403, 429, 503),
+    summary="Look at the engine that runs",
+)
 def get_model_info(services: ServicesDependency) -> ModelInfoAnswer:
     """Return what the live workers say of their engine."""
     return model_info(services)

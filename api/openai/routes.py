@@ -8,7 +8,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from api.dependencies import Services, ServicesDependency
+from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import documented
 from api.generate.outputs import failure
 from api.generate.waiting import submitted
@@ -22,11 +22,17 @@ from worker.store.batches import NewBatch
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
-ERRORS = documented(400, 404, 413, 500, 503, 504)
+ERRORS = documented(400, 401, 403, 404, 413, 429, 500, 503, 504)
 EVENTS = "text/event-stream"
 
 
-@router.post("/chat/completions", responses=ERRORS, response_model=None, summary="Complete a chat")
+@router.post(
+    "/chat/completions",
+    dependencies=[SUBMIT],
+    responses=ERRORS,
+    response_model=None,
+    summary="Complete a chat",
+)
 async def chat_completions(
     body: ChatBody, http_request: HttpRequest, services: ServicesDependency
 ) -> JSONResponse | StreamingResponse:
@@ -34,7 +40,9 @@ async def chat_completions(
     return await _complete(services, http_request, Endpoint.CHAT_COMPLETIONS, body)
 
 
-@router.post("/completions", responses=ERRORS, response_model=None, summary="Complete prompts")
+@router.post(
+    "/completions", dependencies=[SUBMIT], responses=ERRORS, response_model=None, summary="Complete prompts"
+)
 async def completions(
     body: CompletionBody, http_request: HttpRequest, services: ServicesDependency
 ) -> JSONResponse | StreamingResponse:
@@ -42,7 +50,9 @@ async def completions(
     return await _complete(services, http_request, Endpoint.COMPLETIONS, body)
 
 
-@router.post("/embeddings", responses=ERRORS, response_model=None, summary="Embed texts")
+@router.post(
+    "/embeddings", dependencies=[SUBMIT], responses=ERRORS, response_model=None, summary="Embed texts"
+)
 async def embeddings(
     body: EmbeddingBody, http_request: HttpRequest, services: ServicesDependency
 ) -> JSONResponse:
@@ -51,13 +61,18 @@ async def embeddings(
     return await _whole(services, http_request, Endpoint.EMBEDDINGS, batch)
 
 
-@router.get("/models", summary="List the models")
+@router.get("/models", dependencies=[READ], responses=documented(401, 403, 429), summary="List the models")
 def models(services: ServicesDependency) -> dict[str, Any]:
     """List what is served: one model."""
     return {"object": "list", "data": [to_model(services.checkpoint)]}
 
 
-@router.get("/models/{model}", responses=documented(404), summary="Look at a model")
+@router.get(
+    "/models/{model}",
+    dependencies=[READ],
+    responses=documented(401, 403, 404, 429),
+    summary="Look at a model",
+)
 def get_model(model: str = Path(max_length=256), *, services: ServicesDependency) -> dict[str, Any]:
     """Return the model of this name."""
     check_model(services.checkpoint, model)

@@ -48,6 +48,13 @@ class NewRequest:
         """Every prompt, in order."""
         return self.inputs or (self.prompt,)
 
+    @property
+    def num_bytes(self) -> int:
+        """How much room its prompts take; a token id counts as four bytes."""
+        return sum(
+            len(prompt.encode()) if isinstance(prompt, str) else 4 * len(prompt) for prompt in self.prompts
+        )
+
     def max_output_tokens(self, batch_params: SamplingParams) -> int:
         """Return the most tokens it generates, over all prompts and choices."""
         params = self.params or batch_params
