@@ -8,11 +8,13 @@ ApiError
 │   └── ModelNotFoundError      another model is served
 ├── RateLimitedError       429  too many calls, or too much work queued
 ├── RequestFailedError     500  an accepted request could not be run; 400 if the request is to blame
+├── SlowBodyError          408  the body came too slowly
 ├── BodyTooLargeError      413  the body is over the limit
 ├── NoWorkerError          503  nobody is there to do it now
 ├── WaitLimitError         504  it takes longer than the client may wait
 ├── ClientGoneError        499  nobody will read the answer
-└── KeyReusedError         422  an Idempotency-Key came back with another body
+├── KeyReusedError         422  an Idempotency-Key came back with another body
+└── NotConfiguredError     501  this deployment lacks a setting that the feature needs
 """
 
 import logging
@@ -178,6 +180,12 @@ class RateLimitedError(ApiError):
         )
 
 
+class SlowBodyError(ApiError):
+    """The body came too slowly."""
+
+    status = HTTPStatus.REQUEST_TIMEOUT
+
+
 class BodyTooLargeError(ApiError):
     """The body is over the limit."""
 
@@ -189,6 +197,13 @@ class KeyReusedError(ApiError):
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     type = "idempotency_error"
+
+
+class NotConfiguredError(ApiError):
+    """This deployment lacks a setting that the feature needs."""
+
+    status = HTTPStatus.NOT_IMPLEMENTED
+    type = "not_configured_error"
 
 
 def error_response(
@@ -268,7 +283,7 @@ def install(app: FastAPI) -> None:
             return _api_error(http_request, cause)
         return error_response(
             error.status_code,
-            f"the body cannot be read: {cause}" if cause else str(error.detail),
+            f"the body cannot be read: {_why(cause)}" if cause else str(error.detail),
             "invalid_request_error",
             param="body" if cause else None,
             headers=dict(error.headers or {}),
@@ -290,6 +305,10 @@ def install(app: FastAPI) -> None:
     def _unexpected(_: HttpRequest, error: Exception) -> JSONResponse:
         logger.error("unexpected error", exc_info=error)
         return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", "server_error")
+
+
+def _why(cause: BaseException) -> str:
+    return "it is nested too deeply" if isinstance(cause, RecursionError) else str(cause)
 
 
 def _as_openai(http_request: HttpRequest, status: int) -> int:

@@ -6,13 +6,16 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from api import errors, health
+from api.audit import routes as audit
 from api.batches import routes as batches
 from api.checkpoint import Checkpoint
 from api.dependencies import Services
 from api.generate import routes as generate
-from api.middleware import BodyLimit
+from api.middleware import BodyLimit, SecurityHeaders
 from api.openai import routes as openai
 from api.rate_limit import RateLimiter
+from api.slow_clients import SlowBodies
+from api.webhooks import routes as webhooks
 from worker.queue.broker import Broker
 from worker.queue.feed import FeedReader
 from worker.settings import Settings, settings
@@ -46,9 +49,13 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app = FastAPI(title="Headrace", version="0.1.0", description=DESCRIPTION, lifespan=lifespan)
     app.state.services = services
     errors.install(app)
+    app.add_middleware(SlowBodies)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.add_middleware(SecurityHeaders)
     app.include_router(health.router)
     app.include_router(generate.router)
     app.include_router(openai.router)
     app.include_router(batches.router)
+    app.include_router(webhooks.router)
+    app.include_router(audit.router)
     return app

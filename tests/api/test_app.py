@@ -50,6 +50,7 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
     assert set(document["paths"]) == {
         "/health",
         "/ready",
+        "/v1/audit",
         "/v1/batch/async",
         "/v1/batch/stats",
         "/v1/batch/sync",
@@ -64,6 +65,15 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
         "/v1/batch/{batch_id}",
         "/v1/batch/{batch_id}/cancel",
         "/v1/batch/{batch_id}/results",
+        "/v1/webhooks/endpoints",
+        "/v1/webhooks/endpoints/{endpoint_id}",
+        "/v1/webhooks/endpoints/{endpoint_id}/ping",
+        "/v1/webhooks/endpoints/{endpoint_id}/replay",
+        "/v1/webhooks/endpoints/{endpoint_id}/rotate",
+        "/v1/webhooks/events",
+        "/v1/webhooks/events/{event_id}",
+        "/v1/webhooks/events/{event_id}/attempts",
+        "/v1/webhooks/events/{event_id}/replay",
     }
     for path, methods in document["paths"].items():
         for operation in methods.values():

@@ -13,7 +13,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from worker.contract.states import BatchStatus, Lane, ShardState
-from worker.store.tables import BatchRow, FairShareRow, ShardRow, TenantRow
+from worker.store.access_tables import FairShareRow, TenantRow
+from worker.store.tables import BatchRow, ShardRow
 
 # Who had nothing waiting may be so many tokens, over its weight, ahead of those who had: a small batch need
 # not share before it has used them up. More is not saved.
@@ -87,9 +88,9 @@ def places(session: Session, waiting: Sequence[Waiting]) -> dict[int, float]:
     ticketed = select(func.min(ShardRow.virtual_start)).where(
         ShardRow.state == ShardState.READY, ShardRow.ticketed_at.is_not(None)
     )
-    virtual_time = session.scalar(
-        select(func.coalesce(running.scalar_subquery(), ticketed.scalar_subquery()))
-    )
+    virtual_time = session.scalar(running)
+    if virtual_time is None:
+        virtual_time = session.scalar(ticketed)
     if virtual_time is None:  # there is no work: nobody is behind
         virtual_time = max(finishes.values(), default=0.0)
     given: dict[int, float] = {}

@@ -68,11 +68,13 @@ class Table(DeclarativeBase):
     }
 
 
-def _in(column: str, values: set[str] | frozenset[str]) -> Any:
+def is_in(column: str, values: set[str] | frozenset[str]) -> Any:
+    """Return the condition of a partial index."""
     return text(f"{column} IN ({', '.join(repr(str(v)) for v in sorted(values))})")
 
 
-def _created_at() -> MappedColumn[datetime]:
+def created_now() -> MappedColumn[datetime]:
+    """Return a column that says when its row was inserted."""
     return mapped_column(server_default=func.now())
 
 
@@ -90,7 +92,7 @@ class BatchRow(Owned, Table):
         CheckConstraint("num_completed + num_failed + num_cancelled <= num_requests", name="counts"),
         Index(None, "created_at", "id"),
         Index(None, "tenant_id", "created_at", "id"),
-        Index("batches_live_index", "expires_at", postgresql_where=_in("status", LIVE_STATUSES)),
+        Index("batches_live_index", "expires_at", postgresql_where=is_in("status", LIVE_STATUSES)),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -114,7 +116,7 @@ class BatchRow(Owned, Table):
     output_tokens: Mapped[int] = mapped_column(server_default="0")
     stored_bytes: Mapped[int] = mapped_column(server_default="0")  # prompts, and outputs so far
 
-    created_at: Mapped[datetime] = _created_at()
+    created_at: Mapped[datetime] = created_now()
     started_at: Mapped[datetime | None]
     cancelled_at: Mapped[datetime | None]  # when the cancel was asked for
     expires_at: Mapped[datetime | None]
@@ -137,7 +139,7 @@ class ShardRow(Owned, Table):
             "tenant_id",
             text("priority DESC"),
             "id",
-            postgresql_where=_in("state", {ShardState.READY}),
+            postgresql_where=is_in("state", {ShardState.READY}),
         ),
         Index(
             "shards_ticketed_index",
@@ -145,7 +147,7 @@ class ShardRow(Owned, Table):
             postgresql_where=text("state IN ('ready') AND ticketed_at IS NOT NULL"),
         ),
         Index(
-            "shards_running_index", "lease_expires_at", postgresql_where=_in("state", {ShardState.RUNNING})
+            "shards_running_index", "lease_expires_at", postgresql_where=is_in("state", {ShardState.RUNNING})
         ),
         Index(
             "shards_interactive_index",
@@ -225,54 +227,7 @@ class ResultRow(Table):
     num_output_tokens: Mapped[int]
     error_code: Mapped[str | None]
     error_message: Mapped[str | None]
-    created_at: Mapped[datetime] = _created_at()
-
-
-class WebhookEventRow(Table):
-    """What a receiver must be told. Written in the transaction that ends the batch."""
-
-    __tablename__ = "webhook_events"
-    __table_args__ = (
-        Index(None, "batch_id", unique=True),
-        Index(
-            "webhook_events_due_index", "next_attempt_at", postgresql_where=_in("state", {EventState.PENDING})
-        ),
-        Index(
-            "webhook_events_sending_index",
-            "lease_expires_at",
-            postgresql_where=_in("state", {EventState.SENDING}),
-        ),
-    )
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"))
-    type: Mapped[str]
-    url: Mapped[str]
-    body: Mapped[str]  # the exact text that is signed and sent
-    state: Mapped[EventState]
-    attempts: Mapped[int] = mapped_column(server_default="0")
-    next_attempt_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    fence: Mapped[int] = mapped_column(server_default="0")
-    lease_expires_at: Mapped[datetime | None]
-    num_tickets: Mapped[int] = mapped_column(server_default="0")
-    ticketed_at: Mapped[datetime | None]
-    created_at: Mapped[datetime] = _created_at()
-    settled_at: Mapped[datetime | None]
-
-
-class DeliveryAttemptRow(Table):
-    """One try at delivering a WebhookEvent."""
-
-    __tablename__ = "delivery_attempts"
-
-    event_id: Mapped[str] = mapped_column(
-        ForeignKey("webhook_events.id", ondelete="CASCADE"), primary_key=True
-    )
-    number: Mapped[int] = mapped_column(primary_key=True)
-    created_at: Mapped[datetime] = _created_at()
-    duration_ms: Mapped[int]
-    status_code: Mapped[int | None]
-    error: Mapped[str | None]
+    created_at: Mapped[datetime] = created_now()
 
 
 class IdempotencyKeyRow(Owned, Table):
@@ -285,7 +240,7 @@ class IdempotencyKeyRow(Owned, Table):
     key: Mapped[str] = mapped_column(primary_key=True)
     fingerprint: Mapped[str]  # SHA-256 of the body, hexadecimal
     batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"))
-    created_at: Mapped[datetime] = _created_at()
+    created_at: Mapped[datetime] = created_now()
 
 
 class WorkerRow(Table):
@@ -297,59 +252,5 @@ class WorkerRow(Table):
     queue: Mapped[str]
     slots: Mapped[int]
     info: Mapped[dict[str, Any]]
-    started_at: Mapped[datetime] = _created_at()
+    started_at: Mapped[datetime] = created_now()
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
-
-
-class TenantRow(Table):
-    """Whose work it is, and how much of it is allowed. No limit: None."""
-
-    __tablename__ = "tenants"
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    weight: Mapped[int] = mapped_column(server_default="1")  # its share of the workers beside the others'
-    max_batches: Mapped[int | None]  # not ended
-    max_requests: Mapped[int | None]  # without a result, in batches that have not ended
-    max_tokens: Mapped[int | None]  # of those requests: prompts, and outputs at their longest
-    max_bytes: Mapped[int | None]  # prompts and outputs kept
-    calls_per_minute: Mapped[int | None]  # of the API
-    created_at: Mapped[datetime] = _created_at()
-
-
-class FairShareRow(Table):
-    """How much of the workers a tenant has been given, in tokens over its weight."""
-
-    __tablename__ = "fair_shares"
-
-    tenant_id: Mapped[str] = mapped_column(primary_key=True)
-    virtual_finish: Mapped[float]
-
-
-class ApiKeyRow(Table):
-    """A key to the API: what is needed to recognize it, and never the key itself."""
-
-    __tablename__ = "api_keys"
-    __table_args__ = (Index(None, "tenant_id"),)
-
-    prefix: Mapped[str] = mapped_column(primary_key=True)  # the part of the key that may be seen
-    digest: Mapped[str]  # SHA-256 of the whole key, hexadecimal
-    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
-    name: Mapped[str]
-    scopes: Mapped[list[str]]
-    created_at: Mapped[datetime] = _created_at()
-    expires_at: Mapped[datetime | None]
-    revoked_at: Mapped[datetime | None]
-    last_used_at: Mapped[datetime | None]  # to the minute
-
-
-class AuditRow(Table):
-    """An administrative act: who did what to what, written in the transaction that did it."""
-
-    __tablename__ = "audit_log"
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-    created_at: Mapped[datetime] = _created_at()
-    actor: Mapped[str]  # the prefix of a key, or the operating system's user on the command line
-    act: Mapped[str]
-    target: Mapped[str]
-    details: Mapped[dict[str, Any]]
