@@ -2,8 +2,12 @@
 
 ApiError
 ├── InvalidInputError    422  a field is wrong; `param` names it
+│   └── InvalidLinesError     some lines of a file are wrong; `lines` names them
 ├── NotFoundError        404  no such batch
 ├── BodyTooLargeError    413  the body is over the limit
+├── ConflictError        409  the thing is in a state that does not allow it
+├── RangeError           416  the bytes asked for are not there
+├── StorageFullError     503  files cannot be kept now
 └── KeyReusedError       422  an Idempotency-Key came back with another body
 """
 
@@ -16,7 +20,7 @@ from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
@@ -26,6 +30,15 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER_SECONDS = "5"
 
 
+class LineError(BaseModel):
+    """What is wrong with a line of a file. `line` counts from 1."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
 class ErrorDetail(BaseModel):
     """What went wrong. `param` is the path of the field, such as `prompts[3]`."""
 
@@ -33,6 +46,7 @@ class ErrorDetail(BaseModel):
     type: str
     param: str | None = None
     code: str | None = None
+    lines: list[LineError] | None = Field(default=None, description="the first wrong lines of a file")
 
 
 class ErrorBody(BaseModel):
@@ -61,6 +75,8 @@ class ApiError(Exception):
 
     status: ClassVar[int] = HTTPStatus.INTERNAL_SERVER_ERROR
     type: ClassVar[str] = "invalid_request_error"
+    headers: ClassVar[dict[str, str]] = {}
+    lines: Sequence[LineError] = ()
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -73,6 +89,15 @@ class InvalidInputError(ApiError):
     """A field is wrong."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+class InvalidLinesError(InvalidInputError):
+    """Some lines of a file are wrong: nothing of it was kept."""
+
+    def __init__(self, lines: Sequence[LineError]) -> None:
+        first = lines[0]
+        super().__init__(f"line {first.line}: {first.message}", param=first.param, code=first.code)
+        self.lines = lines
 
 
 class NotFoundError(ApiError):
@@ -95,6 +120,27 @@ class KeyReusedError(ApiError):
     type = "idempotency_error"
 
 
+class ConflictError(ApiError):
+    """The thing is in a state that does not allow it; trying again changes nothing."""
+
+    status = HTTPStatus.CONFLICT
+    headers: ClassVar[dict[str, str]] = {"x-should-retry": "false"}
+
+
+class RangeError(ApiError):
+    """The bytes asked for are not there."""
+
+    status = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+
+
+class StorageFullError(ApiError):
+    """Files cannot be kept now: nothing was accepted."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    type = "service_unavailable"
+    headers: ClassVar[dict[str, str]] = {"Retry-After": RETRY_AFTER_SECONDS}
+
+
 def error_response(
     status: int,
     message: str,
@@ -102,11 +148,13 @@ def error_response(
     *,
     param: str | None = None,
     code: str | None = None,
+    lines: Sequence[LineError] = (),
     headers: dict[str, str] | None = None,
 ) -> JSONResponse:
     """Return the one shape of error."""
-    detail = ErrorDetail(message=message, type=error_type, param=param, code=code)
-    return JSONResponse(ErrorBody(error=detail).model_dump(), status_code=status, headers=headers)
+    detail = ErrorDetail(message=message, type=error_type, param=param, code=code, lines=list(lines) or None)
+    body = ErrorBody(error=detail).model_dump(exclude=None if lines else {"error": {"lines"}})
+    return JSONResponse(body, status_code=status, headers=headers)
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -127,7 +175,15 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     def _api_error(_: HttpRequest, error: ApiError) -> JSONResponse:
-        return error_response(error.status, error.message, error.type, param=error.param, code=error.code)
+        return error_response(
+            error.status,
+            error.message,
+            error.type,
+            param=error.param,
+            code=error.code,
+            lines=error.lines,
+            headers=error.headers,
+        )
 
     @app.exception_handler(RequestValidationError)
     def _invalid(_: HttpRequest, error: RequestValidationError) -> JSONResponse:

@@ -23,7 +23,15 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
 
-from worker.contract.states import LIVE_STATUSES, BatchStatus, EventState, Outcome, ShardState
+from worker.contract.states import (
+    LIVE_STATUSES,
+    BatchStatus,
+    EventState,
+    FilesStage,
+    Outcome,
+    ShardState,
+    UploadStatus,
+)
 
 NAMING_CONVENTION = {
     "ix": "%(table_name)s_%(column_0_N_name)s_index",
@@ -59,6 +67,8 @@ class Table(DeclarativeBase):
         ShardState: _one_of("state", ShardState),
         EventState: _one_of("state", EventState),
         Outcome: _one_of("outcome", Outcome),
+        FilesStage: _one_of("stage", FilesStage),
+        UploadStatus: _one_of("status", UploadStatus),
     }
 
 
@@ -87,6 +97,8 @@ class BatchRow(Table):
     priority: Mapped[int] = mapped_column(server_default="0")  # higher runs sooner
     callback_url: Mapped[str | None]
 
+    input_file_id: Mapped[str | None]  # None: its requests came with it
+    num_unread: Mapped[int] = mapped_column(server_default="0")  # lines of that file without a request yet
     num_requests: Mapped[int]
     num_completed: Mapped[int] = mapped_column(server_default="0")
     num_failed: Mapped[int] = mapped_column(server_default="0")
@@ -264,3 +276,86 @@ class WorkerRow(Table):
     info: Mapped[dict[str, Any]]
     started_at: Mapped[datetime] = _created_at()
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class FileRow(Table):
+    """A file as a client knows it; its bytes are a Blob."""
+
+    __tablename__ = "files"
+    __table_args__ = (
+        Index(None, "created_at", "id"),
+        Index(None, "sha256"),
+        Index("files_expiring_index", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    purpose: Mapped[str]
+    filename: Mapped[str]
+    sha256: Mapped[str]
+    num_bytes: Mapped[int]
+    num_lines: Mapped[int | None]  # of a batch's input
+    endpoint: Mapped[str | None]  # of every line of a batch's input; None where lines differ
+    created_at: Mapped[datetime] = _created_at()
+    expires_at: Mapped[datetime | None]
+
+
+class UploadRow(Table):
+    """A file that arrives in parts."""
+
+    __tablename__ = "uploads"
+    __table_args__ = (
+        Index("uploads_pending_index", "expires_at", postgresql_where=_in("status", {UploadStatus.PENDING})),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    status: Mapped[UploadStatus]
+    purpose: Mapped[str]
+    filename: Mapped[str]
+    mime_type: Mapped[str]
+    num_bytes: Mapped[int]  # as announced
+    file_lifetime_seconds: Mapped[int | None]
+    file_id: Mapped[str | None]
+    created_at: Mapped[datetime] = _created_at()
+    expires_at: Mapped[datetime]
+
+
+class UploadPartRow(Table):
+    """A part of an Upload; its bytes are a Blob."""
+
+    __tablename__ = "upload_parts"
+    __table_args__ = (Index(None, "upload_id"), Index(None, "sha256"))
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    upload_id: Mapped[str] = mapped_column(ForeignKey("uploads.id", ondelete="CASCADE"))
+    sha256: Mapped[str]
+    num_bytes: Mapped[int]
+    created_at: Mapped[datetime] = _created_at()
+
+
+class BatchFilesRow(Table):
+    """The files of a Batch that was made from one."""
+
+    __tablename__ = "batch_files"
+    __table_args__ = (
+        Index(
+            "batch_files_open_index",
+            "due_at",
+            postgresql_where=_in("stage", {FilesStage.READING, FilesStage.RUNNING}),
+        ),
+        Index(None, "input_file_id"),
+    )
+
+    batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True)
+    stage: Mapped[FilesStage]
+    endpoint: Mapped[str]
+    input_file_id: Mapped[str]
+    completion_window: Mapped[str]  # as the client wrote it
+    output_lifetime_seconds: Mapped[int | None]
+    output_file_id: Mapped[str | None]
+    error_file_id: Mapped[str | None]
+    errors: Mapped[list[dict[str, Any]] | None] = mapped_column(JSONB)  # why no line of it could be run
+
+    fence: Mapped[int] = mapped_column(server_default="0")  # rises with every claim, never otherwise
+    due_at: Mapped[datetime] = mapped_column(server_default=func.now())  # while claimed: its lease's end
+    read_at: Mapped[datetime | None]  # when its last line had become a request
+    written_at: Mapped[datetime | None]  # when its files were complete

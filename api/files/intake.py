@@ -1,0 +1,120 @@
+"""Takes a file in: measured, hashed, spooled to disk and checked line by line while it arrives."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from api.errors import BodyTooLargeError, InvalidInputError, InvalidLinesError
+from api.files.gunzip import MAGIC, Gunzip
+from api.files.lines import LineChecker, LineSplitter, LineTooLongError
+
+SLICE_BYTES = 32 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a file may be."""
+
+    max_file_bytes: int
+    max_line_bytes: int
+    max_lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A file that is on disk, whole and checked."""
+
+    path: Path
+    sha256: str
+    num_bytes: int
+    num_lines: int
+    endpoint: str | None  # None: its lines differ
+
+
+class Intake:
+    """A file on its way in. Close it whatever happens: that removes what is on disk."""
+
+    def __init__(
+        self, directory: Path, limits: Limits, checks: Mapping[str, Callable[[dict[str, Any]], object]]
+    ) -> None:
+        self._limits = limits
+        self._checker = LineChecker(checks, limits.max_lines)
+        self._splitter = LineSplitter(limits.max_line_bytes)
+        self._digest = hashlib.sha256()
+        self._num_bytes = 0
+        self._head: bytes | None = b""  # until it is known whether this is gzip
+        self._gunzip: Gunzip | None = None
+        directory.mkdir(parents=True, exist_ok=True)
+        self._path = directory / uuid4().hex
+        self._file = self._path.open("xb")
+
+    def feed(self, data: bytes) -> Iterator[None]:
+        """Take some bytes; yield after each little piece of work, so that others can have their turn.
+
+        Raises:
+            BodyTooLargeError: the file is over the limit.
+            InvalidInputError: it says that it is gzip and is not.
+
+        """
+        if self._head is not None:
+            self._head += data
+            if len(self._head) < len(MAGIC):
+                return
+            data, self._head = self._head, None
+            if data.startswith(MAGIC):
+                self._gunzip = Gunzip()
+        for piece in self._gunzip.feed(data) if self._gunzip else (data,):
+            for start in range(0, len(piece), SLICE_BYTES):
+                self._take(piece[start : start + SLICE_BYTES])
+                yield
+
+    def finish(self) -> Received:
+        """Say that the file has ended.
+
+        Raises:
+            InvalidLinesError: some lines are wrong.
+            InvalidInputError: there is no line, or the gzip is cut off.
+
+        """
+        if self._head:
+            self._take(self._head)
+        if self._gunzip:
+            self._take(self._gunzip.close())
+        self._check_lines(self._splitter.close())
+        if self._checker.errors:
+            raise InvalidLinesError(self._checker.errors)
+        if not self._checker.num_lines:
+            raise InvalidInputError("file: has no lines", param="file", code="empty_file")
+        self._file.close()
+        urls = self._checker.urls
+        return Received(
+            path=self._path,
+            sha256=self._digest.hexdigest(),
+            num_bytes=self._num_bytes,
+            num_lines=self._checker.num_lines,
+            endpoint=next(iter(urls)) if len(urls) == 1 else None,
+        )
+
+    def close(self) -> None:
+        """Remove what is on disk."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def _take(self, piece: bytes) -> None:
+        self._num_bytes += len(piece)
+        if self._num_bytes > self._limits.max_file_bytes:
+            most = self._limits.max_file_bytes
+            raise BodyTooLargeError(f"file: over the limit of {most} bytes", param="file")
+        self._digest.update(piece)
+        self._file.write(piece)
+        self._check_lines(self._splitter.feed(piece))
+
+    def _check_lines(self, lines: Iterator[tuple[int, bytes]]) -> None:
+        try:
+            for number, line in lines:
+                self._checker.check(number, line)
+        except LineTooLongError as error:
+            raise InvalidLinesError([*self._checker.errors, error.at(error.number)]) from error
