@@ -1,12 +1,15 @@
 """What routes are given: the store, the broker, the checkpoint, the settings."""
 
 import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from fastapi import Depends, Header
 from fastapi import Request as HttpRequest
 
+from api.blobs.store import BlobStore
 from api.checkpoint import Checkpoint
 from worker.queue.broker import Broker
 from worker.settings import Settings
@@ -21,6 +24,14 @@ class Services:
     store: Store
     broker: Broker
     checkpoint: Checkpoint
+    blobs: BlobStore
+    # How the body of a line is checked, by endpoint. A check raises ApiError or pydantic's ValidationError.
+    body_checks: Mapping[str, Callable[[dict[str, Any]], object]]
+
+    @property
+    def spool(self) -> Path:
+        """Where files are while they arrive."""
+        return self.settings.data_dir / "incoming"
 
 
 @dataclass(frozen=True, slots=True)

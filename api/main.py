@@ -7,9 +7,12 @@ from fastapi import FastAPI
 
 from api import errors, health
 from api.batches import routes as batches
+from api.blobs.store import blob_store
 from api.checkpoint import Checkpoint
 from api.dependencies import Services
+from api.files import routes as files
 from api.middleware import BodyLimit
+from api.uploads import routes as uploads
 from worker.queue.broker import Broker
 from worker.settings import Settings, settings
 from worker.store.session import Store
@@ -28,6 +31,8 @@ def create_app(config: Settings | None = None) -> FastAPI:
         store=Store(config.database_url),
         broker=Broker(config.redis_url),
         checkpoint=Checkpoint.load(config.model),
+        blobs=blob_store(config),
+        body_checks={},
     )
 
     @asynccontextmanager
@@ -42,4 +47,6 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.include_router(health.router)
     app.include_router(batches.router)
+    app.include_router(files.router)
+    app.include_router(uploads.router)
     return app

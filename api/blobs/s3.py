@@ -1,4 +1,4 @@
-"""Blobs in an S3 bucket, or whatever speaks its protocol. Credentials come from AWS_* as its tools read them."""
+"""Blobs in an S3 bucket, or what speaks its protocol. Credentials come from AWS_*, as usual."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ class S3Blobs:
         self._bucket = S3Store.from_url(url, **options)
 
     def keep(self, path: Path, sha256: str) -> None:
-        """Upload the file, in parts if it is large; again if it is there, so that it is young to the sweep."""
+        """Upload the file, in parts if it is large; one that is there becomes young again."""
         with _storage_errors():
             obstore.put(self._bucket, sha256, path, chunk_size=PART_BYTES, max_concurrency=2)
 

@@ -14,23 +14,26 @@ class Gunzip:
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(wbits=31)
-        self._has_begun = False
+        self._is_at_border = False  # a member has ended, and none has begun since
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield what some more bytes unpack to, in pieces."""
         try:
             while data:
-                if self._inflate.eof:
-                    data = b"" if not data.strip(b"\x00") else data
-                    self._inflate = zlib.decompressobj(wbits=31)
-                    self._has_begun = False
-                    continue
-                self._has_begun = True
-                if piece := self._inflate.decompress(data, PIECE_BYTES):
+                if self._is_at_border:
+                    data = data.lstrip(b"\x00")  # padding
+                    self._inflate, self._is_at_border = zlib.decompressobj(wbits=31), False
+                elif piece := self._inflate.decompress(data, PIECE_BYTES):
                     yield piece
-                data = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
+                    data = self._left()
+                else:
+                    data = self._left()
         except zlib.error as error:
             raise InvalidInputError(f"file: damaged gzip: {error}", param="file") from error
+
+    def _left(self) -> bytes:
+        self._is_at_border = self._inflate.eof
+        return self._inflate.unused_data if self._is_at_border else self._inflate.unconsumed_tail
 
     def close(self) -> bytes:
         """Say that the stream has ended; return the last of it.
@@ -40,6 +43,6 @@ class Gunzip:
 
         """
         last = self._inflate.flush()
-        if self._has_begun and not self._inflate.eof:
+        if not (self._is_at_border or self._inflate.eof):
             raise InvalidInputError("file: the gzip stream is cut off", param="file")
         return last

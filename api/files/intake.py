@@ -34,22 +34,59 @@ class Received:
     endpoint: str | None  # None: its lines differ
 
 
+class Spool:
+    """A file on disk that grows, with its digest. Close it whatever happens: that removes it."""
+
+    def __init__(self, directory: Path, max_bytes: int, *, name: str = "file") -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.path = directory / uuid4().hex
+        self.num_bytes = 0
+        self._name = name
+        self._max_bytes = max_bytes
+        self._digest = hashlib.sha256()
+        self._file = self.path.open("xb")
+
+    @property
+    def sha256(self) -> str:
+        """The digest of what was written, hexadecimal."""
+        return self._digest.hexdigest()
+
+    def write(self, piece: bytes) -> None:
+        """Add some bytes; raises BodyTooLargeError over the limit."""
+        self.num_bytes += len(piece)
+        if self.num_bytes > self._max_bytes:
+            raise BodyTooLargeError(
+                f"{self._name}: over the limit of {self._max_bytes} bytes", param=self._name
+            )
+        self._digest.update(piece)
+        self._file.write(piece)
+
+    def take(self, piece: bytes) -> Iterator[None]:
+        """Add some bytes, as a sink that does nothing else with them."""
+        self.write(piece)
+        return iter(())
+
+    def flush(self) -> None:
+        """Give what was written to the operating system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Remove it."""
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+
 class Intake:
-    """A file on its way in. Close it whatever happens: that removes what is on disk."""
+    """A batch's input file on its way in. Close it whatever happens."""
 
     def __init__(
         self, directory: Path, limits: Limits, checks: Mapping[str, Callable[[dict[str, Any]], object]]
     ) -> None:
-        self._limits = limits
         self._checker = LineChecker(checks, limits.max_lines)
         self._splitter = LineSplitter(limits.max_line_bytes)
-        self._digest = hashlib.sha256()
-        self._num_bytes = 0
         self._head: bytes | None = b""  # until it is known whether this is gzip
         self._gunzip: Gunzip | None = None
-        directory.mkdir(parents=True, exist_ok=True)
-        self._path = directory / uuid4().hex
-        self._file = self._path.open("xb")
+        self._spool = Spool(directory, limits.max_file_bytes)
 
     def feed(self, data: bytes) -> Iterator[None]:
         """Take some bytes; yield after each little piece of work, so that others can have their turn.
@@ -88,28 +125,22 @@ class Intake:
             raise InvalidLinesError(self._checker.errors)
         if not self._checker.num_lines:
             raise InvalidInputError("file: has no lines", param="file", code="empty_file")
-        self._file.close()
+        self._spool.flush()
         urls = self._checker.urls
         return Received(
-            path=self._path,
-            sha256=self._digest.hexdigest(),
-            num_bytes=self._num_bytes,
+            path=self._spool.path,
+            sha256=self._spool.sha256,
+            num_bytes=self._spool.num_bytes,
             num_lines=self._checker.num_lines,
             endpoint=next(iter(urls)) if len(urls) == 1 else None,
         )
 
     def close(self) -> None:
         """Remove what is on disk."""
-        self._file.close()
-        self._path.unlink(missing_ok=True)
+        self._spool.close()
 
     def _take(self, piece: bytes) -> None:
-        self._num_bytes += len(piece)
-        if self._num_bytes > self._limits.max_file_bytes:
-            most = self._limits.max_file_bytes
-            raise BodyTooLargeError(f"file: over the limit of {most} bytes", param="file")
-        self._digest.update(piece)
-        self._file.write(piece)
+        self._spool.write(piece)
         self._check_lines(self._splitter.feed(piece))
 
     def _check_lines(self, lines: Iterator[tuple[int, bytes]]) -> None:

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from api.batches.schemas import NonEmptyText
 from api.errors import ApiError, LineError, field_path
+
+T = TypeVar("T")
 
 BOM = b"\xef\xbb\xbf"
 MAX_ERRORS = 20  # wrong lines that are told at once
@@ -149,32 +151,41 @@ class LineChecker:
         """Check a line; what is wrong is noted in `errors`, up to MAX_ERRORS of them."""
         if len(self.errors) >= MAX_ERRORS:
             return
-        self.num_lines += 1
         try:
-            if self.num_lines > self.max_lines:
-                raise WrongLineError("too_many_lines", f"a file may have at most {self.max_lines} requests")
-            line = read_line(text)
-            self._check_custom_id(line.custom_id)
-            check = self.checks.get(line.url)
-            if check is None:
-                known = ", ".join(sorted(self.checks))
-                raise WrongLineError("invalid_url", f"url: must be one of {known}", "url")
-            self.urls.add(line.url)
-            check(line.body)
+            self._check(text)
         except WrongLineError as error:
             self.errors.append(error.at(number))
-        except ValidationError as error:
-            try:
-                raise_first(error, "body")
-            except WrongLineError as wrong:
-                self.errors.append(wrong.at(number))
-        except ApiError as error:
-            param = f"body.{error.param}" if error.param else "body"
-            wrong = WrongLineError(error.code or "invalid_body", f"body.{error.message}", param)
-            self.errors.append(wrong.at(number))
 
-    def _check_custom_id(self, custom_id: str) -> None:
-        key = custom_id.encode()
+    def _check(self, text: bytes) -> None:
+        self.num_lines += 1
+        if self.num_lines > self.max_lines:
+            raise WrongLineError("too_many_lines", f"a file may have at most {self.max_lines} requests")
+        line = read_line(text)
+        key = line.custom_id.encode()
         if key in self._custom_ids:
-            raise WrongLineError("duplicate_custom_id", f"custom_id: {custom_id!r} was used before", "custom_id")
+            raise WrongLineError(
+                "duplicate_custom_id", f"custom_id: {line.custom_id!r} was used before", "custom_id"
+            )
         self._custom_ids.add(key)
+        self.urls.add(line.url)
+        check_body(line, self.checks)
+
+
+def check_body(line: Line, checks: Mapping[str, Callable[[dict[str, Any]], T]]) -> T:
+    """Check a line's body by its endpoint; return what the check makes of it.
+
+    Raises:
+        WrongLineError: there is no such endpoint, or it would refuse the body.
+
+    """
+    check = checks.get(line.url)
+    if check is None:
+        raise WrongLineError("invalid_url", f"url: must be one of {', '.join(sorted(checks))}", "url")
+    try:
+        return check(line.body)
+    except ValidationError as error:
+        raise_first(error, "body")
+    except ApiError as error:
+        path = f"body.{error.param}" if error.param else "body"
+        message = error.message.removeprefix(f"{error.param}: ")
+        raise WrongLineError(error.code or "invalid_body", f"{path}: {message}", path) from error
