@@ -93,6 +93,7 @@ def upgrade() -> None:
         sa.Column("error_file_id", sa.Text(), nullable=True),
         sa.Column("errors", postgresql.JSONB(astext_type=sa.Text()), nullable=True),
         sa.Column("fence", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("read_offset", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("due_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("read_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("written_at", sa.DateTime(timezone=True), nullable=True),

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Outcome, ShardState
 from worker.store import requests, webhooks
-from worker.store.notify import wake_dispatcher
+from worker.store.notify import wake_dispatcher, wake_files
 from worker.store.requests import NewRequest
 from worker.store.tables import BatchRow, ShardRow
 
@@ -38,6 +38,8 @@ class BatchView:
     callback_url: str | None
     priority: int
     metadata: dict[str, Any]
+    input_file_id: str | None
+    num_unread: int
     num_requests: int
     num_completed: int
     num_failed: int
@@ -64,7 +66,11 @@ class BatchView:
         """Share of the tokens the batch may need that are done or no longer needed, 0 to 1."""
         if self.status.is_terminal:
             return 1.0
-        return min(1.0, (self.settled_max_tokens + self.running_tokens) / max(1, self.max_output_tokens))
+        if self.num_unread == self.num_requests:
+            return 0.0
+        # Of the lines that are still in the file we expect what the others may need.
+        expected = self.max_output_tokens * self.num_requests / (self.num_requests - self.num_unread)
+        return min(1.0, (self.settled_max_tokens + self.running_tokens) / max(1, expected))
 
 
 def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
@@ -85,7 +91,22 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
             expires_at=None if window is None else func.now() + window,
         )
     )
-    slices = [batch.requests[i : i + shard_size] for i in range(0, len(batch.requests), shard_size)]
+    add_shards(session, batch_id, batch.requests, shard_size=shard_size, priority=batch.priority)
+    wake_dispatcher(session)
+    return batch_id
+
+
+def add_shards(
+    session: Session,
+    batch_id: str,
+    given: Sequence[NewRequest],
+    *,
+    shard_size: int,
+    priority: int,
+    first_position: int = 0,
+) -> None:
+    """Write requests of a batch, and the shards that carry them."""
+    slices = [given[i : i + shard_size] for i in range(0, len(given), shard_size)]
     shard_ids = session.scalars(
         insert(ShardRow).returning(ShardRow.id, sort_by_parameter_order=True),
         [
@@ -93,15 +114,14 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
                 "batch_id": batch_id,
                 "position": position,
                 "state": ShardState.READY,
-                "priority": batch.priority,
+                "priority": priority,
                 "num_requests": len(part),
             }
-            for position, part in enumerate(slices)
+            for position, part in enumerate(slices, first_position // shard_size)
         ],
     ).all()
-    requests.copy_in(session, batch_id, zip(shard_ids, slices, strict=True))
-    wake_dispatcher(session)
-    return batch_id
+    shards = zip(shard_ids, slices, strict=True)
+    requests.copy_in(session, batch_id, shards, first_position=first_position)
 
 
 def get(session: Session, batch_id: str) -> BatchView | None:
@@ -123,6 +143,8 @@ def get(session: Session, batch_id: str) -> BatchView | None:
         callback_url=row.callback_url,
         priority=row.priority,
         metadata=row.metadata_,
+        input_file_id=row.input_file_id,
+        num_unread=row.num_unread,
         num_requests=row.num_requests,
         num_completed=row.num_completed,
         num_failed=row.num_failed,
@@ -184,9 +206,10 @@ def is_stopping(session: Session, batch: BatchRow) -> bool:
 def settle(session: Session, batch: BatchRow) -> bool:
     """Move a locked batch to its terminal state if it has come to its end; say whether it did.
 
-    The one place where a batch ends, so that it ends once, with one event in the same transaction.
+    The one place where a batch ends (but for `fail`), so that it ends once, with one event in the same
+    transaction. The event of one that came as a file waits for its files (worker/store/batch_files.py).
     """
-    if batch.status.is_terminal:
+    if batch.status.is_terminal or batch.num_unread:
         return False
     if is_stopping(session, batch):
         is_running = select(ShardRow.id).where(
@@ -196,17 +219,32 @@ def settle(session: Session, batch: BatchRow) -> bool:
             return False
         _drop_the_rest(session, batch)
         is_cancelled = batch.status is BatchStatus.CANCELLING
-        batch.status = BatchStatus.CANCELLED if is_cancelled else BatchStatus.EXPIRED
+        _end(session, batch, BatchStatus.CANCELLED if is_cancelled else BatchStatus.EXPIRED)
     elif batch.num_settled == batch.num_requests:
-        batch.status = BatchStatus.COMPLETED
+        _end(session, batch, BatchStatus.COMPLETED)
     else:
         return False
+    if batch.input_file_id is None:
+        webhooks.record_end(session, batch)
+        wake_dispatcher(session)
+    else:
+        wake_files(session)
+    return True
+
+
+def fail(session: Session, batch: BatchRow) -> None:
+    """End a locked batch of which nothing can be run, and nothing was."""
+    batch.num_requests = batch.num_unread = 0
+    _end(session, batch, BatchStatus.FAILED)
+    webhooks.record_end(session, batch)
+    wake_dispatcher(session)
+
+
+def _end(session: Session, batch: BatchRow, status: BatchStatus) -> None:
+    batch.status = status
     batch.finished_at = func.now()
     session.flush()
     session.refresh(batch)
-    webhooks.record_end(session, batch)
-    wake_dispatcher(session)
-    return True
 
 
 def _drop_the_rest(session: Session, batch: BatchRow) -> None:

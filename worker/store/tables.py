@@ -355,6 +355,7 @@ class BatchFilesRow(Table):
     error_file_id: Mapped[str | None]
     errors: Mapped[list[dict[str, Any]] | None] = mapped_column(JSONB)  # why no line of it could be run
 
+    read_offset: Mapped[int] = mapped_column(server_default="0")  # bytes of the input that are requests now
     fence: Mapped[int] = mapped_column(server_default="0")  # rises with every claim, never otherwise
     due_at: Mapped[datetime] = mapped_column(server_default=func.now())  # while claimed: its lease's end
     read_at: Mapped[datetime | None]  # when its last line had become a request
