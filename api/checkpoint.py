@@ -29,10 +29,16 @@ class Checkpoint:
     """A Hugging Face model directory, seen from the door."""
 
     def __init__(
-        self, name: str, max_model_len: int, tokenizer: Tokenizer, config: Mapping[str, Any]
+        self,
+        name: str,
+        max_model_len: int,
+        vocab_size: int,
+        tokenizer: Tokenizer,
+        config: Mapping[str, Any],
     ) -> None:
         self.name = name
         self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._template_variables = {key: _token_text(config.get(key)) for key in TOKEN_NAMES}
         source = config.get("chat_template")
@@ -64,7 +70,8 @@ class Checkpoint:
         template_file = directory / "chat_template.jinja"
         if template_file.exists():
             tokenizer_config["chat_template"] = template_file.read_text("utf-8")
-        return cls(directory.resolve().name, max_model_len, tokenizer, tokenizer_config)
+        vocab_size = int(config.get("vocab_size", tokenizer.get_vocab_size()))
+        return cls(directory.resolve().name, max_model_len, vocab_size, tokenizer, tokenizer_config)
 
     def count_tokens(self, prompts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
         """Return how many tokens the engine will see for each prompt."""
@@ -74,6 +81,10 @@ class Checkpoint:
             encodings = self._tokenizer.encode_batch_fast(part, add_special_tokens=add_special_tokens)
             counts += [len(encoding) for encoding in encodings]
         return counts
+
+    def token_text(self, token_id: int) -> str:
+        """Return a token by itself; bytes that are no whole character show as replacements."""
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Return the prompt for a conversation, ready for the assistant's turn.

@@ -14,18 +14,17 @@ from typing import cast
 
 from sqlalchemy.exc import OperationalError
 
-from worker.contract.results import NewResult, RequestError
-from worker.contract.states import Outcome
+from worker.contract.results import NewResult
 from worker.engine.engine_thread import EngineThread
-from worker.engine.sampling import SamplingParams as EngineSampling
-from worker.engine.sequence import FinishReason
-from worker.engine.step import Completion, GenerationRequest
+from worker.engine.errors import InvalidRequestError
+from worker.engine.step import Outcome, Request
 from worker.engine.submission import Submission
 from worker.shard_saver import ShardSaver
 from worker.store import shards
 from worker.store.requests import ShardRequest
 from worker.store.session import Store
 from worker.store.shards import Claim, Progress, Saved
+from worker.translation import PartId, failed, is_cancelled, num_output_tokens, to_engine, to_result
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +63,15 @@ class ShardRunner:
             held = shards.claim(session, shard_id, worker=self.worker, lease=self.lease)
         if held is None:
             return Ending.NOTHING_TO_DO
-        work = self.engine.submit([_to_engine(request, held.batch_id) for request in held.requests])
-        run = _Run(held, work, {request.id: request.max_tokens for request in held.requests})
+        parts: list[Request] = []
+        unsaved: list[NewResult] = []
+        for request in held.requests:
+            try:
+                parts += to_engine(request, held.batch_id)
+            except InvalidRequestError as error:
+                unsaved.append(failed(request, str(error)))
+        work = self.engine.submit(parts)
+        run = _Run(held, work, {request.id: request for request in held.requests}, unsaved)
         try:
             return self._follow(run)
         finally:
@@ -115,9 +121,10 @@ class _Run:
     """What one run of a shard has in hand."""
 
     held: Claim
-    work: Submission[Completion]
-    max_tokens: dict[int, int]  # request id -> max_tokens
-    unsaved: list[NewResult] = field(default_factory=list)
+    work: Submission[Outcome]
+    requests: dict[int, ShardRequest]  # by id
+    unsaved: list[NewResult]
+    outcomes: dict[int, dict[int, Outcome]] = field(default_factory=dict)  # of unfinished requests, by prompt
     finished_tokens: int = 0
 
     @property
@@ -139,44 +146,16 @@ class _Run:
         self._keep(self.work.take(0))
         return self.work.is_done
 
-    def _keep(self, completions: Sequence[Completion]) -> None:
-        for completion in completions:
-            if completion.finish_reason is not FinishReason.CANCELLED:
-                request_id = cast("int", completion.id)  # as we gave it
-                self.unsaved.append(_to_result(request_id, completion, self.max_tokens[request_id]))
-                self.finished_tokens += completion.num_output_tokens
-
-
-def _to_engine(request: ShardRequest, batch_id: str) -> GenerationRequest:
-    params = request.params
-    return GenerationRequest(
-        id=request.id,
-        prompt=request.prompt,
-        add_special_tokens=request.add_special_tokens,
-        job=batch_id,
-        params=EngineSampling(
-            max_tokens=request.max_tokens,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            min_p=params.min_p,
-            seed=params.seed,
-            stop=params.stop,
-            ignore_eos=params.ignore_eos,
-        ),
-    )
-
-
-def _to_result(request_id: int, completion: Completion, max_tokens: int) -> NewResult:
-    error = None if completion.error is None else RequestError("generation_failed", completion.error)
-    return NewResult(
-        request_id=request_id,
-        outcome=Outcome.COMPLETED if error is None else Outcome.FAILED,
-        output=completion.text if error is None else None,
-        finish_reason=completion.finish_reason.value,
-        num_prompt_tokens=completion.num_prompt_tokens,
-        num_cached_tokens=completion.num_cached_tokens,
-        num_output_tokens=completion.num_output_tokens,
-        max_tokens=max_tokens,
-        error=error,
-    )
+    def _keep(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if is_cancelled(outcome):
+                continue
+            request_id, index = cast("PartId", outcome.id)  # as we gave it
+            request = self.requests[request_id]
+            arrived = self.outcomes.setdefault(request_id, {})
+            arrived[index] = outcome
+            if len(arrived) == len(request.prompts):
+                del self.outcomes[request_id]
+                in_order = [arrived[index] for index in range(len(arrived))]
+                self.unsaved.append(to_result(request, in_order))
+                self.finished_tokens += num_output_tokens(in_order)

@@ -3,23 +3,26 @@
 from api.batches.schemas import (
     BatchAnswer,
     Callback,
+    ChoiceAnswer,
     Counts,
     InputTokensDetails,
     RequestErrorAnswer,
     RequestUsage,
     ResultAnswer,
+    ScoreAnswer,
+    TokenAnswer,
     Tokens,
     Usage,
 )
+from api.checkpoint import Checkpoint
+from worker.contract.results import ChoiceResult, Logprobs, Output, Payload, ScoreResult, to_floats
 from worker.contract.states import BatchStatus
 from worker.store.batches import BatchView
 from worker.store.requests import ResultView
 from worker.store.webhooks import DeliveryView
 
 
-def to_answer(
-    view: BatchView, delivery: DeliveryView | None, outputs: list[str | None] | None
-) -> BatchAnswer:
+def to_answer(view: BatchView, delivery: DeliveryView | None, outputs: list[Output] | None) -> BatchAnswer:
     """Return a batch as the client sees it; `outputs=None` leaves them out."""
     return BatchAnswer(
         batch_id=view.id,
@@ -73,8 +76,9 @@ def _eta_seconds(view: BatchView) -> float | None:
     return round(elapsed * (1 - view.progress) / view.progress, 1)
 
 
-def to_result(row: ResultView) -> ResultAnswer:
-    """Return one result as the client sees it."""
+def to_result(row: ResultView, checkpoint: Checkpoint) -> ResultAnswer:
+    """Return one result as the client sees it; the checkpoint names the tokens."""
+    payload = row.payload or Payload()
     error = None
     if row.error_code is not None:
         error = RequestErrorAnswer(code=row.error_code, message=row.error_message or "")
@@ -85,10 +89,40 @@ def to_result(row: ResultView) -> ResultAnswer:
         status=row.outcome,
         output=row.output,
         finish_reason=row.finish_reason,
+        choices=[_to_choice(choice, checkpoint) for choice in payload.choices] or None,
+        prompt_logprobs=next((_to_tokens(one, checkpoint) for one in payload.prompt_logprobs), None),
+        embedding=next((to_floats(vector) for vector in payload.embeddings), None),
+        scores=[_to_score(score) for score in payload.scores] or None,
         usage=RequestUsage(
             input_tokens=row.num_prompt_tokens,
             cached_tokens=row.num_cached_tokens,
             output_tokens=row.num_output_tokens,
         ),
         error=error,
+    )
+
+
+def _to_choice(choice: ChoiceResult, checkpoint: Checkpoint) -> ChoiceAnswer:
+    logprobs = None if choice.logprobs is None else _to_tokens(choice.logprobs, checkpoint)
+    return ChoiceAnswer(text=choice.text, finish_reason=choice.finish_reason, logprobs=logprobs)
+
+
+def _to_tokens(logprobs: Logprobs, checkpoint: Checkpoint) -> list[TokenAnswer]:
+    return [
+        TokenAnswer(
+            token=checkpoint.token_text(token.token_id),
+            token_id=token.token_id,
+            logprob=token.logprob,
+            top=[
+                TokenAnswer(token=checkpoint.token_text(other), token_id=other, logprob=logprob)
+                for other, logprob in token.top
+            ],
+        )
+        for token in logprobs
+    ]
+
+
+def _to_score(score: ScoreResult) -> ScoreAnswer:
+    return ScoreAnswer(
+        logprob=sum(score.logprobs), token_logprobs=list(score.logprobs), is_greedy=score.is_greedy
     )

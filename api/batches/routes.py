@@ -11,9 +11,10 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.batches import service
-from api.batches.schemas import BatchAccepted, BatchAnswer, BatchStats, BatchSubmission, ResultPage, Text
+from api.batches.schemas import BatchAccepted, BatchAnswer, BatchStats, BatchSubmission, ResultPage
 from api.dependencies import IdempotencyDependency, Services, ServicesDependency
 from api.errors import documented
+from api.schema import Text
 
 JSON_LINES = "application/x-ndjson"
 FOLLOW_SECONDS = 0.5

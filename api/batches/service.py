@@ -8,6 +8,7 @@ from api.batches.submission import to_batch
 from api.dependencies import IdempotencyKey, Services
 from api.errors import KeyReusedError, NotFoundError
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS
+from worker.contract.results import num_bytes
 from worker.store import batches, idempotency, requests, webhooks
 from worker.store.batches import BatchView
 
@@ -57,7 +58,7 @@ def answer(services: Services, batch_id: str, *, include_outputs: bool | None) -
         outputs = None
         if include_outputs is not False and view.num_requests <= INLINE_OUTPUTS:
             outputs = requests.outputs(session, batch_id)
-    if include_outputs is None and outputs and sum(len(text or "") for text in outputs) > INLINE_OUTPUT_BYTES:
+    if include_outputs is None and outputs and sum(map(num_bytes, outputs)) > INLINE_OUTPUT_BYTES:
         outputs = None
     return to_answer(view, delivery, outputs)
 
@@ -88,7 +89,9 @@ def page(services: Services, batch_id: str, *, after: int, limit: int) -> tuple[
             raise NotFoundError(f"no batch {batch_id}", param="batch_id")
         rows = requests.results_page(session, batch_id, after=after, limit=limit)
     last = rows[-1].sequence if rows else after
-    return [to_result(row) for row in rows], not (view.status.is_terminal and last >= view.num_settled)
+    return [to_result(row, services.checkpoint) for row in rows], not (
+        view.status.is_terminal and last >= view.num_settled
+    )
 
 
 def lines_so_far(services: Services, batch_id: str, *, after: int) -> Iterator[str]:

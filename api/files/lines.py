@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from api.batches.schemas import NonEmptyText
 from api.errors import ApiError, LineError, field_path
+from api.schema import NonEmptyText
 
 T = TypeVar("T")
 

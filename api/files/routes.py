@@ -10,12 +10,12 @@ from fastapi.responses import StreamingResponse
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from api.batches.schemas import Text
 from api.dependencies import ServicesDependency
 from api.errors import InvalidInputError, RangeError, documented
 from api.files import service
 from api.files.form import read_form
 from api.files.schemas import HOUR, MONTH, ExpiresAfter, FileDeleted, FileList, FileObject, to_file
+from api.schema import Text
 
 JSON_LINES = "application/jsonl"
 RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")

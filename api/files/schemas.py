@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from api.batches.schemas import NonEmptyText, Schema
+from api.schema import NonEmptyText, Schema
 from worker.store.files import FileView
 from worker.store.uploads import PartView, UploadView
 

@@ -6,7 +6,6 @@ from fastapi import APIRouter, Path
 from fastapi import Request as HttpRequest
 from starlette.concurrency import run_in_threadpool
 
-from api.batches.schemas import Text
 from api.dependencies import ServicesDependency
 from api.errors import documented
 from api.files.form import read_form
@@ -19,6 +18,7 @@ from api.files.schemas import (
     to_part,
     to_upload,
 )
+from api.schema import Text
 from api.uploads import service
 
 router = APIRouter(prefix="/v1/uploads", tags=["uploads"])

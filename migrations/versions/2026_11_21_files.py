@@ -4,8 +4,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "0002_files"
-down_revision = "0001"
+revision = "0003_files"
+down_revision = "0002_request_kinds"
 branch_labels = None
 depends_on = None
 

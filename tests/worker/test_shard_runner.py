@@ -11,14 +11,16 @@ from sqlalchemy import text
 from tests.fixtures.batches import LEASE, claim, submit
 from tests.fixtures.deployment import eventually
 from tests.fixtures.fake_engine import FakeEngine
+from worker.contract.sampling import FormatKind, OutputFormat
+from worker.contract.sampling import SamplingParams as StoredSampling
 from worker.contract.states import BatchStatus
 from worker.engine.engine_thread import EngineThread
 from worker.engine.sampling import SamplingParams
 from worker.shard_runner import Ending, ShardRunner
 from worker.shard_saver import ShardSaver
 from worker.store import batches, requests, shards
-from worker.store.batches import BatchView
-from worker.store.requests import ResultView
+from worker.store.batches import BatchView, NewBatch
+from worker.store.requests import NewRequest, ResultView
 from worker.store.session import Store
 
 
@@ -43,6 +45,14 @@ class Bench:
 
     def start(self, **options: object) -> Future[Ending]:
         self.batch_id = submit(self.store, num_requests=4, shard_size=4, **options)  # type: ignore[arg-type]
+        return self._run()
+
+    def start_on(self, batch: NewBatch) -> Future[Ending]:
+        with self.store.transaction() as session:
+            self.batch_id = batches.submit(session, batch, shard_size=4)
+        return self._run()
+
+    def _run(self) -> Future[Ending]:
         ending = self._pool.submit(self.runner.run, 1)
         assert self.engine.submitted.wait(10)
         return ending
@@ -187,3 +197,26 @@ def test_results_outlive_an_absent_postgres(bench: Bench, monkeypatch: pytest.Mo
     bench.engine.finish(0, 1, 2, 3)
     assert ending.result(10) is Ending.FINISHED
     assert bench.view().num_completed == 4
+
+
+def test_a_request_that_cannot_be_put_fails_alone(bench: Bench) -> None:
+    bad = StoredSampling(format=OutputFormat(FormatKind.CHOICE, []))
+    new = NewBatch(
+        params=StoredSampling(),
+        requests=[
+            NewRequest("one", max_tokens=5, params=bad),
+            NewRequest("", max_tokens=5, inputs=("two", (3, 4))),
+        ],
+    )
+    ending = bench.start_on(new)
+    assert [request.prompt for request in bench.engine.requests] == ["two", (3, 4)]
+    bench.engine.finish(1)
+    eventually(lambda: bench.view().num_failed == 1)
+    assert bench.view().num_completed == 0
+    bench.engine.finish(0)
+    assert ending.result(10) is Ending.FINISHED
+    failed, completed = bench.results()
+    assert failed.error_message == "choice: there is no option to choose from"
+    assert completed.payload is not None
+    assert [choice.text for choice in completed.payload.choices] == ["out two", "out (3, 4)"]
+    assert completed.num_output_tokens == 6

@@ -93,6 +93,9 @@ class EngineThread:
     @overload
     def submit(self, requests: Sequence[ScoringRequest]) -> Submission[Scores]: ...
 
+    @overload
+    def submit(self, requests: Sequence[Request]) -> Submission[Outcome]: ...
+
     def submit(self, requests: Sequence[Request]) -> Submission[Any]:
         """Queue requests and return the handle on their outcomes; ids need to be unique among them only.
 

@@ -39,6 +39,7 @@ class OpenRequest:
             num_cached_tokens=first.num_cached_tokens or 0,
             num_output_tokens=self.num_output_tokens,
             prompt_logprobs=tuple(readout.logprobs) if isinstance(readout, PromptReadout) else None,
+            prompt_token_ids=tuple(readout.next_token_ids) if isinstance(readout, PromptReadout) else (),
         )
 
     @property

@@ -46,6 +46,7 @@ class Completion:
     num_cached_tokens: int
     num_output_tokens: int  # of all choices, also those that `best_of` did not keep
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of each prompt token after the first
+    prompt_token_ids: tuple[int, ...] = ()  # those tokens, when their logprobs are asked for
     error: str | None = None
 
     @classmethod

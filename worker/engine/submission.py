@@ -12,7 +12,7 @@ OutcomeT = TypeVar("OutcomeT", bound=Outcome)
 
 
 class Submission(Generic[OutcomeT]):
-    """Requests of one kind submitted together, and what has become of them so far."""
+    """Requests submitted together, and what has become of them so far."""
 
     def __init__(self, num_requests: int, cancel: Callable[["Submission[Any]"], None]) -> None:
         self.num_output_tokens = 0  # grows each Step; one writer, so a read needs no lock

@@ -192,7 +192,8 @@ def add_requests(
     )
     batch.num_unread -= len(given)
     batch.num_prompt_tokens += sum(request.num_prompt_tokens for request in given)
-    batch.max_output_tokens += sum(request.max_tokens for request in given)
+    defaults = SamplingParams.from_json(batch.params)
+    batch.max_output_tokens += sum(request.max_output_tokens(defaults) for request in given)
     if not batch.num_unread:
         _move(session, held, stage=FilesStage.RUNNING, read_at=func.now(), due_at=func.now())
         session.flush()

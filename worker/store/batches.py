@@ -10,7 +10,7 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.sampling import SamplingParams
-from worker.contract.states import LIVE_STATUSES, BatchStatus, Outcome, ShardState
+from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, Outcome, ShardState
 from worker.store import requests, webhooks
 from worker.store.notify import wake_dispatcher, wake_files
 from worker.store.requests import NewRequest
@@ -27,6 +27,7 @@ class NewBatch:
     priority: int = 0
     metadata: dict[str, Any] | None = None
     completion_window: timedelta | None = None
+    lane: Lane = Lane.BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +67,11 @@ class BatchView:
         """Share of the tokens the batch may need that are done or no longer needed, 0 to 1."""
         if self.status.is_terminal:
             return 1.0
-        if self.num_unread == self.num_requests:
-            return 0.0
+        if not self.max_output_tokens:  # nothing but readings, or nothing read from its file yet
+            return self.num_settled / self.num_requests
         # Of the lines that are still in the file we expect what the others may need.
         expected = self.max_output_tokens * self.num_requests / (self.num_requests - self.num_unread)
-        return min(1.0, (self.settled_max_tokens + self.running_tokens) / max(1, expected))
+        return min(1.0, (self.settled_max_tokens + self.running_tokens) / expected)
 
 
 def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
@@ -81,17 +82,20 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
         insert(BatchRow).values(
             id=batch_id,
             status=BatchStatus.PENDING,
+            lane=batch.lane,
             params=batch.params.to_json(),
             metadata_=batch.metadata or {},
             priority=batch.priority,
             callback_url=batch.callback_url,
             num_requests=len(batch.requests),
             num_prompt_tokens=sum(request.num_prompt_tokens for request in batch.requests),
-            max_output_tokens=sum(request.max_tokens for request in batch.requests),
+            max_output_tokens=sum(request.max_output_tokens(batch.params) for request in batch.requests),
             expires_at=None if window is None else func.now() + window,
         )
     )
-    add_shards(session, batch_id, batch.requests, shard_size=shard_size, priority=batch.priority)
+    add_shards(
+        session, batch_id, batch.requests, shard_size=shard_size, priority=batch.priority, lane=batch.lane
+    )
     wake_dispatcher(session)
     return batch_id
 
@@ -103,6 +107,7 @@ def add_shards(
     *,
     shard_size: int,
     priority: int,
+    lane: Lane = Lane.BATCH,
     first_position: int = 0,
 ) -> None:
     """Write requests of a batch, and the shards that carry them."""
@@ -114,6 +119,7 @@ def add_shards(
                 "batch_id": batch_id,
                 "position": position,
                 "state": ShardState.READY,
+                "lane": lane,
                 "priority": priority,
                 "num_requests": len(part),
             }
@@ -165,7 +171,9 @@ def get(session: Session, batch_id: str) -> BatchView | None:
 
 def count_by_status(session: Session) -> dict[BatchStatus, int]:
     """Return how many batches stand in each status, zeros included."""
-    rows = session.execute(select(BatchRow.status, func.count()).group_by(BatchRow.status))
+    rows = session.execute(
+        select(BatchRow.status, func.count()).where(BatchRow.lane == Lane.BATCH).group_by(BatchRow.status)
+    )
     return dict.fromkeys(BatchStatus, 0) | {BatchStatus(status): count for status, count in rows}
 
 

@@ -23,11 +23,13 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
 
+from worker.contract.requests import RequestKind
 from worker.contract.states import (
     LIVE_STATUSES,
     BatchStatus,
     EventState,
     FilesStage,
+    Lane,
     Outcome,
     ShardState,
     UploadStatus,
@@ -62,13 +64,16 @@ class Table(DeclarativeBase):
         str: Text,
         int: BigInteger,
         datetime: DateTime(timezone=True),
-        dict[str, Any]: JSONB,
+        dict[str, Any]: JSONB(none_as_null=True),
+        list[Any]: JSONB(none_as_null=True),
         BatchStatus: _one_of("status", BatchStatus),
         ShardState: _one_of("state", ShardState),
         EventState: _one_of("state", EventState),
         Outcome: _one_of("outcome", Outcome),
         FilesStage: _one_of("stage", FilesStage),
         UploadStatus: _one_of("status", UploadStatus),
+        RequestKind: _one_of("kind", RequestKind),
+        Lane: _one_of("lane", Lane),
     }
 
 
@@ -92,6 +97,7 @@ class BatchRow(Table):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     status: Mapped[BatchStatus]
+    lane: Mapped[Lane] = mapped_column(server_default=Lane.BATCH.value)
     params: Mapped[dict[str, Any]]  # SamplingParams for every request that has none of its own
     metadata_: Mapped[dict[str, Any]] = mapped_column("metadata")
     priority: Mapped[int] = mapped_column(server_default="0")  # higher runs sooner
@@ -105,8 +111,8 @@ class BatchRow(Table):
     num_cancelled: Mapped[int] = mapped_column(server_default="0")
 
     num_prompt_tokens: Mapped[int]  # of every request
-    max_output_tokens: Mapped[int]  # the sum of every request's max_tokens
-    settled_max_tokens: Mapped[int] = mapped_column(server_default="0")  # max_tokens of those with a result
+    max_output_tokens: Mapped[int]  # the most that every request can generate together
+    settled_max_tokens: Mapped[int] = mapped_column(server_default="0")  # the same of those with a result
     input_tokens: Mapped[int] = mapped_column(server_default="0")  # usage, of those with a result
     cached_tokens: Mapped[int] = mapped_column(server_default="0")
     output_tokens: Mapped[int] = mapped_column(server_default="0")
@@ -138,6 +144,11 @@ class ShardRow(Table):
         Index(
             "shards_running_index", "lease_expires_at", postgresql_where=_in("state", {ShardState.RUNNING})
         ),
+        Index(
+            "shards_interactive_index",
+            "id",
+            postgresql_where=text("state IN ('ready') AND lane IN ('interactive')"),
+        ),
         {"postgresql_with": {"fillfactor": 70, "autovacuum_vacuum_scale_factor": 0.02}},
     )
 
@@ -145,6 +156,7 @@ class ShardRow(Table):
     batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"))
     position: Mapped[int]
     state: Mapped[ShardState]
+    lane: Mapped[Lane] = mapped_column(server_default=Lane.BATCH.value)
     priority: Mapped[int]
     num_requests: Mapped[int]
 
@@ -179,10 +191,15 @@ class RequestRow(Table):
     shard_id: Mapped[int] = mapped_column(ForeignKey("shards.id", ondelete="CASCADE"))
     position: Mapped[int]  # in the batch, from 0
     custom_id: Mapped[str | None]
+    kind: Mapped[RequestKind] = mapped_column(server_default=RequestKind.GENERATION.value)
     prompt: Mapped[str]
+    inputs: Mapped[list[Any] | None]  # several prompts, or token ids, instead of `prompt`
     add_special_tokens: Mapped[bool]  # false where a chat template has written them already
-    params: Mapped[dict[str, Any] | None]  # None: the batch's
-    max_tokens: Mapped[int]  # its own, or what its prompt leaves of the model's context
+    params: Mapped[dict[str, Any] | None]  # of its kind; None: the batch's
+    is_streamed: Mapped[bool] = mapped_column(
+        server_default=text("false")
+    )  # its tokens are told as they come
+    max_tokens: Mapped[int]  # of one choice: its own, or what its prompt leaves of the model's context
     num_prompt_tokens: Mapped[int]
 
 
@@ -198,6 +215,7 @@ class ResultRow(Table):
     outcome: Mapped[Outcome]
     output: Mapped[str | None]
     finish_reason: Mapped[str | None]
+    payload: Mapped[dict[str, Any] | None]  # worker.contract.results.Payload
     num_prompt_tokens: Mapped[int]
     num_cached_tokens: Mapped[int]
     num_output_tokens: Mapped[int]
@@ -353,7 +371,7 @@ class BatchFilesRow(Table):
     output_lifetime_seconds: Mapped[int | None]
     output_file_id: Mapped[str | None]
     error_file_id: Mapped[str | None]
-    errors: Mapped[list[dict[str, Any]] | None] = mapped_column(JSONB)  # why no line of it could be run
+    errors: Mapped[list[Any] | None]  # why no line of it could be run
 
     read_offset: Mapped[int] = mapped_column(server_default="0")  # bytes of the input that are requests now
     fence: Mapped[int] = mapped_column(server_default="0")  # rises with every claim, never otherwise

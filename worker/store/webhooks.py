@@ -8,6 +8,7 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS, BatchEnded
+from worker.contract.results import Output, num_bytes
 from worker.contract.states import EventState
 from worker.store import requests
 from worker.store.notify import wake_dispatcher
@@ -71,11 +72,11 @@ def record_end(session: Session, batch: BatchRow) -> None:
     )
 
 
-def _inline_outputs(session: Session, batch: BatchRow) -> list[str | None] | None:
+def _inline_outputs(session: Session, batch: BatchRow) -> list[Output] | None:
     if batch.num_requests > INLINE_OUTPUTS:
         return None
     outputs = requests.outputs(session, batch.id)
-    size = sum(len(output.encode()) for output in outputs if output)
+    size = sum(map(num_bytes, outputs))
     return outputs if size <= INLINE_OUTPUT_BYTES else None
 
 

@@ -1,0 +1,178 @@
+"""From stored requests to the engine's, and from the engine's outcomes to results."""
+
+import struct
+from collections.abc import Iterable, Sequence
+
+from worker.contract.requests import EmbeddingParams, Prompt, ScoringParams
+from worker.contract.results import (
+    ChoiceResult,
+    Logprobs,
+    NewResult,
+    Payload,
+    RequestError,
+    ScoreResult,
+    TokenLogprob,
+)
+from worker.contract.sampling import SamplingParams
+from worker.contract.states import Outcome
+from worker.engine.embedding import Embedding, EmbeddingRequest, Pooling
+from worker.engine.errors import InvalidRequestError
+from worker.engine.readout import TokenLogprobs
+from worker.engine.sampling import SamplingParams as EngineSampling
+from worker.engine.scoring import Scores, ScoringRequest
+from worker.engine.sequence import FinishReason
+from worker.engine.step import Completion, GenerationRequest
+from worker.engine.step import Outcome as EngineOutcome
+from worker.engine.step import Request as EngineRequest
+from worker.grammar import Grammar, GrammarError
+from worker.store.requests import ShardRequest
+
+PartId = tuple[int, int]  # of the request, and of the prompt in it
+
+
+def to_engine(request: ShardRequest, job: str) -> list[EngineRequest]:
+    """Return one engine request for each prompt, with PartIds; raises InvalidRequestError naming a field."""
+    params = request.params
+    prompts = [((request.id, index), prompt) for index, prompt in enumerate(request.prompts)]
+    special = request.add_special_tokens
+    if isinstance(params, EmbeddingParams):
+        pooling = Pooling(params.pooling)
+        return [
+            EmbeddingRequest(
+                id=part,
+                prompt=prompt,
+                pooling=pooling,
+                normalize=params.normalize,
+                dimensions=params.dimensions,
+                add_special_tokens=special,
+            )
+            for part, prompt in prompts
+        ]
+    if isinstance(params, ScoringParams):
+        return [
+            ScoringRequest(part, prompt, params.continuations, add_special_tokens=special)
+            for part, prompt in prompts
+        ]
+    sampling = _to_sampling(params, request.max_tokens)
+    return [_generation(part, prompt, sampling, special=special, job=job) for part, prompt in prompts]
+
+
+def _generation(
+    part: PartId, prompt: Prompt, sampling: EngineSampling, *, special: bool, job: str
+) -> GenerationRequest:
+    return GenerationRequest(id=part, prompt=prompt, params=sampling, add_special_tokens=special, job=job)
+
+
+def _to_sampling(params: SamplingParams, max_tokens: int) -> EngineSampling:
+    grammar = None
+    if params.format is not None:
+        try:
+            grammar = Grammar.of(params.format.kind.value, params.format.source)
+        except GrammarError as error:
+            raise InvalidRequestError(str(error)) from error
+    return EngineSampling(
+        max_tokens=max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        seed=params.seed,
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        min_tokens=min(params.min_tokens, max_tokens),
+        repetition_penalty=params.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        logit_bias=params.logit_bias,
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        n=params.n,
+        best_of=params.best_of,
+        grammar=grammar,
+    )
+
+
+def is_cancelled(outcome: EngineOutcome) -> bool:
+    """Whether an outcome says only that nobody wanted it any more."""
+    if isinstance(outcome, Completion):
+        return outcome.finish_reason is FinishReason.CANCELLED
+    return outcome.is_cancelled
+
+
+def num_output_tokens(outcomes: Iterable[EngineOutcome]) -> int:
+    """Return how many tokens were generated, also for what was not kept."""
+    return sum(outcome.num_output_tokens for outcome in outcomes if isinstance(outcome, Completion))
+
+
+def to_result(request: ShardRequest, outcomes: Sequence[EngineOutcome]) -> NewResult:
+    """Return the result of a request all of whose prompts have an outcome, in their order."""
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    if errors:
+        return failed(request, errors[0], num_output_tokens=num_output_tokens(outcomes))
+    payload = Payload(
+        choices=_to_choices(outcomes),
+        prompt_logprobs=tuple(
+            _to_logprobs(outcome.prompt_token_ids, outcome.prompt_logprobs)
+            for outcome in outcomes
+            if isinstance(outcome, Completion) and outcome.prompt_logprobs is not None
+        ),
+        embeddings=tuple(
+            struct.pack(f"<{len(outcome.vector)}f", *outcome.vector)
+            for outcome in outcomes
+            if isinstance(outcome, Embedding)
+        ),
+        scores=tuple(
+            ScoreResult(score.logprobs, score.is_greedy)
+            for outcome in outcomes
+            if isinstance(outcome, Scores)
+            for score in outcome.continuations
+        ),
+    )
+    first = payload.choices[0] if payload.choices else None
+    is_plain = len(payload.choices) == 1 and payload.choices[0].logprobs is None
+    return NewResult(
+        request_id=request.id,
+        outcome=Outcome.COMPLETED,
+        output=None if first is None else first.text,
+        finish_reason=None if first is None else first.finish_reason,
+        num_prompt_tokens=sum(outcome.num_prompt_tokens for outcome in outcomes),
+        num_cached_tokens=sum(outcome.num_cached_tokens for outcome in outcomes),
+        num_output_tokens=num_output_tokens(outcomes),
+        max_tokens=request.max_output_tokens,
+        payload=None if is_plain and not payload.prompt_logprobs else payload,
+    )
+
+
+def failed(request: ShardRequest, error: str, *, num_output_tokens: int = 0) -> NewResult:
+    """Return the result of a request that could not run, or not to its end."""
+    return NewResult(
+        request_id=request.id,
+        outcome=Outcome.FAILED,
+        output=None,
+        finish_reason=FinishReason.ERROR.value,
+        num_prompt_tokens=0,
+        num_cached_tokens=0,
+        num_output_tokens=num_output_tokens,
+        max_tokens=request.max_output_tokens,
+        error=RequestError("generation_failed", error),
+    )
+
+
+def _to_choices(outcomes: Iterable[EngineOutcome]) -> tuple[ChoiceResult, ...]:
+    return tuple(
+        ChoiceResult(
+            choice.text,
+            choice.finish_reason.value,
+            None if choice.logprobs is None else _to_logprobs(choice.token_ids, choice.logprobs),
+        )
+        for outcome in outcomes
+        if isinstance(outcome, Completion)
+        for choice in outcome.choices
+    )
+
+
+def _to_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Logprobs:
+    return tuple(
+        TokenLogprob(token_id, one.chosen, one.top) for token_id, one in zip(token_ids, logprobs, strict=True)
+    )
