@@ -1,10 +1,9 @@
 """What routes are given: the store, the broker, the checkpoint, the settings."""
 
 import hashlib
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Header
 from fastapi import Request as HttpRequest
@@ -25,8 +24,6 @@ class Services:
     broker: Broker
     checkpoint: Checkpoint
     blobs: BlobStore
-    # How the body of a line is checked, by endpoint. A check raises ApiError or pydantic's ValidationError.
-    body_checks: Mapping[str, Callable[[dict[str, Any]], object]]
 
     @property
     def spool(self) -> Path:

@@ -23,17 +23,21 @@ while it runs, and a signed webhook says when it has ended.
 """
 
 
-def create_app(config: Settings | None = None) -> FastAPI:
-    """Return the application. The checkpoint is read now, so that a wrong path fails at the start."""
-    config = config or settings()
-    services = Services(
+def open_services(config: Settings) -> Services:
+    """Return what routes and the files process are given; raises CheckpointError if the model is not there."""
+    return Services(
         settings=config,
         store=Store(config.database_url),
         broker=Broker(config.redis_url),
         checkpoint=Checkpoint.load(config.model),
         blobs=blob_store(config),
-        body_checks={},
     )
+
+
+def create_app(config: Settings | None = None) -> FastAPI:
+    """Return the application. The checkpoint is read now, so that a wrong path fails at the start."""
+    config = config or settings()
+    services = open_services(config)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -1,15 +1,14 @@
 """Takes a file in: measured, hashed, spooled to disk and checked line by line while it arrives."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from api.errors import BodyTooLargeError, InvalidInputError, InvalidLinesError
 from api.files.gunzip import MAGIC, Gunzip
-from api.files.lines import LineChecker, LineSplitter, LineTooLongError
+from api.files.lines import Line, LineChecker, LineSplitter, LineTooLongError
 
 SLICE_BYTES = 32 * 1024
 
@@ -80,9 +79,9 @@ class Intake:
     """A batch's input file on its way in. Close it whatever happens."""
 
     def __init__(
-        self, directory: Path, limits: Limits, checks: Mapping[str, Callable[[dict[str, Any]], object]]
+        self, directory: Path, limits: Limits, translate: Callable[[Line], object]
     ) -> None:
-        self._checker = LineChecker(checks, limits.max_lines)
+        self._checker = LineChecker(translate, limits.max_lines)
         self._splitter = LineSplitter(limits.max_line_bytes)
         self._head: bytes | None = b""  # until it is known whether this is gzip
         self._gunzip: Gunzip | None = None

@@ -1,22 +1,20 @@
 """The lines of a batch's input file: found in a stream, read, and checked one by one."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from api.errors import ApiError, LineError, field_path
+from api.errors import LineError, explain
 from api.schema import NonEmptyText
 
-T = TypeVar("T")
-
 BOM = b"\xef\xbb\xbf"
+FIELDS = frozenset({"custom_id", "method", "url", "body"})
 MAX_ERRORS = 20  # wrong lines that are told at once
 
 _custom_id = TypeAdapter(Annotated[NonEmptyText, Field(max_length=64)])
-_method = TypeAdapter(Literal["POST"])
 
 
 class WrongLineError(Exception):
@@ -47,8 +45,9 @@ class LineSplitter:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        self.offset = 0  # of what follows the last line that was yielded or skipped
         self._rest = b""
-        self._number = 0
+        self.number = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield the lines that some more bytes complete; blank ones only count.
@@ -64,10 +63,11 @@ class LineSplitter:
         else:
             self._rest += rest
         for line in whole:
-            self._number += 1
+            self.number += 1
+            self.offset += len(line) + 1
             self._check(line)
-            if stripped := _stripped(line, self._number):
-                yield self._number, stripped
+            if stripped := _stripped(line, self.number):
+                yield self.number, stripped
         self._check(self._rest, is_next=True)
 
     def close(self) -> Iterator[tuple[int, bytes]]:
@@ -77,7 +77,7 @@ class LineSplitter:
 
     def _check(self, line: bytes, *, is_next: bool = False) -> None:
         if len(line) > self._max_bytes:
-            raise LineTooLongError(self._number + is_next, self._max_bytes)
+            raise LineTooLongError(self.number + is_next, self._max_bytes)
 
 
 class LineTooLongError(WrongLineError):
@@ -105,15 +105,17 @@ def read_line(text: bytes) -> Line:
         raise WrongLineError("invalid_json", f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise WrongLineError("invalid_json", "not a JSON object")
+    custom_id = value.get("custom_id")
+    if custom_id is None:
+        raise WrongLineError("missing_field", "custom_id: required", "custom_id")
     try:
-        custom_id = _custom_id.validate_python(value.get("custom_id"), strict=True)
-        _method.validate_python(value.get("method"))
+        _custom_id.validate_python(custom_id, strict=True)
     except ValidationError as error:
-        param = "method" if error.title.startswith("literal") else "custom_id"
-        if param not in value:
-            raise WrongLineError("missing_field", f"{param}: required", param) from error
-        raise_first(error, param)
-    if unknown := value.keys() - {"custom_id", "method", "url", "body"}:
+        first = error.errors(include_url=False)[0]
+        raise WrongLineError(first["type"], f"custom_id: {explain(first)}", "custom_id") from error
+    if value.get("method") != "POST":
+        raise WrongLineError("invalid_method", "method: must be 'POST'", "method")
+    if unknown := value.keys() - FIELDS:
         param = min(unknown)
         raise WrongLineError("unknown_field", f"{param}: unknown field", param)
     url, body = value.get("url"), value.get("body")
@@ -121,26 +123,14 @@ def read_line(text: bytes) -> Line:
         raise WrongLineError("invalid_url", "url: must be a path such as /v1/chat/completions", "url")
     if not isinstance(body, dict):
         raise WrongLineError("invalid_body", "body: must be an object", "body")
-    if body.get("stream"):
-        raise WrongLineError("stream_refused", "body.stream: a batch has no streams", "body.stream")
     return Line(custom_id, url, body)
-
-
-def raise_first(error: ValidationError, prefix: str) -> NoReturn:
-    """Raise WrongLineError for the first thing pydantic found wrong."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    path = field_path(["", prefix, *first["loc"]][1:]) or prefix
-    message = str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        message = "unknown field"
-    raise WrongLineError(first["type"], f"{path}: {message}", path) from error
 
 
 @dataclass(slots=True)
 class LineChecker:
     """Checks every line of a file as it passes by. Holds the custom_ids, and nothing else of the lines."""
 
-    checks: Mapping[str, Callable[[dict[str, Any]], object]]  # endpoint -> check of a body; raises ApiError
+    translate: Callable[[Line], object]  # raises WrongLineError
     max_lines: int
     num_lines: int = 0
     urls: set[str] = field(default_factory=set)
@@ -168,24 +158,4 @@ class LineChecker:
             )
         self._custom_ids.add(key)
         self.urls.add(line.url)
-        check_body(line, self.checks)
-
-
-def check_body(line: Line, checks: Mapping[str, Callable[[dict[str, Any]], T]]) -> T:
-    """Check a line's body by its endpoint; return what the check makes of it.
-
-    Raises:
-        WrongLineError: there is no such endpoint, or it would refuse the body.
-
-    """
-    check = checks.get(line.url)
-    if check is None:
-        raise WrongLineError("invalid_url", f"url: must be one of {', '.join(sorted(checks))}", "url")
-    try:
-        return check(line.body)
-    except ValidationError as error:
-        raise_first(error, "body")
-    except ApiError as error:
-        path = f"body.{error.param}" if error.param else "body"
-        message = error.message.removeprefix(f"{error.param}: ")
-        raise WrongLineError(error.code or "invalid_body", f"{path}: {message}", path) from error
+        self.translate(line)

@@ -11,6 +11,7 @@ from api.blobs.store import MissingBlobError, StorageError
 from api.dependencies import Services
 from api.errors import ConflictError, NotFoundError, StorageFullError
 from api.files.intake import Intake, Limits, Received
+from api.files.translator import Translator
 from worker.store import files
 from worker.store.files import FileView, NewFile
 
@@ -25,7 +26,7 @@ def intake(services: Services) -> Intake:
     config = services.settings
     limits = Limits(config.max_file_bytes, config.max_line_bytes, config.max_requests_per_batch)
     try:
-        return Intake(services.spool, limits, services.body_checks)
+        return Intake(services.spool, limits, Translator(services.checkpoint, config.max_prompt_bytes))
     except OSError as error:
         raise storage_full(error) from error
 
@@ -42,14 +43,14 @@ def keep(services: Services, received: Received, *, filename: str, lifetime_seco
         StorageFullError: the blob cannot be kept.
 
     """
-    new = to_row(received, filename=filename, lifetime_seconds=lifetime_seconds)
+    new = to_row(services, received, filename=filename, lifetime_seconds=lifetime_seconds)
     keep_blob(services, received.path, received.sha256)
     with services.store.transaction() as session:
         name_blob(services, session, received.path, received.sha256)
         return files.add(session, new)
 
 
-def to_row(received: Received, *, filename: str, lifetime_seconds: int | None) -> NewFile:
+def to_row(services: Services, received: Received, *, filename: str, lifetime_seconds: int | None) -> NewFile:
     """Return the row of a received batch input."""
     return NewFile(
         purpose=files.BATCH_INPUT,
@@ -58,6 +59,7 @@ def to_row(received: Received, *, filename: str, lifetime_seconds: int | None) -
         num_bytes=received.num_bytes,
         num_lines=received.num_lines,
         endpoint=received.endpoint,
+        model=services.checkpoint.name,
         lifetime=None if lifetime_seconds is None else timedelta(seconds=lifetime_seconds),
     )
 

@@ -181,7 +181,7 @@ def _finish(services: Services, upload: UploadView, received: Received) -> tuple
         _pending(now, upload.id)
         file_service.name_blob(services, session, received.path, received.sha256)
         new = file_service.to_row(
-            received, filename=upload.filename, lifetime_seconds=upload.file_lifetime_seconds
+            services, received, filename=upload.filename, lifetime_seconds=upload.file_lifetime_seconds
         )
         file = files.add(session, new)
         uploads.end(session, upload.id, UploadStatus.COMPLETED, file.id)

@@ -22,6 +22,7 @@ def upgrade() -> None:
         sa.Column("num_bytes", sa.BigInteger(), nullable=False),
         sa.Column("num_lines", sa.BigInteger(), nullable=True),
         sa.Column("endpoint", sa.Text(), nullable=True),
+        sa.Column("model", sa.Text(), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("files_pkey")),

@@ -173,14 +173,22 @@ def put_back(session: Session, held: FilesClaim, *, after: timedelta = timedelta
 
 
 def add_requests(
-    session: Session, held: FilesClaim, given: Sequence[NewRequest], *, read_offset: int, shard_size: int
+    session: Session,
+    held: FilesClaim,
+    given: Sequence[NewRequest],
+    *,
+    read_offset: int,
+    shard_size: int,
+    lease: timedelta,
 ) -> int | None:
     """Store the next lines of a batch's input as requests; return how many are left, None: the claim is lost.
 
     With the last one the batch may run to its end, or ends if it was cancelled meanwhile.
     """
     batch = batches.lock(session, held.batch_id)
-    if batch is None or not _move(session, held, read_offset=read_offset):
+    if batch is None or not _move(
+        session, held, read_offset=read_offset, due_at=func.now() + lease
+    ):
         return None
     batches.add_shards(
         session,
@@ -202,11 +210,20 @@ def add_requests(
     return batch.num_unread
 
 
-def fail(session: Session, held: FilesClaim, errors: list[dict[str, Any]]) -> None:
-    """End a batch whose input cannot be run, saying why."""
+def stop_reading(session: Session, held: FilesClaim, errors: list[dict[str, Any]]) -> None:
+    """End a batch whose input cannot be run, saying why. If some of it was read already, it is cancelled."""
     batch = batches.lock(session, held.batch_id)
-    if batch is not None and _move(session, held, stage=FilesStage.DONE, errors=errors):
+    if batch is None or not _move(session, held, errors=errors, read_at=func.now(), due_at=func.now()):
+        return
+    if batch.num_unread == batch.num_requests:
+        _move(session, held, stage=FilesStage.DONE)
         batches.fail(session, batch)
+        return
+    _move(session, held, stage=FilesStage.RUNNING)
+    batch.num_requests -= batch.num_unread
+    batch.num_unread = 0
+    session.flush()
+    batches.cancel(session, batch.id)
 
 
 def finish(session: Session, held: FilesClaim, written: WrittenFiles) -> bool:

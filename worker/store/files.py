@@ -28,6 +28,7 @@ class NewFile:
     num_bytes: int
     num_lines: int | None = None
     endpoint: str | None = None
+    model: str | None = None
     lifetime: timedelta | None = None
 
 
@@ -42,6 +43,7 @@ class FileView:
     num_bytes: int
     num_lines: int | None
     endpoint: str | None
+    model: str | None
     created_at: datetime
     expires_at: datetime | None
 
@@ -58,6 +60,7 @@ def add(session: Session, new: NewFile) -> FileView:
             num_bytes=new.num_bytes,
             num_lines=new.num_lines,
             endpoint=new.endpoint,
+            model=new.model,
             expires_at=None if new.lifetime is None else func.now() + new.lifetime,
         )
         .returning(FileRow)
@@ -114,11 +117,11 @@ def lock_blob(session: Session, sha256: str) -> None:
     session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(sha256, 0))))
 
 
-def is_blob_named(session: Session, sha256: str) -> bool:
-    """Whether a file or a part of an upload has these bytes."""
-    in_file = select(FileRow.id).where(FileRow.sha256 == sha256).exists()
-    in_part = select(UploadPartRow.id).where(UploadPartRow.sha256 == sha256).exists()
-    return bool(session.scalar(select(or_(in_file, in_part))))
+def named_blobs(session: Session, sha256s: Sequence[str]) -> set[str]:
+    """Return those of these digests that a file or a part of an upload has."""
+    in_files = select(FileRow.sha256).where(FileRow.sha256.in_(sha256s))
+    in_parts = select(UploadPartRow.sha256).where(UploadPartRow.sha256.in_(sha256s))
+    return set(session.scalars(in_files.union(in_parts)))
 
 
 def orphan_horizon(session: Session) -> datetime:
@@ -139,6 +142,7 @@ def _view(row: FileRow) -> FileView:
         num_bytes=row.num_bytes,
         num_lines=row.num_lines,
         endpoint=row.endpoint,
+        model=row.model,
         created_at=row.created_at,
         expires_at=row.expires_at,
     )

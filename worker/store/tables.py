@@ -313,6 +313,7 @@ class FileRow(Table):
     num_bytes: Mapped[int]
     num_lines: Mapped[int | None]  # of a batch's input
     endpoint: Mapped[str | None]  # of every line of a batch's input; None where lines differ
+    model: Mapped[str | None]  # that the lines were checked against
     created_at: Mapped[datetime] = _created_at()
     expires_at: Mapped[datetime | None]
 

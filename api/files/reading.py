@@ -1,0 +1,113 @@
+"""Reads batches out of their input files: lines become requests, some thousands a transaction."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+from threading import Event
+
+from api.blobs.store import BlobError, MissingBlobError
+from api.dependencies import Services
+from api.errors import LineError
+from api.files.lines import MAX_ERRORS, LineSplitter, WrongLineError, read_line
+from api.files.translator import Translator
+from worker.store import batch_files, files
+from worker.store.batch_files import FilesClaim
+from worker.store.files import FileView
+from worker.store.requests import NewRequest
+
+logger = logging.getLogger(__name__)
+
+LEASE = timedelta(seconds=60)
+CHUNK_LINES = 2048  # a transaction
+TURN_CHUNKS = 16  # then the next batch has its turn
+RETRY_AFTER = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReader:
+    """Takes turns at the batches whose input is not read yet."""
+
+    services: Services
+    stopping: Event
+
+    def turn(self) -> bool:
+        """Read some of a batch's input; False: no batch waits for that."""
+        with self.services.store.transaction() as session:
+            held = batch_files.claim_to_read(session, lease=LEASE)
+            file = None if held is None else files.get(session, held.input_file_id)
+        if held is None:
+            return False
+        try:
+            if file is None:
+                raise MissingBlobError(held.input_file_id)
+            self._read(held, file)
+        except MissingBlobError:
+            message = f"the input file {held.input_file_id} is gone"
+            self._refuse(held, [LineError(code="file_not_found", message=message, param="input_file_id")])
+        except BlobError as error:
+            logger.warning("%s is not read yet: %s", held.batch_id, error)
+            self._put_back(held, RETRY_AFTER)
+        return True
+
+    def _read(self, held: FilesClaim, file: FileView) -> None:
+        translate = Translator(self.services.checkpoint, self.services.settings.max_prompt_bytes)
+        if file.endpoint != held.endpoint or file.model != self.services.checkpoint.name:
+            if errors := self._errors(held, file, translate):
+                self._refuse(held, errors)
+                return
+        splitter = LineSplitter(self.services.settings.max_line_bytes)
+        requests = (translate(read_line(line)) for _, line in self._lines(splitter, file, held.read_offset))
+        for _ in range(TURN_CHUNKS):
+            try:
+                chunk = list(islice(requests, CHUNK_LINES))
+            except WrongLineError as error:  # something has changed since the file was checked
+                self._refuse(held, [error.at(splitter.number)])
+                return
+            num_left = self._store(held, chunk, held.read_offset + splitter.offset)
+            if not num_left:
+                return
+            if self.stopping.is_set():
+                break
+        self._put_back(held, timedelta())
+
+    def _store(self, held: FilesClaim, chunk: list[NewRequest], read_offset: int) -> int | None:
+        with self.services.store.transaction() as session:
+            return batch_files.add_requests(
+                session,
+                held,
+                chunk,
+                read_offset=read_offset,
+                shard_size=self.services.settings.shard_size,
+                lease=LEASE,
+            )
+
+    def _lines(self, splitter: LineSplitter, file: FileView, start: int) -> Iterator[tuple[int, bytes]]:
+        for piece in self.services.blobs.read(file.sha256, start, file.num_bytes):
+            yield from splitter.feed(piece)
+        yield from splitter.close()
+
+    def _errors(self, held: FilesClaim, file: FileView, translate: Translator) -> list[LineError]:
+        """Return what keeps this file from being run now, though it could be when it was checked."""
+        errors: list[LineError] = []
+        for number, text in self._lines(LineSplitter(self.services.settings.max_line_bytes), file, 0):
+            try:
+                line = read_line(text)
+                if line.url != held.endpoint:
+                    message = f"url: is {line.url}, the batch's endpoint is {held.endpoint}"
+                    raise WrongLineError("mismatched_endpoint", message, "url")
+                translate(line)
+            except WrongLineError as error:
+                errors.append(error.at(number))
+                if len(errors) == MAX_ERRORS:
+                    break
+        return errors
+
+    def _refuse(self, held: FilesClaim, errors: list[LineError]) -> None:
+        with self.services.store.transaction() as session:
+            batch_files.stop_reading(session, held, [error.model_dump() for error in errors])
+
+    def _put_back(self, held: FilesClaim, after: timedelta) -> None:
+        with self.services.store.transaction() as session:
+            batch_files.put_back(session, held, after=after)
