@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Header
 from fastapi import Request as HttpRequest
 
+from api.blobs.choice import blob_store
 from api.blobs.store import BlobStore
 from api.checkpoint import Checkpoint
 from worker.queue.broker import Broker
@@ -37,6 +38,17 @@ class IdempotencyKey:
 
     key: str
     fingerprint: str
+
+
+def open_services(config: Settings) -> Services:
+    """Return what routes and the files process are given; raises CheckpointError."""
+    return Services(
+        settings=config,
+        store=Store(config.database_url),
+        broker=Broker(config.redis_url),
+        checkpoint=Checkpoint.load(config.model),
+        blobs=blob_store(config),
+    )
 
 
 def _services(http_request: HttpRequest) -> Services:

@@ -4,6 +4,8 @@ ApiError
 ├── InvalidInputError    422  a field is wrong; `param` names it
 │   └── InvalidLinesError     some lines of a file are wrong; `lines` names them
 ├── NotFoundError        404  no such batch
+│   └── ModelNotFoundError    another model is served
+├── RequestFailedError   500  the engine could not run an accepted request; 400 if the request is to blame
 ├── BodyTooLargeError    413  the body is over the limit
 ├── ConflictError        409  the thing is in a state that does not allow it
 ├── RangeError           416  the bytes asked for are not there
@@ -12,9 +14,10 @@ ApiError
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
@@ -28,6 +31,15 @@ from starlette.exceptions import HTTPException
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = "5"
+OPENAI_PATHS = (
+    "/v1/chat/",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/models",
+    "/v1/files",
+    "/v1/uploads",
+    "/v1/batches",
+)
 
 
 class LineError(BaseModel):
@@ -73,9 +85,9 @@ class ErrorBody(BaseModel):
 class ApiError(Exception):
     """An error to tell the client."""
 
-    status: ClassVar[int] = HTTPStatus.INTERNAL_SERVER_ERROR
-    type: ClassVar[str] = "invalid_request_error"
-    headers: ClassVar[dict[str, str]] = {}
+    status: int = HTTPStatus.INTERNAL_SERVER_ERROR
+    type: str = "invalid_request_error"
+    headers: Mapping[str, str] = MappingProxyType({})
     lines: Sequence[LineError] = ()
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
@@ -107,6 +119,24 @@ class NotFoundError(ApiError):
     type = "not_found_error"
 
 
+class ModelNotFoundError(NotFoundError):
+    """Another model is served. OpenAI's clients know it by this type and code."""
+
+    type = "invalid_request_error"
+
+
+class RequestFailedError(ApiError):
+    """An accepted request that has no complete output."""
+
+    type = "server_error"
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        if code == "generation_failed":
+            self.status = HTTPStatus.BAD_REQUEST
+            self.type = "invalid_request_error"
+
+
 class BodyTooLargeError(ApiError):
     """The body is over the limit."""
 
@@ -124,7 +154,7 @@ class ConflictError(ApiError):
     """The thing is in a state that does not allow it; trying again changes nothing."""
 
     status = HTTPStatus.CONFLICT
-    headers: ClassVar[dict[str, str]] = {"x-should-retry": "false"}
+    headers: Mapping[str, str] = MappingProxyType({"x-should-retry": "false"})
 
 
 class RangeError(ApiError):
@@ -138,7 +168,7 @@ class StorageFullError(ApiError):
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     type = "service_unavailable"
-    headers: ClassVar[dict[str, str]] = {"Retry-After": RETRY_AFTER_SECONDS}
+    headers: Mapping[str, str] = MappingProxyType({"Retry-After": RETRY_AFTER_SECONDS})
 
 
 def error_response(
@@ -149,7 +179,7 @@ def error_response(
     param: str | None = None,
     code: str | None = None,
     lines: Sequence[LineError] = (),
-    headers: dict[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     """Return the one shape of error."""
     detail = ErrorDetail(message=message, type=error_type, param=param, code=code, lines=list(lines) or None)
@@ -174,9 +204,9 @@ def install(app: FastAPI) -> None:
     """Make every error of the application come out in the one shape."""
 
     @app.exception_handler(ApiError)
-    def _api_error(_: HttpRequest, error: ApiError) -> JSONResponse:
+    def _api_error(http_request: HttpRequest, error: ApiError) -> JSONResponse:
         return error_response(
-            error.status,
+            _as_openai(http_request, error.status),
             error.message,
             error.type,
             param=error.param,
@@ -186,7 +216,7 @@ def install(app: FastAPI) -> None:
         )
 
     @app.exception_handler(RequestValidationError)
-    def _invalid(_: HttpRequest, error: RequestValidationError) -> JSONResponse:
+    def _invalid(http_request: HttpRequest, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
             message = f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
@@ -194,9 +224,9 @@ def install(app: FastAPI) -> None:
                 HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param="body", code="json_invalid"
             )
         param = field_path(first["loc"]) or "body"
-        message = _explain(first)
+        message = explain(first)
         return error_response(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
+            _as_openai(http_request, HTTPStatus.UNPROCESSABLE_ENTITY),
             f"{param}: {message}",
             "invalid_request_error",
             param=param,
@@ -234,7 +264,14 @@ def install(app: FastAPI) -> None:
         return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", "server_error")
 
 
-def _explain(error: dict[str, Any]) -> str:
+def _as_openai(http_request: HttpRequest, status: int) -> int:
+    """Return the status that OpenAI's own server answers with: its clients raise BadRequestError for 400."""
+    is_openai = http_request.url.path.startswith(OPENAI_PATHS)
+    return HTTPStatus.BAD_REQUEST if is_openai and status == HTTPStatus.UNPROCESSABLE_ENTITY else status
+
+
+def explain(error: Mapping[str, Any]) -> str:
+    """Say what is wrong with a field that pydantic refused."""
     if error["type"] == "extra_forbidden":
         return "unknown field"
     if error["type"] == "missing":

@@ -7,31 +7,16 @@ from fastapi import FastAPI
 
 from api import errors, health
 from api.batches import routes as batches
-from api.blobs.store import blob_store
-from api.checkpoint import Checkpoint
-from api.dependencies import Services
+from api.dependencies import open_services
 from api.files import routes as files
 from api.middleware import BodyLimit
 from api.uploads import routes as uploads
-from worker.queue.broker import Broker
 from worker.settings import Settings, settings
-from worker.store.session import Store
 
 DESCRIPTION = """
 Batch inference that loses nothing: a batch is durable before it is accepted, results can be read
 while it runs, and a signed webhook says when it has ended.
 """
-
-
-def open_services(config: Settings) -> Services:
-    """Return what routes and the files process are given; raises CheckpointError if the model is not there."""
-    return Services(
-        settings=config,
-        store=Store(config.database_url),
-        broker=Broker(config.redis_url),
-        checkpoint=Checkpoint.load(config.model),
-        blobs=blob_store(config),
-    )
 
 
 def create_app(config: Settings | None = None) -> FastAPI:

@@ -74,8 +74,8 @@ ResponseFormat = Annotated[
 ]
 
 
-class SamplingFields(Schema):
-    """How tokens are chosen. What is left out has the batch's value, or the default."""
+class CommonSamplingFields(Schema):
+    """How tokens are chosen, but for logprobs, of which the faces differ."""
 
     max_tokens: MaxTokens | None = None
     temperature: Temperature | None = None
@@ -93,7 +93,6 @@ class SamplingFields(Schema):
     logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = Field(
         default=None, description="What is added to a token's logit, by token id."
     )
-    logprobs: NumLogprobs | None = None
     prompt_logprobs: NumLogprobs | None = None
     n: NumChoices | None = None
     best_of: NumChoices | None = Field(
@@ -103,9 +102,25 @@ class SamplingFields(Schema):
     guided_regex: Text | None = None
     guided_choice: Annotated[list[Text], Field(min_length=1, max_length=1024)] | None = None
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens are wanted beside each; None: no logprobs at all."""
+        return None
+
+
+class SamplingFields(CommonSamplingFields):
+    """How tokens are chosen. What is left out has the batch's value, or the default."""
+
+    logprobs: NumLogprobs | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens are wanted beside each; None: no logprobs at all."""
+        return self.logprobs
+
 
 def to_params(
-    fields: SamplingFields, defaults: SamplingParams, checkpoint: Checkpoint, path: str = ""
+    fields: CommonSamplingFields, defaults: SamplingParams, checkpoint: Checkpoint, path: str = ""
 ) -> SamplingParams:
     """Return `defaults` with what the fields say, checked against the model.
 
@@ -116,8 +131,10 @@ def to_params(
     changes: dict[str, Any] = {
         name: value
         for name in SamplingParams.__dataclass_fields__
-        if name != "format" and (value := getattr(fields, name)) is not None
+        if name not in {"format", "logprobs"} and (value := getattr(fields, name)) is not None
     }
+    if fields.num_logprobs is not None:
+        changes["logprobs"] = fields.num_logprobs
     if "stop" in changes:
         stop = changes["stop"]
         changes["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -140,7 +157,7 @@ def _to_biases(given: dict[str, float], path: str) -> tuple[tuple[int, float], .
         raise refusal(path, "logit_bias", "its keys must be token ids") from error
 
 
-def _to_format(fields: SamplingFields, path: str) -> tuple[OutputFormat | None] | None:
+def _to_format(fields: CommonSamplingFields, path: str) -> tuple[OutputFormat | None] | None:
     """Return the format that is asked for in a tuple, since none may be; None when nothing is said."""
     named = [name for name in FORMAT_FIELDS if getattr(fields, name) is not None]
     if not named:

@@ -122,6 +122,7 @@ def to_result(request: ShardRequest, outcomes: Sequence[EngineOutcome]) -> NewRe
             for outcome in outcomes
             if isinstance(outcome, Embedding)
         ),
+        is_base64=isinstance(request.params, EmbeddingParams) and request.params.encoding == "base64",
         scores=tuple(
             ScoreResult(score.logprobs, score.is_greedy)
             for outcome in outcomes

@@ -1,4 +1,4 @@
-"""What a blob store can do, and which one the settings ask for.
+"""What a blob store can do.
 
 BlobError
 ├── MissingBlobError  nothing is kept under this key
@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
-
-from worker.settings import Settings
 
 READ_BYTES = 64 * 1024
 
@@ -44,22 +42,3 @@ class BlobStore(Protocol):
 
     def kept(self) -> Iterator[tuple[str, datetime]]:
         """Yield the digest of everything that is kept, and since when."""
-
-
-def blob_store(config: Settings) -> BlobStore:
-    """Return the store that HEADRACE_BLOB_URL names, by default a directory in HEADRACE_DATA_DIR.
-
-    Raises:
-        SystemExit: it is a bucket, and the library for that is not installed.
-
-    """
-    # Imported here: a deployment with a local directory does not have the library for buckets.
-    if config.blob_url is None:
-        from api.blobs.local import LocalBlobs  # noqa: PLC0415
-
-        return LocalBlobs(config.data_dir / "blobs")
-    try:
-        from api.blobs.s3 import S3Blobs  # noqa: PLC0415
-    except ModuleNotFoundError:
-        raise SystemExit("HEADRACE_BLOB_URL names a bucket: install headrace[s3]") from None
-    return S3Blobs(config.blob_url)

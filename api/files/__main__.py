@@ -14,11 +14,10 @@ from sqlalchemy.exc import OperationalError
 
 from api.blobs.store import BlobError
 from api.checkpoint import CheckpointError
-from api.dependencies import Services
+from api.dependencies import Services, open_services
 from api.files.reading import BatchReader
 from api.files.tidying import tidy
 from api.files.writing import ResultWriter
-from api.main import open_services
 from worker.settings import settings
 from worker.store.notify import FILES, wake_ups
 from worker.telemetry import configure_logging

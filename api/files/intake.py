@@ -78,9 +78,7 @@ class Spool:
 class Intake:
     """A batch's input file on its way in. Close it whatever happens."""
 
-    def __init__(
-        self, directory: Path, limits: Limits, translate: Callable[[Line], object]
-    ) -> None:
+    def __init__(self, directory: Path, limits: Limits, translate: Callable[[Line], object]) -> None:
         self._checker = LineChecker(translate, limits.max_lines)
         self._splitter = LineSplitter(limits.max_line_bytes)
         self._head: bytes | None = b""  # until it is known whether this is gzip

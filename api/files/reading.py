@@ -10,7 +10,7 @@ from threading import Event
 from api.blobs.store import BlobError, MissingBlobError
 from api.dependencies import Services
 from api.errors import LineError
-from api.files.lines import MAX_ERRORS, LineSplitter, WrongLineError, read_line
+from api.files.lines import MAX_ERRORS, Line, LineSplitter, WrongLineError, read_line
 from api.files.translator import Translator
 from worker.store import batch_files, files
 from worker.store.batch_files import FilesClaim
@@ -39,13 +39,13 @@ class BatchReader:
             file = None if held is None else files.get(session, held.input_file_id)
         if held is None:
             return False
+        if file is None:
+            self._refuse_missing(held)
+            return True
         try:
-            if file is None:
-                raise MissingBlobError(held.input_file_id)
             self._read(held, file)
         except MissingBlobError:
-            message = f"the input file {held.input_file_id} is gone"
-            self._refuse(held, [LineError(code="file_not_found", message=message, param="input_file_id")])
+            self._refuse_missing(held)
         except BlobError as error:
             logger.warning("%s is not read yet: %s", held.batch_id, error)
             self._put_back(held, RETRY_AFTER)
@@ -53,10 +53,10 @@ class BatchReader:
 
     def _read(self, held: FilesClaim, file: FileView) -> None:
         translate = Translator(self.services.checkpoint, self.services.settings.max_prompt_bytes)
-        if file.endpoint != held.endpoint or file.model != self.services.checkpoint.name:
-            if errors := self._errors(held, file, translate):
-                self._refuse(held, errors)
-                return
+        was_checked = (file.endpoint, file.model) == (held.endpoint, self.services.checkpoint.name)
+        if not was_checked and (errors := self._errors(held, file, translate)):
+            self._refuse(held, errors)
+            return
         splitter = LineSplitter(self.services.settings.max_line_bytes)
         requests = (translate(read_line(line)) for _, line in self._lines(splitter, file, held.read_offset))
         for _ in range(TURN_CHUNKS):
@@ -94,15 +94,17 @@ class BatchReader:
         for number, text in self._lines(LineSplitter(self.services.settings.max_line_bytes), file, 0):
             try:
                 line = read_line(text)
-                if line.url != held.endpoint:
-                    message = f"url: is {line.url}, the batch's endpoint is {held.endpoint}"
-                    raise WrongLineError("mismatched_endpoint", message, "url")
+                _check_endpoint(line, held.endpoint)
                 translate(line)
             except WrongLineError as error:
                 errors.append(error.at(number))
                 if len(errors) == MAX_ERRORS:
                     break
         return errors
+
+    def _refuse_missing(self, held: FilesClaim) -> None:
+        message = f"the input file {held.input_file_id} is gone"
+        self._refuse(held, [LineError(code="file_not_found", message=message, param="input_file_id")])
 
     def _refuse(self, held: FilesClaim, errors: list[LineError]) -> None:
         with self.services.store.transaction() as session:
@@ -111,3 +113,9 @@ class BatchReader:
     def _put_back(self, held: FilesClaim, after: timedelta) -> None:
         with self.services.store.transaction() as session:
             batch_files.put_back(session, held, after=after)
+
+
+def _check_endpoint(line: Line, endpoint: str) -> None:
+    if line.url != endpoint:
+        message = f"url: is {line.url}, the batch's endpoint is {endpoint}"
+        raise WrongLineError("mismatched_endpoint", message, "url")

@@ -114,9 +114,7 @@ class ResultWriter:
         return files.add(session, new).id
 
 
-def to_line(
-    checkpoint: Checkpoint, endpoint: Endpoint, batch_id: str, result: ResultView
-) -> dict[str, Any]:
+def to_line(checkpoint: Checkpoint, endpoint: Endpoint, batch_id: str, result: ResultView) -> dict[str, Any]:
     """Return a result as a line of the output file, or of the error file. Its ids never change."""
     name = f"{batch_id.removeprefix('batch_')}-{result.position}"
     line = {"id": f"batch_req_{name}", "custom_id": result.custom_id, "response": None, "error": None}

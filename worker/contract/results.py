@@ -67,6 +67,7 @@ class Payload:
     choices: tuple[ChoiceResult, ...] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()  # by prompt; of each token after the first
     embeddings: tuple[bytes, ...] = ()  # by prompt; little-endian float32 values
+    is_base64: bool = False  # how the client wants to read them
     scores: tuple[ScoreResult, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -79,6 +80,7 @@ class Payload:
             ],
             "prompt_logprobs": [_to_json(logprobs) for logprobs in self.prompt_logprobs],
             "embeddings": [base64.b64encode(vector).decode() for vector in self.embeddings],
+            "is_base64": self.is_base64,
             "scores": [
                 {"logprobs": [_finite(one) for one in score.logprobs], "is_greedy": score.is_greedy}
                 for score in self.scores
@@ -100,6 +102,7 @@ class Payload:
             ),
             prompt_logprobs=tuple(_from_json(logprobs) for logprobs in value.get("prompt_logprobs", ())),
             embeddings=tuple(base64.b64decode(vector) for vector in value.get("embeddings", ())),
+            is_base64=value.get("is_base64", False),
             scores=tuple(
                 ScoreResult(tuple(score["logprobs"]), score["is_greedy"]) for score in value.get("scores", ())
             ),

@@ -186,9 +186,7 @@ def add_requests(
     With the last one the batch may run to its end, or ends if it was cancelled meanwhile.
     """
     batch = batches.lock(session, held.batch_id)
-    if batch is None or not _move(
-        session, held, read_offset=read_offset, due_at=func.now() + lease
-    ):
+    if batch is None or not _move(session, held, read_offset=read_offset, due_at=func.now() + lease):
         return None
     batches.add_shards(
         session,
