@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from api import errors, health
 from api.batches import routes as batches
 from api.dependencies import open_services
+from api.file_batches import routes as file_batches
 from api.files import routes as files
 from api.middleware import BodyLimit
 from api.uploads import routes as uploads
@@ -38,4 +39,5 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.include_router(batches.router)
     app.include_router(files.router)
     app.include_router(uploads.router)
+    app.include_router(file_batches.router)
     return app

@@ -132,17 +132,23 @@ def add_shards(
 
 def get(session: Session, batch_id: str) -> BatchView | None:
     """Return the batch as it stands now, or None."""
+    return get_many(session, [batch_id]).get(batch_id)
+
+
+def get_many(session: Session, batch_ids: Sequence[str]) -> dict[str, BatchView]:
+    """Return batches as they stand now, by id."""
     running_tokens = (
         select(func.coalesce(func.sum(ShardRow.running_tokens), 0))
-        .where(ShardRow.batch_id == batch_id, ShardRow.state == ShardState.RUNNING)
+        .where(ShardRow.batch_id == BatchRow.id, ShardRow.state == ShardState.RUNNING)
         .scalar_subquery()
     )
     found = session.execute(
-        select(BatchRow, running_tokens, func.now()).where(BatchRow.id == batch_id)
-    ).one_or_none()
-    if found is None:
-        return None
-    row, running, read_at = found
+        select(BatchRow, running_tokens, func.now()).where(BatchRow.id.in_(batch_ids))
+    ).all()
+    return {row.id: _view(row, running, read_at) for row, running, read_at in found}
+
+
+def _view(row: BatchRow, running: int, read_at: datetime) -> BatchView:
     return BatchView(
         id=row.id,
         status=row.status,
