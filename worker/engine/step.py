@@ -20,6 +20,10 @@ class GenerationRequest:
     params: SamplingParams = field(default_factory=SamplingParams)
     add_special_tokens: bool = True
     job: Hashable | None = None  # requests of one job are expected to have outputs of like length
+    priority: int = 0  # above 0: urgent, it goes before all others
+    is_streamed: bool = False  # its text is told as it comes
+    is_cached: bool = True  # the prefix cache may serve it, and keep it
+    is_alone: bool = False  # its Steps hold nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,19 @@ class Choice:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprobs, ...] | None = None  # of each of `token_ids`, if asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a choice's output has grown by. Deltas put together are the Choice's text and logprobs."""
+
+    id: Hashable  # of the request
+    index: int  # of the choice
+    offset: int  # characters of the output before it
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None
+    finish_reason: FinishReason | None = None  # of the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +129,7 @@ class StepOutput:
     num_new_tokens: dict[Hashable, int]
     completions: tuple[Completion, ...]
     readings: tuple[Reading, ...] = ()
+    deltas: tuple[Delta, ...] = ()  # of streamed requests
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from worker.engine.errors import EngineError
-from worker.engine.step import Outcome
+from worker.engine.step import Delta, Outcome
 
 OutcomeT = TypeVar("OutcomeT", bound=Outcome)
 
@@ -14,7 +14,13 @@ OutcomeT = TypeVar("OutcomeT", bound=Outcome)
 class Submission(Generic[OutcomeT]):
     """Requests submitted together, and what has become of them so far."""
 
-    def __init__(self, num_requests: int, cancel: Callable[["Submission[Any]"], None]) -> None:
+    def __init__(
+        self,
+        num_requests: int,
+        cancel: Callable[["Submission[Any]"], None],
+        on_delta: Callable[[Delta], None] | None = None,
+    ) -> None:
+        self.on_delta = on_delta  # called on the engine's thread, so it must be quick
         self.num_output_tokens = 0  # grows each Step; one writer, so a read needs no lock
         self.num_open = num_requests  # requests whose outcome has not arrived; likewise
         self._cancel = cancel
