@@ -59,7 +59,12 @@ def batch(client: OpenAI) -> None:
         purpose="batch",
         extra_body={"expires_after": {"anchor": "created_at", "seconds": 3600}},
     )
-    assert (file.object, file.status, file.purpose, file.filename) == ("file", "processed", "batch", "in.jsonl")
+    assert (file.object, file.status, file.purpose, file.filename) == (
+        "file",
+        "processed",
+        "batch",
+        "in.jsonl",
+    )
     assert file.expires_at == file.created_at + 3600
     assert client.files.retrieve(file.id).bytes == len(lines(70))
     assert client.files.content(file.id).read() == lines(70)
@@ -92,7 +97,7 @@ def batch(client: OpenAI) -> None:
         assert choice["message"]["role"] == "assistant"
         assert choice["finish_reason"] in {"stop", "length"}
     used = sum(result["response"]["body"]["usage"]["completion_tokens"] for result in results)
-    assert ended.usage.output_tokens == used > 0
+    assert ended.to_dict()["usage"]["output_tokens"] == used > 0  # 1.x has no type for it
     assert made.id in [one.id for one in client.batches.list(limit=1)]  # page by page
     names = {one.filename for one in client.files.list(purpose="batch_output")}
     assert f"{made.id}_output.jsonl" in names
@@ -112,9 +117,7 @@ def failures(client: OpenAI) -> None:
     wrong["body"]["prompt"] = "jump over " * 200
     long[1] = json.dumps(wrong).encode() + b"\n"
     file = client.files.create(file=("in.jsonl", b"".join(long)), purpose="batch")
-    made = client.batches.create(
-        input_file_id=file.id, endpoint="/v1/completions", completion_window="1h"
-    )
+    made = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="1h")
     ended = wait(client, made.id, "completed")
     assert (ended.request_counts.completed, ended.request_counts.failed) == (2, 1)
     error = json.loads(client.files.content(ended.error_file_id).text)
@@ -170,9 +173,7 @@ def cancel(client: OpenAI) -> None:
     long = lines(600, "/v1/completions", max_tokens=100, extra={}).replace(b', "extra": {}', b"")
     long = long.replace(b'"max_tokens": 100', b'"max_tokens": 100, "ignore_eos": true')
     file = client.files.create(file=io.BytesIO(long), purpose="batch")
-    made = client.batches.create(
-        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
-    )
+    made = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
     while client.batches.retrieve(made.id).request_counts.completed == 0:
         time.sleep(0.02)
     assert client.batches.cancel(made.id).status in {"cancelling", "cancelled"}
