@@ -11,7 +11,7 @@ from worker.store.requests import NewRequest
 
 
 class Translator:
-    """Turns lines into requests. Tokens are not counted here: docs/decisions/0008."""
+    """Turns lines into requests. Tokens are not counted here: docs/decisions/0012."""
 
     def __init__(self, checkpoint: Checkpoint, max_prompt_bytes: int) -> None:
         self._checkpoint = checkpoint
@@ -32,4 +32,5 @@ class Translator:
             if isinstance(prompt, str) and len(prompt.encode()) > self._max_prompt_bytes:
                 message = f"body: a prompt is over the limit of {self._max_prompt_bytes} bytes"
                 raise WrongLineError("prompt_too_long", message, "body")
-        return replace(request, max_tokens=min(request.max_tokens, self._checkpoint.max_model_len - 1))
+        most = self._checkpoint.max_model_len - 1
+        return request if request.max_tokens <= most else replace(request, max_tokens=most)

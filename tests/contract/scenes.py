@@ -1,4 +1,4 @@
-"""What a customer's program does with `openai`. Run as `python -m tests.contract.scenes VERSION URL SECRET SCENE`."""
+"""What a customer's program does: `python -m tests.contract.scenes VERSION URL SECRET SCENE MODEL`."""
 
 import io
 import json
@@ -33,6 +33,15 @@ def lines(count: int, url: str = "/v1/chat/completions", **body: Any) -> bytes:
         + b"\n"
         for i in range(count)
     )
+
+
+def refused(kind: type[openai.APIStatusError], call: Callable[[], object]) -> Any:
+    """Return the error that a call must end with."""
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
 
 
 def wait(client: OpenAI, batch_id: str, *statuses: str) -> Any:
@@ -102,12 +111,7 @@ def batch(client: OpenAI) -> None:
     names = {one.filename for one in client.files.list(purpose="batch_output")}
     assert f"{made.id}_output.jsonl" in names
     assert client.files.delete(file.id).deleted
-    try:
-        client.files.retrieve(file.id)
-    except openai.NotFoundError as error:
-        assert error.param == "file_id"
-    else:
-        raise AssertionError("a deleted file is still there")
+    assert refused(openai.NotFoundError, lambda: client.files.retrieve(file.id)).param == "file_id"
 
 
 def failures(client: OpenAI) -> None:
@@ -120,10 +124,9 @@ def failures(client: OpenAI) -> None:
     made = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="1h")
     ended = wait(client, made.id, "completed")
     assert (ended.request_counts.completed, ended.request_counts.failed) == (2, 1)
-    error = json.loads(client.files.content(ended.error_file_id).text)
-    assert error["custom_id"] == "row-1"
-    assert error["response"]["status_code"] == 400
-    assert "tokens" in error["response"]["body"]["error"]["message"]
+    line = json.loads(client.files.content(ended.error_file_id).text)
+    assert (line["custom_id"], line["response"]["status_code"]) == ("row-1", 400)
+    assert "tokens" in line["response"]["body"]["error"]["message"]
     other = client.batches.create(
         input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="1h"
     )
@@ -132,13 +135,10 @@ def failures(client: OpenAI) -> None:
         (line, "mismatched_endpoint") for line in (1, 2, 3)
     ]
     assert failed.failed_at is not None
-    try:
-        client.files.create(file=("in.jsonl", lines(3) + lines(2) + b"{}\n"), purpose="batch")
-    except openai.BadRequestError as error:
-        found = [(one["line"], one["code"]) for one in error.body["lines"]]
-        assert found == [(4, "duplicate_custom_id"), (5, "duplicate_custom_id"), (6, "missing_field")]
-    else:
-        raise AssertionError("a file with wrong lines was accepted")
+    bad = ("in.jsonl", lines(3) + lines(2) + b"{}\n")
+    error = refused(openai.BadRequestError, lambda: client.files.create(file=bad, purpose="batch"))
+    found = [(one["line"], one["code"]) for one in error.body["lines"]]
+    assert found == [(4, "duplicate_custom_id"), (5, "duplicate_custom_id"), (6, "missing_field")]
 
 
 def uploads(client: OpenAI) -> None:
@@ -160,12 +160,7 @@ def uploads(client: OpenAI) -> None:
     assert client.files.content(by_chunks.file.id).read() == whole
     given_up = client.uploads.create(purpose="batch", filename="x", bytes=5, mime_type="text/plain")
     assert client.uploads.cancel(given_up.id).status == "cancelled"
-    try:
-        client.uploads.parts.create(given_up.id, data=b"12345")
-    except openai.ConflictError:
-        pass
-    else:
-        raise AssertionError("a cancelled upload took a part")
+    refused(openai.ConflictError, lambda: client.uploads.parts.create(given_up.id, data=b"12345"))
 
 
 def cancel(client: OpenAI) -> None:

@@ -44,6 +44,7 @@ DEPENDS_ON = {
     "gpu": AFTER_RELEASE,
     "callbacks": AFTER_RELEASE,
     "dispatcher": AFTER_RELEASE,
+    "files": AFTER_RELEASE,
     "flower": {"redis": "service_healthy"},
 }
 
