@@ -3,7 +3,7 @@
 Run under `python -m worker.embedded`. The API and the files process are real, over embedded Postgres; there
 is no engine, so that nothing else takes the machine's time. Accepted: from the first byte of the upload until
 every request is a row in Postgres. Durable: until the batch has its id; its lines are in the file store then.
-Memory: the API's resident set at its highest, for 50,000 less that before. Polls: GET /v1/batches/{id} all the
+Memory: the highest resident set of the API, for 50,000 less that before. Polls: GET /v1/batches/{id} all the
 while. Claims: with so many requests pending.
 """
 

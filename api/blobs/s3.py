@@ -1,7 +1,7 @@
 """Blobs in an S3 bucket, or what speaks its protocol. Credentials come from AWS_*, as usual."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from obstore.store import S3Store
 from api.blobs.store import READ_BYTES, MissingBlobError, StorageError
 
 PART_BYTES = 8 << 20
+MISSING = (NotFoundError, FileNotFoundError)
 
 
 class S3Blobs:
@@ -31,7 +32,7 @@ class S3Blobs:
         with _storage_errors():
             try:
                 obstore.head(self._bucket, sha256)
-            except NotFoundError:
+            except MISSING:
                 return False
             return True
 
@@ -39,17 +40,17 @@ class S3Blobs:
         """Yield the bytes [start, end) in pieces."""
         if end is not None and end <= start:
             return iter(())
-        try:
-            with _storage_errors():
-                options: Any = {"range": {"offset": start} if end is None else (start, end)}
+        options: Any = {"range": {"offset": start} if end is None else (start, end)}
+        with _storage_errors():
+            try:
                 found = obstore.get(self._bucket, sha256, options=options if start or end else None)
-        except MissingBlobError:
-            raise MissingBlobError(sha256) from None
+            except MISSING:
+                raise MissingBlobError(sha256) from None
         return _pieces(found.stream(min_chunk_size=READ_BYTES))
 
     def drop(self, sha256: str) -> None:
         """Delete the object."""
-        with _storage_errors():
+        with _storage_errors(), suppress(*MISSING):
             obstore.delete(self._bucket, sha256)
 
     def kept(self) -> Iterator[tuple[str, datetime]]:
@@ -70,7 +71,5 @@ def _pieces(stream: Iterator[bytes]) -> Iterator[bytes]:
 def _storage_errors() -> Iterator[None]:
     try:
         yield
-    except (NotFoundError, FileNotFoundError) as error:
-        raise MissingBlobError(str(error)) from error
     except (BaseError, OSError) as error:
         raise StorageError(f"the bucket: {error}") from error
