@@ -1,16 +1,22 @@
-"""What routes are given: the store, the broker, the checkpoint, the settings."""
+"""What routes are given: who calls, and the services as that caller's tenant sees them."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 from fastapi import Depends, Header
 from fastapi import Request as HttpRequest
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from api import auth
+from api.auth import Caller
 from api.blobs.choice import blob_store
 from api.blobs.store import BlobStore
 from api.checkpoint import Checkpoint
+from api.errors import PermissionDeniedError
+from api.rate_limit import RateLimiter
+from worker.contract.access import Scope
 from worker.queue.broker import Broker
 from worker.settings import Settings
 from worker.store.session import Store
@@ -24,6 +30,7 @@ class Services:
     store: Store
     broker: Broker
     checkpoint: Checkpoint
+    rate_limiter: RateLimiter
     blobs: BlobStore
 
     @property
@@ -47,13 +54,63 @@ def open_services(config: Settings) -> Services:
         store=Store(config.database_url),
         broker=Broker(config.redis_url),
         checkpoint=Checkpoint.load(config.model),
+        rate_limiter=RateLimiter(config.redis_url),
         blobs=blob_store(config),
     )
 
 
-def _services(http_request: HttpRequest) -> Services:
+def _deployment(http_request: HttpRequest) -> Services:
     services: Services = http_request.app.state.services
     return services
+
+
+DeploymentDependency = Annotated[Services, Depends(_deployment)]
+
+_bearer = HTTPBearer(scheme_name="API key", description="`Authorization: Bearer hr_...`", auto_error=False)
+
+
+def _caller(
+    http_request: HttpRequest,
+    deployment: DeploymentDependency,
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+) -> Caller:
+    if deployment.settings.auth == "off":
+        auth.check_local(http_request.scope)
+        return auth.NOBODY_IN_PARTICULAR
+    caller = auth.recognize(deployment.store, None if credentials is None else credentials.credentials)
+    deployment.rate_limiter.check(caller)
+    return caller
+
+
+CallerDependency = Annotated[Caller, Depends(_caller)]
+
+
+@dataclass(frozen=True, slots=True)
+class Requires:
+    """A route's declaration of the scope that its caller's key must have."""
+
+    scope: Scope
+
+    async def __call__(self, caller: CallerDependency) -> None:
+        """Refuse a caller without the scope."""
+        if self.scope not in caller.scopes:
+            raise PermissionDeniedError(
+                f"this API key lacks the scope `{self.scope}`", code="insufficient_scope"
+            )
+
+
+# Every route declares one of these: `dependencies=[READ]`.
+READ = Depends(Requires(Scope.READ))
+SUBMIT = Depends(Requires(Scope.SUBMIT))
+ADMIN = Depends(Requires(Scope.ADMIN))
+
+
+async def _services(deployment: DeploymentDependency, caller: CallerDependency) -> Services:
+    return replace(deployment, store=deployment.store.of_tenant(caller.tenant_id))
+
+
+# What a route works with: its store shows the caller's tenant's rows and no others.
+ServicesDependency = Annotated[Services, Depends(_services)]
 
 
 async def _idempotency_key(
@@ -72,5 +129,4 @@ async def _idempotency_key(
     return IdempotencyKey(idempotency_key, hashlib.sha256(await http_request.body()).hexdigest())
 
 
-ServicesDependency = Annotated[Services, Depends(_services)]
 IdempotencyDependency = Annotated[IdempotencyKey | None, Depends(_idempotency_key)]

@@ -1,16 +1,19 @@
 """Every error a client sees, and the only place with HTTP status codes.
 
 ApiError
-├── InvalidInputError    422  a field is wrong; `param` names it
-│   └── InvalidLinesError     some lines of a file are wrong; `lines` names them
-├── NotFoundError        404  no such batch
-│   └── ModelNotFoundError    another model is served
-├── RequestFailedError   500  the engine could not run an accepted request; 400 if the request is to blame
-├── BodyTooLargeError    413  the body is over the limit
-├── ConflictError        409  the thing is in a state that does not allow it
-├── RangeError           416  the bytes asked for are not there
-├── StorageFullError     503  files cannot be kept now
-└── KeyReusedError       422  an Idempotency-Key came back with another body
+├── InvalidInputError      422  a field is wrong; `param` names it
+│   └── InvalidLinesError       some lines of a file are wrong; `lines` names them
+├── AuthenticationError    401  no API key, or not a good one
+├── PermissionDeniedError  403  the API key does not allow it
+├── NotFoundError          404  no such batch, or another tenant's
+│   └── ModelNotFoundError      another model is served
+├── RateLimitedError       429  too many calls, or too much work queued
+├── RequestFailedError     500  the engine could not run an accepted request; 400 if the request is to blame
+├── BodyTooLargeError      413  the body is over the limit
+├── ConflictError          409  the thing is in a state that does not allow it
+├── RangeError             416  the bytes asked for are not there
+├── StorageFullError       503  files cannot be kept now
+└── KeyReusedError         422  an Idempotency-Key came back with another body
 """
 
 import logging
@@ -28,9 +31,12 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
+from worker.store.quotas import QuotaExceededError
+
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = "5"
+QUOTA_RETRY_SECONDS = 30  # room comes as work ends
 OPENAI_PATHS = (
     "/v1/chat/",
     "/v1/completions",
@@ -95,6 +101,7 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.code = code
+        self.headers: dict[str, str] = {}
 
 
 class InvalidInputError(ApiError):
@@ -110,6 +117,24 @@ class InvalidLinesError(InvalidInputError):
         first = lines[0]
         super().__init__(f"line {first.line}: {first.message}", param=first.param, code=first.code)
         self.lines = lines
+
+
+class AuthenticationError(ApiError):
+    """Nobody knows who is calling."""
+
+    status = HTTPStatus.UNAUTHORIZED
+    type = "authentication_error"
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message, code=code)
+        self.headers = {"WWW-Authenticate": "Bearer"}
+
+
+class PermissionDeniedError(ApiError):
+    """The caller is known and may not do this."""
+
+    status = HTTPStatus.FORBIDDEN
+    type = "permission_error"
 
 
 class NotFoundError(ApiError):
@@ -135,6 +160,20 @@ class RequestFailedError(ApiError):
         if code == "generation_failed":
             self.status = HTTPStatus.BAD_REQUEST
             self.type = "invalid_request_error"
+
+
+class RateLimitedError(ApiError):
+    """Not now. `retry_after` in seconds; None: waiting does not help."""
+
+    status = HTTPStatus.TOO_MANY_REQUESTS
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, *, code: str, retry_after: int | None) -> None:
+        super().__init__(message, code=code)
+        # The second is OpenAI's clients': they would try any 429 again.
+        self.headers = (
+            {"x-should-retry": "false"} if retry_after is None else {"Retry-After": str(retry_after)}
+        )
 
 
 class BodyTooLargeError(ApiError):
@@ -214,6 +253,12 @@ def install(app: FastAPI) -> None:
             lines=error.lines,
             headers=error.headers,
         )
+
+    @app.exception_handler(QuotaExceededError)
+    def _quota_exceeded(http_request: HttpRequest, error: QuotaExceededError) -> JSONResponse:
+        retry_after = QUOTA_RETRY_SECONDS if error.can_wait else None
+        limited = RateLimitedError(str(error), code=f"quota_{error.quota}", retry_after=retry_after)
+        return _api_error(http_request, limited)
 
     @app.exception_handler(RequestValidationError)
     def _invalid(http_request: HttpRequest, error: RequestValidationError) -> JSONResponse:

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from redis import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
-from api.dependencies import Services, ServicesDependency
+from api.dependencies import DeploymentDependency, Services
 from worker.contract.messages import GPU_QUEUE
 from worker.store import workers
 
@@ -46,7 +46,7 @@ def health() -> Health:
     summary="Would a batch be run?",
     responses={HTTPStatus.SERVICE_UNAVAILABLE: {"model": Readiness, "description": "something is missing"}},
 )
-def ready(services: ServicesDependency, response: Response) -> Readiness:
+def ready(services: DeploymentDependency, response: Response) -> Readiness:
     """Check Postgres, Redis, and that a gpu worker was seen within 15 seconds."""
     database, worker = _database_and_worker(services)
     broker = _broker(services)

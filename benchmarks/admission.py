@@ -2,11 +2,12 @@ r"""Compares admission policies on skewed work: many short outputs, a few very l
 
     python -m benchmarks.admission --model DIR --dtype f32|bf16|int8 --threads N --runs N
 
-Four backlogs, each queued at once. `mixed`: long and short in random order, max_tokens as long as the output
-becomes. `late`: the same, the long ones last, as when one batch follows another. `hidden`: mixed, but every
-request allows the longest output, and jobs have outputs of like length. `prefixes`: mixed, and groups share a
-prompt's beginning. The policies take turns, each run with tokens of its own; medians are compared. Ends with
-one JSON line.
+Six backlogs, each queued at once. `mixed`: long and short in random order, max_tokens as long as the output
+becomes. `late`: the same, the long ones last, as when one batch follows another. `first`: the long ones
+first, which leaves an order by length nothing to gain. `hidden`: mixed, but every request allows the
+longest output, and jobs have outputs of like length. `blind`: hidden, and all are of one job, so that
+nothing tells them apart. `prefixes`: mixed, and groups share a prompt's beginning. The policies take turns,
+each run with tokens of its own; medians are compared. Ends with one JSON line.
 """
 
 import argparse
@@ -29,8 +30,8 @@ from worker.engine.sequence import FinishReason
 from worker.engine.step import GenerationRequest
 
 STOP_ID = 2
-BACKLOGS = ("mixed", "late", "hidden", "prefixes")
-COUNTERS = ("steps", "preemptions", "recomputed_tokens", "cached_tokens", "evictions")
+BACKLOGS = ("mixed", "late", "first", "hidden", "blind", "prefixes")
+COUNTERS = ("steps", "prefill_tokens", "recomputed_tokens", "preemptions", "cached_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +42,15 @@ class Shape:
     num_long: int
     long_tokens: int  # the longest output
 
-    def outputs(self, numbers: random.Random, *, is_mixed: bool) -> list[tuple[str, int]]:
+    def outputs(self, numbers: random.Random, name: str) -> list[tuple[str, int]]:
         """Return (job, length of the output) for every request, in the order they arrive."""
         long = [
             ("long", numbers.randint(self.long_tokens * 3 // 4, self.long_tokens))
             for _ in range(self.num_long)
         ]
         short = [("short", numbers.randint(8, 48)) for _ in range(self.num_short)]
-        outputs = short + long
-        if is_mixed:
+        outputs = long + short if name == "first" else short + long
+        if name not in {"first", "late"}:
             numbers.shuffle(outputs)
         return outputs
 
@@ -63,12 +64,12 @@ def make_backlog(name: str, shape: Shape, vocab_size: int, seed: int) -> list[Ge
 
     prefixes = [prompt(128) for _ in range(max(1, shape.num_short // 16))]
     requests = []
-    for index, (job, length) in enumerate(shape.outputs(lengths, is_mixed=name != "late")):
+    for index, (job, length) in enumerate(shape.outputs(lengths, name)):
         prompt_ids = prompt(lengths.randint(16, 96))
         if name == "prefixes":
             prompt_ids = lengths.choice(prefixes) + prompt_ids
         params = SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True)
-        if name == "hidden":
+        if name in {"hidden", "blind"}:
             params = SamplingParams(
                 max_tokens=shape.long_tokens,
                 temperature=0.0,
@@ -77,7 +78,8 @@ def make_backlog(name: str, shape: Shape, vocab_size: int, seed: int) -> list[Ge
                 stop_token_ids=(STOP_ID,),
                 logit_bias=((STOP_ID, 1e9),),
             )
-        requests.append(GenerationRequest(index, prompt_ids, params, job=f"{job} {seed}"))
+        batch = "all" if name == "blind" else job
+        requests.append(GenerationRequest(index, prompt_ids, params, job=f"{batch} {seed}"))
     return requests
 
 

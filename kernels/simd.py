@@ -21,6 +21,7 @@ intrinsic: Any = untyped_intrinsic
 LANES = 16
 
 F32, _I8, _I16, I32, I64 = ir.FloatType(), *(ir.IntType(bits) for bits in (8, 16, 32, 64))
+_ALIGNMENTS = {F32: 4, _I16: 2, _I8: 1}
 
 
 def _pointer_to(kind: Any) -> Any:
@@ -36,7 +37,7 @@ def _pointer_to(kind: Any) -> Any:
 
 # From the address of a tensor's first element. Numba has no bfloat16: its bits go as uint16.
 float32_at, bfloat16_at = _pointer_to(types.float32), _pointer_to(types.uint16)
-int64_at, uint8_at = _pointer_to(types.int64), _pointer_to(types.uint8)
+int64_at, int8_at, uint8_at = (_pointer_to(kind) for kind in (types.int64, types.int8, types.uint8))
 
 
 @intrinsic
@@ -51,7 +52,7 @@ def load(_context: Any, pointer: Any, index: Any) -> Any:
 
 @intrinsic
 def store(_context: Any, pointer: Any, index: Any, value: Any) -> Any:
-    """Store a float32, rounded to nearest even where the array holds bfloat16."""
+    """Store a float32, rounded to nearest even where the array holds bfloat16 or int8."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer, index, value = arguments
@@ -197,10 +198,12 @@ def load_lanes(builder: Any, pointer: Any, count: int) -> Any:
     """Return `count` neighbouring elements as float32."""
     element = pointer.type.pointee
     pointer = builder.bitcast(pointer, lanes_of(element, count).as_pointer())
-    value = builder.load(pointer, align=2 if element == _I16 else 4)
+    value = builder.load(pointer, align=_ALIGNMENTS[element])
     if element == F32:
         return value
     words = lanes_of(I32, count)
+    if element == _I8:
+        return builder.sitofp(builder.sext(value, words), lanes_of(F32, count))
     return builder.bitcast(
         builder.shl(builder.zext(value, words), _constant(words, 16)), lanes_of(F32, count)
     )
@@ -216,5 +219,10 @@ def store_lanes(builder: Any, value: Any, pointer: Any) -> None:
         last = builder.and_(builder.lshr(bits, _constant(words, 16)), _constant(words, 1))
         bits = builder.add(bits, builder.add(last, _constant(words, 0x7FFF)))
         value = builder.trunc(builder.lshr(bits, _constant(words, 16)), lanes_of(_I16, count))
+    elif element == _I8:
+        name = f"llvm.rint.v{count}f32" if count > 1 else "llvm.rint.f32"
+        function_type = ir.FunctionType(value.type, [value.type])
+        whole = builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), [value])
+        value = builder.trunc(builder.fptosi(whole, lanes_of(I32, count)), lanes_of(_I8, count))
     pointer = builder.bitcast(pointer, lanes_of(element, count).as_pointer())
-    builder.store(value, pointer, align=2 if element == _I16 else 4)
+    builder.store(value, pointer, align=_ALIGNMENTS[element])

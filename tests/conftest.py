@@ -30,7 +30,7 @@ def pytest_configure() -> None:
     # Never a developer's own servers: the tests empty their tables.
     os.environ.update(_stack.enter_context(services({"HEADRACE_DATA_DIR": directory})))
     for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
-        if name not in {"HEADRACE_DATA_DIR", "HEADRACE_WEBHOOK_SECRET"}:
+        if name not in {"HEADRACE_AUTH", "HEADRACE_DATA_DIR", "HEADRACE_WEBHOOK_SECRET"}:
             del os.environ[name]
 
 

@@ -1,7 +1,8 @@
 """Postgres and Redis from wheels, when no URL is given.
 
 `python -m worker.embedded COMMAND...` starts what DATABASE_URL and REDIS_URL do not name, runs the
-command with both set, and stops what it started. Everything lives under HEADRACE_DATA_DIR.
+command with both set, and stops what it started. Everything lives under HEADRACE_DATA_DIR. Whoever reaches
+an API on loopback is on this machine already, so there HEADRACE_AUTH is off unless it is set.
 """
 
 import fcntl
@@ -20,11 +21,11 @@ from pathlib import Path
 
 from redis import Redis, RedisError
 
+from worker.settings import DATABASE_URL_FILE, DEFAULT_DATA_DIR, DEFAULT_HOST, is_loopback
 from worker.webhooks.signing import new_secret
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_DATA_DIR = ".data"
 START_SECONDS = 15.0
 
 
@@ -48,8 +49,17 @@ def services(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
             stack.enter_context(_sole_user(data_dir))
         if not environment.get("DATABASE_URL"):
             added["DATABASE_URL"] = stack.enter_context(_postgres(data_dir / "postgres"))
+            # For the command line in another shell: worker.settings.database_url reads it.
+            stack.enter_context(_announced(data_dir / DATABASE_URL_FILE, added["DATABASE_URL"]))
         if not environment.get("REDIS_URL"):
             added["REDIS_URL"] = stack.enter_context(_redis(data_dir / "redis"))
+        if not environment.get("HEADRACE_AUTH") and is_loopback(
+            environment.get("HEADRACE_HOST") or DEFAULT_HOST
+        ):
+            added["HEADRACE_AUTH"] = "off"
+        if not environment.get("FLOWER_BASIC_AUTH"):
+            password = _kept_secret(data_dir / "flower_password", lambda: secrets.token_urlsafe(24))
+            added["FLOWER_BASIC_AUTH"] = f"headrace:{password}"
         if not environment.get("HEADRACE_WEBHOOK_SECRET"):
             added["HEADRACE_WEBHOOK_SECRET"] = _kept_secret(data_dir / "webhook_secret", new_secret)
         yield added
@@ -116,13 +126,11 @@ def _redis(data_dir: Path) -> Iterator[str]:
     process.stdin.close()
     try:
         _wait_for_redis(url, process, data_dir / "log")
-        (data_dir / "url").write_text(url)
-        (data_dir / "url").chmod(0o600)
-        yield url
+        with _announced(data_dir / "url", url):
+            yield url
     finally:
         process.terminate()
         process.wait(timeout=START_SECONDS)
-        (data_dir / "url").unlink(missing_ok=True)
 
 
 def _wait_for_redis(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
@@ -148,6 +156,16 @@ def _stop_leftover(data_dir: Path, password: str) -> None:
                 redis.shutdown()
     except (FileNotFoundError, RedisError):
         pass
+
+
+@contextmanager
+def _announced(path: Path, url: str) -> Iterator[None]:
+    path.touch(mode=0o600)
+    path.write_text(url)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _kept_secret(path: Path, make: Callable[[], str]) -> str:

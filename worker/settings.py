@@ -1,14 +1,18 @@
 """The only reader of the environment. Knows nothing of what the settings are used for."""
 
+import os
 from functools import cache
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationError, field_validator
+from pydantic import AfterValidator, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "models" / "demo"
+DEFAULT_DATA_DIR = ".data"
+DEFAULT_HOST = "127.0.0.1"
+DATABASE_URL_FILE = "database_url"  # of an embedded Postgres, in the data directory while it runs
 LOOPBACK_NETWORKS = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
 
 IPNetwork = IPv4Network | IPv6Network
@@ -45,10 +49,11 @@ class Settings(BaseSettings):
     database_url: Annotated[str, AfterValidator(_psycopg_url)] = Field(validation_alias="DATABASE_URL")
     redis_url: Annotated[str, AfterValidator(_redis_url)] = Field(validation_alias="REDIS_URL")
 
-    data_dir: Path = Path(".data")
+    data_dir: Path = Path(DEFAULT_DATA_DIR)
 
     # The door.
-    host: str = "127.0.0.1"
+    host: str = DEFAULT_HOST
+    auth: Literal["keys", "off"] = "keys"
     port: int = Field(default=8000, ge=1, le=65535, validation_alias="PORT")
     flower_port: int = Field(default=5555, ge=1, le=65535, validation_alias="FLOWER_PORT")
     max_body_bytes: int = Field(default=64 << 20, gt=0)
@@ -106,6 +111,16 @@ class Settings(BaseSettings):
             raise ValueError("must be whsec_ and base64, as `python -m worker.webhooks.signing` prints")
         return value
 
+    @field_validator("auth")
+    @classmethod
+    def _check_auth(cls, value: str, info: ValidationInfo) -> str:
+        host = info.data.get("host", "")
+        if value == "off" and not is_loopback(host):
+            raise ValueError(
+                f"off is for loopback only: whoever reaches {host} could read and submit everything"
+            )
+        return value
+
     @property
     def allowed_networks(self) -> tuple[IPNetwork, ...]:
         """Non-global addresses that a callback may still reach.
@@ -120,10 +135,15 @@ class Settings(BaseSettings):
     @property
     def listens_on_loopback(self) -> bool:
         """Whether the API can be reached from this machine only."""
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or the name of one, can be reached from this machine only."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @cache
@@ -139,6 +159,26 @@ def settings() -> Settings:
     except ValidationError as error:
         problems = [f"{_variable(str(e['loc'][0]))}: {e['msg']}" for e in error.errors()]
         raise SystemExit("\n".join(problems)) from None
+
+
+def database_url() -> str:
+    """Return DATABASE_URL, or the address of the embedded Postgres that runs on the data directory.
+
+    Raises:
+        SystemExit: there is neither, or it is no address of a Postgres.
+
+    """
+    url = os.environ.get("DATABASE_URL")
+    if not url:
+        file = Path(os.environ.get("HEADRACE_DATA_DIR") or DEFAULT_DATA_DIR).expanduser() / DATABASE_URL_FILE
+        try:
+            url = file.read_text()
+        except FileNotFoundError:
+            raise SystemExit(f"no database: set DATABASE_URL or run `headrace up` (no {file})") from None
+    try:
+        return _psycopg_url(url)
+    except ValueError as error:
+        raise SystemExit(f"DATABASE_URL: {error}") from None
 
 
 def _variable(name: str) -> str:

@@ -20,7 +20,7 @@ from worker.engine.errors import InvalidRequestError
 from worker.engine.step import Outcome, Request
 from worker.engine.submission import Submission
 from worker.shard_saver import ShardSaver
-from worker.store import shards
+from worker.store import fair_share, shards
 from worker.store.requests import ShardRequest
 from worker.store.session import Store
 from worker.store.shards import Claim, Progress, Saved
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 # Results are saved at once when this many wait, else every `save_seconds`.
 SAVE_AT = 64
+# Other workers may take what this one finds; more of them than this in a row have work for it elsewhere.
+CLAIM_ATTEMPTS = 16
 
 
 class Ending(StrEnum):
@@ -59,8 +61,7 @@ class ShardRunner:
         """Run a shard to its end, or as far as it may go."""
         if self.draining.is_set():
             return Ending.NOTHING_TO_DO
-        with self.store.transaction() as session:
-            held = shards.claim(session, shard_id, worker=self.worker, lease=self.lease)
+        held = self._claim(shard_id)
         if held is None:
             return Ending.NOTHING_TO_DO
         parts: list[Request] = []
@@ -76,6 +77,17 @@ class ShardRunner:
             return self._follow(run)
         finally:
             work.cancel()
+
+    def _claim(self, shard_id: int) -> Claim | None:
+        """Claim the shard whose turn it is, which need not be the one that the ticket names."""
+        tried: list[int] = []
+        while shard_id not in tried and len(tried) < CLAIM_ATTEMPTS:
+            with self.store.transaction() as session:
+                tried.append(fair_share.first(session, tried=tried) or shard_id)
+                held = shards.claim(session, tried[-1], worker=self.worker, lease=self.lease)
+            if held is not None:
+                return held
+        return None
 
     def _follow(self, run: "_Run") -> Ending:
         must_leave_at = float("inf")

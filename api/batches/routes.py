@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.batches import service
 from api.batches.schemas import BatchAccepted, BatchAnswer, BatchStats, BatchSubmission, ResultPage
-from api.dependencies import IdempotencyDependency, Services, ServicesDependency
+from api.dependencies import READ, SUBMIT, IdempotencyDependency, Services, ServicesDependency
 from api.errors import documented
 from api.schema import Text
 
@@ -26,8 +26,9 @@ BatchId = Annotated[Text, Path(examples=["batch_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b
 
 @router.post(
     "/async",
+    dependencies=[SUBMIT],
     status_code=HTTPStatus.ACCEPTED,
-    responses=documented(400, 413, 422, 503),
+    responses=documented(400, 401, 403, 413, 422, 429, 503),
     summary="Submit a batch",
 )
 def submit_batch(
@@ -41,13 +42,23 @@ def submit_batch(
 
 
 # Declared before /{batch_id}, which would take `stats` for an id.
-@router.get("/stats", responses=documented(503), summary="Count batches by status")
+@router.get(
+    "/stats",
+    dependencies=[READ],
+    responses=documented(401, 403, 429, 503),
+    summary="Count batches by status",
+)
 def batch_stats(services: ServicesDependency) -> BatchStats:
     """Count all batches by status."""
     return service.stats(services)
 
 
-@router.get("/{batch_id}", responses=documented(404, 422, 503), summary="Look at a batch")
+@router.get(
+    "/{batch_id}",
+    dependencies=[READ],
+    responses=documented(401, 403, 404, 422, 429, 503),
+    summary="Look at a batch",
+)
 def get_batch(
     batch_id: BatchId,
     services: ServicesDependency,
@@ -63,9 +74,10 @@ def get_batch(
 
 @router.get(
     "/{batch_id}/results",
+    dependencies=[READ],
     responses={
         HTTPStatus.OK: {"content": {JSON_LINES: {"schema": {"type": "string"}}}},
-        **documented(404, 422, 503),
+        **documented(401, 403, 404, 422, 429, 503),
     },
     response_model=ResultPage,
     summary="Read results, also while the batch runs",
@@ -107,7 +119,12 @@ async def _follow(services: Services, batch_id: str, after: int) -> AsyncIterato
             await asyncio.sleep(FOLLOW_SECONDS)
 
 
-@router.post("/{batch_id}/cancel", responses=documented(404, 422, 503), summary="Cancel a batch")
+@router.post(
+    "/{batch_id}/cancel",
+    dependencies=[SUBMIT],
+    responses=documented(401, 403, 404, 422, 429, 503),
+    summary="Cancel a batch",
+)
 def cancel_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer:
     """Stop a batch: what is finished stays, the rest is cancelled. A batch that has ended is left alone."""
     service.cancel(services, batch_id)

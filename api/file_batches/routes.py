@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 
 from api.batches.routes import BatchId
-from api.dependencies import IdempotencyDependency, ServicesDependency
+from api.dependencies import READ, SUBMIT, IdempotencyDependency, ServicesDependency
 from api.errors import documented
 from api.file_batches import service
 from api.file_batches.schemas import FileBatch, FileBatchList, FileBatchSubmission
@@ -14,7 +14,9 @@ from api.files.routes import After
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
 
-@router.post("", responses=documented(400, 404, 422, 503), summary="Make a batch from a file")
+@router.post(
+    "", dependencies=[SUBMIT], responses=documented(400, 404, 422, 503), summary="Make a batch from a file"
+)
 def create_batch(
     submission: FileBatchSubmission,
     services: ServicesDependency,
@@ -28,7 +30,7 @@ def create_batch(
     return service.create(services, submission, key, is_retry=retry_count > 0)
 
 
-@router.get("", responses=documented(422, 503), summary="List batches made from files")
+@router.get("", dependencies=[READ], responses=documented(422, 503), summary="List batches made from files")
 def list_batches(
     services: ServicesDependency,
     after: After = None,
@@ -44,14 +46,22 @@ def list_batches(
     )
 
 
-@router.get("/{batch_id}", responses=documented(404, 422, 503), summary="Look at a batch made from a file")
+@router.get(
+    "/{batch_id}",
+    dependencies=[READ],
+    responses=documented(404, 422, 503),
+    summary="Look at a batch made from a file",
+)
 def get_batch(batch_id: BatchId, services: ServicesDependency) -> FileBatch:
     """Return a batch as it stands now. Results can be read at /v1/batch/{batch_id}/results before it ends."""
     return service.get(services, batch_id)
 
 
 @router.post(
-    "/{batch_id}/cancel", responses=documented(404, 422, 503), summary="Cancel a batch made from a file"
+    "/{batch_id}/cancel",
+    dependencies=[SUBMIT],
+    responses=documented(404, 422, 503),
+    summary="Cancel a batch made from a file",
 )
 def cancel_batch(batch_id: BatchId, services: ServicesDependency) -> FileBatch:
     """Stop a batch: what is finished goes into its files. A batch that has ended is left alone."""

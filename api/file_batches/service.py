@@ -24,6 +24,7 @@ def create(
         NotFoundError: no such file.
         InvalidInputError: the file is no batch's input.
         KeyReusedError: the idempotency key came with another body before.
+        QuotaExceededError: it is more than the tenant may have now.
 
     """
     with services.store.transaction() as session:
@@ -102,6 +103,7 @@ def _to_new(session: Session, submission: FileBatchSubmission) -> NewFileBatch:
         endpoint=submission.endpoint,
         input_file_id=file.id,
         num_lines=file.num_lines,
+        num_bytes=file.num_bytes,
         completion_window=submission.completion_window,
         window=parse_window(submission.completion_window),
         metadata=dict(submission.metadata or {}),

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import islice
 from threading import Event
@@ -36,12 +36,19 @@ class BatchReader:
         """Read some of a batch's input; False: no batch waits for that."""
         with self.services.store.transaction() as session:
             held = batch_files.claim_to_read(session, lease=LEASE)
-            file = None if held is None else files.get(session, held.input_file_id)
         if held is None:
             return False
+        own = replace(self.services, store=self.services.store.of_tenant(held.tenant_id))
+        replace(self, services=own).work_on(held)
+        return True
+
+    def work_on(self, held: FilesClaim) -> None:
+        """Read some of a held batch's input, as its tenant."""
+        with self.services.store.transaction() as session:
+            file = files.get(session, held.input_file_id)
         if file is None:
             self._refuse_missing(held)
-            return True
+            return
         try:
             self._read(held, file)
         except MissingBlobError:
@@ -49,7 +56,6 @@ class BatchReader:
         except BlobError as error:
             logger.warning("%s is not read yet: %s", held.batch_id, error)
             self._put_back(held, RETRY_AFTER)
-        return True
 
     def _read(self, held: FilesClaim, file: FileView) -> None:
         translate = Translator(self.services.checkpoint, self.services.settings.max_prompt_bytes)

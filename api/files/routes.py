@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from api.dependencies import ServicesDependency
+from api.dependencies import READ, SUBMIT, ServicesDependency
 from api.errors import InvalidInputError, RangeError, documented
 from api.files import service
 from api.files.form import read_form
@@ -47,7 +47,13 @@ FORM: dict[str, Any] = {
 }
 
 
-@router.post("", responses=documented(413, 422, 503), openapi_extra=FORM, summary="Put a file in")
+@router.post(
+    "",
+    dependencies=[SUBMIT],
+    responses=documented(413, 422, 503),
+    openapi_extra=FORM,
+    summary="Put a file in",
+)
 async def create_file(http_request: HttpRequest, services: ServicesDependency) -> FileObject:
     """Take in a batch's input: JSON lines, checked one by one while they arrive; all wrong ones are named."""
     intake = await run_in_threadpool(service.intake, services)
@@ -63,7 +69,7 @@ async def create_file(http_request: HttpRequest, services: ServicesDependency) -
     return to_file(view)
 
 
-@router.get("", responses=documented(422, 503), summary="List files")
+@router.get("", dependencies=[READ], responses=documented(422, 503), summary="List files")
 def list_files(
     services: ServicesDependency,
     purpose: Annotated[Text | None, Query(max_length=64)] = None,
@@ -82,7 +88,7 @@ def list_files(
     )
 
 
-@router.get("/{file_id}", responses=documented(404, 422, 503), summary="Look at a file")
+@router.get("/{file_id}", dependencies=[READ], responses=documented(404, 422, 503), summary="Look at a file")
 def get_file(file_id: FileId, services: ServicesDependency) -> FileObject:
     """Return what is known of a file."""
     return to_file(service.get(services, file_id))
@@ -90,6 +96,7 @@ def get_file(file_id: FileId, services: ServicesDependency) -> FileObject:
 
 @router.get(
     "/{file_id}/content",
+    dependencies=[READ],
     response_class=StreamingResponse,
     responses={
         HTTPStatus.OK: {"content": {JSON_LINES: {"schema": {"type": "string"}}}},
@@ -118,7 +125,9 @@ def get_content(
     )
 
 
-@router.delete("/{file_id}", responses=documented(404, 409, 422, 503), summary="Delete a file")
+@router.delete(
+    "/{file_id}", dependencies=[SUBMIT], responses=documented(404, 409, 422, 503), summary="Delete a file"
+)
 def delete_file(file_id: FileId, services: ServicesDependency) -> FileDeleted:
     """Delete a file. A batch that was made of it goes on."""
     service.remove(services, file_id)

@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from threading import Event
 from typing import Any
@@ -44,6 +44,12 @@ class ResultWriter:
             held = batch_files.claim_to_write(session, lease=LEASE)
         if held is None:
             return False
+        own = replace(self.services, store=self.services.store.of_tenant(held.tenant_id))
+        replace(self, services=own).work_on(held)
+        return True
+
+    def work_on(self, held: FilesClaim) -> None:
+        """Write a held batch's files, as its tenant."""
         output = error = None
         try:
             output, error = self._spool(), self._spool()
@@ -57,7 +63,6 @@ class ResultWriter:
             for spool in (output, error):
                 if spool is not None:
                     spool.close()
-        return True
 
     def _spool(self) -> Spool:
         return Spool(self.services.spool, sys.maxsize)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path
 from fastapi import Request as HttpRequest
 from starlette.concurrency import run_in_threadpool
 
-from api.dependencies import ServicesDependency
+from api.dependencies import SUBMIT, ServicesDependency
 from api.errors import documented
 from api.files.form import read_form
 from api.files.intake import Spool
@@ -41,7 +41,7 @@ FORM: dict[str, Any] = {
 }
 
 
-@router.post("", responses=documented(400, 413, 422, 503), summary="Begin an upload")
+@router.post("", dependencies=[SUBMIT], responses=documented(400, 413, 422, 503), summary="Begin an upload")
 def create_upload(submission: UploadSubmission, services: ServicesDependency) -> UploadObject:
     """Announce a file that comes in parts. It has to be complete within an hour."""
     return to_upload(service.create(services, submission))
@@ -49,6 +49,7 @@ def create_upload(submission: UploadSubmission, services: ServicesDependency) ->
 
 @router.post(
     "/{upload_id}/parts",
+    dependencies=[SUBMIT],
     responses=documented(404, 409, 413, 422, 503),
     openapi_extra=FORM,
     summary="Add a part",
@@ -67,7 +68,10 @@ async def add_part(
 
 
 @router.post(
-    "/{upload_id}/complete", responses=documented(400, 404, 409, 413, 422, 503), summary="Complete an upload"
+    "/{upload_id}/complete",
+    dependencies=[SUBMIT],
+    responses=documented(400, 404, 409, 413, 422, 503),
+    summary="Complete an upload",
 )
 def complete_upload(
     upload_id: UploadId, completion: UploadCompletion, services: ServicesDependency
@@ -76,7 +80,12 @@ def complete_upload(
     return to_upload(*service.complete(services, upload_id, completion))
 
 
-@router.post("/{upload_id}/cancel", responses=documented(404, 409, 422, 503), summary="Cancel an upload")
+@router.post(
+    "/{upload_id}/cancel",
+    dependencies=[SUBMIT],
+    responses=documented(404, 409, 422, 503),
+    summary="Cancel an upload",
+)
 def cancel_upload(upload_id: UploadId, services: ServicesDependency) -> UploadObject:
     """Give an upload up. What has arrived of it is dropped."""
     return to_upload(service.cancel(services, upload_id))

@@ -10,13 +10,6 @@ from torch import Tensor
 
 KVFormat = Literal["plain", "int8", "fp8"]
 
-# What a CPU computes in, and what its cache may then hold.
-CPU_DTYPES = {
-    (torch.float32, torch.float32),
-    (torch.float32, torch.bfloat16),
-    (torch.bfloat16, torch.bfloat16),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
@@ -24,6 +17,7 @@ class LayerCache:
 
     keys: Tensor  # [num_blocks, num_kv_heads, head_dim, block_size]
     values: Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
+    scales: Tensor | None = None  # [2, num_blocks, num_kv_heads, block_size] float32, of int8 keys and values
 
     @classmethod
     def allocate(
@@ -31,14 +25,16 @@ class LayerCache:
     ) -> Self:
         """Return a cache that takes memory page by page as it is first written."""
 
-        def zeros(*shape: int) -> Tensor:
+        def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
             # numpy asks the system for zeroed pages, where torch would write all of them now.
             memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
             return torch.from_numpy(memory).view(dtype).view(shape)
 
+        is_scaled = dtype == torch.int8
         return cls(
-            keys=zeros(num_blocks, num_kv_heads, head_dim, block_size),
-            values=zeros(num_blocks, num_kv_heads, block_size, head_dim),
+            keys=zeros(dtype, num_blocks, num_kv_heads, head_dim, block_size),
+            values=zeros(dtype, num_blocks, num_kv_heads, block_size, head_dim),
+            scales=zeros(torch.float32, 2, num_blocks, num_kv_heads, block_size) if is_scaled else None,
         )
 
 

@@ -1,20 +1,80 @@
 """Head norms, rotation and cache write on a CPU, in one pass over the fused projection."""
 
-import numpy as np
+from typing import Any
 
-from kernels.compiled import Pointer, kernel
+import numpy as np
+import torch
+
+from kernels.compiled import Pointer, inlined, kernel
 from kernels.kv_write.rotation import rotate
-from kernels.simd import bfloat16_at, copy, float32_at, int64_at, load, store
+from kernels.simd import bfloat16_at, copy, float32_at, int8_at, int64_at, load, maximum, store
 from kernels.threads import fork, share
+
+
+@inlined
+def _quantize(
+    count: int,
+    source: Pointer,
+    source_start: int,
+    target: Pointer,
+    target_start: int,
+    target_stride: int,
+    scales: Pointer,
+    scale_at: int,
+) -> None:
+    """Store a head as int8, `target_stride` apart, and its scale: the largest magnitude is 127."""
+    largest = np.float32(0)
+    for index in range(count):
+        largest = maximum(largest, abs(load(source, source_start + index)))
+    store(scales, scale_at, largest / np.float32(127))
+    inverse = np.float32(127) / largest if largest > 0 else np.float32(0)
+    for index in range(count):
+        level = load(source, source_start + index) * inverse
+        store(target, target_start + index * target_stride, level)
+
+
+@inlined
+def _turn(
+    is_normed: bool,
+    head_dim: int,
+    qkv: Pointer,
+    at: int,
+    norm: Pointer,
+    eps: float,
+    angles: Pointer,
+    angles_start: int,
+    scratch: Pointer,
+    normed: int,
+    target: Pointer,
+    target_start: int,
+    target_stride: int,
+) -> None:
+    """Norm a head if it is to be, and rotate it into elements of `target`."""
+    half = head_dim // 2
+    if is_normed:
+        squares = np.float32(0)
+        for index in range(head_dim):
+            squares += load(qkv, at + index) * load(qkv, at + index)
+        scale = np.float32(1) / np.sqrt(squares / np.float32(head_dim) + np.float32(eps))
+        for index in range(head_dim):
+            store(scratch, normed + index, load(qkv, at + index) * scale * load(norm, index))
+        rotate(half, scratch, normed, angles, angles_start, target, target_start, target_stride)
+    else:
+        rotate(half, qkv, at, angles, angles_start, target, target_start, target_stride)
 
 
 @kernel
 def _write(
     part: int,
     num_parts: int,
+    qkv: Pointer,
+    keys: Pointer,
+    values: Pointer,
+    key_scales: Pointer,
+    value_scales: Pointer,
+    is_scaled: bool,
     num_rows: int,
     is_normed: bool,
-    qkv: Pointer,
     angles: Pointer,
     positions: Pointer,
     slots: Pointer,
@@ -25,129 +85,141 @@ def _write(
     num_kv_heads: int,
     head_dim: int,
     block_size: int,
-    keys: Pointer,
-    values: Pointer,
     query: Pointer,
     scratch: Pointer,
 ) -> None:
-    group, half = num_heads // num_kv_heads, head_dim // 2
-    normed = part * head_dim  # this part's place in `scratch`
+    group, width = num_heads // num_kv_heads, (num_heads + 2 * num_kv_heads) * head_dim
+    normed = 2 * part * head_dim  # this part's place in `scratch`: a normed head, then a rotated one
+    rotated = normed + head_dim
     begin, end = share(num_rows, part, num_parts)
     for row in range(begin, end):
         turn = positions[row] * head_dim
         block, offset = slots[row] // block_size, slots[row] % block_size
-        for head in range(num_heads + num_kv_heads):
-            at = (row * (num_heads + 2 * num_kv_heads) + head) * head_dim
-            if is_normed:
-                squares = np.float32(0)
-                for index in range(head_dim):
-                    squares += load(qkv, at + index) * load(qkv, at + index)
-                scale = np.float32(1) / np.sqrt(squares / np.float32(head_dim) + np.float32(eps))
-                weight = query_norm if head < num_heads else key_norm
-                for index in range(head_dim):
-                    store(scratch, normed + index, load(qkv, at + index) * scale * load(weight, index))
-            if head < num_heads:
-                target = ((head // group * num_rows + row) * group + head % group) * head_dim
-                if is_normed:
-                    rotate(half, scratch, normed, angles, turn, query, target, 1)
-                else:
-                    rotate(half, qkv, at, angles, turn, query, target, 1)
-            else:
-                target = (block * num_kv_heads + head - num_heads) * head_dim * block_size + offset
-                if is_normed:
-                    rotate(half, scratch, normed, angles, turn, keys, target, block_size)
-                else:
-                    rotate(half, qkv, at, angles, turn, keys, target, block_size)
-        at = (row * (num_heads + 2 * num_kv_heads) + num_heads + num_kv_heads) * head_dim
+        for head in range(num_heads):
+            at = row * width + head * head_dim
+            target = ((head // group * num_rows + row) * group + head % group) * head_dim
+            _turn(
+                is_normed, head_dim, qkv, at, query_norm, eps, angles, turn, scratch, normed, query, target, 1
+            )
         for head in range(num_kv_heads):
-            target = ((block * num_kv_heads + head) * block_size + offset) * head_dim
-            copy(head_dim, qkv, at + head * head_dim, values, target)
+            key = row * width + (num_heads + head) * head_dim
+            value = key + num_kv_heads * head_dim
+            line = block * num_kv_heads + head
+            slot = line * block_size + offset
+            column = line * head_dim * block_size + offset
+            if is_scaled:
+                _turn(
+                    is_normed,
+                    head_dim,
+                    qkv,
+                    key,
+                    key_norm,
+                    eps,
+                    angles,
+                    turn,
+                    scratch,
+                    normed,
+                    scratch,
+                    rotated,
+                    1,
+                )
+                _quantize(head_dim, scratch, rotated, keys, column, block_size, key_scales, slot)
+                _quantize(head_dim, qkv, value, values, slot * head_dim, 1, value_scales, slot)
+            else:
+                _turn(
+                    is_normed,
+                    head_dim,
+                    qkv,
+                    key,
+                    key_norm,
+                    eps,
+                    angles,
+                    turn,
+                    scratch,
+                    normed,
+                    keys,
+                    column,
+                    block_size,
+                )
+                copy(head_dim, qkv, value, values, slot * head_dim)
+
+
+Numbers = tuple[int | float | bool, ...]
+
+
+@inlined
+def _typed(numbers: Numbers) -> tuple[Any, ...]:
+    """Return what `_write` takes after projection, keys and values."""
+    (
+        key_scales,
+        value_scales,
+        num_rows,
+        is_normed,
+        angles,
+        positions,
+        slots,
+        query_norm,
+        key_norm,
+        eps,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        block_size,
+        query,
+        scratch,
+    ) = numbers
+    return (
+        float32_at(key_scales),
+        float32_at(value_scales),
+        key_scales != 0,
+        num_rows,
+        is_normed,
+        float32_at(angles),
+        int64_at(positions),
+        int64_at(slots),
+        float32_at(query_norm),
+        float32_at(key_norm),
+        eps,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        block_size,
+        float32_at(query),
+        float32_at(scratch),
+    )
 
 
 @kernel
-def write(
-    num_parts: int,
-    num_rows: int,
-    is_normed: bool,
-    qkv: int,
-    angles: int,
-    positions: int,
-    slots: int,
-    query_norm: int,
-    key_norm: int,
-    eps: float,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    keys: int,
-    values: int,
-    query: int,
-    scratch: int,
-    is_bfloat16: bool,
-    is_cache_bfloat16: bool,
-) -> None:
-    """Write queries, keys and values of all rows; arguments as in `rotary_kv_write`, by address."""
-    if is_bfloat16:
-        narrow = (
-            num_rows,
-            is_normed,
-            bfloat16_at(qkv),
-            float32_at(angles),
-            int64_at(positions),
-            int64_at(slots),
-            float32_at(query_norm),
-            float32_at(key_norm),
-            eps,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            block_size,
-            bfloat16_at(keys),
-            bfloat16_at(values),
-            float32_at(query),
-            float32_at(scratch),
-        )
-        fork(_write, num_parts, narrow)
-    elif is_cache_bfloat16:
-        mixed = (
-            num_rows,
-            is_normed,
-            float32_at(qkv),
-            float32_at(angles),
-            int64_at(positions),
-            int64_at(slots),
-            float32_at(query_norm),
-            float32_at(key_norm),
-            eps,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            block_size,
-            bfloat16_at(keys),
-            bfloat16_at(values),
-            float32_at(query),
-            float32_at(scratch),
-        )
-        fork(_write, num_parts, mixed)
-    else:
-        wide = (
-            num_rows,
-            is_normed,
-            float32_at(qkv),
-            float32_at(angles),
-            int64_at(positions),
-            int64_at(slots),
-            float32_at(query_norm),
-            float32_at(key_norm),
-            eps,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            block_size,
-            float32_at(keys),
-            float32_at(values),
-            float32_at(query),
-            float32_at(scratch),
-        )
-        fork(_write, num_parts, wide)
+def _write_float32(num_parts: int, qkv: int, keys: int, values: int, numbers: Numbers) -> None:
+    fork(_write, num_parts, (float32_at(qkv), float32_at(keys), float32_at(values), *_typed(numbers)))
+
+
+@kernel
+def _write_bfloat16(num_parts: int, qkv: int, keys: int, values: int, numbers: Numbers) -> None:
+    fork(_write, num_parts, (bfloat16_at(qkv), bfloat16_at(keys), bfloat16_at(values), *_typed(numbers)))
+
+
+@kernel
+def _write_mixed(num_parts: int, qkv: int, keys: int, values: int, numbers: Numbers) -> None:
+    fork(_write, num_parts, (float32_at(qkv), bfloat16_at(keys), bfloat16_at(values), *_typed(numbers)))
+
+
+@kernel
+def _write_float32_int8(num_parts: int, qkv: int, keys: int, values: int, numbers: Numbers) -> None:
+    fork(_write, num_parts, (float32_at(qkv), int8_at(keys), int8_at(values), *_typed(numbers)))
+
+
+@kernel
+def _write_bfloat16_int8(num_parts: int, qkv: int, keys: int, values: int, numbers: Numbers) -> None:
+    fork(_write, num_parts, (bfloat16_at(qkv), int8_at(keys), int8_at(values), *_typed(numbers)))
+
+
+# By dtype of the projection and of the cache, each compiled when it is first used. Arguments are as in
+# `rotary_kv_write`, by address, in the order of `_typed`.
+WRITE = {
+    (torch.float32, torch.float32): _write_float32,
+    (torch.bfloat16, torch.bfloat16): _write_bfloat16,
+    (torch.float32, torch.bfloat16): _write_mixed,
+    (torch.float32, torch.int8): _write_float32_int8,
+    (torch.bfloat16, torch.int8): _write_bfloat16_int8,
+}

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels.kv_write.cache import CPU_DTYPES, GpuLayerCache, PagedCache
-from kernels.kv_write.cpu import write
+from kernels.kv_write.cache import GpuLayerCache, PagedCache
+from kernels.kv_write.cpu import WRITE
 from kernels.kv_write.head_norms import HeadNorms
 from kernels.threads import num_threads
 
@@ -48,16 +48,17 @@ def rotary_kv_write(
             f"rotary_kv_write: qkv {tuple(qkv.shape)}, {len(positions)} positions, {len(slots)} slots, "
             f"angles {tuple(angles.shape)}, keys {tuple(cache.keys.shape)}"
         )
-    if (qkv.dtype, cache.keys.dtype) not in CPU_DTYPES:
+    write = WRITE.get((qkv.dtype, cache.keys.dtype))
+    if write is None:
         raise ValueError(f"rotary_kv_write: {qkv.dtype} does not go into a cache of {cache.keys.dtype}")
     num_parts = num_threads(num_rows * width)
     query = torch.empty(num_kv_heads, num_rows, num_heads // num_kv_heads, head_dim)
-    scratch = torch.empty(num_parts * head_dim) if norms is not None else query
-    write(
-        num_parts,
+    scratch = torch.empty(2 * num_parts * head_dim)
+    numbers = (
+        0 if cache.scales is None else cache.scales[0].data_ptr(),
+        0 if cache.scales is None else cache.scales[1].data_ptr(),
         num_rows,
         norms is not None,
-        qkv.data_ptr(),
         angles.data_ptr(),
         positions.data_ptr(),
         slots.data_ptr(),
@@ -68,11 +69,8 @@ def rotary_kv_write(
         num_kv_heads,
         head_dim,
         block_size,
-        cache.keys.data_ptr(),
-        cache.values.data_ptr(),
         query.data_ptr(),
         scratch.data_ptr(),
-        qkv.dtype == torch.bfloat16,
-        cache.keys.dtype == torch.bfloat16,
     )
+    write(num_parts, qkv.data_ptr(), cache.keys.data_ptr(), cache.values.data_ptr(), numbers)
     return query

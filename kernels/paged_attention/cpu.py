@@ -4,10 +4,13 @@ A Block holds its keys with the tokens innermost, so one tile gives the scores o
 and nothing is summed across a register.
 """
 
+from typing import Any
+
 import numpy as np
+import torch
 
 from kernels.compiled import Pointer, inlined, kernel
-from kernels.simd import bfloat16_at, exp, float32_at, int64_at, load, maximum, prefetch, store, tanh
+from kernels.simd import bfloat16_at, exp, float32_at, int8_at, int64_at, load, maximum, prefetch, store, tanh
 from kernels.threads import fork
 from kernels.tile import ROWS_OF_ONE_REGISTER, multiply_tile, tile_rows
 
@@ -43,17 +46,44 @@ def _softmax(
         store(scores, index, 0)
 
 
+@inlined
+def _scale_slots(
+    is_scaled: bool,
+    rows: Pointer,
+    start: int,
+    num_rows: int,
+    width: int,
+    scales: Pointer,
+    tables: Pointer,
+    first_entry: int,
+    num_kv_heads: int,
+    head: int,
+    block_size: int,
+) -> None:
+    """Multiply the columns of `rows` [num_rows, width], a Slot each, by what scales the Slots have."""
+    for block in range(width // block_size if is_scaled else 0):
+        at = (tables[first_entry + block] * num_kv_heads + head) * block_size
+        for row in range(num_rows):
+            column = start + row * width + block * block_size
+            for slot in range(block_size):
+                store(rows, column + slot, load(rows, column + slot) * load(scales, at + slot))
+
+
 @kernel
 def _attend(
     part: int,
     num_parts: int,
+    keys: Pointer,
+    values: Pointer,
+    out: Pointer,
+    key_scales: Pointer,
+    value_scales: Pointer,
+    is_scaled: bool,
     total_rows: int,
     num_items: int,
     table_width: int,
     scratch_width: int,
     query: Pointer,
-    keys: Pointer,
-    values: Pointer,
     tables: Pointer,
     positions: Pointer,
     first_rows: Pointer,
@@ -67,12 +97,15 @@ def _attend(
     soft_cap: float,
     window: int,
     scratch: Pointer,
-    out: Pointer,
 ) -> None:
     score_scale, cap = np.float32(scale), np.float32(soft_cap)
     score_rows, mix_rows = tile_rows(block_size), tile_rows(head_dim)
     block_floats = head_dim * block_size
-    for task in range(part, num_items * num_kv_heads, num_parts):
+    # A part takes all heads of an item where there are items enough: they lie in the same pages of memory.
+    run = num_kv_heads if num_items >= num_parts else 1
+    num_tasks = (num_items * num_kv_heads // run - part + num_parts - 1) // num_parts * run
+    for nth in range(num_tasks):
+        task = (nth // run * num_parts + part) * run + nth % run
         item, head = task // num_kv_heads, task % num_kv_heads
         first, count, table = first_rows[item], num_rows[item], table_rows[item]
         num_vectors = count * group
@@ -107,6 +140,20 @@ def _attend(
                 )
         following = tables[table * table_width + first_block] * num_kv_heads + head
         prefetch(values, following * block_floats, block_floats)
+        first_entry = table * table_width + first_block
+        _scale_slots(
+            is_scaled,
+            scratch,
+            scores,
+            num_vectors,
+            width,
+            key_scales,
+            tables,
+            first_entry,
+            num_kv_heads,
+            head,
+            block_size,
+        )
         for vector in range(num_vectors):
             position = positions[first + vector // group]
             start = scores + vector * width - first_block * block_size
@@ -114,6 +161,19 @@ def _attend(
             _softmax(
                 scratch, scores + vector * width, low, high, scores + (vector + 1) * width, score_scale, cap
             )
+        _scale_slots(
+            is_scaled,
+            scratch,
+            scores,
+            num_vectors,
+            width,
+            value_scales,
+            tables,
+            first_entry,
+            num_kv_heads,
+            head,
+            block_size,
+        )
         for block in range(first_block, end_block):
             at = (tables[table * table_width + block] * num_kv_heads + head) * block_floats
             depth = min(block_size, context - block * block_size)
@@ -141,106 +201,90 @@ def _attend(
                 store(out, target + index, load(scratch, mixed + vector * head_dim + index))
 
 
+Numbers = tuple[int | float, ...]
+
+
+@inlined
+def _typed(numbers: Numbers) -> tuple[Any, ...]:
+    """Return what `_attend` takes after keys, values and result."""
+    (
+        key_scales,
+        value_scales,
+        total_rows,
+        num_items,
+        table_width,
+        scratch_width,
+        query,
+        tables,
+        positions,
+        first_rows,
+        num_rows,
+        table_rows,
+        num_kv_heads,
+        group,
+        head_dim,
+        block_size,
+        scale,
+        soft_cap,
+        window,
+        scratch,
+    ) = numbers
+    return (
+        float32_at(key_scales),
+        float32_at(value_scales),
+        key_scales != 0,
+        total_rows,
+        num_items,
+        table_width,
+        scratch_width,
+        float32_at(query),
+        int64_at(tables),
+        int64_at(positions),
+        int64_at(first_rows),
+        int64_at(num_rows),
+        int64_at(table_rows),
+        num_kv_heads,
+        group,
+        head_dim,
+        block_size,
+        scale,
+        soft_cap,
+        window,
+        float32_at(scratch),
+    )
+
+
 @kernel
-def attend(
-    num_parts: int,
-    total_rows: int,
-    num_items: int,
-    table_width: int,
-    scratch_width: int,
-    query: int,
-    keys: int,
-    values: int,
-    tables: int,
-    positions: int,
-    first_rows: int,
-    num_rows: int,
-    table_rows: int,
-    num_kv_heads: int,
-    group: int,
-    head_dim: int,
-    block_size: int,
-    scale: float,
-    soft_cap: float,
-    window: int,
-    scratch: int,
-    out: int,
-    is_bfloat16: bool,
-    is_cache_bfloat16: bool,
-) -> None:
-    """Write attention of every item for every KV head; arguments as in `paged_attention`, by address."""
-    if is_bfloat16:
-        narrow = (
-            total_rows,
-            num_items,
-            table_width,
-            scratch_width,
-            float32_at(query),
-            bfloat16_at(keys),
-            bfloat16_at(values),
-            int64_at(tables),
-            int64_at(positions),
-            int64_at(first_rows),
-            int64_at(num_rows),
-            int64_at(table_rows),
-            num_kv_heads,
-            group,
-            head_dim,
-            block_size,
-            scale,
-            soft_cap,
-            window,
-            float32_at(scratch),
-            bfloat16_at(out),
-        )
-        fork(_attend, num_parts, narrow)
-    elif is_cache_bfloat16:
-        mixed = (
-            total_rows,
-            num_items,
-            table_width,
-            scratch_width,
-            float32_at(query),
-            bfloat16_at(keys),
-            bfloat16_at(values),
-            int64_at(tables),
-            int64_at(positions),
-            int64_at(first_rows),
-            int64_at(num_rows),
-            int64_at(table_rows),
-            num_kv_heads,
-            group,
-            head_dim,
-            block_size,
-            scale,
-            soft_cap,
-            window,
-            float32_at(scratch),
-            float32_at(out),
-        )
-        fork(_attend, num_parts, mixed)
-    else:
-        wide = (
-            total_rows,
-            num_items,
-            table_width,
-            scratch_width,
-            float32_at(query),
-            float32_at(keys),
-            float32_at(values),
-            int64_at(tables),
-            int64_at(positions),
-            int64_at(first_rows),
-            int64_at(num_rows),
-            int64_at(table_rows),
-            num_kv_heads,
-            group,
-            head_dim,
-            block_size,
-            scale,
-            soft_cap,
-            window,
-            float32_at(scratch),
-            float32_at(out),
-        )
-        fork(_attend, num_parts, wide)
+def _attend_float32(num_parts: int, keys: int, values: int, out: int, numbers: Numbers) -> None:
+    fork(_attend, num_parts, (float32_at(keys), float32_at(values), float32_at(out), *_typed(numbers)))
+
+
+@kernel
+def _attend_bfloat16(num_parts: int, keys: int, values: int, out: int, numbers: Numbers) -> None:
+    fork(_attend, num_parts, (bfloat16_at(keys), bfloat16_at(values), bfloat16_at(out), *_typed(numbers)))
+
+
+@kernel
+def _attend_mixed(num_parts: int, keys: int, values: int, out: int, numbers: Numbers) -> None:
+    fork(_attend, num_parts, (bfloat16_at(keys), bfloat16_at(values), float32_at(out), *_typed(numbers)))
+
+
+@kernel
+def _attend_int8_float32(num_parts: int, keys: int, values: int, out: int, numbers: Numbers) -> None:
+    fork(_attend, num_parts, (int8_at(keys), int8_at(values), float32_at(out), *_typed(numbers)))
+
+
+@kernel
+def _attend_int8_bfloat16(num_parts: int, keys: int, values: int, out: int, numbers: Numbers) -> None:
+    fork(_attend, num_parts, (int8_at(keys), int8_at(values), bfloat16_at(out), *_typed(numbers)))
+
+
+# By dtype of the result and of the cache, each compiled when it is first used. Arguments are as in
+# `paged_attention`, by address, in the order of `_typed`.
+ATTEND = {
+    (torch.float32, torch.float32): _attend_float32,
+    (torch.bfloat16, torch.bfloat16): _attend_bfloat16,
+    (torch.float32, torch.bfloat16): _attend_mixed,
+    (torch.float32, torch.int8): _attend_int8_float32,
+    (torch.bfloat16, torch.int8): _attend_int8_bfloat16,
+}

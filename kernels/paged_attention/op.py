@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels.kv_write import CPU_DTYPES, GpuLayerCache, PagedCache
-from kernels.paged_attention.cpu import attend
+from kernels.kv_write import GpuLayerCache, PagedCache
+from kernels.paged_attention.cpu import ATTEND
 from kernels.paged_attention.plan import AttentionPlan
 from kernels.paged_attention.tiling import GpuAttentionPlan
 
@@ -43,18 +43,18 @@ def paged_attention(
             f"paged_attention: query {tuple(query.shape)}, keys {tuple(cache.keys.shape)}, "
             f"{plan.positions.shape[0]} rows planned"
         )
-    if (dtype, cache.keys.dtype) not in CPU_DTYPES:
+    attend = ATTEND.get((dtype, cache.keys.dtype))
+    if attend is None:
         raise ValueError(f"paged_attention: no {dtype} result from a cache of {cache.keys.dtype}")
     out = torch.empty(num_rows, num_kv_heads * group * head_dim, dtype=dtype)
-    attend(
-        plan.scratch.shape[0],
+    numbers = (
+        0 if cache.scales is None else cache.scales[0].data_ptr(),
+        0 if cache.scales is None else cache.scales[1].data_ptr(),
         num_rows,
         plan.first_rows.shape[0],
         plan.block_tables.shape[1],
         plan.scratch.shape[1],
         query.data_ptr(),
-        cache.keys.data_ptr(),
-        cache.values.data_ptr(),
         plan.block_tables.data_ptr(),
         plan.positions.data_ptr(),
         plan.first_rows.data_ptr(),
@@ -68,8 +68,6 @@ def paged_attention(
         soft_cap or 0.0,
         window or NO_WINDOW,
         plan.scratch.data_ptr(),
-        out.data_ptr(),
-        dtype == torch.bfloat16,
-        cache.keys.dtype == torch.bfloat16,
     )
+    attend(plan.scratch.shape[0], cache.keys.data_ptr(), cache.values.data_ptr(), out.data_ptr(), numbers)
     return out

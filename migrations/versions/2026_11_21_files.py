@@ -16,6 +16,7 @@ def upgrade() -> None:
     op.create_table(
         "files",
         sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("tenant_id", sa.Text(), server_default="default", nullable=False),
         sa.Column("purpose", sa.Text(), nullable=False),
         sa.Column("filename", sa.Text(), nullable=False),
         sa.Column("sha256", sa.Text(), nullable=False),
@@ -27,7 +28,9 @@ def upgrade() -> None:
         sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("files_pkey")),
     )
-    op.create_index(op.f("files_created_at_id_index"), "files", ["created_at", "id"], unique=False)
+    op.create_index(
+        op.f("files_tenant_id_created_at_id_index"), "files", ["tenant_id", "created_at", "id"], unique=False
+    )
     op.create_index(
         "files_expiring_index",
         "files",
@@ -39,6 +42,7 @@ def upgrade() -> None:
     op.create_table(
         "uploads",
         sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("tenant_id", sa.Text(), server_default="default", nullable=False),
         sa.Column(
             "status",
             sa.Enum(
@@ -154,5 +158,5 @@ def downgrade() -> None:
     op.drop_index(
         "files_expiring_index", table_name="files", postgresql_where=sa.text("expires_at IS NOT NULL")
     )
-    op.drop_index(op.f("files_created_at_id_index"), table_name="files")
+    op.drop_index(op.f("files_tenant_id_created_at_id_index"), table_name="files")
     op.drop_table("files")

@@ -5,7 +5,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "0002_request_kinds"
-down_revision = "0001"
+down_revision = "access"
 branch_labels = None
 depends_on = None
 

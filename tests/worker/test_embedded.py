@@ -45,9 +45,33 @@ def test_with_urls_nothing_starts(tmp_path: Path) -> None:
         "REDIS_URL": "redis://b",
     }
     with services(environment) as added:
-        assert set(added) == {"HEADRACE_DATA_DIR", "HEADRACE_WEBHOOK_SECRET"}
-    assert [path.name for path in tmp_path.iterdir()] == ["webhook_secret"]
-    assert (tmp_path / "webhook_secret").stat().st_mode & 0o077 == 0
+        assert set(added) == {
+            "FLOWER_BASIC_AUTH",
+            "HEADRACE_AUTH",
+            "HEADRACE_DATA_DIR",
+            "HEADRACE_WEBHOOK_SECRET",
+        }
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["flower_password", "webhook_secret"]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "added_auth"),
+    [
+        ({}, "off"),
+        ({"HEADRACE_HOST": "127.0.0.1"}, "off"),
+        ({"HEADRACE_HOST": "localhost"}, "off"),
+        ({"HEADRACE_HOST": "0.0.0.0"}, None),
+        ({"HEADRACE_HOST": "headrace.example"}, None),
+        ({"HEADRACE_AUTH": "keys"}, None),
+    ],
+)
+def test_keys_are_not_asked_for_on_loopback_only(
+    tmp_path: Path, given: dict[str, str], added_auth: str | None
+) -> None:
+    urls = {"DATABASE_URL": "postgresql://a", "REDIS_URL": "redis://b"}
+    with services({"HEADRACE_DATA_DIR": str(tmp_path)} | urls | given) as added:
+        assert added.get("HEADRACE_AUTH") == added_auth
 
 
 def run(data_dir: Path, *command: str) -> "subprocess.Popen[str]":

@@ -60,9 +60,24 @@ def test_a_bad_setting_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, 
     settings()
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "headrace.example"])
+def test_keys_are_off_on_loopback_only(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setenv("HEADRACE_AUTH", "off")
+    for local in ("127.0.0.1", "::1", "localhost"):
+        monkeypatch.setenv("HEADRACE_HOST", local)
+        assert Settings().auth == "off"
+    monkeypatch.setenv("HEADRACE_HOST", host)
+    settings.cache_clear()
+    with pytest.raises(SystemExit, match=r"^HEADRACE_AUTH: .*loopback only"):
+        settings()
+    monkeypatch.undo()
+    settings()
+
+
 def test_loopback_callbacks_follow_the_listening_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings().allowed_networks
     monkeypatch.setenv("HEADRACE_HOST", "0.0.0.0")
+    monkeypatch.setenv("HEADRACE_AUTH", "keys")
     assert Settings().allowed_networks == ()
     monkeypatch.setenv("HEADRACE_WEBHOOK_ALLOWED_NETWORKS", "10.0.0.0/8, fd00::/8")
     assert [str(network) for network in Settings().allowed_networks] == ["10.0.0.0/8", "fd00::/8"]

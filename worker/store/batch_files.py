@@ -14,10 +14,15 @@ from sqlalchemy.orm import Session
 
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, FilesStage
-from worker.store import batches, webhooks
+from worker.store import batches, quotas, webhooks
 from worker.store.notify import wake_dispatcher, wake_files
+from worker.store.quotas import Demand
 from worker.store.requests import NewRequest
+from worker.store.session import tenant_of
 from worker.store.tables import BatchFilesRow, BatchRow
+
+# What a quota of tokens is told of a file whose tokens nobody has counted.
+BYTES_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,7 @@ class NewFileBatch:
     endpoint: str
     input_file_id: str
     num_lines: int
+    num_bytes: int
     completion_window: str
     window: timedelta
     metadata: dict[str, Any]
@@ -57,6 +63,7 @@ class FilesClaim:
     """The files of a batch, held: the fence is the proof, good until somebody claims them again."""
 
     batch_id: str
+    tenant_id: str
     fence: int
     endpoint: str
     input_file_id: str
@@ -73,11 +80,19 @@ class WrittenFiles:
 
 
 def submit(session: Session, new: NewFileBatch) -> str:
-    """Write a batch whose requests are still lines; return its id. The caller commits."""
+    """Write a batch whose requests are still lines; return its id. The caller commits.
+
+    Raises:
+        QuotaExceededError: it is more than its tenant may have now.
+
+    """
     batch_id = f"batch_{uuid4().hex}"
+    quotas.check(session, Demand(new.num_lines, new.num_bytes // BYTES_PER_TOKEN, new.num_bytes))
     session.execute(
         insert(BatchRow).values(
             id=batch_id,
+            tenant_id=tenant_of(session),
+            stored_bytes=new.num_bytes,
             status=BatchStatus.PENDING,
             params=SamplingParams().to_json(),
             metadata_=new.metadata,
@@ -262,8 +277,10 @@ def _claim(session: Session, is_wanted: ColumnElement[bool], lease: timedelta) -
     if row is None:
         return None
     seconds = row.output_lifetime_seconds
+    tenant_id = session.scalars(select(BatchRow.tenant_id).where(BatchRow.id == row.batch_id)).one()
     return FilesClaim(
         batch_id=row.batch_id,
+        tenant_id=tenant_id,
         fence=row.fence,
         endpoint=row.endpoint,
         input_file_id=row.input_file_id,

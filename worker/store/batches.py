@@ -11,9 +11,11 @@ from sqlalchemy.orm import Session
 
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, Outcome, ShardState
-from worker.store import requests, webhooks
+from worker.store import quotas, requests, webhooks
 from worker.store.notify import wake_dispatcher, wake_files
+from worker.store.quotas import Demand
 from worker.store.requests import NewRequest
+from worker.store.session import tenant_of
 from worker.store.tables import BatchRow, ShardRow
 
 
@@ -75,12 +77,22 @@ class BatchView:
 
 
 def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
-    """Write the batch, its shards and its requests; return the batch's id. The caller commits."""
+    """Write the batch, its shards and its requests; return the batch's id. The caller commits.
+
+    Raises:
+        QuotaExceededError: it is more than its tenant may have now.
+
+    """
     batch_id = f"batch_{uuid4().hex}"
     window = batch.completion_window
+    num_prompt_tokens = sum(request.num_prompt_tokens for request in batch.requests)
+    max_output_tokens = sum(request.max_output_tokens(batch.params) for request in batch.requests)
+    stored_bytes = sum(len(request.prompt.encode()) for request in batch.requests)
+    quotas.check(session, Demand(len(batch.requests), num_prompt_tokens + max_output_tokens, stored_bytes))
     session.execute(
         insert(BatchRow).values(
             id=batch_id,
+            tenant_id=tenant_of(session),
             status=BatchStatus.PENDING,
             lane=batch.lane,
             params=batch.params.to_json(),
@@ -88,8 +100,9 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
             priority=batch.priority,
             callback_url=batch.callback_url,
             num_requests=len(batch.requests),
-            num_prompt_tokens=sum(request.num_prompt_tokens for request in batch.requests),
-            max_output_tokens=sum(request.max_output_tokens(batch.params) for request in batch.requests),
+            num_prompt_tokens=num_prompt_tokens,
+            max_output_tokens=max_output_tokens,
+            stored_bytes=stored_bytes,
             expires_at=None if window is None else func.now() + window,
         )
     )
@@ -117,6 +130,7 @@ def add_shards(
         [
             {
                 "batch_id": batch_id,
+                "tenant_id": tenant_of(session),
                 "position": position,
                 "state": ShardState.READY,
                 "lane": lane,

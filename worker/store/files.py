@@ -10,7 +10,8 @@ from sqlalchemy import ColumnElement, delete, func, insert, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from worker.contract.states import FilesStage
-from worker.store.tables import BatchFilesRow, FileRow, UploadPartRow
+from worker.store.session import tenant_of
+from worker.store.tables import BatchFilesRow, BatchRow, FileRow, UploadPartRow
 
 BATCH_INPUT = "batch"
 BATCH_OUTPUT = "batch_output"
@@ -54,6 +55,7 @@ def add(session: Session, new: NewFile) -> FileView:
         insert(FileRow)
         .values(
             id=f"file-{uuid4().hex}",
+            tenant_id=tenant_of(session),
             purpose=new.purpose,
             filename=new.filename,
             sha256=new.sha256,
@@ -101,8 +103,10 @@ def remove(session: Session, file_id: str) -> bool:
 
 def is_being_read(session: Session, file_id: str) -> bool:
     """Whether a batch still takes its requests from this file."""
-    query = select(BatchFilesRow.batch_id).where(
-        BatchFilesRow.input_file_id == file_id, BatchFilesRow.stage == FilesStage.READING
+    query = (
+        select(BatchRow.id)
+        .join(BatchFilesRow, BatchFilesRow.batch_id == BatchRow.id)
+        .where(BatchFilesRow.input_file_id == file_id, BatchFilesRow.stage == FilesStage.READING)
     )
     return bool(session.scalar(select(query.exists())))
 

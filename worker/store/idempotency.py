@@ -1,10 +1,11 @@
-"""Idempotency keys: two submissions with one key are one batch."""
+"""Idempotency keys: two submissions of a tenant with one key are one batch."""
 
 from datetime import timedelta
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
+from worker.store.session import tenant_of
 from worker.store.tables import IdempotencyKeyRow
 
 KEPT_FOR = timedelta(hours=48)
@@ -23,8 +24,9 @@ def find(session: Session, key: str, fingerprint: str) -> str | None:
         FingerprintMismatchError: the earlier submission had another body.
 
     """
-    session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(key, 0))))
-    row = session.get(IdempotencyKeyRow, key)
+    tenant_id = tenant_of(session)
+    session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(f"{tenant_id} {key}", 0))))
+    row = session.get(IdempotencyKeyRow, (tenant_id, key))
     if row is None:
         return None
     if row.fingerprint != fingerprint:
@@ -34,7 +36,9 @@ def find(session: Session, key: str, fingerprint: str) -> str | None:
 
 def remember(session: Session, key: str, fingerprint: str, batch_id: str) -> None:
     """Tie a key to the batch its submission made."""
-    session.add(IdempotencyKeyRow(key=key, fingerprint=fingerprint, batch_id=batch_id))
+    session.add(
+        IdempotencyKeyRow(tenant_id=tenant_of(session), key=key, fingerprint=fingerprint, batch_id=batch_id)
+    )
 
 
 def forget_the_old(session: Session) -> None:

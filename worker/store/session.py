@@ -1,11 +1,16 @@
-"""Connections and transactions: the only commit in the product."""
+"""Connections and transactions: the only commit in the product, and the only filter by tenant."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Self
 
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Engine
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker, with_loader_criteria
+
+from worker.contract.access import DEFAULT_TENANT
+from worker.store.tables import Owned
 
 # A transaction here is a few statements; one that waits longer than this is stuck behind something.
 CONNECTION_OPTIONS = " ".join(
@@ -37,14 +42,35 @@ class Store:
             },
         )
         self._sessions = sessionmaker(self.engine, expire_on_commit=False)
+        event.listen(self._sessions, "do_orm_execute", _show_only_own_rows)
+        self.tenant_id: str | None = None  # whose rows it shows; None: everybody's
+
+    def of_tenant(self, tenant_id: str) -> Self:
+        """Return the same store as one tenant sees it: rows that belong to others are not there."""
+        scoped = copy.copy(self)
+        scoped.tenant_id = tenant_id
+        return scoped
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
         """Run one transaction: commit at the end of the block, roll back on any exception."""
-        with self._sessions() as session:
+        with self._sessions(info={"tenant_id": self.tenant_id}) as session:
             yield session
             session.commit()
 
     def close(self) -> None:
         """Close every pooled connection."""
         self.engine.dispose()
+
+
+def tenant_of(session: Session) -> str:
+    """Return the tenant to whom new rows of this session belong."""
+    return session.info.get("tenant_id") or DEFAULT_TENANT
+
+
+def _show_only_own_rows(state: ORMExecuteState) -> None:
+    tenant_id = state.session.info.get("tenant_id")
+    if tenant_id is not None and not state.is_insert:
+        state.statement = state.statement.options(
+            with_loader_criteria(Owned, lambda table: table.tenant_id == tenant_id, include_aliases=True)
+        )

@@ -165,6 +165,7 @@ def _record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> 
     batch.input_tokens += sum(result.num_prompt_tokens for result in results)
     batch.cached_tokens += sum(result.num_cached_tokens for result in results)
     batch.output_tokens += sum(result.num_output_tokens for result in results)
+    batch.stored_bytes += sum(len((result.output or "").encode()) for result in results)
 
 
 def expired(session: Session, *, limit: int) -> list[tuple[int, str]]:

@@ -20,9 +20,10 @@ from sqlalchemy import (
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
 
+from worker.contract.access import DEFAULT_TENANT
 from worker.contract.requests import RequestKind
 from worker.contract.states import (
     LIVE_STATUSES,
@@ -66,6 +67,7 @@ class Table(DeclarativeBase):
         datetime: DateTime(timezone=True),
         dict[str, Any]: JSONB(none_as_null=True),
         list[Any]: JSONB(none_as_null=True),
+        list[str]: ARRAY(Text),
         BatchStatus: _one_of("status", BatchStatus),
         ShardState: _one_of("state", ShardState),
         EventState: _one_of("state", EventState),
@@ -85,13 +87,20 @@ def _created_at() -> MappedColumn[datetime]:
     return mapped_column(server_default=func.now())
 
 
-class BatchRow(Table):
+class Owned:
+    """Mixed into a table whose rows each belong to a tenant: a tenant's store sees no others."""
+
+    tenant_id: Mapped[str] = mapped_column(server_default=DEFAULT_TENANT)
+
+
+class BatchRow(Owned, Table):
     """What a customer submitted, with the counts of what has become of it."""
 
     __tablename__ = "batches"
     __table_args__ = (
         CheckConstraint("num_completed + num_failed + num_cancelled <= num_requests", name="counts"),
         Index(None, "created_at", "id"),
+        Index(None, "tenant_id", "created_at", "id"),
         Index("batches_live_index", "expires_at", postgresql_where=_in("status", LIVE_STATUSES)),
     )
 
@@ -116,6 +125,7 @@ class BatchRow(Table):
     input_tokens: Mapped[int] = mapped_column(server_default="0")  # usage, of those with a result
     cached_tokens: Mapped[int] = mapped_column(server_default="0")
     output_tokens: Mapped[int] = mapped_column(server_default="0")
+    stored_bytes: Mapped[int] = mapped_column(server_default="0")  # prompts, and outputs so far
 
     created_at: Mapped[datetime] = _created_at()
     started_at: Mapped[datetime | None]
@@ -129,7 +139,7 @@ class BatchRow(Table):
         return self.num_completed + self.num_failed + self.num_cancelled
 
 
-class ShardRow(Table):
+class ShardRow(Owned, Table):
     """The slice of a Batch that one message carries: the unit of claim, lease and retry."""
 
     __tablename__ = "shards"
@@ -137,9 +147,15 @@ class ShardRow(Table):
         Index(None, "batch_id"),
         Index(
             "shards_ready_index",
+            "tenant_id",
             text("priority DESC"),
             "id",
             postgresql_where=_in("state", {ShardState.READY}),
+        ),
+        Index(
+            "shards_ticketed_index",
+            "virtual_start",
+            postgresql_where=text("state IN ('ready') AND ticketed_at IS NOT NULL"),
         ),
         Index(
             "shards_running_index", "lease_expires_at", postgresql_where=_in("state", {ShardState.RUNNING})
@@ -168,6 +184,7 @@ class ShardRow(Table):
 
     num_tickets: Mapped[int] = mapped_column(server_default="0")
     ticketed_at: Mapped[datetime | None]
+    virtual_start: Mapped[float | None]  # its place among all tenants', given with the first ticket
 
 
 class RequestRow(Table):
@@ -271,12 +288,13 @@ class DeliveryAttemptRow(Table):
     error: Mapped[str | None]
 
 
-class IdempotencyKeyRow(Table):
+class IdempotencyKeyRow(Owned, Table):
     """A client's promise that two submissions are one."""
 
     __tablename__ = "idempotency_keys"
     __table_args__ = (Index(None, "created_at"),)
 
+    tenant_id: Mapped[str] = mapped_column(server_default=DEFAULT_TENANT, primary_key=True)
     key: Mapped[str] = mapped_column(primary_key=True)
     fingerprint: Mapped[str]  # SHA-256 of the body, hexadecimal
     batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"))
@@ -296,12 +314,12 @@ class WorkerRow(Table):
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
-class FileRow(Table):
+class FileRow(Owned, Table):
     """A file as a client knows it; its bytes are a Blob."""
 
     __tablename__ = "files"
     __table_args__ = (
-        Index(None, "created_at", "id"),
+        Index(None, "tenant_id", "created_at", "id"),
         Index(None, "sha256"),
         Index("files_expiring_index", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
     )
@@ -318,7 +336,7 @@ class FileRow(Table):
     expires_at: Mapped[datetime | None]
 
 
-class UploadRow(Table):
+class UploadRow(Owned, Table):
     """A file that arrives in parts."""
 
     __tablename__ = "uploads"
@@ -379,3 +397,57 @@ class BatchFilesRow(Table):
     due_at: Mapped[datetime] = mapped_column(server_default=func.now())  # while claimed: its lease's end
     read_at: Mapped[datetime | None]  # when its last line had become a request
     written_at: Mapped[datetime | None]  # when its files were complete
+
+
+class TenantRow(Table):
+    """Whose work it is, and how much of it is allowed. No limit: None."""
+
+    __tablename__ = "tenants"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    weight: Mapped[int] = mapped_column(server_default="1")  # its share of the workers beside the others'
+    max_batches: Mapped[int | None]  # not ended
+    max_requests: Mapped[int | None]  # without a result, in batches that have not ended
+    max_tokens: Mapped[int | None]  # of those requests: prompts, and outputs at their longest
+    max_bytes: Mapped[int | None]  # prompts and outputs kept
+    calls_per_minute: Mapped[int | None]  # of the API
+    created_at: Mapped[datetime] = _created_at()
+
+
+class FairShareRow(Table):
+    """How much of the workers a tenant has been given, in tokens over its weight."""
+
+    __tablename__ = "fair_shares"
+
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    virtual_finish: Mapped[float]
+
+
+class ApiKeyRow(Table):
+    """A key to the API: what is needed to recognize it, and never the key itself."""
+
+    __tablename__ = "api_keys"
+    __table_args__ = (Index(None, "tenant_id"),)
+
+    prefix: Mapped[str] = mapped_column(primary_key=True)  # the part of the key that may be seen
+    digest: Mapped[str]  # SHA-256 of the whole key, hexadecimal
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
+    name: Mapped[str]
+    scopes: Mapped[list[str]]
+    created_at: Mapped[datetime] = _created_at()
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]  # to the minute
+
+
+class AuditRow(Table):
+    """An administrative act: who did what to what, written in the transaction that did it."""
+
+    __tablename__ = "audit_log"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    created_at: Mapped[datetime] = _created_at()
+    actor: Mapped[str]  # the prefix of a key, or the operating system's user on the command line
+    act: Mapped[str]
+    target: Mapped[str]
+    details: Mapped[dict[str, Any]]

@@ -2,45 +2,53 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import groupby
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import case, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.messages import CALLBACKS_QUEUE, DELIVER_EVENT, GPU_QUEUE, RUN_SHARD, Ticket
-from worker.contract.states import BatchStatus, EventState, ShardState
-from worker.store.tables import BatchRow, ShardRow, WebhookEventRow
+from worker.contract.states import EventState, ShardState
+from worker.store import fair_share
+from worker.store.tables import ShardRow, WebhookEventRow
 
 
 def issue_shards(session: Session, *, window: int, reissue_after: timedelta) -> Sequence[Ticket]:
-    """Mark the next ready shards as ticketed, up to `window` outstanding; return their tickets.
+    """Mark each tenant's next ready shards as ticketed, up to `window` outstanding; return their tickets.
 
-    A ticket older than `reissue_after` whose shard is still unclaimed counts as lost.
+    A ticket older than `reissue_after` whose shard is still unclaimed counts as lost. The window is each
+    tenant's own, so that a backlog leaves no tenant out; which ticketed shard goes first is decided when a
+    worker has room (`fair_share.first`).
     """
-    is_ready = ShardRow.state == ShardState.READY
+    # Dispatchers take turns here: two at once would give out the same places.
+    session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended("headrace tickets", 0))))
     is_lost = ShardRow.ticketed_at <= func.now() - reissue_after
-    outstanding = session.scalar(
-        select(func.count()).where(is_ready, ShardRow.ticketed_at.is_not(None), ~is_lost)
+    counts = session.execute(
+        select(ShardRow.tenant_id, func.count())
+        .where(ShardRow.state == ShardState.READY, ShardRow.ticketed_at.is_not(None), ~is_lost)
+        .group_by(ShardRow.tenant_id)
     )
-    room = window - (outstanding or 0)
-    if room <= 0:
+    outstanding = {tenant_id: int(count) for tenant_id, count in counts}
+    due = fair_share.next_of_each_tenant(session, or_(ShardRow.ticketed_at.is_(None), is_lost), limit=window)
+    chosen = [
+        waiting
+        for tenant_id, of_tenant in groupby(due, key=lambda waiting: waiting.tenant_id)
+        for waiting in list(of_tenant)[: max(0, window - outstanding.get(tenant_id, 0))]
+    ]
+    if not chosen:
         return ()
-    chosen = (
-        select(ShardRow.id)
-        .join(BatchRow, BatchRow.id == ShardRow.batch_id)
-        .where(
-            is_ready,
-            or_(ShardRow.ticketed_at.is_(None), is_lost),
-            BatchRow.status.in_([BatchStatus.PENDING, BatchStatus.PROCESSING]),
-        )
-        .order_by(ShardRow.priority.desc(), ShardRow.id)
-        .limit(room)
-        .with_for_update(of=ShardRow, skip_locked=True)
-        .cte("chosen")
+    places = fair_share.places(session, [waiting for waiting in chosen if waiting.virtual_start is None])
+    ids = select(ShardRow.id).where(
+        ShardRow.id.in_([waiting.shard_id for waiting in chosen]), ShardRow.state == ShardState.READY
+    )
+    locked = ids.with_for_update(skip_locked=True).cte("locked")
+    place = (
+        case(places, value=ShardRow.id, else_=ShardRow.virtual_start) if places else ShardRow.virtual_start
     )
     rows = session.execute(
         update(ShardRow)
-        .where(ShardRow.id == chosen.c.id)
-        .values(ticketed_at=func.now(), num_tickets=ShardRow.num_tickets + 1)
+        .where(ShardRow.id == locked.c.id)
+        .values(ticketed_at=func.now(), num_tickets=ShardRow.num_tickets + 1, virtual_start=place)
         .returning(
             ShardRow.id, ShardRow.num_tickets, ShardRow.batch_id, ShardRow.position, ShardRow.num_requests
         )

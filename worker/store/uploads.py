@@ -9,6 +9,7 @@ from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.states import UploadStatus
+from worker.store.session import tenant_of
 from worker.store.tables import UploadPartRow, UploadRow
 
 LIFETIME = timedelta(hours=1)
@@ -57,6 +58,7 @@ def add(session: Session, new: NewUpload) -> UploadView:
         insert(UploadRow)
         .values(
             id=f"upload_{uuid4().hex}",
+            tenant_id=tenant_of(session),
             status=UploadStatus.PENDING,
             purpose=new.purpose,
             filename=new.filename,

@@ -41,6 +41,35 @@ def test_matches_reference(
         assert (~actual.isnan()).sum() == case.num_tokens * heads * dim
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_int8_is_the_plain_write_rounded(case: Case, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """Each head of a token by its own scale, its largest magnitude as 127."""
+    heads, dim, size = case.num_kv_heads, case.head_dim, case.block_size
+    qkv = torch.randn(case.num_tokens, (case.num_heads + 2 * heads) * dim, generator=generator).to(dtype)
+    qkv[-1] = 0  # has no scale of its own
+    turns = torch.rand(50, dim // 2, generator=generator) * 100
+    angles = torch.stack((turns.cos(), turns.sin()), dim=1)
+    positions = torch.randint(0, 50, (case.num_tokens,), generator=generator)
+    slots = torch.randperm(case.num_blocks * size, generator=generator)[: case.num_tokens]
+    norms = None
+    if case.has_norms:
+        norms = HeadNorms(*(torch.rand(dim, generator=generator) for _ in range(2)), eps=1e-6)
+    plain = LayerCache.allocate(case.num_blocks, heads, size, dim, torch.float32)
+    cache = LayerCache.allocate(case.num_blocks, heads, size, dim, torch.int8)
+    assert cache.scales is not None
+    query, expected = reference.rotary_kv_write(qkv, angles, positions, slots, plain, norms)
+    assert_matches(rotary_kv_write(qkv, angles, positions, slots, cache, norms), query)
+    levels = (cache.keys.float(), cache.values.float())
+    wanted = (expected.keys, expected.values)
+    for level, scale, value, axis in zip(levels, cache.scales, wanted, (2, 3), strict=True):
+        largest = value.abs().amax(dim=axis)
+        assert_matches(scale, largest / 127)
+        rounded = (level * scale.unsqueeze(axis) - value).abs()
+        assert (rounded <= (0.501 * scale + 1e-6).unsqueeze(axis)).all()
+        assert torch.equal(level.abs().amax(dim=axis), torch.where(largest > 0, 127.0, 0.0))
+
+
 def test_a_fresh_cache_is_zero() -> None:
     cache = LayerCache.allocate(3, 2, 4, 6, torch.bfloat16)
     assert cache.keys.shape == (3, 2, 6, 4)

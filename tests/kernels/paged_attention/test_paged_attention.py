@@ -29,12 +29,29 @@ def plan_of(
     )
 
 
+def _random_cache(
+    num_blocks: int, heads: int, size: int, dim: int, dtype: torch.dtype, generator: torch.Generator
+) -> tuple[LayerCache, LayerCache]:
+    """Return a cache, and what it holds in float32."""
+    keys = torch.randn(num_blocks, heads, dim, size, generator=generator)
+    values = torch.randn(num_blocks, heads, size, dim, generator=generator)
+    if dtype != torch.int8:
+        cache = LayerCache(keys.to(dtype), values.to(dtype))
+        return cache, LayerCache(cache.keys.float(), cache.values.float())
+    levels = (keys * 40).clamp(-127, 127).to(dtype), (values * 40).clamp(-127, 127).to(dtype)
+    scales = torch.rand(2, num_blocks, heads, size, generator=generator) / 40
+    truth = LayerCache(levels[0] * scales[0].unsqueeze(2), levels[1] * scales[1].unsqueeze(3))
+    return LayerCache(*levels, scales), truth
+
+
 @pytest.mark.parametrize(
     ("dtype", "cache_dtype"),
     [
         (torch.float32, torch.float32),
         (torch.float32, torch.bfloat16),  # dtype int8
         (torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.int8),
+        (torch.bfloat16, torch.int8),
     ],
     ids=str,
 )
@@ -56,23 +73,21 @@ def test_matches_reference(
         block_tables[index, :count] = order[first : first + count]
         first += count
     heads, dim, size = case.num_kv_heads, case.head_dim, case.block_size
-    cache = LayerCache(
-        torch.randn(num_blocks, heads, dim, size, generator=generator).to(cache_dtype),
-        torch.randn(num_blocks, heads, size, dim, generator=generator).to(cache_dtype),
-    )
+    cache, truth = _random_cache(num_blocks, heads, size, dim, cache_dtype, generator)
     # Slots past each context, and Blocks of no Sequence, hold what would be noticed.
+    noticed = (cache.keys, cache.values) if cache.scales is None else (cache.scales[0], cache.scales[1])
     for index, context in enumerate(context_lens):
         last, used = block_tables[index, needed[index] - 1], (context - 1) % size + 1
-        cache.keys[last, :, :, used:] = float("nan")
-        cache.values[last, :, used:] = float("nan")
-    cache.keys[order[first:]] = float("nan")
-    cache.values[order[first:]] = float("nan")
+        noticed[0][last, ..., used:] = float("nan")
+        noticed[1][last, :, used:] = float("nan")
+    for memory in noticed:
+        memory[order[first:]] = float("nan")
     num_rows, group = sum(query_lens), case.num_heads // heads
     query = torch.randn(heads, num_rows, group, dim, generator=generator)
     scale = dim**-0.5
     options = {"window": case.window, "soft_cap": case.soft_cap}
     expected = reference.paged_attention(
-        query, cache, query_lens, context_lens, block_tables, scale, **options
+        query, truth, query_lens, context_lens, block_tables, scale, **options
     )
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *shape, **kw: empty(*shape, **kw).fill_(float("nan")))

@@ -1,4 +1,4 @@
-"""Longest expected output first, prefixes together, and only what memory still holds when it has grown."""
+"""Longest expected output first, prefixes together, and only what memory will hold for as long as pays."""
 
 import heapq
 from collections.abc import Sequence as Items
@@ -12,7 +12,8 @@ from worker.engine.sequence import Sequence, SequenceState
 AGING_STEPS = 256  # Sequences that arrive within so many Steps are one age
 AHEAD = 64  # the level, above that of any length, of preempted Sequences and of readings
 MAX_MOVES = 64  # a Step
-OVERCOMMIT_SHARE = 8  # what is admitted without room for its end has room for 1/8 of its way
+PATIENCE_STEPS = 64  # for so long others may pass one that finds no room
+STEP_TOKENS = 64  # what a Step is worth, however few run: docs/decisions/0008
 
 _Item = tuple[int, list[bytes], int, Sequence]  # age, digests of the prompt's Blocks, arrival
 
@@ -25,10 +26,13 @@ class LengthAware:
     arrives more than a longest output later. Preempted Sequences come before all others, and with
     them readings, which the batch former held back already and which grow no more.
 
-    When the first in order finds no room, shorter ones that will have ended before room runs short may pass
-    it, until all that ran when it was refused should have ended. One that would go on alone after all others
-    may start although it will run short later: to compute it again costs less than Steps that hold little
-    else.
+    When the first in order finds no room, those of other levels may pass it, for PATIENCE_STEPS; then nothing
+    passes until it has run.
+
+    Room is what a Sequence must find to stay until its end, or for as long as pays: beside n others, a Step
+    with it saves 1/n of a Step without them, worth STEP_TOKENS / n, and if it is preempted all its tokens are
+    computed again. So while few run one may start that will run short of Blocks later, and while many run
+    none may.
     """
 
     def __init__(self, pool: BlockPool, *, block_size: int, max_model_len: int) -> None:
@@ -45,9 +49,9 @@ class LengthAware:
         self._refused: set[int] = set()  # levels
         self._num_moves = 0
         self._forecast: MemoryForecast | None = None
-        # The first in order that was refused, and the Step from which nobody may pass it.
-        self._blocked: tuple[Sequence, int] | None = None
         self._is_closed = False
+        # One that found no room, and the Step since when: no other counts until it has run.
+        self._passed: tuple[Sequence, int] | None = None
 
     def add(self, sequence: Sequence) -> None:
         """Queue a Sequence by what is expected of it now; what is learned later moves it at its turn."""
@@ -96,11 +100,10 @@ class LengthAware:
         self._put_back.append(self._popped)
         if not is_refused:
             return
-        if not self._refused:  # the first in order
-            if self._blocked is None or self._blocked[0] is not sequence:
-                self._blocked = sequence, self._num_steps + self._running_forecast(()).num_steps
-            self._is_closed = self._num_steps > self._blocked[1]
         self._refused.add(self._popped[0])
+        if self._passed is None or self._passed[0].state is not SequenceState.WAITING:
+            self._passed = sequence, self._num_steps
+        self._is_closed = self._num_steps - self._passed[1] > PATIENCE_STEPS
 
     def has_room(self, sequence: Sequence, num_needed: int, running: Items[Sequence]) -> bool:
         """Whether the Blocks are free, and all will be that this and the running Sequences grow into."""
@@ -111,9 +114,9 @@ class LengthAware:
         steps = self._num_steps_left(sequence)
         entry = (steps, -len(sequence.token_ids) % self._block_size, num_needed)
         forecast.add(*entry, num_taken=num_needed)
-        if not running or forecast.peak() <= self._max_used:
-            return True
-        if self._would_be_last(steps, running) and forecast.peak(steps // OVERCOMMIT_SHARE) <= self._max_used:
+        if not running or forecast.peak(self._horizon(sequence, steps, len(running))) <= self._max_used:
+            if self._passed is not None and self._passed[0] is sequence:
+                self._passed = None
             return True
         forecast.remove(*entry, num_taken=num_needed)
         return False
@@ -146,13 +149,11 @@ class LengthAware:
     def _limit(self, sequence: Sequence) -> int:
         return min(sequence.params.max_tokens, self._max_model_len - sequence.num_prompt_tokens)
 
-    def _would_be_last(self, num_steps: int, running: Items[Sequence]) -> bool:
-        """Whether it takes longer than all others together, as many at once as run now."""
-        total = sum(map(self._num_steps_left, running))
-        for level, heap in self._levels.items():
-            if level != AHEAD:
-                total += (3 << level) // 4 * len(heap)
-        return num_steps * len(running) >= total
+    def _horizon(self, sequence: Sequence, num_steps: int, num_running: int) -> int:
+        """Return for how many Steps it must find room, so that they save more than its preemption costs."""
+        if num_running >= STEP_TOKENS:
+            return num_steps
+        return min(num_steps, len(sequence.token_ids) * num_running // (STEP_TOKENS - num_running))
 
     def _running_forecast(self, running: Items[Sequence]) -> MemoryForecast:
         if self._forecast is None:
@@ -161,6 +162,5 @@ class LengthAware:
             for sequence in running:
                 table = sequence.block_table
                 spare = len(table) * self._block_size - len(sequence.token_ids)
-                self._lengths.observe(sequence.job, sequence.num_output_tokens)
                 self._forecast.add(self._num_steps_left(sequence), spare, self._pool.count_unshared(table))
         return self._forecast

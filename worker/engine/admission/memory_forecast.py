@@ -17,11 +17,6 @@ class MemoryForecast:
         self._entries: list[tuple[int, int, int]] = []
         self._num_freed = 0
 
-    @property
-    def num_steps(self) -> int:
-        """Steps until the last of them ends."""
-        return -self._entries[0][0] if self._entries else 0
-
     def add(self, num_steps: int, num_spare_slots: int, num_own: int, num_taken: int = 0) -> None:
         """Add a Sequence: Steps to its end, free Slots it has, Blocks it alone holds, of which new ones."""
         insort(self._entries, (-num_steps, num_spare_slots, num_own))
@@ -34,8 +29,8 @@ class MemoryForecast:
         self._num_freed -= num_own
         self._num_used -= num_taken
 
-    def peak(self, horizon: int | None = None) -> int:
-        """Return the most Blocks in use at once, now included, within `horizon` Steps if one is given.
+    def peak(self, horizon: int) -> int:
+        """Return the most Blocks in use at once, now included, within `horizon` Steps.
 
         Never too low for what was expected.
         """
@@ -43,7 +38,7 @@ class MemoryForecast:
         # Of those still running at the moment looked at.
         num_freed = num_spare = 0
         for num_alive, (negative_steps, spare, own) in enumerate(self._entries, 1):
-            steps = -negative_steps if horizon is None else min(-negative_steps, horizon)
+            steps = min(-negative_steps, horizon)
             num_spare += spare
             num_freed += own
             # Each of them may have begun one more Block than its tokens fill.

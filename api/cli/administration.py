@@ -1,0 +1,48 @@
+"""What `headrace keys`, `tenants` and `audit` share: the database, who acts, and the audit log itself."""
+
+import os
+import pwd
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from sqlalchemy.orm import Session
+
+from api.cli.show import AsJson, print_json, print_table
+from worker.settings import database_url
+from worker.store import audit
+from worker.store.session import Store
+
+
+@contextmanager
+def administration() -> Iterator[Session]:
+    """Run one transaction on the deployment's database."""
+    store = Store(database_url(), pool_size=1)
+    try:
+        with store.transaction() as session:
+            yield session
+    finally:
+        store.close()
+
+
+def note(session: Session, act: str, target: str, **details: Any) -> None:
+    """Write an act of this shell's user to the audit log."""
+    audit.record(session, f"shell:{pwd.getpwuid(os.getuid()).pw_name}", act, target, details)
+
+
+def audit_log(
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Entries to show.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Show what was done to keys and tenants, the newest first."""
+    with administration() as session:
+        entries = audit.page(session, limit=limit)
+    if as_json:
+        print_json([asdict(entry) for entry in entries])
+    else:
+        print_table(
+            ["TIME", "WHO", "ACT", "TARGET", "DETAILS"],
+            ((e.created_at, e.actor, e.act, e.target, e.details) for e in entries),
+        )

@@ -1,0 +1,99 @@
+"""`headrace status | list | results | cancel | retry`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from api.cli.connection import connection
+from api.cli.show import AsJson, print_json, print_record, print_table
+from api.cli.watch import watch
+
+BatchId = Annotated[str, typer.Argument(help="batch_..., as `headrace submit` printed it.")]
+
+
+def status(
+    context: typer.Context,
+    batch_id: BatchId,
+    follow: Annotated[bool, typer.Option("--watch", help="Show the progress until the end.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show where a batch stands."""
+    answer = watch(connection(context), batch_id) if follow else _look(context, batch_id)
+    show_batch(answer, as_json=as_json)
+
+
+def list_batches(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Batches a page.")] = 20,
+    after: Annotated[str | None, typer.Option(help="The last batch of the page before.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List batches, the newest first."""
+    params: dict[str, str | int] = {"limit": limit} | ({} if after is None else {"after": after})
+    page = connection(context).call("GET", "/v1/batch", params=params)
+    if as_json:
+        print_json(page)
+        return
+    print_table(
+        ["BATCH", "STATUS", "PROGRESS", "DONE", "FAILED", "CREATED"],
+        (
+            (
+                batch["batch_id"],
+                batch["status"],
+                f"{batch['progress']:.0%}",
+                f"{batch['counts']['completed']}/{batch['counts']['total']}",
+                batch["counts"]["failed"],
+                batch["created_at"][:19].replace("T", " "),
+            )
+            for batch in page["data"]
+        ),
+    )
+    if page.get("has_more") and page["data"]:
+        sys.stderr.write(f"more: headrace list --after {page['data'][-1]['batch_id']}\n")
+
+
+def results(
+    context: typer.Context,
+    batch_id: BatchId,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")] = None,
+    follow: Annotated[bool, typer.Option(help="Go on until the batch has ended.")] = False,
+    after: Annotated[int, typer.Option(min=0, help="Only those after this sequence number.")] = 0,
+    as_json: AsJson = False,  # noqa: ARG001 - results are JSON lines whether it is said or not
+) -> None:
+    """Print results in order of completion, as JSON lines; also while the batch runs."""
+    params: dict[str, int] = {"after": after} | ({"follow": 1} if follow else {})
+    with connection(context).stream(f"/v1/batch/{batch_id}/results", **params) as answer:
+        if output is None:
+            for line in answer.iter_lines():
+                sys.stdout.write(line + "\n")
+                sys.stdout.flush()
+        else:
+            with output.open("w", encoding="utf-8") as file:
+                file.writelines(line + "\n" for line in answer.iter_lines())
+
+
+def cancel(context: typer.Context, batch_id: BatchId, as_json: AsJson = False) -> None:
+    """Stop a batch: what is finished stays."""
+    show_batch(connection(context).call("POST", f"/v1/batch/{batch_id}/cancel"), as_json=as_json)
+
+
+def retry(context: typer.Context, batch_id: BatchId, as_json: AsJson = False) -> None:
+    """Run the failed requests of a batch again."""
+    show_batch(connection(context).call("POST", f"/v1/batch/{batch_id}/retry"), as_json=as_json)
+
+
+def show_batch(answer: dict[str, Any], *, as_json: bool) -> None:
+    """Print a batch as the API answered it."""
+    if as_json:
+        print_json(answer)
+        return
+    print_record({name: value for name, value in answer.items() if name != "outputs" and value is not None})
+
+
+def _look(context: typer.Context, batch_id: str) -> dict[str, Any]:
+    answer: dict[str, Any] = connection(context).call(
+        "GET", f"/v1/batch/{batch_id}", params={"include": "none"}
+    )
+    return answer

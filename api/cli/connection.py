@@ -1,0 +1,72 @@
+"""The command line's way to the API."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import typer
+
+TIMEOUT_SECONDS = 120.0  # a large batch is checked and stored before it is accepted
+
+
+class RefusedError(Exception):
+    """The API answered with an error. The message is for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Where the API is, and the key that opens it."""
+
+    url: str
+    api_key: str | None
+
+    def call(self, method: str, path: str, **options: Any) -> Any:
+        """Return what the API answers.
+
+        Raises:
+            RefusedError: it refuses.
+            httpx.TransportError: it does not answer.
+
+        """
+        with self._client() as client:
+            answer = client.request(method, path, **options)
+            _check(answer)
+            return answer.json()
+
+    @contextmanager
+    def stream(self, path: str, **params: Any) -> Iterator[httpx.Response]:
+        """Yield an answer whose lines can be read as they come; raises as `call` does."""
+        with (
+            self._client() as client,
+            client.stream(
+                "GET", path, params=params, headers={"accept": "application/x-ndjson"}, timeout=None
+            ) as answer,
+        ):
+            if answer.is_error:
+                answer.read()
+            _check(answer)
+            yield answer
+
+    def _client(self) -> httpx.Client:
+        headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT_SECONDS)
+
+
+def connection(context: typer.Context) -> Connection:
+    """Return the connection that a command was given."""
+    found: Connection = context.obj
+    return found
+
+
+def _check(answer: httpx.Response) -> None:
+    if answer.is_success:
+        return
+    try:
+        message = str(answer.json()["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        message = f"{answer.request.url} answered {answer.status_code}, which is no answer of Headrace's"
+    if retry_after := answer.headers.get("retry-after"):
+        message += f" (try again in {retry_after} s)"
+    raise RefusedError(message)

@@ -1,0 +1,32 @@
+"""`headrace up` and `headrace models`."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from api.cli.connection import connection
+from api.cli.show import AsJson, print_json, print_table
+
+
+def up(
+    processes: Annotated[
+        list[str] | None, typer.Argument(help="Only these of the Procfile; default: all.")
+    ] = None,
+) -> None:
+    """Start everything and stay until Ctrl-C; Postgres and Redis too, unless their URLs are set."""
+    python = sys.executable
+    # In place of this process: signals reach worker.embedded as if it had been started by hand.
+    os.execv(  # noqa: S606 - our own modules, no shell
+        python, [python, "-m", "worker.embedded", python, "-m", "worker.up", *(processes or [])]
+    )
+
+
+def models(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the models that are served."""
+    answer = connection(context).call("GET", "/v1/models")
+    if as_json:
+        print_json(answer)
+    else:
+        print_table(["MODEL", "OWNER"], ((model["id"], model.get("owned_by")) for model in answer["data"]))

@@ -1,0 +1,62 @@
+"""`headrace`: everything that can be done with a deployment, from a shell."""
+
+import sys
+from typing import Annotated
+
+import httpx
+import typer
+from sqlalchemy.exc import SQLAlchemyError
+
+from api.cli import administration, batch_commands, deployment_commands, keys, submit_command, tenants
+from api.cli.connection import Connection, RefusedError
+from api.cli.show import fail
+
+app = typer.Typer(
+    help="Batch inference you host yourself. The commands talk to a running deployment; `up` starts one.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def connect(
+    context: typer.Context,
+    url: Annotated[
+        str, typer.Option(envvar="HEADRACE_URL", help="Where the API is.")
+    ] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str | None, typer.Option(envvar="HEADRACE_API_KEY", help="A key of `headrace keys create`.")
+    ] = None,
+) -> None:
+    """Remember where the API is and how to get in."""
+    context.obj = Connection(url, api_key)
+
+
+app.command("up", context_settings={"allow_extra_args": True})(deployment_commands.up)
+app.command("submit")(submit_command.submit)
+app.command("estimate")(submit_command.estimate)
+app.command("status")(batch_commands.status)
+app.command("list")(batch_commands.list_batches)
+app.command("results")(batch_commands.results)
+app.command("cancel")(batch_commands.cancel)
+app.command("retry")(batch_commands.retry)
+app.command("models")(deployment_commands.models)
+app.add_typer(keys.app, name="keys")
+app.add_typer(tenants.app, name="tenants")
+app.command("audit")(administration.audit_log)
+
+
+def main() -> None:
+    """Run a command; what goes wrong on the way ends in one sentence."""
+    try:
+        app()
+    except RefusedError as error:
+        fail(str(error))
+    except httpx.TransportError as error:
+        fail(f"the API does not answer: {error} (is `headrace up` running? HEADRACE_URL says where)")
+    except SQLAlchemyError as error:
+        fail(f"the database does not answer: {str(error).splitlines()[0]}")
+    except BrokenPipeError:  # `headrace results ... | head`
+        sys.stderr.close()
+        sys.exit(0)

@@ -1,0 +1,41 @@
+"""A live progress bar of one batch."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from api.cli.connection import Connection
+
+LOOK_SECONDS = 0.5
+LIVE = {"pending", "processing", "cancelling"}
+
+
+def watch(connection: Connection, batch_id: str) -> dict[str, Any]:
+    """Show a batch move until it has ended, on standard error; return it as it then stands."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[requests]} requests, {task.fields[tokens]} tokens{task.fields[eta]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task("pending", total=1.0, requests="", tokens="", eta="")
+        while True:
+            answer: dict[str, Any] = connection.call(
+                "GET", f"/v1/batch/{batch_id}", params={"include": "none"}
+            )
+            counts, eta = answer["counts"], answer.get("eta_seconds")
+            progress.update(
+                bar,
+                description=answer["status"],
+                completed=answer["progress"],
+                requests=f"{counts['total'] - counts['pending']}/{counts['total']}",
+                tokens=answer["tokens"]["done"],
+                eta="" if eta is None else f", {eta:.0f} s left",
+            )
+            if answer["status"] not in LIVE:
+                return answer
+            time.sleep(LOOK_SECONDS)

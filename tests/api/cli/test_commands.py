@@ -1,0 +1,195 @@
+"""`headrace` against a real API over HTTP, and a real database."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from api.cli.main import main
+from api.main import create_app
+from tests.fixtures.batches import held, run_to_the_end
+from tests.fixtures.deployment import free_port
+from worker.settings import Settings
+from worker.store.session import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command ended, and what it said."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """A shell with HEADRACE_URL, and HEADRACE_API_KEY once a key is made."""
+
+    url: str
+    patch: pytest.MonkeyPatch
+
+    def run(self, *arguments: str, key: str = "", given: str = "") -> Done:
+        """Run a command."""
+        self.patch.setenv("HEADRACE_URL", self.url)
+        self.patch.setenv("HEADRACE_API_KEY", key)
+        self.patch.setattr(sys, "argv", ["headrace", *arguments])
+        self.patch.setattr(sys, "stdin", io.StringIO(given))
+        with (
+            redirect_stdout(io.StringIO()) as out,
+            redirect_stderr(io.StringIO()) as err,
+            pytest.raises(SystemExit) as ended,
+        ):
+            main()
+        code = ended.value.code
+        if isinstance(code, str):
+            return Done(1, out.getvalue(), f"{err.getvalue()}{code}\n")
+        return Done(code or 0, out.getvalue(), err.getvalue())
+
+    def json(self, *arguments: str, key: str = "") -> object:
+        """Run a command that must work; return the JSON it prints."""
+        done = self.run(*arguments, "--json", key=key)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("\n") == 1, done.stdout
+        return json.loads(done.stdout)
+
+
+@pytest.fixture
+def shell(
+    store: Store,  # noqa: ARG001 - empties the tables
+    config: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Shell]:
+    port = free_port()
+    app = create_app(config.model_copy(update={"auth": "keys"}))
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield Shell(f"http://127.0.0.1:{port}", monkeypatch)
+    server.should_exit = True
+    thread.join()
+
+
+def test_from_a_first_key_to_results(shell: Shell, store: Store, tmp_path: Path) -> None:
+    made = shell.run("keys", "create")
+    key = made.stdout.strip()
+    assert (made.returncode, key.startswith("hr_")) == (0, True)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"custom_id": "a", "prompt": "one"}\n\n"two"\n{"prompt": "three", "max_tokens": 3}\n')
+    submitted = shell.run("submit", str(prompts), "--max-tokens", "5", "--set", "seed=1", key=key)
+    batch_id = submitted.stdout.strip()
+    assert batch_id.startswith("batch_"), submitted.stderr
+    assert shell.json("status", batch_id, key=key)["counts"]["total"] == 3
+    shown = shell.run("status", batch_id, key=key).stdout
+    assert "pending" in shown
+    for shard_id in (1, 2):
+        run_to_the_end(store, held(store, shard_id))
+    watched = shell.run("status", batch_id, "--watch", "--json", key=key)
+    assert json.loads(watched.stdout)["status"] == "completed"
+    assert "3/3 requests" in watched.stderr
+    out = tmp_path / "out.jsonl"
+    assert shell.run("results", batch_id, "--follow", "-o", str(out), key=key).returncode == 0
+    assert [json.loads(line)["output"] for line in out.read_text().splitlines()] == [
+        "out one",
+        "out two",
+        "out three",
+    ]
+    assert len(shell.run("results", batch_id, "--after", "2", key=key).stdout.splitlines()) == 1
+
+
+def test_text_from_standard_input_and_cancel(shell: Shell) -> None:
+    key = shell.json("keys", "create", "ci", "--tenant", "acme")["key"]
+    submitted = shell.run("submit", "-", "--json", key=key, given="one\n\ntwo\n")
+    accepted = json.loads(submitted.stdout)
+    assert accepted["requests"] == 2
+    assert shell.json("cancel", accepted["batch_id"], key=key)["status"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "said"),
+    [
+        (("status", "batch_none"), "", "no batch batch_none"),
+        (("submit", "-"), "", "- has no prompts"),
+        (("submit", "-"), '{"prompt": "a"}\n{broken\n', "line 2: not JSON"),
+        (
+            ("submit", "-"),
+            '{"custom_id":"a","method":"POST","url":"/v1/x","body":{}}',
+            "OpenAI's batch format",
+        ),
+        (("submit", "-", "--set", "seed"), "one\n", "NAME=JSON"),
+        (("submit", "-", "--set", "top_p=7"), "one\n", "top_p: "),
+        (("keys", "revoke", "hr_none"), "", "no key hr_none"),
+        (("keys", "create", "--tenant", "Not A Name"), "", "a tenant's name"),
+        (("tenants", "set", "acme", "--max-batches", "-3"), "", "a number above 0, or none"),
+        (("tenants", "set", "acme"), "", "nothing to change"),
+    ],
+)
+def test_what_goes_wrong_is_one_sentence(
+    shell: Shell, arguments: tuple[str, ...], given: str, said: str
+) -> None:
+    key = shell.json("keys", "create")["key"]
+    done = shell.run(*arguments, key=key, given=given)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_without_a_key_or_an_api_the_way_is_told(shell: Shell) -> None:
+    refused = shell.run("status", "batch_none")
+    assert (refused.returncode, "headrace keys create" in refused.stderr) == (1, True)
+    away = shell.run("--url", f"http://127.0.0.1:{free_port()}", "models")
+    assert (away.returncode, "does not answer" in away.stderr) == (1, True)
+
+
+def test_keys_and_tenants_are_administered_and_audited(shell: Shell) -> None:
+    first = shell.json("keys", "create", "ci", "--tenant", "acme", "--scope", "read", "--expires", "90d")
+    rotated = shell.json("keys", "rotate", first["prefix"], "--keep", "1h")
+    shell.json("keys", "revoke", first["prefix"])
+    changed = shell.json("tenants", "set", "acme", "--weight", "3", "--max-batches", "5")
+    assert [(t["weight"], t["max_batches"], t["max_bytes"]) for t in changed] == [(3, 5, None)]
+    assert shell.json("tenants", "set", "acme", "--max-batches", "none")[0]["max_batches"] is None
+    listed = {key["prefix"]: key for key in shell.json("keys", "list", "--tenant", "acme")}
+    assert (listed[first["prefix"]]["revoked_at"] is None, listed[rotated["prefix"]]["scopes"]) == (
+        False,
+        ["read"],
+    )
+    acts = [(entry["act"], entry["target"]) for entry in shell.json("audit")]
+    assert acts == [
+        ("tenant.set", "acme"),
+        ("tenant.set", "acme"),
+        ("key.revoke", first["prefix"]),
+        ("key.rotate", first["prefix"]),
+        ("key.create", first["prefix"]),
+        ("tenant.create", "acme"),
+    ]
+    for said in (shell.run("audit").stdout, shell.run("keys", "list").stdout):
+        assert first["prefix"] in said
+        assert first["key"] not in said
+        assert rotated["key"] not in said
+
+
+@pytest.mark.parametrize("kind", ["bash", "zsh", "fish"])
+def test_shells_complete_commands(kind: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from api.cli.main import app; app(prog_name='headrace')"],
+        env=os.environ
+        | {"_HEADRACE_COMPLETE": f"complete_{kind}", "COMP_WORDS": "headrace ca", "COMP_CWORD": "1"}
+        | {"_TYPER_COMPLETE_ARGS": "headrace ca", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "cancel" in done.stdout
+    assert "submit" not in done.stdout

@@ -1,0 +1,39 @@
+"""The audit log: administrative acts, each written in the transaction that does it. Never changed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from worker.store.tables import AuditRow
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """Who did what to what. `details` hold no secret."""
+
+    id: int
+    created_at: datetime
+    actor: str
+    act: str
+    target: str
+    details: Mapping[str, Any]
+
+
+def record(session: Session, actor: str, act: str, target: str, details: Mapping[str, Any]) -> None:
+    """Note an act; it stands if the transaction does."""
+    session.add(AuditRow(actor=actor, act=act, target=target, details=dict(details)))
+
+
+def page(session: Session, *, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
+    """Return entries, the newest first; `before` is the last id of the page before."""
+    statement = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit)
+    if before is not None:
+        statement = statement.where(AuditRow.id < before)
+    return [
+        AuditEntry(row.id, row.created_at, row.actor, row.act, row.target, row.details)
+        for row in session.scalars(statement)
+    ]

@@ -1,0 +1,88 @@
+"""What a tenant may have at once, checked in the transaction that would add to it."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from worker.contract.states import LIVE_STATUSES
+from worker.store.session import tenant_of
+from worker.store.tables import BatchRow, TenantRow
+
+# What each limit of a tenant counts, in words for the client.
+NOUNS = {
+    "max_batches": "batches that have not ended",
+    "max_requests": "requests without a result",
+    "max_tokens": "queued tokens (prompts, and outputs at their longest)",
+    "max_bytes": "bytes of stored prompts and outputs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a new batch adds."""
+
+    requests: int
+    tokens: int
+    num_bytes: int
+
+
+class QuotaExceededError(Exception):
+    """A batch would take its tenant over a limit. `can_wait`: less of other work would make room for it."""
+
+    def __init__(self, quota: str, *, limit: int, used: int, asked: int) -> None:
+        super().__init__(
+            f"the tenant may have {limit} {NOUNS[quota]}, has {used}, and this batch would add {asked}"
+        )
+        self.quota = quota
+        self.can_wait = asked <= limit
+
+
+def check(session: Session, demand: Demand) -> None:
+    """Let a batch in, or not. Holds the tenant's row until the transaction ends: two do not share room.
+
+    Raises:
+        QuotaExceededError: the batch would be too much.
+
+    """
+    tenant_id = tenant_of(session)
+    tenant = session.get(TenantRow, tenant_id)
+    if tenant is None or not any(getattr(tenant, quota) is not None for quota in NOUNS):
+        return
+    session.refresh(tenant, with_for_update=True)
+    used = _queued(session, tenant_id)
+    if tenant.max_bytes is not None:
+        used["max_bytes"] = _stored_bytes(session, tenant_id)
+    asked = {
+        "max_batches": 1,
+        "max_requests": demand.requests,
+        "max_tokens": demand.tokens,
+        "max_bytes": demand.num_bytes,
+    }
+    for quota, amount in asked.items():
+        limit = getattr(tenant, quota)
+        if limit is not None and used[quota] + amount > limit:
+            raise QuotaExceededError(quota, limit=limit, used=used[quota], asked=amount)
+
+
+def _queued(session: Session, tenant_id: str) -> dict[str, int]:
+    settled = BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled
+    # Tokens of settled requests go out in proportion: exact sums would need every request.
+    tokens = (
+        BatchRow.num_prompt_tokens
+        * (BatchRow.num_requests - settled)
+        / func.greatest(BatchRow.num_requests, 1)
+        + BatchRow.max_output_tokens
+        - BatchRow.settled_max_tokens
+    )
+    found = session.execute(
+        select(func.count(), func.sum(BatchRow.num_requests - settled), func.sum(tokens)).where(
+            BatchRow.tenant_id == tenant_id, BatchRow.status.in_(LIVE_STATUSES)
+        )
+    ).one()
+    return dict(zip(("max_batches", "max_requests", "max_tokens"), (int(n or 0) for n in found), strict=True))
+
+
+def _stored_bytes(session: Session, tenant_id: str) -> int:
+    total = select(func.coalesce(func.sum(BatchRow.stored_bytes), 0))
+    return int(session.scalar(total.where(BatchRow.tenant_id == tenant_id)) or 0)

@@ -1,0 +1,60 @@
+"""Tenants: whose work it is, their share of the workers and their limits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from worker.store.tables import TenantRow
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a tenant may have at once. None: as much as it likes."""
+
+    max_batches: int | None = None
+    max_requests: int | None = None
+    max_tokens: int | None = None
+    max_bytes: int | None = None
+    calls_per_minute: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A tenant's settings."""
+
+    id: str
+    weight: int
+    limits: Limits
+    created_at: datetime
+
+
+def create(session: Session, tenant_id: str) -> bool:
+    """Make a tenant with a weight of 1 and no limits; False: it was there."""
+    statement = insert(TenantRow).values(id=tenant_id).on_conflict_do_nothing().returning(TenantRow.id)
+    return session.scalar(statement) is not None
+
+
+def change(session: Session, tenant_id: str, settings: Mapping[str, int | None]) -> bool:
+    """Set a tenant's weight and limits, those that are named; False: no such tenant."""
+    statement = update(TenantRow).where(TenantRow.id == tenant_id).values(settings).returning(TenantRow.id)
+    return session.scalar(statement) is not None
+
+
+def find(session: Session, tenant_id: str) -> Tenant | None:
+    """Return a tenant, or None."""
+    row = session.get(TenantRow, tenant_id)
+    return None if row is None else _to_tenant(row)
+
+
+def every(session: Session) -> list[Tenant]:
+    """Return all tenants by name."""
+    return [_to_tenant(row) for row in session.scalars(select(TenantRow).order_by(TenantRow.id))]
+
+
+def _to_tenant(row: TenantRow) -> Tenant:
+    limits = Limits(row.max_batches, row.max_requests, row.max_tokens, row.max_bytes, row.calls_per_minute)
+    return Tenant(row.id, row.weight, limits, row.created_at)
