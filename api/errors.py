@@ -101,7 +101,6 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.code = code
-        self.headers: dict[str, str] = {}
 
 
 class InvalidInputError(ApiError):

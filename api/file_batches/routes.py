@@ -15,7 +15,10 @@ router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
 
 @router.post(
-    "", dependencies=[SUBMIT], responses=documented(400, 404, 422, 503), summary="Make a batch from a file"
+    "",
+    dependencies=[SUBMIT],
+    responses=documented(400, 401, 403, 404, 422, 429, 503),
+    summary="Make a batch from a file",
 )
 def create_batch(
     submission: FileBatchSubmission,
@@ -30,7 +33,12 @@ def create_batch(
     return service.create(services, submission, key, is_retry=retry_count > 0)
 
 
-@router.get("", dependencies=[READ], responses=documented(422, 503), summary="List batches made from files")
+@router.get(
+    "",
+    dependencies=[READ],
+    responses=documented(401, 403, 422, 429, 503),
+    summary="List batches made from files",
+)
 def list_batches(
     services: ServicesDependency,
     after: After = None,
@@ -49,7 +57,7 @@ def list_batches(
 @router.get(
     "/{batch_id}",
     dependencies=[READ],
-    responses=documented(404, 422, 503),
+    responses=documented(401, 403, 404, 422, 429, 503),
     summary="Look at a batch made from a file",
 )
 def get_batch(batch_id: BatchId, services: ServicesDependency) -> FileBatch:
@@ -60,7 +68,7 @@ def get_batch(batch_id: BatchId, services: ServicesDependency) -> FileBatch:
 @router.post(
     "/{batch_id}/cancel",
     dependencies=[SUBMIT],
-    responses=documented(404, 422, 503),
+    responses=documented(401, 403, 404, 422, 429, 503),
     summary="Cancel a batch made from a file",
 )
 def cancel_batch(batch_id: BatchId, services: ServicesDependency) -> FileBatch:

@@ -50,7 +50,7 @@ FORM: dict[str, Any] = {
 @router.post(
     "",
     dependencies=[SUBMIT],
-    responses=documented(413, 422, 503),
+    responses=documented(401, 403, 413, 422, 429, 503),
     openapi_extra=FORM,
     summary="Put a file in",
 )
@@ -69,7 +69,7 @@ async def create_file(http_request: HttpRequest, services: ServicesDependency) -
     return to_file(view)
 
 
-@router.get("", dependencies=[READ], responses=documented(422, 503), summary="List files")
+@router.get("", dependencies=[READ], responses=documented(401, 403, 422, 429, 503), summary="List files")
 def list_files(
     services: ServicesDependency,
     purpose: Annotated[Text | None, Query(max_length=64)] = None,
@@ -88,7 +88,12 @@ def list_files(
     )
 
 
-@router.get("/{file_id}", dependencies=[READ], responses=documented(404, 422, 503), summary="Look at a file")
+@router.get(
+    "/{file_id}",
+    dependencies=[READ],
+    responses=documented(401, 403, 404, 422, 429, 503),
+    summary="Look at a file",
+)
 def get_file(file_id: FileId, services: ServicesDependency) -> FileObject:
     """Return what is known of a file."""
     return to_file(service.get(services, file_id))
@@ -101,7 +106,7 @@ def get_file(file_id: FileId, services: ServicesDependency) -> FileObject:
     responses={
         HTTPStatus.OK: {"content": {JSON_LINES: {"schema": {"type": "string"}}}},
         HTTPStatus.PARTIAL_CONTENT: {"description": "The bytes asked for."},
-        **documented(404, 416, 422, 503),
+        **documented(401, 403, 404, 416, 422, 429, 503),
     },
     summary="Read a file",
 )
@@ -126,7 +131,10 @@ def get_content(
 
 
 @router.delete(
-    "/{file_id}", dependencies=[SUBMIT], responses=documented(404, 409, 422, 503), summary="Delete a file"
+    "/{file_id}",
+    dependencies=[SUBMIT],
+    responses=documented(401, 403, 404, 409, 422, 429, 503),
+    summary="Delete a file",
 )
 def delete_file(file_id: FileId, services: ServicesDependency) -> FileDeleted:
     """Delete a file. A batch that was made of it goes on."""

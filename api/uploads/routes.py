@@ -41,7 +41,12 @@ FORM: dict[str, Any] = {
 }
 
 
-@router.post("", dependencies=[SUBMIT], responses=documented(400, 413, 422, 503), summary="Begin an upload")
+@router.post(
+    "",
+    dependencies=[SUBMIT],
+    responses=documented(400, 401, 403, 413, 422, 429, 503),
+    summary="Begin an upload",
+)
 def create_upload(submission: UploadSubmission, services: ServicesDependency) -> UploadObject:
     """Announce a file that comes in parts. It has to be complete within an hour."""
     return to_upload(service.create(services, submission))
@@ -50,7 +55,7 @@ def create_upload(submission: UploadSubmission, services: ServicesDependency) ->
 @router.post(
     "/{upload_id}/parts",
     dependencies=[SUBMIT],
-    responses=documented(404, 409, 413, 422, 503),
+    responses=documented(401, 403, 404, 409, 413, 422, 429, 503),
     openapi_extra=FORM,
     summary="Add a part",
 )
@@ -70,7 +75,7 @@ async def add_part(
 @router.post(
     "/{upload_id}/complete",
     dependencies=[SUBMIT],
-    responses=documented(400, 404, 409, 413, 422, 503),
+    responses=documented(400, 401, 403, 404, 409, 413, 422, 429, 503),
     summary="Complete an upload",
 )
 def complete_upload(
@@ -83,7 +88,7 @@ def complete_upload(
 @router.post(
     "/{upload_id}/cancel",
     dependencies=[SUBMIT],
-    responses=documented(404, 409, 422, 503),
+    responses=documented(401, 403, 404, 409, 422, 429, 503),
     summary="Cancel an upload",
 )
 def cancel_upload(upload_id: UploadId, services: ServicesDependency) -> UploadObject:

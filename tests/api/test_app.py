@@ -55,6 +55,16 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
         "/v1/batch/{batch_id}",
         "/v1/batch/{batch_id}/cancel",
         "/v1/batch/{batch_id}/results",
+        "/v1/batches",
+        "/v1/batches/{batch_id}",
+        "/v1/batches/{batch_id}/cancel",
+        "/v1/files",
+        "/v1/files/{file_id}",
+        "/v1/files/{file_id}/content",
+        "/v1/uploads",
+        "/v1/uploads/{upload_id}/cancel",
+        "/v1/uploads/{upload_id}/complete",
+        "/v1/uploads/{upload_id}/parts",
     }
     for path, methods in document["paths"].items():
         for operation in methods.values():

@@ -255,3 +255,30 @@ def test_every_endpoint_has_its_lines(store: Store, reader: BatchReader, create:
         ("e", "embedding", "", ["a", "b"]),
         ("p", "generation", "", ["a", "b"]),
     ]
+
+
+def test_files_and_batches_are_seen_by_their_tenant_only(
+    client: TestClient,
+    services: Services,
+    store: Store,
+    reader: BatchReader,
+    writer: ResultWriter,
+    create: Any,
+) -> None:
+    batch = create(lines(2))
+    with store.transaction() as session:
+        for table in ("files", "batches", "shards"):
+            session.execute(text(f"UPDATE {table} SET tenant_id = 'other'"))
+    assert client.get(f"/v1/files/{batch['input_file_id']}").status_code == 404
+    assert client.get(f"/v1/files/{batch['input_file_id']}/content").status_code == 404
+    assert client.delete(f"/v1/files/{batch['input_file_id']}").status_code == 404
+    assert client.get("/v1/files").json()["data"] == []
+    assert client.get(f"/v1/batches/{batch['id']}").status_code == 404
+    assert client.post(f"/v1/batches/{batch['id']}/cancel").status_code == 404
+    assert client.get("/v1/batches").json()["data"] == []
+    assert reader.turn()  # which works for everybody
+    run_to_the_end(store, held(store, 1))
+    assert writer.turn()
+    assert sql(store, "SELECT DISTINCT tenant_id FROM shards") == [("other",)]
+    assert sql(store, "SELECT tenant_id, count(*) FROM files GROUP BY 1") == [("other", 2)]
+    assert services.store.tenant_id is None
