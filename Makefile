@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-gpu lint bench bench-gpu quality up format clean
+.PHONY: demo test test-gpu fuzz lint bench bench-gpu quality up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
@@ -25,6 +25,9 @@ test: $(VENV)/.dev ## the tests
 
 test-gpu: $(VENV)/.dev ## kernels and engine on the GPU of this machine
 	$(BIN)/python -m pytest tests/kernels tests/worker/engine --device cuda
+
+fuzz: $(VENV)/.dev ## a great many generated inputs
+	$(BIN)/python -m pytest -m fuzz
 
 lint: $(VENV)/.dev ## style, types, import contracts
 	$(BIN)/ruff check .

@@ -13,7 +13,8 @@ ApiError
 ├── ConflictError          409  the thing is in a state that does not allow it
 ├── RangeError             416  the bytes asked for are not there
 ├── StorageFullError       503  files cannot be kept now
-└── KeyReusedError         422  an Idempotency-Key came back with another body
+├── KeyReusedError         422  an Idempotency-Key came back with another body
+└── NotConfiguredError     501  this deployment lacks a setting that the feature needs
 """
 
 import logging
@@ -207,6 +208,13 @@ class StorageFullError(ApiError):
     status = HTTPStatus.SERVICE_UNAVAILABLE
     type = "service_unavailable"
     headers: Mapping[str, str] = MappingProxyType({"Retry-After": RETRY_AFTER_SECONDS})
+
+
+class NotConfiguredError(ApiError):
+    """This deployment lacks a setting that the feature needs."""
+
+    status = HTTPStatus.NOT_IMPLEMENTED
+    type = "not_configured_error"
 
 
 def error_response(

@@ -12,6 +12,7 @@ from api.file_batches import routes as file_batches
 from api.files import routes as files
 from api.middleware import BodyLimit
 from api.uploads import routes as uploads
+from api.webhooks import routes as webhooks
 from worker.settings import Settings, settings
 
 DESCRIPTION = """
@@ -40,4 +41,5 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.include_router(files.router)
     app.include_router(uploads.router)
     app.include_router(file_batches.router)
+    app.include_router(webhooks.router)
     return app

@@ -1,5 +1,6 @@
 """The only reader of the environment. Knows nothing of what the settings are used for."""
 
+import base64
 import os
 from functools import cache
 from ipaddress import IPv4Network, IPv6Network, ip_address
@@ -36,6 +37,17 @@ def _bucket_url(url: str) -> str:
     if scheme != "s3" or not separator or not rest:
         raise ValueError("must be s3://BUCKET or s3://BUCKET/PREFIX")
     return url
+
+
+def _split(value: SecretStr | None) -> list[str]:
+    return [] if value is None else [part.strip() for part in value.get_secret_value().split(",")]
+
+
+def _num_bytes(text: str, *, altchars: bytes | None = None) -> int | None:
+    try:
+        return len(base64.b64decode(text, altchars, validate=True))
+    except ValueError:
+        return None
 
 
 class Settings(BaseSettings):
@@ -92,23 +104,27 @@ class Settings(BaseSettings):
 
     # Webhooks.
     webhook_secret: SecretStr | None = None
+    secret_key: SecretStr | None = None
     webhook_timeout_seconds: float = Field(default=15.0, gt=0)
     webhook_allowed_networks: Annotated[tuple[IPNetwork, ...] | None, NoDecode] = None
+    webhook_ports: Annotated[tuple[Annotated[int, Field(ge=1, le=65535)], ...] | None, NoDecode] = None
     callbacks_in_flight: int = Field(default=8, gt=0)
+    callbacks_per_receiver: int = Field(default=2, gt=0)
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
-    @field_validator("webhook_allowed_networks", mode="before")
+    @field_validator("webhook_allowed_networks", "webhook_ports", mode="before")
     @classmethod
-    def _split_networks(cls, value: object) -> object:
+    def _split_list(cls, value: object) -> object:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
     @field_validator("webhook_secret")
     @classmethod
     def _check_secret(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and not value.get_secret_value().startswith("whsec_"):
-            raise ValueError("must be whsec_ and base64, as `python -m worker.webhooks.signing` prints")
+        for secret in _split(value):
+            if not secret.startswith("whsec_") or _num_bytes(secret.removeprefix("whsec_")) is None:
+                raise ValueError("must be whsec_ and base64, as `python -m worker.webhooks.signing` prints")
         return value
 
     @field_validator("auth")
@@ -120,6 +136,23 @@ class Settings(BaseSettings):
                 f"off is for loopback only: whoever reaches {host} could read and submit everything"
             )
         return value
+
+    @field_validator("secret_key")
+    @classmethod
+    def _check_key(cls, value: SecretStr | None) -> SecretStr | None:
+        if any(_num_bytes(key, altchars=b"-_") != 32 for key in _split(value)):
+            raise ValueError("must be 32 bytes in base64, as `python -m worker.webhooks.sealing` prints")
+        return value
+
+    @property
+    def webhook_secrets(self) -> list[str]:
+        """The secrets that callbacks are signed with, each its own signature."""
+        return _split(self.webhook_secret)
+
+    @property
+    def secret_keys(self) -> list[str]:
+        """The keys that endpoints' secrets are sealed with: the first seals, each opens."""
+        return _split(self.secret_key)
 
     @property
     def allowed_networks(self) -> tuple[IPNetwork, ...]:

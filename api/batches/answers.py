@@ -18,8 +18,8 @@ from api.checkpoint import Checkpoint
 from worker.contract.results import ChoiceResult, Logprobs, Output, Payload, ScoreResult, to_floats
 from worker.contract.states import BatchStatus
 from worker.store.batches import BatchView
+from worker.store.delivery_log import DeliveryView
 from worker.store.requests import ResultView
-from worker.store.webhooks import DeliveryView
 
 
 def to_answer(view: BatchView, delivery: DeliveryView | None, outputs: list[Output] | None) -> BatchAnswer:

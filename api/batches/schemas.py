@@ -11,19 +11,10 @@ from api.schema import NonEmptyText, Schema, Text
 from worker.contract.requests import RequestKind
 from worker.contract.results import Output
 from worker.contract.states import BatchStatus, EventState, Outcome
-from worker.webhooks.targets import ForbiddenTargetError, check_url
 
 WINDOW = re.compile(r"^([1-9][0-9]{0,5})([smhd])$")
 WINDOW_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 MAX_WINDOW = timedelta(days=30)
-
-
-def _callback(url: str) -> str:
-    try:
-        check_url(url)
-    except ForbiddenTargetError as error:
-        raise ValueError(str(error)) from error
-    return url
 
 
 def _window(text: str) -> str:
@@ -40,7 +31,6 @@ def parse_window(text: str) -> timedelta:
     return timedelta(**{WINDOW_UNITS[text[-1]]: int(text[:-1])})
 
 
-CallbackUrl = Annotated[NonEmptyText, AfterValidator(_callback)]
 Window = Annotated[str, AfterValidator(_window)]
 Priority = Annotated[int, Field(ge=-100, le=100, description="Higher runs sooner.")]
 Metadata = Annotated[
@@ -108,7 +98,7 @@ class BatchSubmission(SamplingFields):
 
     prompts: Annotated[list[NonEmptyText], Field(min_length=1)] | None = None
     requests: Annotated[list[BatchRequest], Field(min_length=1)] | None = None
-    callback_url: CallbackUrl | None = Field(
+    callback_url: NonEmptyText | None = Field(
         default=None, description="Called once, signed by Standard Webhooks, when the batch has ended."
     )
     priority: Priority = 0

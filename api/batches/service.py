@@ -9,7 +9,7 @@ from api.dependencies import IdempotencyKey, Services
 from api.errors import KeyReusedError, NotFoundError
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS
 from worker.contract.results import num_bytes
-from worker.store import batches, idempotency, requests, webhooks
+from worker.store import batches, delivery_log, idempotency, requests
 from worker.store.batches import BatchView
 
 PAGE = 500
@@ -54,7 +54,7 @@ def answer(services: Services, batch_id: str, *, include_outputs: bool | None) -
         view = batches.get(session, batch_id)
         if view is None:
             raise NotFoundError(f"no batch {batch_id}", param="batch_id")
-        delivery = webhooks.delivery_of(session, batch_id)
+        delivery = delivery_log.delivery_of(session, batch_id)
         outputs = None
         if include_outputs is not False and view.num_requests <= INLINE_OUTPUTS:
             outputs = requests.outputs(session, batch_id)

@@ -8,6 +8,7 @@ from api.dependencies import Services
 from api.errors import InvalidInputError
 from api.prompts import fit
 from api.sampling import SamplingFields, refusal, to_params
+from api.targets import check_url
 from worker.contract.requests import EmbeddingParams, Params, RequestKind, ScoringParams
 from worker.contract.sampling import SamplingParams
 from worker.store.batches import NewBatch
@@ -25,6 +26,8 @@ def to_batch(services: Services, submission: BatchSubmission) -> NewBatch:
 
     """
     window = submission.completion_window
+    if submission.callback_url is not None:
+        check_url(services.settings, submission.callback_url, param="callback_url")
     params = to_params(submission, SamplingParams(), services.checkpoint)
     return NewBatch(
         params=params,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from api.batches.schemas import CallbackUrl, InputTokensDetails, Metadata, Priority, Window
+from api.batches.schemas import InputTokensDetails, Metadata, Priority, Window
 from api.errors import LineError
 from api.files.schemas import ExpiresAfter
 from api.schema import NonEmptyText, Schema
@@ -26,7 +26,7 @@ class FileBatchSubmission(Schema):
     completion_window: Window
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
-    callback_url: CallbackUrl | None = Field(
+    callback_url: NonEmptyText | None = Field(
         default=None, description="Called once when the batch has ended."
     )
     priority: Priority = 0

@@ -8,6 +8,7 @@ from api.batches.schemas import parse_window
 from api.dependencies import IdempotencyKey, Services
 from api.errors import InvalidInputError, KeyReusedError, NotFoundError
 from api.file_batches.schemas import FileBatch, FileBatchSubmission, to_file_batch
+from api.targets import check_url
 from worker.store import batch_files, batches, files, idempotency
 from worker.store.batch_files import NewFileBatch
 
@@ -27,6 +28,8 @@ def create(
         QuotaExceededError: it is more than the tenant may have now.
 
     """
+    if submission.callback_url is not None:
+        check_url(services.settings, submission.callback_url, param="callback_url")
     with services.store.transaction() as session:
         batch_id = None if key is None else _find(session, key)
         if batch_id is None:

@@ -5,7 +5,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "0002_request_kinds"
-down_revision = "access"
+down_revision = "webhook_endpoints"
 branch_labels = None
 depends_on = None
 

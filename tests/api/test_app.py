@@ -65,6 +65,15 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
         "/v1/uploads/{upload_id}/cancel",
         "/v1/uploads/{upload_id}/complete",
         "/v1/uploads/{upload_id}/parts",
+        "/v1/webhooks/endpoints",
+        "/v1/webhooks/endpoints/{endpoint_id}",
+        "/v1/webhooks/endpoints/{endpoint_id}/ping",
+        "/v1/webhooks/endpoints/{endpoint_id}/replay",
+        "/v1/webhooks/endpoints/{endpoint_id}/rotate",
+        "/v1/webhooks/events",
+        "/v1/webhooks/events/{event_id}",
+        "/v1/webhooks/events/{event_id}/attempts",
+        "/v1/webhooks/events/{event_id}/replay",
     }
     for path, methods in document["paths"].items():
         for operation in methods.values():

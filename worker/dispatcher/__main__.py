@@ -24,7 +24,12 @@ TIDY_SECONDS = 60.0
 def run(config: Settings) -> None:
     """Dispatch until the process is told to stop; survive Postgres and Redis going away."""
     store = Store(config.database_url, pool_size=2)
-    dispatcher = Dispatcher(store, Broker(config.redis_url), config.max_attempts)
+    dispatcher = Dispatcher(
+        store,
+        Broker(config.redis_url),
+        config.max_attempts,
+        callbacks_per_receiver=config.callbacks_per_receiver,
+    )
     swept_at = tidied_at = float("-inf")
     while True:
         try:

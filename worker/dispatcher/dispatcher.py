@@ -4,9 +4,10 @@ Any number of dispatchers may run: each step locks what it changes and skips wha
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from kombu.exceptions import OperationalError as BrokerError
 from redis import RedisError
@@ -14,7 +15,7 @@ from redis import RedisError
 from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE, Ticket
 from worker.queue.broker import Broker
 from worker.queue.publish import publish
-from worker.store import batches, idempotency, shards, tickets, webhooks, workers
+from worker.store import batches, deliveries, idempotency, receivers, shards, tickets, webhooks, workers
 from worker.store.session import Store
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Dispatcher:
     broker: Broker
     max_attempts: int
     publish: Callable[[Ticket], None] = publish
+    callbacks_per_receiver: int = 2
 
     def sweep(self) -> None:
         """Do everything that is due, once."""
@@ -54,6 +56,7 @@ class Dispatcher:
         with self.store.transaction() as session:
             idempotency.forget_the_old(session)
             workers.forget_the_dead(session)
+            receivers.forget_the_idle(session)
 
     def _return_expired_leases(self) -> None:
         with self.store.transaction() as session:
@@ -63,7 +66,8 @@ class Dispatcher:
                 if shards.return_expired(session, shard_id, batch_id, max_attempts=self.max_attempts):
                     logger.warning("the lease on shard %s of %s expired", shard_id, batch_id)
         with self.store.transaction() as session:
-            webhooks.return_expired(session, limit=SWEEP_LIMIT)
+            deliveries.return_expired(session, limit=SWEEP_LIMIT)
+            webhooks.adopt(session, limit=SWEEP_LIMIT)
 
     def _issue(self, queue: str) -> None:
         try:
@@ -71,7 +75,9 @@ class Dispatcher:
         except RedisError as error:
             logger.warning("Redis does not answer: %s", error)
             return
-        issue = tickets.issue_shards if queue == GPU_QUEUE else tickets.issue_events
+        issue: Callable[..., Sequence[Ticket]] = tickets.issue_shards
+        if queue == CALLBACKS_QUEUE:
+            issue = partial(tickets.issue_deliveries, most_at_once=self.callbacks_per_receiver)
         with self.store.transaction() as session:
             window = max(MIN_WINDOW, WINDOW_PER_SLOT * workers.slots(session, queue))
             due = issue(

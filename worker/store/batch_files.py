@@ -15,11 +15,12 @@ from sqlalchemy.orm import Session
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, FilesStage
 from worker.store import batches, quotas, webhooks
+from worker.store.file_tables import BatchFilesRow
 from worker.store.notify import wake_dispatcher, wake_files
 from worker.store.quotas import Demand
 from worker.store.requests import NewRequest
 from worker.store.session import tenant_of
-from worker.store.tables import BatchFilesRow, BatchRow
+from worker.store.tables import BatchRow
 
 # What a quota of tokens is told of a file whose tokens nobody has counted.
 BYTES_PER_TOKEN = 4

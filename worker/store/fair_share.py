@@ -13,7 +13,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from worker.contract.states import BatchStatus, ShardState
-from worker.store.tables import BatchRow, FairShareRow, ShardRow, TenantRow
+from worker.store.access_tables import FairShareRow, TenantRow
+from worker.store.tables import BatchRow, ShardRow
 
 # Who had nothing waiting may be so many tokens, over its weight, ahead of those who had: a small batch need
 # not share before it has used them up. More is not saved.

@@ -10,8 +10,9 @@ from sqlalchemy import ColumnElement, delete, func, insert, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from worker.contract.states import FilesStage
+from worker.store.file_tables import BatchFilesRow, FileRow, UploadPartRow
 from worker.store.session import tenant_of
-from worker.store.tables import BatchFilesRow, BatchRow, FileRow, UploadPartRow
+from worker.store.tables import BatchRow
 
 BATCH_INPUT = "batch"
 BATCH_OUTPUT = "batch_output"

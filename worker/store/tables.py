@@ -29,11 +29,9 @@ from worker.contract.states import (
     LIVE_STATUSES,
     BatchStatus,
     EventState,
-    FilesStage,
     Lane,
     Outcome,
     ShardState,
-    UploadStatus,
 )
 
 NAMING_CONVENTION = {
@@ -45,7 +43,7 @@ NAMING_CONVENTION = {
 }
 
 
-def _one_of(column: str, values: type[StrEnum]) -> Enum:
+def one_of(column: str, values: type[StrEnum]) -> Enum:
     """Text with a CHECK, read back as the enumeration's members."""
     return Enum(
         values,
@@ -68,22 +66,22 @@ class Table(DeclarativeBase):
         dict[str, Any]: JSONB(none_as_null=True),
         list[Any]: JSONB(none_as_null=True),
         list[str]: ARRAY(Text),
-        BatchStatus: _one_of("status", BatchStatus),
-        ShardState: _one_of("state", ShardState),
-        EventState: _one_of("state", EventState),
-        Outcome: _one_of("outcome", Outcome),
-        FilesStage: _one_of("stage", FilesStage),
-        UploadStatus: _one_of("status", UploadStatus),
-        RequestKind: _one_of("kind", RequestKind),
-        Lane: _one_of("lane", Lane),
+        BatchStatus: one_of("status", BatchStatus),
+        ShardState: one_of("state", ShardState),
+        EventState: one_of("state", EventState),
+        Outcome: one_of("outcome", Outcome),
+        RequestKind: one_of("kind", RequestKind),
+        Lane: one_of("lane", Lane),
     }
 
 
-def _in(column: str, values: set[str] | frozenset[str]) -> Any:
+def is_in(column: str, values: set[str] | frozenset[str]) -> Any:
+    """Return the condition of a partial index."""
     return text(f"{column} IN ({', '.join(repr(str(v)) for v in sorted(values))})")
 
 
-def _created_at() -> MappedColumn[datetime]:
+def created_now() -> MappedColumn[datetime]:
+    """Return a column that says when its row was inserted."""
     return mapped_column(server_default=func.now())
 
 
@@ -101,7 +99,7 @@ class BatchRow(Owned, Table):
         CheckConstraint("num_completed + num_failed + num_cancelled <= num_requests", name="counts"),
         Index(None, "created_at", "id"),
         Index(None, "tenant_id", "created_at", "id"),
-        Index("batches_live_index", "expires_at", postgresql_where=_in("status", LIVE_STATUSES)),
+        Index("batches_live_index", "expires_at", postgresql_where=is_in("status", LIVE_STATUSES)),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -127,7 +125,7 @@ class BatchRow(Owned, Table):
     output_tokens: Mapped[int] = mapped_column(server_default="0")
     stored_bytes: Mapped[int] = mapped_column(server_default="0")  # prompts, and outputs so far
 
-    created_at: Mapped[datetime] = _created_at()
+    created_at: Mapped[datetime] = created_now()
     started_at: Mapped[datetime | None]
     cancelled_at: Mapped[datetime | None]  # when the cancel was asked for
     expires_at: Mapped[datetime | None]
@@ -150,7 +148,7 @@ class ShardRow(Owned, Table):
             "tenant_id",
             text("priority DESC"),
             "id",
-            postgresql_where=_in("state", {ShardState.READY}),
+            postgresql_where=is_in("state", {ShardState.READY}),
         ),
         Index(
             "shards_ticketed_index",
@@ -158,7 +156,7 @@ class ShardRow(Owned, Table):
             postgresql_where=text("state IN ('ready') AND ticketed_at IS NOT NULL"),
         ),
         Index(
-            "shards_running_index", "lease_expires_at", postgresql_where=_in("state", {ShardState.RUNNING})
+            "shards_running_index", "lease_expires_at", postgresql_where=is_in("state", {ShardState.RUNNING})
         ),
         Index(
             "shards_interactive_index",
@@ -238,54 +236,7 @@ class ResultRow(Table):
     num_output_tokens: Mapped[int]
     error_code: Mapped[str | None]
     error_message: Mapped[str | None]
-    created_at: Mapped[datetime] = _created_at()
-
-
-class WebhookEventRow(Table):
-    """What a receiver must be told. Written in the transaction that ends the batch."""
-
-    __tablename__ = "webhook_events"
-    __table_args__ = (
-        Index(None, "batch_id", unique=True),
-        Index(
-            "webhook_events_due_index", "next_attempt_at", postgresql_where=_in("state", {EventState.PENDING})
-        ),
-        Index(
-            "webhook_events_sending_index",
-            "lease_expires_at",
-            postgresql_where=_in("state", {EventState.SENDING}),
-        ),
-    )
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"))
-    type: Mapped[str]
-    url: Mapped[str]
-    body: Mapped[str]  # the exact text that is signed and sent
-    state: Mapped[EventState]
-    attempts: Mapped[int] = mapped_column(server_default="0")
-    next_attempt_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    fence: Mapped[int] = mapped_column(server_default="0")
-    lease_expires_at: Mapped[datetime | None]
-    num_tickets: Mapped[int] = mapped_column(server_default="0")
-    ticketed_at: Mapped[datetime | None]
-    created_at: Mapped[datetime] = _created_at()
-    settled_at: Mapped[datetime | None]
-
-
-class DeliveryAttemptRow(Table):
-    """One try at delivering a WebhookEvent."""
-
-    __tablename__ = "delivery_attempts"
-
-    event_id: Mapped[str] = mapped_column(
-        ForeignKey("webhook_events.id", ondelete="CASCADE"), primary_key=True
-    )
-    number: Mapped[int] = mapped_column(primary_key=True)
-    created_at: Mapped[datetime] = _created_at()
-    duration_ms: Mapped[int]
-    status_code: Mapped[int | None]
-    error: Mapped[str | None]
+    created_at: Mapped[datetime] = created_now()
 
 
 class IdempotencyKeyRow(Owned, Table):
@@ -298,7 +249,7 @@ class IdempotencyKeyRow(Owned, Table):
     key: Mapped[str] = mapped_column(primary_key=True)
     fingerprint: Mapped[str]  # SHA-256 of the body, hexadecimal
     batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"))
-    created_at: Mapped[datetime] = _created_at()
+    created_at: Mapped[datetime] = created_now()
 
 
 class WorkerRow(Table):
@@ -310,144 +261,5 @@ class WorkerRow(Table):
     queue: Mapped[str]
     slots: Mapped[int]
     info: Mapped[dict[str, Any]]
-    started_at: Mapped[datetime] = _created_at()
+    started_at: Mapped[datetime] = created_now()
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
-
-
-class FileRow(Owned, Table):
-    """A file as a client knows it; its bytes are a Blob."""
-
-    __tablename__ = "files"
-    __table_args__ = (
-        Index(None, "tenant_id", "created_at", "id"),
-        Index(None, "sha256"),
-        Index("files_expiring_index", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
-    )
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    purpose: Mapped[str]
-    filename: Mapped[str]
-    sha256: Mapped[str]
-    num_bytes: Mapped[int]
-    num_lines: Mapped[int | None]  # of a batch's input
-    endpoint: Mapped[str | None]  # of every line of a batch's input; None where lines differ
-    model: Mapped[str | None]  # that the lines were checked against
-    created_at: Mapped[datetime] = _created_at()
-    expires_at: Mapped[datetime | None]
-
-
-class UploadRow(Owned, Table):
-    """A file that arrives in parts."""
-
-    __tablename__ = "uploads"
-    __table_args__ = (
-        Index("uploads_pending_index", "expires_at", postgresql_where=_in("status", {UploadStatus.PENDING})),
-    )
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    status: Mapped[UploadStatus]
-    purpose: Mapped[str]
-    filename: Mapped[str]
-    mime_type: Mapped[str]
-    num_bytes: Mapped[int]  # as announced
-    file_lifetime_seconds: Mapped[int | None]
-    file_id: Mapped[str | None]
-    created_at: Mapped[datetime] = _created_at()
-    expires_at: Mapped[datetime]
-
-
-class UploadPartRow(Table):
-    """A part of an Upload; its bytes are a Blob."""
-
-    __tablename__ = "upload_parts"
-    __table_args__ = (Index(None, "upload_id"), Index(None, "sha256"))
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    upload_id: Mapped[str] = mapped_column(ForeignKey("uploads.id", ondelete="CASCADE"))
-    sha256: Mapped[str]
-    num_bytes: Mapped[int]
-    created_at: Mapped[datetime] = _created_at()
-
-
-class BatchFilesRow(Table):
-    """The files of a Batch that was made from one."""
-
-    __tablename__ = "batch_files"
-    __table_args__ = (
-        Index(
-            "batch_files_open_index",
-            "due_at",
-            postgresql_where=_in("stage", {FilesStage.READING, FilesStage.RUNNING}),
-        ),
-        Index(None, "input_file_id"),
-    )
-
-    batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True)
-    stage: Mapped[FilesStage]
-    endpoint: Mapped[str]
-    input_file_id: Mapped[str]
-    completion_window: Mapped[str]  # as the client wrote it
-    output_lifetime_seconds: Mapped[int | None]
-    output_file_id: Mapped[str | None]
-    error_file_id: Mapped[str | None]
-    errors: Mapped[list[Any] | None]  # why no line of it could be run
-
-    read_offset: Mapped[int] = mapped_column(server_default="0")  # bytes of the input that are requests now
-    fence: Mapped[int] = mapped_column(server_default="0")  # rises with every claim, never otherwise
-    due_at: Mapped[datetime] = mapped_column(server_default=func.now())  # while claimed: its lease's end
-    read_at: Mapped[datetime | None]  # when its last line had become a request
-    written_at: Mapped[datetime | None]  # when its files were complete
-
-
-class TenantRow(Table):
-    """Whose work it is, and how much of it is allowed. No limit: None."""
-
-    __tablename__ = "tenants"
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    weight: Mapped[int] = mapped_column(server_default="1")  # its share of the workers beside the others'
-    max_batches: Mapped[int | None]  # not ended
-    max_requests: Mapped[int | None]  # without a result, in batches that have not ended
-    max_tokens: Mapped[int | None]  # of those requests: prompts, and outputs at their longest
-    max_bytes: Mapped[int | None]  # prompts and outputs kept
-    calls_per_minute: Mapped[int | None]  # of the API
-    created_at: Mapped[datetime] = _created_at()
-
-
-class FairShareRow(Table):
-    """How much of the workers a tenant has been given, in tokens over its weight."""
-
-    __tablename__ = "fair_shares"
-
-    tenant_id: Mapped[str] = mapped_column(primary_key=True)
-    virtual_finish: Mapped[float]
-
-
-class ApiKeyRow(Table):
-    """A key to the API: what is needed to recognize it, and never the key itself."""
-
-    __tablename__ = "api_keys"
-    __table_args__ = (Index(None, "tenant_id"),)
-
-    prefix: Mapped[str] = mapped_column(primary_key=True)  # the part of the key that may be seen
-    digest: Mapped[str]  # SHA-256 of the whole key, hexadecimal
-    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
-    name: Mapped[str]
-    scopes: Mapped[list[str]]
-    created_at: Mapped[datetime] = _created_at()
-    expires_at: Mapped[datetime | None]
-    revoked_at: Mapped[datetime | None]
-    last_used_at: Mapped[datetime | None]  # to the minute
-
-
-class AuditRow(Table):
-    """An administrative act: who did what to what, written in the transaction that did it."""
-
-    __tablename__ = "audit_log"
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-    created_at: Mapped[datetime] = _created_at()
-    actor: Mapped[str]  # the prefix of a key, or the operating system's user on the command line
-    act: Mapped[str]
-    target: Mapped[str]
-    details: Mapped[dict[str, Any]]

@@ -9,8 +9,8 @@ from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.states import UploadStatus
+from worker.store.file_tables import UploadPartRow, UploadRow
 from worker.store.session import tenant_of
-from worker.store.tables import UploadPartRow, UploadRow
 
 LIFETIME = timedelta(hours=1)
 

@@ -7,7 +7,7 @@ from sqlalchemy import text
 from tests.fixtures.batches import LEASE, claim, held, result, run_to_the_end, submit
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import BatchStatus, Outcome
-from worker.store import batches, requests, shards, webhooks
+from worker.store import batches, deliveries, requests, shards
 from worker.store.batches import BatchView, NewBatch
 from worker.store.requests import NewRequest
 from worker.store.session import Store
@@ -158,8 +158,8 @@ def test_a_small_batch_carries_its_outputs_in_the_event(store: Store) -> None:
     submit(store, num_requests=2, callback_url="https://example.com/hook", metadata={"a": "ü"})
     run_to_the_end(store, held(store, 1))
     with store.transaction() as session:
-        event_id = session.scalar(text("SELECT id FROM webhook_events"))
-        claimed = webhooks.claim(session, str(event_id), lease=timedelta(seconds=9))
+        delivery_id = session.scalar(text("SELECT id FROM deliveries"))
+        claimed = deliveries.claim(session, str(delivery_id), lease=timedelta(seconds=9), most_at_once=1)
     assert claimed is not None
     assert '"outputs":["out prompt 0","out prompt 1"]' in claimed.body
     assert '"type":"batch.completed"' in claimed.body
