@@ -1,4 +1,4 @@
-"""Runs again what a batch has failed, as a new batch that is linked to it (docs/decisions/0008)."""
+"""Runs again what a batch has failed, as a new batch that is linked to it (docs/decisions/0010)."""
 
 from uuid import uuid4
 
