@@ -6,8 +6,11 @@ import uvicorn
 
 from api.checkpoint import CheckpointError
 from api.main import create_app
+from api.slow_clients import ImpatientProtocol
 from worker.settings import settings
 from worker.telemetry import configure_logging
+
+MAX_HEAD_BYTES = 32 * 1024  # the request line and all headers
 
 if __name__ == "__main__":
     config = settings()
@@ -20,6 +23,9 @@ if __name__ == "__main__":
         app,
         host=config.host,
         port=config.port,
+        http=ImpatientProtocol,
+        server_header=False,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=5,

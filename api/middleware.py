@@ -1,8 +1,47 @@
-"""What every request passes through: a limit on the size of its body."""
+"""What every request passes through: a limit on the size of its body, and headers for browsers."""
 
+import re
+
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import BodyTooLargeError, error_response
+
+# These routes count the bytes of a file as it arrives, against limits of their own.
+FILE_PATHS = re.compile(r"/v1/(files|uploads/[^/]+/parts)")
+
+# Nobody frames the API, guesses a type, keeps an answer or is told where a reader came from. The pages under
+# /docs load Swagger from its CDN, so only what is not a page forbids everything else.
+EVERYWHERE = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+NOT_A_PAGE = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+
+
+class SecurityHeaders:
+    """Tell browsers what they must not do with an answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; add to its answer what is not there."""
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                is_page = headers.get("content-type", "").startswith("text/html")
+                for name, value in (EVERYWHERE if is_page else EVERYWHERE | NOT_A_PAGE).items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
 
 
 class BodyLimit:
@@ -14,7 +53,7 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, counting its bytes."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or FILE_PATHS.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
             return
         declared = dict(scope["headers"]).get(b"content-length", b"")

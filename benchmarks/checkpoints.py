@@ -34,6 +34,8 @@ SIZES = {
     "small": LlamaSize(384, 8, 6, 2, 1536),
     "medium": LlamaSize(1024, 20, 16, 4, 2816),
 }
+LLAMA_8B = LlamaSize(4096, 32, 32, 8, 14336, head_dim=128)
+LLAMA_8B_VOCAB_SIZE = 128_256
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
@@ -86,10 +88,15 @@ def random_weights(size: LlamaSize, vocab_size: int, seed: int) -> dict[str, tor
     return weights
 
 
-def write_checkpoint(directory: Path, size: LlamaSize, tokenizer: Tokenizer, seed: int = 1) -> None:
-    """Write config, weights and tokenizer, readable by this engine and by every peer."""
+def write_checkpoint(
+    directory: Path, size: LlamaSize, tokenizer: Tokenizer, seed: int = 1, *, vocab_size: int | None = None
+) -> None:
+    """Write config, weights and tokenizer, readable by this engine and by every peer.
+
+    `vocab_size` may be larger than the tokenizer's.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    vocab_size = tokenizer.get_vocab_size()
+    vocab_size = vocab_size or tokenizer.get_vocab_size()
     weights = random_weights(size, vocab_size, seed)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     begin, end, padding = range(len(SPECIAL_TOKENS))

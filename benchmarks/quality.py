@@ -129,8 +129,9 @@ def measure(max_tokens: int | None) -> dict[str, dict[str, float | int]]:
 
         whole = (DEMO / "model.safetensors").stat().st_size
         add("bf16", DEMO, whole)
-        add("int8", *quantized("int8", "int8"), partial(Weights, is_int8=True))
+        add("int8", *quantized("int8", "int8"), partial(Weights, eight_bits="int8"))
         add("fp8", *quantized("fp8", "fp8"), RoundedWeights)
+        add("fp8_weights", *quantized("fp8_weights", "fp8"))
         add("fp8_compensated", *quantized("fp8_compensated", "fp8", moments=moments), RoundedWeights)
         add("int4", *quantized("int4", "int4"))
         add("int4_compensated", *quantized("int4_compensated", "int4", moments=moments))

@@ -93,13 +93,13 @@ def main() -> int:
     arguments = parser.parse_args()
     choose_ports()
     config = settings()
-    if config.webhook_secret is None:
+    if not config.webhook_secrets:
         parser.error("run it under `python -m worker.embedded`, as `make bench` does")
     engine = EngineThread(lambda: Engine(engine_config(config)))
     engine.start()
     engine_rates, service_rates = [], []
     with session(config.data_dir / "bench.log", PROCESSES) as client:
-        secret = config.webhook_secret.get_secret_value()
+        secret = config.webhook_secrets[0]
         run_engine(engine, workload(32, turn=-1))
         run_service(client, secret, workload(32, turn=-2))
         for turn in range(arguments.turns):

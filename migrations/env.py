@@ -4,7 +4,7 @@ from alembic import context
 from sqlalchemy import create_engine, text
 
 from worker.settings import settings
-from worker.store.tables import Table
+from worker.store.schema import METADATA
 
 # Any number: it only has to be the same in every process that migrates.
 MIGRATION_LOCK = 4842_2026
@@ -16,9 +16,7 @@ def run() -> None:
     with engine.connect() as connection:
         connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": MIGRATION_LOCK})
         connection.commit()
-        context.configure(
-            connection=connection, target_metadata=Table.metadata, transaction_per_migration=True
-        )
+        context.configure(connection=connection, target_metadata=METADATA, transaction_per_migration=True)
         with context.begin_transaction():
             context.run_migrations()
     engine.dispose()

@@ -30,7 +30,12 @@ def pytest_configure() -> None:
     # Never a developer's own servers: the tests empty their tables.
     os.environ.update(_stack.enter_context(services({"HEADRACE_DATA_DIR": directory})))
     for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
-        if name not in {"HEADRACE_AUTH", "HEADRACE_DATA_DIR", "HEADRACE_WEBHOOK_SECRET"}:
+        if name not in {
+            "HEADRACE_AUTH",
+            "HEADRACE_DATA_DIR",
+            "HEADRACE_SECRET_KEY",
+            "HEADRACE_WEBHOOK_SECRET",
+        }:
             del os.environ[name]
 
 
@@ -66,11 +71,11 @@ def store(database_url: str) -> Iterator["Store"]:  # noqa: F821 - imported late
     """An empty store."""
     from sqlalchemy import text
 
+    from worker.store.schema import METADATA
     from worker.store.session import Store
-    from worker.store.tables import Table
 
     store = Store(database_url)
-    names = ", ".join(table.name for table in Table.metadata.sorted_tables)
+    names = ", ".join(table.name for table in METADATA.sorted_tables)
     with store.transaction() as session:
         session.execute(text(f"TRUNCATE {names} RESTART IDENTITY CASCADE"))
     yield store

@@ -22,6 +22,7 @@ from pathlib import Path
 from redis import Redis, RedisError
 
 from worker.settings import DATABASE_URL_FILE, DEFAULT_DATA_DIR, DEFAULT_HOST, is_loopback
+from worker.webhooks.sealing import new_key
 from worker.webhooks.signing import new_secret
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ def services(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
             added["FLOWER_BASIC_AUTH"] = f"headrace:{password}"
         if not environment.get("HEADRACE_WEBHOOK_SECRET"):
             added["HEADRACE_WEBHOOK_SECRET"] = _kept_secret(data_dir / "webhook_secret", new_secret)
+        if not environment.get("HEADRACE_SECRET_KEY"):
+            added["HEADRACE_SECRET_KEY"] = _kept_secret(data_dir / "secret_key", new_key)
         yield added
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy.exc import OperationalError
 
 from worker.contract.caching import DEFAULT_SIMILARITY, CacheMode, Source, cache_key, sampling_digest
-from worker.contract.results import CacheEntry, NewResult
+from worker.contract.results import CacheEntry, NewResult, Payload
+from worker.contract.sampling import SamplingParams
 from worker.contract.states import Outcome
 from worker.store import response_cache
 from worker.store.requests import ShardRequest
@@ -52,7 +53,9 @@ class ResponseCache:
             semantic = [
                 request
                 for request in asked
-                if request.id in lookup.entries and self._mode(held, request) is CacheMode.SEMANTIC
+                if request.id in lookup.entries
+                and self._mode(held, request) is CacheMode.SEMANTIC
+                and _has_one_text(request)
             ]
             if semantic:
                 self._answer_nearly(semantic, held.cache_similarity or DEFAULT_SIMILARITY, lookup)
@@ -101,6 +104,11 @@ class ResponseCache:
             )
 
 
+def _has_one_text(request: ShardRequest) -> bool:
+    is_generation = isinstance(request.params, SamplingParams)
+    return is_generation and len(request.prompts) == 1 and isinstance(request.prompts[0], str)
+
+
 def _answer(
     request: ShardRequest, payload: Mapping[str, Any], source: Source, similarity: float | None
 ) -> NewResult:
@@ -109,11 +117,12 @@ def _answer(
         request_id=request.id,
         outcome=Outcome(payload["outcome"]),
         output=payload["output"],
+        payload=None if payload["payload"] is None else Payload.from_json(payload["payload"]),
         finish_reason=payload["finish_reason"],
         num_prompt_tokens=num_prompt_tokens,
         num_cached_tokens=num_prompt_tokens,  # none was computed
         num_output_tokens=int(payload["num_output_tokens"]),
-        max_tokens=request.max_tokens,
+        max_tokens=request.max_output_tokens,
         source=source,
         similarity=similarity,
         num_copies=request.num_copies,

@@ -1,5 +1,6 @@
 """The only reader of the environment. Knows nothing of what the settings are used for."""
 
+import base64
 import os
 from functools import cache
 from ipaddress import IPv4Network, IPv6Network, ip_address
@@ -31,6 +32,24 @@ def _redis_url(url: str) -> str:
     return url
 
 
+def _bucket_url(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    if scheme != "s3" or not separator or not rest:
+        raise ValueError("must be s3://BUCKET or s3://BUCKET/PREFIX")
+    return url
+
+
+def _split(value: SecretStr | None) -> list[str]:
+    return [] if value is None else [part.strip() for part in value.get_secret_value().split(",")]
+
+
+def _num_bytes(text: str, *, altchars: bytes | None = None) -> int | None:
+    try:
+        return len(base64.b64decode(text, altchars, validate=True))
+    except ValueError:
+        return None
+
+
 class Settings(BaseSettings):
     """Every setting, with its default. `HEADRACE_*` unless an alias says otherwise."""
 
@@ -52,11 +71,18 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=64 << 20, gt=0)
     max_requests_per_batch: int = Field(default=50_000, gt=0)
     max_prompt_bytes: int = Field(default=1 << 20, gt=0)
+    wait_seconds: float = Field(default=600.0, gt=0, description="how long a synchronous request may wait")
+    max_file_bytes: int = Field(default=200 << 20, gt=0)
+    max_line_bytes: int = Field(default=4 << 20, gt=0)
+
+    # Where files are kept: s3://bucket/prefix, or None for a directory in data_dir.
+    blob_url: Annotated[str, AfterValidator(_bucket_url)] | None = None
 
     # The engine.
     model: Path = DEMO_MODEL
     device: Literal["cpu", "cuda"] = "cpu"
-    dtype: Literal["f32", "bf16", "int8"] = "f32"
+    dtype: Literal["f32", "bf16", "int8", "fp8"] = "f32"
+    kv_cache_dtype: Literal["int8", "fp8"] | None = None  # None: that of activations
     threads: int | None = Field(default=None, gt=0)
     # None: what the device does well with (worker/engine/config.py).
     max_num_sequences: int | None = Field(default=None, gt=0)
@@ -67,13 +93,25 @@ class Settings(BaseSettings):
     # How work travels.
     shard_size: int = Field(default=64, gt=0, description="requests one message carries")
     shards_in_flight: int = Field(default=6, gt=0, description="shards that feed one engine at once")
+    interactive_in_flight: int = Field(
+        default=16, gt=0, description="interactive shards that run beside those of batches"
+    )
     lease_seconds: float = Field(default=15.0, gt=0)
     save_seconds: float = Field(default=0.8, gt=0, description="how often a shard saves and renews its lease")
+    checkpoint_tokens: int = Field(
+        default=256,
+        gt=0,
+        description="a running request's output is stored whenever it has grown by so many",
+    )
     drain_seconds: float = Field(
         default=10.0, ge=0, description="how long SIGTERM lets running requests finish"
     )
     step_timeout_seconds: float = Field(default=120.0, gt=0, description="a longer step means a hung engine")
-    max_attempts: int = Field(default=5, gt=0, description="claims before a shard's requests fail")
+    max_attempts: int = Field(
+        default=2,
+        gt=0,
+        description="workers lost before a shard runs alone, or a lone request fails",
+    )
     sweep_seconds: float = Field(
         default=1.0, gt=0, description="how often the dispatcher looks round unasked"
     )
@@ -87,23 +125,27 @@ class Settings(BaseSettings):
 
     # Webhooks.
     webhook_secret: SecretStr | None = None
+    secret_key: SecretStr | None = None
     webhook_timeout_seconds: float = Field(default=15.0, gt=0)
     webhook_allowed_networks: Annotated[tuple[IPNetwork, ...] | None, NoDecode] = None
+    webhook_ports: Annotated[tuple[Annotated[int, Field(ge=1, le=65535)], ...] | None, NoDecode] = None
     callbacks_in_flight: int = Field(default=8, gt=0)
+    callbacks_per_receiver: int = Field(default=2, gt=0)
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
-    @field_validator("webhook_allowed_networks", mode="before")
+    @field_validator("webhook_allowed_networks", "webhook_ports", mode="before")
     @classmethod
-    def _split_networks(cls, value: object) -> object:
+    def _split_list(cls, value: object) -> object:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
     @field_validator("webhook_secret")
     @classmethod
     def _check_secret(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and not value.get_secret_value().startswith("whsec_"):
-            raise ValueError("must be whsec_ and base64, as `python -m worker.webhooks.signing` prints")
+        for secret in _split(value):
+            if not secret.startswith("whsec_") or _num_bytes(secret.removeprefix("whsec_")) is None:
+                raise ValueError("must be whsec_ and base64, as `python -m worker.webhooks.signing` prints")
         return value
 
     @field_validator("auth")
@@ -115,6 +157,23 @@ class Settings(BaseSettings):
                 f"off is for loopback only: whoever reaches {host} could read and submit everything"
             )
         return value
+
+    @field_validator("secret_key")
+    @classmethod
+    def _check_key(cls, value: SecretStr | None) -> SecretStr | None:
+        if any(_num_bytes(key, altchars=b"-_") != 32 for key in _split(value)):
+            raise ValueError("must be 32 bytes in base64, as `python -m worker.webhooks.sealing` prints")
+        return value
+
+    @property
+    def webhook_secrets(self) -> list[str]:
+        """The secrets that callbacks are signed with, each its own signature."""
+        return _split(self.webhook_secret)
+
+    @property
+    def secret_keys(self) -> list[str]:
+        """The keys that endpoints' secrets are sealed with: the first seals, each opens."""
+        return _split(self.secret_key)
 
     @property
     def allowed_networks(self) -> tuple[IPNetwork, ...]:

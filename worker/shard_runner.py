@@ -6,33 +6,43 @@ Several runners, a thread each, feed one engine, so its batch does not drain at 
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
 from threading import Event
-from typing import cast
 
 from sqlalchemy.exc import OperationalError
 
-from worker.contract.results import CacheEntry, DeviceSeconds, NewResult, RequestError
-from worker.contract.states import Outcome
+from worker.contract.results import CacheEntry, NewResult
 from worker.engine.engine_thread import EngineThread
-from worker.engine.sampling import SamplingParams as EngineSampling
-from worker.engine.sequence import FinishReason
-from worker.engine.step import Completion, GenerationRequest
+from worker.engine.errors import InvalidRequestError
+from worker.engine.step import Completion, Outcome, Request
 from worker.engine.submission import Submission
 from worker.response_cache import Lookup, ResponseCache
 from worker.run_meters import RunMeters
 from worker.shard_saver import ShardSaver
-from worker.store import fair_share, shards
+from worker.solo import Solo
+from worker.store import fair_share, requests, shards
+from worker.store.partial_outputs import PartialOutput
 from worker.store.requests import ShardRequest
 from worker.store.session import Store
 from worker.store.shards import Claim, Progress, Saved
+from worker.translation import (
+    Parts,
+    can_resume,
+    failed,
+    is_cancelled,
+    num_output_tokens,
+    to_engine,
+    to_result,
+)
 
 logger = logging.getLogger(__name__)
 
 # Results are saved at once when this many wait, else every `save_seconds`.
 SAVE_AT = 64
+# How long a run waits for the engine to end what it was told to end: that takes one Step.
+CUT_SECONDS = 10.0
 # Other workers may take what this one finds; more of them than this in a row have work for it elsewhere.
 CLAIM_ATTEMPTS = 16
 
@@ -61,155 +71,222 @@ class ShardRunner:
     draining: Event
     meters: RunMeters = field(default_factory=RunMeters)
     cache: ResponseCache | None = None
+    checkpoint_tokens: int = 256  # a request is saved each time it has generated so many more
+    _solo: Solo = field(default_factory=Solo)
+    _runs: set["_Run"] = field(default_factory=set)  # those that go on now
 
     def run(self, shard_id: int) -> Ending:
         """Run a shard to its end, or as far as it may go."""
-        if self.draining.is_set():
-            return Ending.NOTHING_TO_DO
-        held = self._claim(shard_id)
+        tried: list[int] = []
+        while shard_id not in tried and len(tried) < CLAIM_ATTEMPTS and not self.draining.is_set():
+            with self.store.transaction() as session:
+                # The shard whose turn it is need not be the one that the ticket names.
+                tried.append(fair_share.first(session, tried=tried) or shard_id)
+                alone = shards.is_suspect(session, tried[-1])
+            with self._solo.enter(alone=alone, give_up=self.draining.is_set) as is_in:
+                ending = self._claim_and_run(tried[-1]) if is_in else Ending.NOTHING_TO_DO
+            if ending is not Ending.NOTHING_TO_DO:
+                return ending
+        return Ending.NOTHING_TO_DO
+
+    def batch_changed(self, batch_id: str) -> None:
+        """Have each run of this batch save now, and hear what has changed."""
+        for run in self._runs.copy():
+            if run.held.batch_id == batch_id:
+                run.must_save.set()
+                run.work.wake()
+
+    def _claim_and_run(self, shard_id: int) -> Ending:
+        with self.store.transaction() as session:
+            held = shards.claim(session, shard_id, worker=self.worker, lease=self.lease)
         if held is None:
             return Ending.NOTHING_TO_DO
-        lookup = Lookup() if self.cache is None else self.cache.look_up(held)
-        self.meters.looked_up(lookup.num_asked)
+        lookup = self._look_up(held)
         answered = {answer.request_id for answer in lookup.answers}
         to_run = [request for request in held.requests if request.id not in answered]
-        work = self.engine.submit([_to_engine(request, held.batch_id) for request in to_run])
-        run = _Run(held, work, self.meters, {request.id: request for request in to_run}, lookup.entries)
-        run.unsaved += lookup.answers
+        parts = Parts(to_run)
+        known = {request.id: self._known_tokens(request) for request in to_run if can_resume(request)}
+        asked: list[Request] = []
+        unsaved = lookup.answers
+        for request in to_run:
+            try:
+                asked += to_engine(request, held.batch_id, output_token_ids=known.get(request.id, ()))
+            except InvalidRequestError as error:
+                unsaved.append(failed(request, str(error)))
+                known.pop(request.id, None)
+        run = _Run(
+            held=held,
+            work=self.engine.submit(asked),
+            parts=parts,
+            unsaved=unsaved,
+            meters=self.meters,
+            entries=lookup.entries,
+            checkpoints={request_id: len(tokens) for request_id, tokens in known.items()},
+            resumed_tokens=sum(map(len, known.values())),
+        )
+        self._runs.add(run)
         try:
             return self._follow(run)
         finally:
-            work.cancel()
+            self._runs.discard(run)
+            run.work.cancel()
 
-    def _claim(self, shard_id: int) -> Claim | None:
-        """Claim the shard whose turn it is, which need not be the one that the ticket names."""
-        tried: list[int] = []
-        while shard_id not in tried and len(tried) < CLAIM_ATTEMPTS:
-            with self.store.transaction() as session:
-                tried.append(fair_share.first(session, tried=tried) or shard_id)
-                held = shards.claim(session, tried[-1], worker=self.worker, lease=self.lease)
-            if held is not None:
-                return held
-        return None
+    def _look_up(self, held: Claim) -> Lookup:
+        lookup = Lookup() if self.cache is None else self.cache.look_up(held)
+        self.meters.looked_up(lookup.num_asked)
+        return lookup
+
+    def _known_tokens(self, request: ShardRequest) -> Sequence[int]:
+        kept = request.partial_output
+        return () if kept is None or kept.model != self.engine.model_info.name else kept.token_ids
 
     def _follow(self, run: "_Run") -> Ending:
-        must_leave_at = float("inf")
         while True:
             is_done = run.collect(self.save_seconds)
-            if self.draining.is_set():
-                must_leave_at = min(must_leave_at, time.monotonic() + self.drain_seconds)
-            is_over_time = time.monotonic() >= must_leave_at
+            must_leave = self._must_leave(run)
             try:
-                saved = self._save(run, is_last=is_done)
+                saved = self._save(run, is_last=is_done and not run.unfinished)
                 if saved is Saved.LOST:
                     return Ending.LOST
-                if is_done:
-                    return Ending.FINISHED
-                if saved is Saved.STOP:
-                    return self._hand_back(run.held, Ending.STOPPED)
-                if is_over_time:
-                    return self._hand_back(run.held, Ending.HANDED_BACK)
+                if is_done and not run.unfinished:
+                    return run.ending
+                if is_done or run.is_stuck:
+                    return self._hand_back(run)
+                self._obey(run, saved, must_leave=must_leave)
             except OperationalError as error:
                 # The results stay with us until Postgres is back, or until somebody claims the shard.
                 logger.warning("shard %s is not saved yet: %s", run.held.shard_id, str(error).splitlines()[0])
-                if is_over_time:
+                if must_leave:
                     return Ending.LOST
                 time.sleep(self.save_seconds)
+
+    def _must_leave(self, run: "_Run") -> bool:
+        if self.draining.is_set():
+            run.must_leave_at = min(run.must_leave_at, time.monotonic() + self.drain_seconds)
+        return time.monotonic() >= run.must_leave_at
+
+    def _obey(self, run: "_Run", saved: Saved, *, must_leave: bool) -> None:
+        if saved is Saved.STOP:
+            run.cut(Ending.STOPPED)
+        elif saved is Saved.PAUSE or must_leave:
+            run.cut(Ending.HANDED_BACK)
+        elif saved is Saved.CANCEL_SOME:
+            run.cancel_some(self._cancelled_in(run.held.shard_id))
 
     def _save(self, run: "_Run", *, is_last: bool) -> Saved:
         # The lease follows the engine: one that has stopped stepping must lose its shards.
         idle_seconds = time.monotonic() - self.engine.last_progress_at
         lease = self.lease if idle_seconds < self.lease.total_seconds() / 2 else None
-        progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last)
+        fresh = {} if is_last else self._fresh_checkpoints(run)
+        progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last, fresh)
         saved = self.saver.save(progress, lease=lease)
         if saved is not Saved.LOST:
             self.meters.saved(progress.results)
         run.unsaved.clear()
+        run.checkpoints |= {request_id: len(one.token_ids) for request_id, one in fresh.items()}
         return saved
 
-    def _hand_back(self, held: Claim, ending: Ending) -> Ending:
+    def _fresh_checkpoints(self, run: "_Run") -> dict[int, PartialOutput]:
+        """Return the outputs of requests that have grown enough since they were last saved."""
+        fresh = {}
+        for request_id, count in run.checkpoints.items():
+            (part,) = run.parts.ids([request_id])
+            found = self.engine.partial_output(run.work, part, least=count + self.checkpoint_tokens)
+            if found is not None:
+                fresh[request_id] = self._to_keep(found.token_ids, found.text)
+        return fresh
+
+    def _to_keep(self, token_ids: Sequence[int], text: str) -> PartialOutput:
+        return PartialOutput(self.engine.model_info.name, token_ids, text)
+
+    def _cancelled_in(self, shard_id: int) -> list[int]:
         with self.store.transaction() as session:
-            shards.release(session, held)
-        return ending
+            return requests.cancelled_in(session, shard_id)
+
+    def _hand_back(self, run: "_Run") -> Ending:
+        unfinished = {
+            request_id: self._to_keep(one.token_ids, one.text)
+            for request_id, one in run.unfinished.items()
+            if isinstance(one, Completion) and can_resume(run.parts.requests[request_id])
+        }
+        with self.store.transaction() as session:
+            shards.release(session, run.held, unfinished)
+        return run.ending
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Run:
     """What one run of a shard has in hand."""
 
     held: Claim
-    work: Submission[Completion]
+    work: Submission[Outcome]
+    parts: Parts
+    unsaved: list[NewResult]
     meters: RunMeters
-    requests: dict[int, ShardRequest]  # by id
-    entries: dict[int, CacheEntry]  # of those whose answers are to be kept, likewise
-    unsaved: list[NewResult] = field(default_factory=list)
+    entries: dict[int, CacheEntry]  # of requests whose answers are to be kept, by id
+    checkpoints: dict[int, int]  # id of each request that can be resumed -> tokens of it that are stored
+    resumed_tokens: int  # generated by earlier runs
     finished_tokens: int = 0
+    must_save: Event = field(default_factory=Event)
+    ending: Ending = Ending.FINISHED
+    must_leave_at: float = float("inf")
+    cut_at: float | None = None
+    unfinished: dict[int, Outcome] = field(default_factory=dict)  # of the first prompt; to go on elsewhere
+    unwanted: set[int] = field(default_factory=set)  # requests cancelled one by one
     began_at: float = field(default_factory=time.monotonic)
 
     @property
     def running_tokens(self) -> int:
         """Tokens generated so far by requests that are not finished."""
-        return max(0, self.work.num_output_tokens - self.finished_tokens)
+        return max(0, self.resumed_tokens + self.work.num_output_tokens - self.finished_tokens)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the engine was told to end this long ago and has not; somebody else sees to the engine."""
+        return self.cut_at is not None and time.monotonic() - self.cut_at > CUT_SECONDS
+
+    def cut(self, ending: Ending) -> None:
+        """End what still runs: its output so far is its result, or to be handed back."""
+        if self.cut_at is None:
+            self.ending = ending
+            self.cut_at = time.monotonic()
+            self.work.cancel()
+
+    def cancel_some(self, request_ids: Sequence[int]) -> None:
+        """End these requests, with what they have."""
+        if fresh := (set(request_ids) & self.parts.requests.keys()) - self.unwanted:
+            self.unwanted |= fresh
+            self.work.cancel(*self.parts.ids(fresh))
 
     def collect(self, seconds: float) -> bool:
         """Take what finishes until the clock's next multiple of `seconds`; say whether that was the last.
 
-        All runs meet at those times, and save together.
+        All runs meet at those times, and save together; one that was told to comes at once.
         """
         deadline = (time.monotonic() // seconds + 1) * seconds
-        while not self.work.is_done and len(self.unsaved) < SAVE_AT:
+        while not self.work.is_done and len(self.unsaved) < SAVE_AT and not self.must_save.is_set():
             wait = deadline - time.monotonic()
             if wait <= 0:
                 break
             self._keep(self.work.take(wait))
+        self.must_save.clear()
         self._keep(self.work.take(0))
         return self.work.is_done
 
-    def _keep(self, completions: Sequence[Completion]) -> None:
-        for completion in completions:
-            if completion.finish_reason is not FinishReason.CANCELLED:
-                request_id = cast("int", completion.id)  # as we gave it
-                request = self.requests[request_id]
-                self.unsaved.append(_to_result(request, completion, self.entries.get(request_id)))
-                self.meters.took(time.monotonic() - self.began_at, request.num_copies)
-                self.finished_tokens += completion.num_output_tokens
-
-
-def _to_engine(request: ShardRequest, batch_id: str) -> GenerationRequest:
-    params = request.params
-    return GenerationRequest(
-        id=request.id,
-        prompt=request.prompt,
-        add_special_tokens=request.add_special_tokens,
-        job=batch_id,
-        params=EngineSampling(
-            max_tokens=request.max_tokens,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            min_p=params.min_p,
-            seed=params.seed,
-            stop=params.stop,
-            ignore_eos=params.ignore_eos,
-        ),
-    )
-
-
-def _to_result(request: ShardRequest, completion: Completion, entry: CacheEntry | None) -> NewResult:
-    error = None if completion.error is None else RequestError("generation_failed", completion.error)
-    return NewResult(
-        request_id=request.id,
-        outcome=Outcome.COMPLETED if error is None else Outcome.FAILED,
-        output=completion.text if error is None else None,
-        finish_reason=completion.finish_reason.value,
-        num_prompt_tokens=completion.num_prompt_tokens,
-        num_cached_tokens=completion.num_cached_tokens,
-        num_output_tokens=completion.num_output_tokens,
-        max_tokens=request.max_tokens,
-        error=error,
-        seconds=DeviceSeconds(
-            completion.prefill_seconds, completion.decode_seconds, completion.padding_seconds
-        ),
-        num_copies=request.num_copies,
-        keep=entry if error is None else None,
-    )
+    def _keep(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if (whole := self.parts.add(outcome)) is None:
+                continue
+            request, parts = whole
+            self.checkpoints.pop(request.id, None)
+            is_cut = any(map(is_cancelled, parts))
+            is_unwanted = request.id in self.unwanted
+            if is_cut and self.ending is Ending.HANDED_BACK and not is_unwanted:
+                self.unfinished[request.id] = parts[0]
+                continue
+            result = to_result(request, parts, keep=self.entries.get(request.id))
+            if is_cut and is_unwanted:
+                result = replace(result, error=shards.REQUEST_CANCELLED, num_copies=1)
+            self.unsaved.append(result)
+            self.meters.took(time.monotonic() - self.began_at, result.num_copies)
+            self.finished_tokens += num_output_tokens(parts)

@@ -122,11 +122,21 @@ def main(names: Iterable[str]) -> int:
     if unknown := sorted(set(chosen) - set(commands)):
         sys.stderr.write(f"not in the Procfile: {', '.join(unknown)} (it has {', '.join(commands)})\n")
         return 2
+    if "flower" in chosen and (credentials := os.environ.get("FLOWER_BASIC_AUTH")):
+        _tell_flower_login(credentials)
     stopping = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stopping.set())
     up({name: commands[name] for name in chosen}, stopping)
     return 0
+
+
+def _tell_flower_login(credentials: str) -> None:
+    user, _, shown = credentials.partition(":")
+    if not sys.stdout.isatty():  # a log is no place for a password
+        shown = "in FLOWER_BASIC_AUTH or the file flower_password of the data directory"
+    sys.stdout.write(f"Flower's user is {user}, its password: {shown}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

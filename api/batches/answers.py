@@ -1,28 +1,56 @@
 """From stored rows to what a client reads."""
 
+from collections.abc import Sequence
+
+from api.batches.eta import estimate, expected_tokens
+from api.batches.progress_schemas import AttemptAnswer, EtaRange
 from api.batches.schemas import (
     BatchAnswer,
     Callback,
+    ChoiceAnswer,
     Counts,
     DeviceTime,
     InputTokensDetails,
     RequestErrorAnswer,
     RequestUsage,
     ResultAnswer,
+    ScoreAnswer,
+    TokenAnswer,
     Tokens,
     Usage,
 )
-from worker.contract.results import DeviceSeconds
-from worker.contract.states import BatchStatus
-from worker.store.batches import BatchView
-from worker.store.requests import ResultView
-from worker.store.webhooks import DeliveryView
+from api.batches.waiting import Line, explain
+from api.checkpoint import Checkpoint
+from worker.contract.results import (
+    ChoiceResult,
+    DeviceSeconds,
+    Logprobs,
+    Output,
+    Payload,
+    ScoreResult,
+    to_floats,
+)
+from worker.store.attempts import AttemptView
+from worker.store.batch_views import BatchView
+from worker.store.delivery_log import DeliveryView
+from worker.store.result_views import ResultView
 
 
 def to_answer(
-    view: BatchView, delivery: DeliveryView | None, outputs: list[str | None] | None
+    view: BatchView,
+    delivery: DeliveryView | None,
+    outputs: list[Output] | None,
+    line: Line | None = None,
 ) -> BatchAnswer:
-    """Return a batch as the client sees it; `outputs=None` leaves them out."""
+    """Return a batch as the client sees it; `outputs=None` leaves them out, and `line` says that it waits."""
+    eta = estimate(
+        view,
+        tokens_ahead=line.ahead.num_tokens if line else 0,
+        workers_rate=line.capacity.tokens_per_second if line else None,
+    )
+    error = None
+    if view.error_code is not None:
+        error = RequestErrorAnswer(code=view.error_code, message=view.error_message or "")
     return BatchAnswer(
         batch_id=view.id,
         status=view.status,
@@ -34,7 +62,11 @@ def to_answer(
             failed=view.num_failed,
             cancelled=view.num_cancelled,
         ),
-        tokens=Tokens(done=view.output_tokens + view.running_tokens, max=view.max_output_tokens),
+        tokens=Tokens(
+            done=view.output_tokens + view.running_tokens,
+            expected=expected_tokens(view),
+            max=view.max_output_tokens,
+        ),
         usage=Usage(
             input_tokens=view.input_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=view.cached_tokens),
@@ -44,7 +76,14 @@ def to_answer(
         ),
         deduplicated=view.num_deduplicated,
         cached=view.num_cache_hits,
-        eta_seconds=_eta_seconds(view),
+        eta_seconds=None if eta is None else eta.seconds,
+        eta_range=None if eta is None else EtaRange(low_seconds=eta.low, high_seconds=eta.high),
+        waiting=explain(view, line),
+        paused=view.paused_at is not None and not view.status.is_terminal,
+        retry_of=view.retry_of,
+        max_failed=view.max_failed,
+        max_total_tokens=view.max_total_tokens,
+        error=error,
         priority=view.priority,
         metadata=view.metadata,
         callback=_to_callback(view, delivery),
@@ -81,15 +120,9 @@ def _to_callback(view: BatchView, delivery: DeliveryView | None) -> Callback | N
     )
 
 
-def _eta_seconds(view: BatchView) -> float | None:
-    if view.status is not BatchStatus.PROCESSING or view.started_at is None or view.progress <= 0:
-        return None
-    elapsed = (view.read_at - view.started_at).total_seconds()
-    return round(elapsed * (1 - view.progress) / view.progress, 1)
-
-
-def to_result(row: ResultView) -> ResultAnswer:
-    """Return one result as the client sees it."""
+def to_result(row: ResultView, checkpoint: Checkpoint, attempts: Sequence[AttemptView] = ()) -> ResultAnswer:
+    """Return one result as the client sees it; the checkpoint names the tokens."""
+    payload = row.payload or Payload()
     error = None
     if row.error_code is not None:
         error = RequestErrorAnswer(code=row.error_code, message=row.error_message or "")
@@ -100,6 +133,10 @@ def to_result(row: ResultView) -> ResultAnswer:
         status=row.outcome,
         output=row.output,
         finish_reason=row.finish_reason,
+        choices=[_to_choice(choice, checkpoint) for choice in payload.choices] or None,
+        prompt_logprobs=next((_to_tokens(one, checkpoint) for one in payload.prompt_logprobs), None),
+        embedding=next((to_floats(vector) for vector in payload.embeddings), None),
+        scores=[_to_score(score) for score in payload.scores] or None,
         usage=RequestUsage(
             input_tokens=row.num_prompt_tokens,
             cached_tokens=row.num_cached_tokens,
@@ -109,4 +146,31 @@ def to_result(row: ResultView) -> ResultAnswer:
         source=row.source,
         similarity=row.similarity,
         error=error,
+        attempts=[AttemptAnswer.model_validate(one, from_attributes=True) for one in attempts],
+    )
+
+
+def _to_choice(choice: ChoiceResult, checkpoint: Checkpoint) -> ChoiceAnswer:
+    logprobs = None if choice.logprobs is None else _to_tokens(choice.logprobs, checkpoint)
+    return ChoiceAnswer(text=choice.text, finish_reason=choice.finish_reason, logprobs=logprobs)
+
+
+def _to_tokens(logprobs: Logprobs, checkpoint: Checkpoint) -> list[TokenAnswer]:
+    return [
+        TokenAnswer(
+            token=checkpoint.token_text(token.token_id),
+            token_id=token.token_id,
+            logprob=token.logprob,
+            top=[
+                TokenAnswer(token=checkpoint.token_text(other), token_id=other, logprob=logprob)
+                for other, logprob in token.top
+            ],
+        )
+        for token in logprobs
+    ]
+
+
+def _to_score(score: ScoreResult) -> ScoreAnswer:
+    return ScoreAnswer(
+        logprob=sum(score.logprobs), token_logprobs=list(score.logprobs), is_greedy=score.is_greedy
     )

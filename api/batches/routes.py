@@ -11,9 +11,18 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.batches import service
-from api.batches.schemas import BatchAccepted, BatchAnswer, BatchStats, BatchSubmission, ResultPage, Text
+from api.batches.schemas import (
+    BatchAccepted,
+    BatchAnswer,
+    BatchPage,
+    BatchStats,
+    BatchSubmission,
+    ResultPage,
+)
 from api.dependencies import READ, SUBMIT, IdempotencyDependency, Services, ServicesDependency
 from api.errors import documented
+from api.schema import Text
+from worker.contract.states import BatchStatus
 
 JSON_LINES = "application/x-ndjson"
 FOLLOW_SECONDS = 0.5
@@ -38,6 +47,21 @@ def submit_batch(
     return BatchAccepted(
         batch_id=view.id, status=view.status, requests=view.num_requests, created_at=view.created_at
     )
+
+
+@router.get(
+    "", dependencies=[READ], responses=documented(401, 403, 404, 422, 429, 503), summary="List batches"
+)
+def list_batches(
+    services: ServicesDependency,
+    after: Annotated[
+        Text | None, Query(max_length=64, description="The `last_id` of the page before.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    status: Annotated[BatchStatus | None, Query(description="Only those.")] = None,
+) -> BatchPage:
+    """Return batches, the newest first, without outputs."""
+    return service.batch_page(services, after=after, limit=limit, status=status)
 
 
 # Declared before /{batch_id}, which would take `stats` for an id.

@@ -4,33 +4,19 @@ import re
 from datetime import datetime, timedelta
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
+from api.batches.progress_schemas import AttemptAnswer, EtaRange, Waiting
+from api.sampling import SamplingFields
+from api.schema import NonEmptyText, Schema, Text
 from worker.contract.caching import DEFAULT_SIMILARITY, Source
+from worker.contract.requests import RequestKind
+from worker.contract.results import Output
 from worker.contract.states import BatchStatus, EventState, Outcome
-from worker.webhooks.targets import ForbiddenTargetError, check_url
 
 WINDOW = re.compile(r"^([1-9][0-9]{0,5})([smhd])$")
 WINDOW_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 MAX_WINDOW = timedelta(days=30)
-
-
-def _storable(text: str) -> str:
-    if "\x00" in text:
-        raise ValueError("must not contain the NUL character")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("must not contain half of a surrogate pair") from error
-    return text
-
-
-def _callback(url: str) -> str:
-    try:
-        check_url(url)
-    except ForbiddenTargetError as error:
-        raise ValueError(str(error)) from error
-    return url
 
 
 def _window(text: str) -> str:
@@ -47,25 +33,13 @@ def parse_window(text: str) -> timedelta:
     return timedelta(**{WINDOW_UNITS[text[-1]]: int(text[:-1])})
 
 
-Text = Annotated[str, AfterValidator(_storable)]
-NonEmptyText = Annotated[Text, Field(min_length=1)]
-MaxTokens = Annotated[
-    int, Field(ge=1, description="Most tokens to generate; also ends at the model's context.")
+Window = Annotated[str, AfterValidator(_window)]
+Priority = Annotated[int, Field(ge=-100, le=100, description="Higher runs sooner.")]
+Metadata = Annotated[
+    dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]],
+    Field(max_length=16),
 ]
-Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False, description="0 is greedy.")]
-TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-TopK = Annotated[int, Field(ge=0, le=1_000_000, description="0 is off.")]
-MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-StopString = Annotated[NonEmptyText, Field(max_length=256)]
-Stop = StopString | Annotated[list[StopString], Field(max_length=16)]
 Cache = Literal["off", "exact", "semantic"]
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**63, description="The same seed gives the same tokens.")]
-
-
-class Schema(BaseModel):
-    """What a client sends: strict, nothing unknown."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Message(Schema):
@@ -75,20 +49,24 @@ class Message(Schema):
     content: Text
 
 
-class BatchRequest(Schema):
-    """One prompt, or one conversation, with any sampling parameters that differ from the batch's."""
+class BatchRequest(SamplingFields):
+    """One prompt, or one conversation, with any sampling parameters that differ from the batch's.
+
+    A request for an embedding, or for scores, generates nothing, so no sampling parameter goes with it.
+    """
 
     custom_id: Annotated[NonEmptyText, Field(max_length=64)] | None = None
     prompt: NonEmptyText | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    max_tokens: MaxTokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    stop: Stop | None = None
-    seed: Seed | None = None
-    ignore_eos: bool | None = None
+    kind: RequestKind = Field(default=RequestKind.GENERATION, strict=False)
+    pooling: Literal["last", "mean"] | None = Field(default=None, description="Of an embedding.")
+    normalize: bool | None = Field(default=None, description="Of an embedding: scaled to length one.")
+    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        default=None, description="Of an embedding: how many to keep."
+    )
+    continuations: Annotated[list[NonEmptyText], Field(min_length=1, max_length=1024)] | None = Field(
+        default=None, description="What to score, each with the space that parts it from the prompt."
+    )
     cache: Cache | None = None
 
     @model_validator(mode="after")
@@ -98,7 +76,7 @@ class BatchRequest(Schema):
         return self
 
 
-class BatchSubmission(Schema):
+class BatchSubmission(SamplingFields):
     """A batch on its way in."""
 
     model_config = ConfigDict(
@@ -124,20 +102,24 @@ class BatchSubmission(Schema):
 
     prompts: Annotated[list[NonEmptyText], Field(min_length=1)] | None = None
     requests: Annotated[list[BatchRequest], Field(min_length=1)] | None = None
-    callback_url: Annotated[NonEmptyText, AfterValidator(_callback)] | None = Field(
+    callback_url: NonEmptyText | None = Field(
         default=None, description="Called once, signed by Standard Webhooks, when the batch has ended."
     )
-    max_tokens: MaxTokens = 256
-    temperature: Temperature = 0.7
-    top_p: TopP = 1.0
-    top_k: TopK = 0
-    min_p: MinP = 0.0
-    stop: Stop = Field(default_factory=list)
-    seed: Seed | None = None
-    ignore_eos: bool = False
-    priority: int = Field(default=0, ge=-100, le=100, description="Higher runs sooner.")
-    completion_window: Annotated[str, AfterValidator(_window)] | None = Field(
+    priority: Priority = 0
+    completion_window: Window | None = Field(
         default=None, description="What is not done by then expires: 90s, 30m, 24h, 7d. Default: no limit."
+    )
+    deadline: AwareDatetime | None = Field(
+        default=None, strict=False, description="A completion window that is given by its end."
+    )
+    max_failed: int | None = Field(
+        default=None, ge=0, lt=2**31, description="The batch stops once more requests than this have failed."
+    )
+    max_total_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        lt=2**53,
+        description="The batch stops once it has used so many tokens, input and output; looked at each save.",
     )
     cache: Cache | None = Field(
         default=None,
@@ -151,15 +133,14 @@ class BatchSubmission(Schema):
         allow_inf_nan=False,
         description="The least cosine similarity of two prompts that share an answer of the semantic cache.",
     )
-    metadata: Annotated[
-        dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]],
-        Field(max_length=16),
-    ] = Field(default_factory=dict)
+    metadata: Metadata = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _has_one_input(self) -> Self:
         if (self.prompts is None) == (self.requests is None):
             raise ValueError("needs either prompts or requests")
+        if self.deadline is not None and self.completion_window is not None:
+            raise ValueError("takes either completion_window or deadline")
         return self
 
 
@@ -170,6 +151,14 @@ class BatchAccepted(BaseModel):
     status: BatchStatus
     requests: int
     created_at: datetime
+    retry_of: str | None = None
+
+
+class RequestErrorAnswer(BaseModel):
+    """Why a request has no complete output, or a batch none for all of its requests."""
+
+    code: str
+    message: str
 
 
 class Counts(BaseModel):
@@ -211,6 +200,7 @@ class Tokens(BaseModel):
     """Output tokens, those of running requests included."""
 
     done: int
+    expected: int = Field(description="what the batch will have generated in the end, as far as can be told")
     max: int = Field(description="what the batch generates if no request ends early")
 
 
@@ -236,7 +226,7 @@ class BatchAnswer(BaseModel):
                     "status": "processing",
                     "progress": 0.4375,
                     "counts": {"total": 2, "pending": 1, "completed": 1, "failed": 0, "cancelled": 0},
-                    "tokens": {"done": 52, "max": 128},
+                    "tokens": {"done": 52, "expected": 90, "max": 128},
                     "usage": {
                         "input_tokens": 7,
                         "input_tokens_details": {"cached_tokens": 0},
@@ -270,6 +260,12 @@ class BatchAnswer(BaseModel):
     deduplicated: int = Field(description="requests answered by an identical one of this batch")
     cached: int = Field(description="requests answered by the response cache")
     eta_seconds: float | None = Field(description="null before there is anything to judge by, and at the end")
+    eta_range: EtaRange | None = None
+    waiting: Waiting | None = Field(default=None, description="null while it runs, and at the end")
+    paused: bool = False
+    retry_of: str | None = None
+    max_failed: int | None = None
+    max_total_tokens: int | None = None
     priority: int
     metadata: dict[str, str]
     callback: Callback | None
@@ -278,17 +274,11 @@ class BatchAnswer(BaseModel):
     expires_at: datetime | None = None
     finished_at: datetime | None = None
     results_dropped_at: datetime | None = Field(default=None, description="when retention took the results")
-    outputs: list[str | None] | None = Field(
-        description="in the order of the requests, null where there is none (yet); small batches only"
+    outputs: list[Output] | None = Field(
+        description="in the order of the requests, a list of texts where several choices were asked for, "
+        "null where there is none (yet); small batches only"
     )
-    error: str | None = Field(default=None, description="why the batch as a whole failed")
-
-
-class RequestErrorAnswer(BaseModel):
-    """Why a request has no complete output."""
-
-    code: str
-    message: str
+    error: RequestErrorAnswer | None = Field(default=None, description="the rule that stopped the batch")
 
 
 class RequestUsage(BaseModel):
@@ -300,6 +290,31 @@ class RequestUsage(BaseModel):
     device_seconds: DeviceTime
 
 
+class TokenAnswer(BaseModel):
+    """A token with its logprob, and the likeliest ones at its place."""
+
+    token: str
+    token_id: int
+    logprob: float
+    top: list["TokenAnswer"] | None = None
+
+
+class ChoiceAnswer(BaseModel):
+    """One of a request's outputs."""
+
+    text: str
+    finish_reason: str
+    logprobs: list[TokenAnswer] | None = None
+
+
+class ScoreAnswer(BaseModel):
+    """How likely a continuation is."""
+
+    logprob: float = Field(description="of the whole continuation")
+    token_logprobs: list[float]
+    is_greedy: bool = Field(description="whether each token is the most likely one")
+
+
 class ResultAnswer(BaseModel):
     """One request's outcome."""
 
@@ -309,10 +324,21 @@ class ResultAnswer(BaseModel):
     status: Outcome
     output: str | None
     finish_reason: str | None
+    choices: list[ChoiceAnswer] | None = Field(
+        default=None, description="if several, or logprobs, were asked for"
+    )
+    prompt_logprobs: list[TokenAnswer] | None = Field(
+        default=None, description="of each token after the first"
+    )
+    embedding: list[float] | None = None
+    scores: list[ScoreAnswer] | None = None
     source: Source = Field(description="engine: run for this request; otherwise whose answer it is")
     similarity: float | None = Field(default=None, description="of the prompts, from the semantic cache")
     usage: RequestUsage
     error: RequestErrorAnswer | None = None
+    attempts: list[AttemptAnswer] = Field(
+        default_factory=list, description="tries before this outcome that were cut short, and why"
+    )
 
 
 class ResultPage(BaseModel):
@@ -357,6 +383,15 @@ class ResultPage(BaseModel):
     data: list[ResultAnswer]
     next: int
     has_more: bool = Field(description="whether more results are there, or may still come")
+
+
+class BatchPage(BaseModel):
+    """Batches, the newest first. Pass `last_id` as `after` to read on."""
+
+    object: Literal["list"] = "list"
+    data: list[BatchAnswer]
+    last_id: str | None
+    has_more: bool
 
 
 class BatchStats(BaseModel):

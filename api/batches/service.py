@@ -3,13 +3,17 @@
 from collections.abc import Iterator
 
 from api.batches.answers import to_answer, to_result
-from api.batches.schemas import BatchAnswer, BatchStats, BatchSubmission, ResultAnswer
+from api.batches.deadlines import check_deadline
+from api.batches.schemas import BatchAnswer, BatchPage, BatchStats, BatchSubmission, ResultAnswer
 from api.batches.submission import to_batch
+from api.batches.waiting import read_line
 from api.dependencies import IdempotencyKey, Services
 from api.errors import KeyReusedError, NotFoundError
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS
-from worker.store import batches, idempotency, requests, webhooks
-from worker.store.batches import BatchView
+from worker.contract.results import num_bytes
+from worker.contract.states import BatchStatus
+from worker.store import attempts, batch_views, batches, delivery_log, idempotency, result_views
+from worker.store.batch_views import BatchView
 
 PAGE = 500
 
@@ -33,10 +37,11 @@ def submit(services: Services, submission: BatchSubmission, key: IdempotencyKey 
                     "this Idempotency-Key was used for another body", param="Idempotency-Key"
                 ) from error
         if batch_id is None:
+            check_deadline(session, batch)
             batch_id = batches.submit(session, batch, shard_size=services.settings.shard_size)
             if key is not None:
                 idempotency.remember(session, key.key, key.fingerprint, batch_id)
-        view = batches.get(session, batch_id)
+        view = batch_views.get(session, batch_id)
     if view is None:
         raise NotFoundError("the batch this Idempotency-Key made is gone", param="Idempotency-Key")
     return view
@@ -50,17 +55,18 @@ def answer(services: Services, batch_id: str, *, include_outputs: bool | None) -
 
     """
     with services.store.transaction() as session:
-        view = batches.get(session, batch_id)
+        view = batch_views.get(session, batch_id)
         if view is None:
             raise NotFoundError(f"no batch {batch_id}", param="batch_id")
-        delivery = webhooks.delivery_of(session, batch_id)
+        delivery = delivery_log.delivery_of(session, batch_id)
+        line = read_line(session, view)
         outputs = None
         is_small = view.num_requests <= INLINE_OUTPUTS and view.results_dropped_at is None
         if include_outputs is not False and is_small:
-            outputs = requests.outputs(session, batch_id)
-    if include_outputs is None and outputs and sum(len(text or "") for text in outputs) > INLINE_OUTPUT_BYTES:
+            outputs = result_views.outputs(session, batch_id)
+    if include_outputs is None and outputs and sum(map(num_bytes, outputs)) > INLINE_OUTPUT_BYTES:
         outputs = None
-    return to_answer(view, delivery, outputs)
+    return to_answer(view, delivery, outputs, line)
 
 
 def cancel(services: Services, batch_id: str) -> None:
@@ -84,7 +90,7 @@ def page(services: Services, batch_id: str, *, after: int, limit: int) -> tuple[
     """
     with services.store.transaction() as session:
         # The batch first: a result that is saved between the two reads must not be taken for the last.
-        view = batches.get(session, batch_id)
+        view = batch_views.get(session, batch_id)
         if view is None:
             raise NotFoundError(f"no batch {batch_id}", param="batch_id")
         if view.results_dropped_at is not None:
@@ -93,9 +99,12 @@ def page(services: Services, batch_id: str, *, after: int, limit: int) -> tuple[
                 param="batch_id",
                 code="results_dropped",
             )
-        rows = requests.results_page(session, batch_id, after=after, limit=limit)
+        rows = result_views.page(session, batch_id, after=after, limit=limit)
+        tries = attempts.of_requests(session, [row.request_id for row in rows])
     last = rows[-1].sequence if rows else after
-    return [to_result(row) for row in rows], not (view.status.is_terminal and last >= view.num_settled)
+    return [to_result(row, services.checkpoint, tries.get(row.request_id, ())) for row in rows], not (
+        view.status.is_terminal and last >= view.num_settled
+    )
 
 
 def lines_so_far(services: Services, batch_id: str, *, after: int) -> Iterator[str]:
@@ -108,8 +117,24 @@ def lines_so_far(services: Services, batch_id: str, *, after: int) -> Iterator[s
         after = found[-1].sequence
 
 
+def batch_page(services: Services, *, after: str | None, limit: int, status: BatchStatus | None) -> BatchPage:
+    """Return batches, the newest first, those after batch `after`.
+
+    Raises:
+        NotFoundError: there is no batch `after`.
+
+    """
+    with services.store.transaction() as session:
+        if after is not None and batch_views.get(session, after) is None:
+            raise NotFoundError(f"after: no batch {after}", param="after")
+        found = batch_views.page(session, after=after, limit=limit + 1, status=status)
+        deliveries = [delivery_log.delivery_of(session, view.id) for view in found[:limit]]
+    data = [to_answer(view, delivery, None) for view, delivery in zip(found, deliveries, strict=False)]
+    return BatchPage(data=data, last_id=data[-1].batch_id if data else None, has_more=len(found) > limit)
+
+
 def stats(services: Services) -> BatchStats:
     """Return how many batches stand where."""
     with services.store.transaction() as session:
-        counts = batches.count_by_status(session)
+        counts = batch_views.count_by_status(session)
     return BatchStats(total_batches=sum(counts.values()), **{str(k): v for k, v in counts.items()})

@@ -108,8 +108,7 @@ def main() -> int:
     """Run the demo; 0 if the batch completed and its webhook verified."""
     choose_ports()
     config = settings()
-    secret = config.webhook_secret
-    if secret is None:
+    if not config.webhook_secrets:
         sys.stderr.write("run the demo under `python -m worker.embedded`, as `make demo` does\n")
         return 2
     log = config.data_dir / "demo.log"
@@ -117,7 +116,7 @@ def main() -> int:
     say(f"starting the API, a worker, callbacks, a dispatcher and Flower ({flower}); their log is {log}")
     try:
         with session(log, PROCESSES) as client:
-            summary = run(client, secret.get_secret_value(), prompts())
+            summary = run(client, config.webhook_secrets[0], prompts())
     except (SessionError, httpx.HTTPError) as error:
         sys.stderr.write(f"the demo failed: {error}\nsee {log}\n")
         return 1

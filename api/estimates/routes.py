@@ -13,7 +13,7 @@ router = APIRouter(prefix="/v1/batch", tags=["batches"])
 
 @router.post(
     "/estimate",
-    responses=documented(400, 413, 422, 503),
+    responses=documented(400, 401, 403, 413, 422, 429, 503),
     summary="What would a batch take?",
     dependencies=[SUBMIT],
 )

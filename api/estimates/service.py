@@ -11,6 +11,7 @@ from api.estimates.lengths import LearnedLengths, Range
 from api.estimates.rates import Rates
 from api.estimates.schemas import Estimate, Finish, Guess
 from worker.contract.messages import GPU_QUEUE
+from worker.contract.sampling import SamplingParams
 from worker.store import batches, meters, outlook, workers
 from worker.store.batches import NewBatch
 from worker.store.outlook import Backlog
@@ -43,7 +44,7 @@ def estimate(services: Services, everybody: Store, submission: BatchSubmission) 
         requests=len(batch.requests),
         duplicates=len(batch.requests) - len(different),
         input_tokens=sum(request.num_prompt_tokens for request in batch.requests),
-        max_output_tokens=sum(request.max_tokens for request in batch.requests),
+        max_output_tokens=sum(request.max_output_tokens(batch.params) for request in batch.requests),
         expected_output_tokens=_guess(_output_tokens(learned, batch, batch.requests), digits=0),
         learned_from_batches=learned.num_batches,
         requests_ahead=ahead.num_requests,
@@ -67,8 +68,13 @@ def _different(batch: NewBatch) -> list[NewRequest]:
 
 
 def _output_tokens(learned: LearnedLengths, batch: NewBatch, requests: Sequence[NewRequest]) -> Range:
-    fixed = [request.max_tokens for request in requests if (request.params or batch.params).ignore_eos]
-    free = [request.max_tokens for request in requests if not (request.params or batch.params).ignore_eos]
+    fixed: list[int] = []
+    free: list[int] = []
+    for request in requests:
+        params = request.params or batch.params
+        if isinstance(params, SamplingParams):
+            num_outputs = request.max_output_tokens(batch.params) // request.max_tokens
+            (fixed if params.ignore_eos else free).extend([request.max_tokens] * num_outputs)
     exact = float(sum(fixed))
     return Range(exact, exact, exact) + (learned.expect(free) if free else Range(0.0, 0.0, 0.0))
 

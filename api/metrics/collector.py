@@ -89,5 +89,5 @@ def _gauges(depth: QueueDepth) -> Iterator[Metric]:
         "headrace_requests_pending", "Requests of live batches without a result", value=depth.requests_pending
     )
     yield GaugeMetricFamily(
-        "headrace_webhooks_pending", "Webhook events to be sent", value=depth.events_pending
+        "headrace_webhooks_pending", "Webhook events to be sent", value=depth.deliveries_pending
     )

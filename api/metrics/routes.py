@@ -33,7 +33,10 @@ def install(app: FastAPI, store: Store) -> None:
 @router.get(
     "/metrics",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **documented(503)},
+    responses={
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+        **documented(401, 403, 429, 503),
+    },
     summary="Metrics for Prometheus",
     dependencies=[ADMIN],
 )
@@ -43,7 +46,12 @@ def prometheus(http_request: HttpRequest) -> Response:
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-@router.get("/v1/metrics", responses=documented(422, 503), summary="Metrics in short", dependencies=[ADMIN])
+@router.get(
+    "/v1/metrics",
+    responses=documented(401, 403, 422, 429, 503),
+    summary="Metrics in short",
+    dependencies=[ADMIN],
+)
 def summary(
     services: DeploymentDependency,
     minutes: Annotated[int, Query(ge=1, le=60, description="What rates are measured over.")] = 5,
@@ -56,7 +64,7 @@ def summary(
 
 @router.get(
     "/v1/cache/stats",
-    responses=documented(503),
+    responses=documented(401, 403, 429, 503),
     summary="What the caches hold and spare",
     dependencies=[ADMIN],
 )
@@ -72,7 +80,10 @@ def cache_stats(services: DeploymentDependency) -> CacheStats:
 
 
 @router.delete(
-    "/v1/cache", responses=documented(503), summary="Empty the response cache", dependencies=[ADMIN]
+    "/v1/cache",
+    responses=documented(401, 403, 429, 503),
+    summary="Empty the response cache",
+    dependencies=[ADMIN],
 )
 def clear_cache(services: DeploymentDependency) -> CacheCleared:
     """Forget every kept answer."""

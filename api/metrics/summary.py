@@ -38,7 +38,7 @@ def to_summary(measured: Measured, depth: QueueDepth, num_workers: int) -> Summa
         requests_pending=depth.requests_pending,
         shards_ready=depth.shards_ready,
         shards_running=depth.shards_running,
-        webhooks_pending=depth.events_pending,
+        webhooks_pending=depth.deliveries_pending,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 REQUIREMENTS = ("torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0")
 FORMS = {"f32": None, "bf16": None}
-OPTIONS = {"padded": 0, "tokens": 1024, "sequences": 64, "page": 32, "pages": 1280}
+OPTIONS = {"padded": 0, "tokens": 1024, "sequences": 64, "page": 32, "pages": 1280, "cuda": 0}
 NO_END = -1
 PADDING = 2
 
@@ -29,6 +29,8 @@ def load(
     model = AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32 if dtype == "f32" else torch.bfloat16, attn_implementation="sdpa"
     ).eval()
+    if options["cuda"]:
+        model = model.to("cuda")
     return padded(model, options["padded"]) if options["padded"] else continuous(model, options)
 
 
@@ -43,7 +45,7 @@ def continuous(model: Any, options: dict[str, int]) -> Generate:
             num_blocks=options["pages"],
             max_batch_tokens=options["tokens"],
             max_requests_per_batch=options["sequences"],
-            use_cuda_graph=False,
+            use_cuda_graph=bool(options["cuda"]),
             use_async_batching=False,
         ),
     )

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.int8_linear.cpu import LARGEST, SMALLEST_MAXIMUM, quantize
+from kernels.int8_linear.cpu import LARGEST, quantize
+from kernels.quantization import Int8Weight
 from kernels.threads import num_threads
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Weight:
+class PackedInt8Weight:
     """A weight packed for oneDNN, for any number of tokens."""
 
     packed: Tensor
@@ -25,26 +26,21 @@ def is_available() -> bool:
     return bool(torch._C._has_mkldnn)  # noqa: SLF001
 
 
-def pack_int8_weight(weight: Tensor) -> Int8Weight:
-    """Quantize `weight` [out_features, in_features] symmetrically, one scale an output channel, and pack it.
-
-    Raises ValueError when it is not a matrix.
-    """
-    if weight.dim() != 2:
-        raise ValueError(f"int8_linear: weight is {tuple(weight.shape)}")
-    weight = weight.float()
-    scales = weight.abs().amax(dim=1).clamp_(min=SMALLEST_MAXIMUM).div_(LARGEST)
-    rounded = (weight / scales.unsqueeze(1)).round_().to(torch.int8)
-    return Int8Weight(
-        packed=torch.ops.onednn.qlinear_prepack(rounded, None),
-        scales=scales / LARGEST,
-        zero_points=torch.zeros(len(scales), dtype=torch.int64),
-        in_features=weight.shape[1],
-        out_features=weight.shape[0],
+def pack_int8_weight(weight: Int8Weight) -> PackedInt8Weight:
+    """Pack a symmetric weight; raises ValueError when it has zero points."""
+    if weight.zero_points is not None:
+        raise ValueError("int8_linear: weight has zero_points")
+    out_features, in_features = weight.shape
+    return PackedInt8Weight(
+        packed=torch.ops.onednn.qlinear_prepack(weight.levels, None),
+        scales=weight.scales / LARGEST,
+        zero_points=torch.zeros(out_features, dtype=torch.int64),
+        in_features=in_features,
+        out_features=out_features,
     )
 
 
-def int8_linear(x: Tensor, weight: Int8Weight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def int8_linear(x: Tensor, weight: PackedInt8Weight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return `x @ weight.T + bias`, [num_tokens, out_features] in `dtype`, products summed as integers.
 
     `x` is [num_tokens, in_features] dense; each token is quantized by its own largest value. `bias` is

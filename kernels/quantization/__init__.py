@@ -5,8 +5,7 @@ from kernels.quantization.int4 import Int4Weight, quantize_int4
 from kernels.quantization.int8 import Int8Weight, quantize_int8
 from kernels.quantization.kv import QuantizedHeads, quantize_heads
 from kernels.quantization.nf4 import Nf4Weight, quantize_nf4
-
-QuantizedWeight = Int8Weight | Int4Weight | Fp8Weight | Nf4Weight
+from kernels.quantization.stacking import QuantizedWeight, stack_weights
 
 __all__ = [
     "Fp8Weight",
@@ -20,4 +19,5 @@ __all__ = [
     "quantize_int4",
     "quantize_int8",
     "quantize_nf4",
+    "stack_weights",
 ]

@@ -8,6 +8,9 @@ from torch import Tensor
 from kernels.quantization.shapes import SMALLEST_MAXIMUM, check_matrix, num_bytes
 
 LARGEST = 448.0
+# The levels of one octave, on any of which a block's largest value may lie. Steps double at powers of two, so
+# it matters where the other values fall between those.
+TOP_LEVELS = (448, 416, 384, 352, 320, 288, 256, 240)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,9 @@ class Fp8Weight:
 def quantize_fp8(weight: Tensor, *, block: tuple[int, int] | None = None) -> Fp8Weight:
     """Round `weight` [out_features, in_features] to fp8, `block` rows and columns to a scale.
 
-    None is a scale a row, the weight's own shape one for all of it. A last block may be cut short. Raises
-    ValueError when it is no matrix, or a side of the block is under 1 or over the weight's.
+    None is a scale a row, the weight's own shape one for all of it. A last block may be cut short. A scale is
+    the one of a few with the least squared error. Raises ValueError when it is no matrix, or a side of the
+    block is under 1 or over the weight's.
     """
     check_matrix("fp8", weight)
     rows, columns = weight.shape
@@ -53,12 +57,25 @@ def quantize_fp8(weight: Tensor, *, block: tuple[int, int] | None = None) -> Fp8
     if not (1 <= block[0] <= rows and 1 <= block[1] <= columns):
         raise ValueError(f"fp8: blocks of {block} for a weight of {(rows, columns)}")
     weight = weight.float()
-    padded = torch.nn.functional.pad(weight.abs(), (0, -columns % block[1], 0, -rows % block[0]))
-    counts = (padded.shape[0] // block[0], padded.shape[1] // block[1])
-    maxima = padded.view(counts[0], block[0], counts[1], block[1]).amax(dim=(1, 3))
-    scales = maxima.clamp(min=SMALLEST_MAXIMUM) / LARGEST
-    levels = (weight / _spread(scales, block, (rows, columns))).clamp(-LARGEST, LARGEST)
-    return Fp8Weight(levels.to(torch.float8_e4m3fn), scales, block)
+    maxima = _blocks(weight.abs(), block).amax(dim=(1, 3)).clamp(min=SMALLEST_MAXIMUM)
+    scales, least = maxima / LARGEST, torch.full_like(maxima, torch.inf)
+    for level in TOP_LEVELS:
+        tried = Fp8Weight(_levels(weight, maxima / level, block), maxima / level, block)
+        errors = _blocks((tried.dequantize() - weight).square(), block).sum(dim=(1, 3))
+        scales = torch.where(errors < least, tried.scales, scales)
+        least = torch.minimum(errors, least)
+    return Fp8Weight(_levels(weight, scales, block), scales, block)
+
+
+def _levels(weight: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
+    values = weight / _spread(scales, block, (weight.shape[0], weight.shape[1]))
+    return values.clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+
+
+def _blocks(weight: Tensor, block: tuple[int, int]) -> Tensor:
+    """Return [blocks down, rows, blocks across, columns], the last ones filled up with zeros."""
+    padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % block[1], 0, -weight.shape[0] % block[0]))
+    return padded.view(padded.shape[0] // block[0], block[0], -1, block[1])
 
 
 def _spread(scales: Tensor, block: tuple[int, int], shape: tuple[int, int]) -> Tensor:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from kernels import device
 from kernels.quantize_tokens import reference
 from kernels.quantize_tokens.formats import LARGEST
 
@@ -17,7 +18,7 @@ def quantize_tokens(x: Tensor, dtype: torch.dtype = torch.int8) -> tuple[Tensor,
         raise ValueError(f"quantize_tokens: dtype is {dtype}, not int8 or float8_e4m3fn")
     if x.dim() != 2 or x.stride(1) != 1:
         raise ValueError(f"quantize_tokens: x is {tuple(x.shape)} with strides {x.stride()}")
-    if x.is_cuda:
+    if device.uses_triton(x):
         from kernels.quantize_tokens import gpu  # noqa: PLC0415  (Triton is there with a GPU only)
 
         return gpu.quantize_tokens(x, dtype)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from kernels import device
 from kernels.crossover import read_crossover
 from kernels.quantize_tokens import quantize_tokens
 from kernels.scaled_linear.launches import TABLES
@@ -22,10 +23,10 @@ def scaled_linear(x: Tensor, weight: ScaledWeight) -> Tensor:
             f"scaled_linear: x is {tuple(x.shape)} with strides {x.stride()}, "
             f"weight takes {weight.levels.shape[1]}"
         )
-    if x.dtype not in {torch.float16, torch.bfloat16} or not x.is_cuda:
+    if x.dtype not in {torch.float16, torch.bfloat16} or not device.uses_triton(x):
         raise ValueError(f"scaled_linear: x is {x.dtype} on {x.device}, not 16 bits on a GPU")
     from kernels.scaled_linear import gpu  # noqa: PLC0415  (Triton is there with a GPU only)
 
     levels, scales = quantize_tokens(x, weight.levels.dtype)
-    table = read_crossover(TABLES, torch.cuda.get_device_name(x.device))
+    table = read_crossover(TABLES, device.gpu_name(x.device))
     return gpu.run(levels, scales, weight, x.dtype, table.choose(FORMATS[weight.levels.dtype], len(x)))

@@ -1,11 +1,13 @@
 """A weight in 8 bits with a scale a row, as the kernels read it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self, TypeGuard
 
 import torch
 from torch import Tensor
 
-from kernels.quantization import Fp8Weight, Int8Weight
+from kernels.quantization import Fp8Weight, Int8Weight, QuantizedWeight
+from kernels.quantization.shapes import num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +18,37 @@ class ScaledWeight:
     scales: Tensor  # float32 [out_features]
     bias: Tensor | None  # [out_features]
     is_gated: bool  # rows alternate between gate and up
+
+    @property
+    def in_features(self) -> int:
+        """Columns of the weight."""
+        return self.levels.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        """Rows of the weight; a gated product gives half as many."""
+        return self.levels.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in memory."""
+        return num_bytes(self.levels, self.scales, self.bias)
+
+    def to(self, device: torch.device) -> Self:
+        """Return it on a device."""
+        return replace(
+            self,
+            levels=self.levels.to(device),
+            scales=self.scales.to(device),
+            bias=None if self.bias is None else self.bias.to(device),
+        )
+
+
+def has_row_scales(weight: QuantizedWeight) -> TypeGuard[Int8Weight | Fp8Weight]:
+    """Whether `pack_scaled_weight` takes it: 8 bits, one scale a row or several rows, no zero points."""
+    if isinstance(weight, Int8Weight):
+        return weight.zero_points is None
+    return isinstance(weight, Fp8Weight) and weight.block[1] == weight.shape[1]
 
 
 def pack_scaled_weight(

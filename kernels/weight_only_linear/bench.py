@@ -4,6 +4,7 @@ python -m kernels.weight_only_linear.bench [--tune]     with --tune, first fills
 """
 
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from kernels.benchmarking import report, require_gpu, time_call
 from kernels.crossover import Regime, read_crossover
-from kernels.quantization import QuantizedWeight
+from kernels.quantization import Int4Weight, QuantizedWeight
+from kernels.quantization.nibbles import unpack_nibbles
 from kernels.testing import assert_matches
 from kernels.tuning import fastest, write_crossover
 from kernels.weight_only_linear import gpu, pack_linear_weight, reference, weight_only_linear
@@ -32,6 +34,7 @@ CANDIDATES = (
     Regime("dense", None),
 )
 MAX_GEMV_TOKENS = 8
+TORCH_INNER_TILES = 8  # of torch's own int4 layout, along K
 
 
 def _weight(format_: str, in_features: int, out_features: int) -> tuple[Tensor, QuantizedWeight]:
@@ -57,6 +60,27 @@ def _tune() -> None:
     read_crossover.cache_clear()
 
 
+def _rivals(x: Tensor, dense: Tensor, quantized: QuantizedWeight) -> dict[str, Callable[[], object]]:
+    calls: dict[str, Callable[[], object]] = {"cuBLAS bf16": partial(torch.mm, x, dense.T)}
+    if isinstance(quantized, Int4Weight) and quantized.zero_points is None:
+        call = partial(
+            torch._weight_int4pack_mm,  # noqa: SLF001
+            x,
+            *_as_torch_packs(quantized),
+        )
+        assert_matches(call(), reference.weight_only_linear(x, quantized))
+        calls["_weight_int4pack_mm"] = call
+    return calls
+
+
+def _as_torch_packs(weight: Int4Weight) -> tuple[Tensor, int, Tensor]:
+    """Return tiles, group size, and scale and offset pairs: a level is `(level - 8) * scale + offset`."""
+    levels = unpack_nibbles(weight.packed)
+    tiles = torch._convert_weight_to_int4pack((levels[:, ::2] << 4) | levels[:, 1::2], TORCH_INNER_TILES)  # noqa: SLF001
+    scales = weight.scales.bfloat16().T
+    return tiles, weight.group_size, torch.stack((scales, torch.zeros_like(scales)), dim=2).contiguous()
+
+
 def main() -> None:
     """Check every product against its float32 truth, then time it."""
     require_gpu()
@@ -74,7 +98,7 @@ def main() -> None:
                     f"{format_} weight",
                     f"{num_tokens} x {in_features} x {out_features} bf16",
                     time_call(partial(weight_only_linear, x, weight), moved),
-                    {"cuBLAS bf16": time_call(partial(torch.mm, x, dense.T))},
+                    {name: time_call(call) for name, call in _rivals(x, dense, quantized).items()},
                 )
 
 

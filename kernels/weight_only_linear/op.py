@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from kernels import device
 from kernels.crossover import read_crossover
 from kernels.weight_only_linear.launches import TABLES
 from kernels.weight_only_linear.weight import LinearWeight
@@ -20,9 +21,9 @@ def weight_only_linear(x: Tensor, weight: LinearWeight) -> Tensor:
             f"weight_only_linear: x is {tuple(x.shape)} with strides {x.stride()}, "
             f"weight takes {weight.in_features}"
         )
-    if x.dtype not in {torch.float16, torch.bfloat16} or not x.is_cuda:
+    if x.dtype not in {torch.float16, torch.bfloat16} or not device.uses_triton(x):
         raise ValueError(f"weight_only_linear: x is {x.dtype} on {x.device}, not 16 bits on a GPU")
     from kernels.weight_only_linear import gpu  # noqa: PLC0415  (Triton is there with a GPU only)
 
-    table = read_crossover(TABLES, torch.cuda.get_device_name(x.device))
+    table = read_crossover(TABLES, device.gpu_name(x.device))
     return gpu.run(x, weight, table.choose(weight.format, x.shape[0]))

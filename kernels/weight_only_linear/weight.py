@@ -1,12 +1,16 @@
 """A quantized weight as the kernels read it."""
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from kernels.quantization import Int4Weight, Int8Weight, Nf4Weight, QuantizedWeight
+from kernels.quantization import Fp8Weight, Int4Weight, Int8Weight, Nf4Weight, QuantizedWeight
 from kernels.quantization.nf4 import BLOCK, NestedScales
+from kernels.quantization.shapes import num_bytes
+
+FP8_BLOCKS = (32, 64, 128)  # columns, where not whole rows share a scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,37 @@ class LinearWeight:
     def out_features(self) -> int:
         """Rows of the weight; a gated product gives half as many."""
         return self.data.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in memory."""
+        nested = () if self.nested is None else (self.nested.scales, self.nested.offset)
+        return num_bytes(self.data, self.scales, self.zero_points, self.bias, *nested)
+
+    def to(self, device: torch.device) -> Self:
+        """Return it on a device."""
+
+        def moved(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
+        nested = self.nested
+        if nested is not None:
+            nested = NestedScales(
+                *(part.to(device) for part in (nested.levels, nested.scales, nested.offset))
+            )
+        return replace(
+            self,
+            data=self.data.to(device),
+            scales=self.scales.to(device),
+            zero_points=moved(self.zero_points),
+            nested=nested,
+            bias=moved(self.bias),
+        )
+
+
+def takes(weight: QuantizedWeight) -> bool:
+    """Whether `pack_linear_weight` does: all formats, but of fp8 blocks only some widths."""
+    return not isinstance(weight, Fp8Weight) or weight.block[1] in {*FP8_BLOCKS, weight.shape[1]}
 
 
 def pack_linear_weight(
@@ -82,7 +117,7 @@ def _pack(weight: QuantizedWeight) -> LinearWeight:
         return LinearWeight("nf4", weight.packed, weight.scales, group_size=BLOCK)
     rows, columns = weight.block
     group_size = 0 if columns == weight.shape[1] else columns
-    if group_size not in {0, 32, 64, 128}:
+    if not takes(weight):
         raise ValueError(f"weight_only_linear: fp8 blocks of {columns} columns")
     scales = weight.scales.repeat_interleave(rows, dim=0)[: weight.shape[0]]
     return LinearWeight("fp8", weight.levels.view(torch.uint8), scales, group_size=group_size)

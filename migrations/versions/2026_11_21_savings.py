@@ -4,8 +4,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "savings"
-down_revision = "access"
+revision = "0004_savings"
+down_revision = "0003_files"
 branch_labels = None
 depends_on = None
 
@@ -13,6 +13,7 @@ SECONDS = ("prefill_seconds", "decode_seconds", "padding_seconds")
 # Rows here are rewritten all the time: room for that on each page, and a vacuum before the dead pile up.
 STORAGE = {
     "batches": "fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02",
+    "deliveries": "fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02",
     "webhook_events": "fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02",
     "workers": "fillfactor = 50, autovacuum_vacuum_threshold = 500",
     "meters": "fillfactor = 50, autovacuum_vacuum_threshold = 500",
@@ -71,6 +72,7 @@ def upgrade() -> None:
     op.create_table(
         "cached_responses",
         sa.Column("key", sa.LargeBinary(), nullable=False),
+        sa.Column("tenant_id", sa.Text(), server_default="default", nullable=False),
         sa.Column("group", sa.LargeBinary(), nullable=False),
         sa.Column("payload", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
         sa.Column("embedding", postgresql.ARRAY(sa.REAL()), nullable=True),

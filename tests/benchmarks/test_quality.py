@@ -14,6 +14,7 @@ def test_formats_cost_what_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
         "bf16",
         "int8",
         "fp8",
+        "fp8_weights",
         "fp8_compensated",
         "int4",
         "int4_compensated",
@@ -22,6 +23,7 @@ def test_formats_cost_what_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert ppl["int8"] < 1.01
     assert ppl["fp8"] < 1.015
+    assert ppl["fp8_weights"] < 1.008
     assert ppl["fp8_compensated"] < 1.01
     assert ppl["int8_kv"] < 1.003
     assert ppl["int4_compensated"] < 1.03

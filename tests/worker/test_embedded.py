@@ -49,9 +49,11 @@ def test_with_urls_nothing_starts(tmp_path: Path) -> None:
             "FLOWER_BASIC_AUTH",
             "HEADRACE_AUTH",
             "HEADRACE_DATA_DIR",
+            "HEADRACE_SECRET_KEY",
             "HEADRACE_WEBHOOK_SECRET",
         }
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["flower_password", "webhook_secret"]
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == ["flower_password", "secret_key", "webhook_secret"]
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
 
 

@@ -9,7 +9,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.engine import make_url
 
 from worker.settings import settings
-from worker.store.tables import Table
+from worker.store.schema import METADATA
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -38,11 +38,57 @@ def tables() -> set[str]:
 
 def test_up_down_and_up_again(config: Config) -> None:
     command.upgrade(config, "head")
-    assert tables() == set(Table.metadata.tables) | {"alembic_version"}
+    assert tables() == set(METADATA.tables) | {"alembic_version"}
     command.downgrade(config, "base")
     assert tables() == {"alembic_version"}
     command.upgrade(config, "head")
     command.check(config)
+
+
+def run(query: str) -> list[tuple]:
+    url = make_url(settings().database_url).set(drivername="postgresql")
+    with psycopg.connect(url.render_as_string(hide_password=False)) as connection:
+        cursor = connection.execute(query)  # type: ignore[call-overload]
+        return cursor.fetchall() if cursor.description else []
+
+
+def test_events_keep_their_standing_on_the_way_up_and_down(config: Config) -> None:
+    command.upgrade(config, "0001")
+    run(
+        "INSERT INTO batches"
+        " (id, status, params, metadata, num_requests, num_prompt_tokens, max_output_tokens)"
+        " SELECT 'batch_' || n, 'completed', '{}', '{}', 1, 1, 1 FROM generate_series(1, 3) AS n"
+    )
+    run(
+        "INSERT INTO webhook_events (id, batch_id, type, url, body, state, attempts) VALUES"
+        " ('evt_1', 'batch_1', 'batch.completed', 'https://A.example/x?y', '{}', 'delivered', 2),"
+        " ('evt_2', 'batch_2', 'batch.completed', 'https://a.example/', '{}', 'failed', 10),"
+        " ('evt_3', 'batch_3', 'batch.completed', 'https://a.example/', '{}', 'pending', 1)"
+    )
+    run(
+        "INSERT INTO delivery_attempts (event_id, number, duration_ms, status_code)"
+        " VALUES ('evt_1', 1, 5, 500), ('evt_1', 2, 5, 200), ('evt_3', 1, 5, 500)"
+    )
+    command.upgrade(config, "head")
+    assert run("SELECT event_id, receiver, state, attempts FROM deliveries ORDER BY 1") == [
+        ("evt_1", "default https://a.example", "delivered", 2),
+        ("evt_2", "default https://a.example", "failed", 10),
+    ]
+    assert run("SELECT count(*) FROM delivery_attempts WHERE delivery_id = 'dlv_1'") == [(2,)]
+    # One event and a replay by the new release, then back.
+    run("INSERT INTO webhook_endpoints (id, url, event_types) VALUES ('we_1', 'https://b.example/', '[]')")
+    run("INSERT INTO webhook_events (id, type, body) VALUES ('evt_4', 'webhook.ping', '{}')")
+    run(
+        "INSERT INTO deliveries (id, event_id, endpoint_id, receiver, state) VALUES"
+        " ('dlv_4', 'evt_4', 'we_1', 'we_1', 'pending'), ('dlv_5', 'evt_1', 'we_1', 'we_1', 'delivered')"
+    )
+    run("UPDATE deliveries SET state = 'sending' WHERE id = 'dlv_2'")
+    command.downgrade(config, "0001")
+    assert run("SELECT id, state FROM webhook_events ORDER BY 1") == [
+        ("evt_1", "delivered"),
+        ("evt_2", "pending"),
+        ("evt_3", "pending"),
+    ]
 
 
 def test_every_migration_gives_up_on_a_lock_early(config: Config) -> None:

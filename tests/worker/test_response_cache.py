@@ -12,9 +12,11 @@ from worker.contract.results import NewResult, RequestError
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import BatchStatus, Outcome
 from worker.response_cache import Lookup, ResponseCache
-from worker.store import batches, requests, response_cache, shards
-from worker.store.batches import BatchView, NewBatch
-from worker.store.requests import NewRequest, ResultView, ShardRequest
+from worker.store import batch_views, batches, response_cache, result_views, shards
+from worker.store.batch_views import BatchView
+from worker.store.batches import NewBatch
+from worker.store.requests import NewRequest, ShardRequest
+from worker.store.result_views import ResultView
 from worker.store.session import Store
 from worker.store.shards import Claim, Progress
 
@@ -64,8 +66,8 @@ class Bench:
         with self.store.transaction() as session:
             shards.save(session, [Progress(claimed, results, 0, is_last=True)], lease=LEASE)
         with self.store.transaction() as session:
-            view = batches.get(session, claimed.batch_id)
-            found = requests.results_page(session, claimed.batch_id, after=0, limit=100)
+            view = batch_views.get(session, claimed.batch_id)
+            found = result_views.page(session, claimed.batch_id, after=0, limit=100)
         assert view is not None
         assert view.status is BatchStatus.COMPLETED
         return view, sorted(found, key=lambda one: one.position)

@@ -11,15 +11,21 @@ from sqlalchemy import text
 from tests.fixtures.batches import LEASE, claim, submit
 from tests.fixtures.deployment import eventually
 from tests.fixtures.fake_engine import FakeEngine
+from worker.contract.sampling import FormatKind, OutputFormat
+from worker.contract.sampling import SamplingParams as StoredSampling
 from worker.contract.states import BatchStatus
 from worker.engine.engine_thread import EngineThread
 from worker.engine.sampling import SamplingParams
 from worker.shard_runner import Ending, ShardRunner
 from worker.shard_saver import ShardSaver
-from worker.store import batches, requests, shards
-from worker.store.batches import BatchView
-from worker.store.requests import ResultView
+from worker.store import batch_views, batches, control, partial_outputs, result_views, shards
+from worker.store.batch_views import BatchView
+from worker.store.batches import NewBatch
+from worker.store.partial_outputs import PartialOutput
+from worker.store.requests import NewRequest
+from worker.store.result_views import ResultView
 from worker.store.session import Store
+from worker.store.shards import Claim
 
 
 class Bench:
@@ -43,25 +49,53 @@ class Bench:
 
     def start(self, **options: object) -> Future[Ending]:
         self.batch_id = submit(self.store, num_requests=4, shard_size=4, **options)  # type: ignore[arg-type]
+        return self._run()
+
+    def start_on(self, batch: NewBatch) -> Future[Ending]:
+        with self.store.transaction() as session:
+            self.batch_id = batches.submit(session, batch, shard_size=4)
+        return self._run()
+
+    def _run(self) -> Future[Ending]:
         ending = self._pool.submit(self.runner.run, 1)
         assert self.engine.submitted.wait(10)
         return ending
 
+    def go_on(self) -> Future[Ending]:
+        ending = self._pool.submit(self.runner.run, 1)
+        assert self.engine.submitted.wait(10)
+        return ending
+
+    def take_over(self) -> Claim:
+        while True:
+            with self.store.transaction() as session:
+                session.execute(text("UPDATE shards SET state = 'ready'"))
+            # The holder may renew its lease in between, as it may while nobody else has claimed.
+            if (taken := claim(self.store, 1, worker="gpu@other")) is not None:
+                return taken
+
+    def kept(self) -> dict[int, list[int]]:
+        with self.store.transaction() as session:
+            rows = session.execute(text("SELECT request_id, token_ids FROM partial_outputs"))
+            return dict(map(tuple, rows))
+
     def view(self) -> BatchView:
         with self.store.transaction() as session:
-            found = batches.get(session, self.batch_id)
+            found = batch_views.get(session, self.batch_id)
         assert found is not None
         return found
 
     def results(self) -> list[ResultView]:
         with self.store.transaction() as session:
-            return requests.results_page(session, self.batch_id, after=0, limit=10)
+            return result_views.page(session, self.batch_id, after=0, limit=10)
 
 
 @pytest.fixture
 def bench(store: Store) -> Iterator[Bench]:
     with ThreadPoolExecutor(2) as pool:
-        yield Bench(store, pool)
+        bench = Bench(store, pool)
+        yield bench
+        bench.draining.set()  # a run that a failed test has left must not keep the pool
 
 
 def test_a_shard_runs_to_its_end(bench: Bench) -> None:
@@ -118,6 +152,123 @@ def test_a_cancelled_batch_stops_the_work(bench: Bench) -> None:
     assert (view.status, view.num_completed, view.num_cancelled) == (BatchStatus.CANCELLED, 1, 3)
 
 
+def test_a_push_is_felt_before_the_next_save(bench: Bench) -> None:
+    bench.runner = replace(bench.runner, save_seconds=300.0)
+    ending = bench.start()
+    with bench.store.transaction() as session:
+        batches.cancel(session, bench.batch_id)
+    bench.runner.batch_changed("batch_other")
+    bench.runner.batch_changed(bench.batch_id)
+    assert ending.result(60) is Ending.STOPPED
+
+
+def test_what_a_cancel_cuts_off_is_kept(bench: Bench) -> None:
+    ending = bench.start()
+    bench.engine.partial = {(2, 0): (5, 6, 7, 8)}
+    with bench.store.transaction() as session:
+        batches.cancel(session, bench.batch_id)
+    assert ending.result(10) is Ending.STOPPED
+    cut = {result.position: result for result in bench.results()}[1]
+    assert (cut.output, cut.num_output_tokens, cut.finish_reason) == ("text of 4", 4, "cancelled")
+    assert cut.error_code == "batch_cancelled"
+    view = bench.view()
+    assert (view.status, view.num_cancelled, view.output_tokens) == (BatchStatus.CANCELLED, 4, 4)
+
+
+def test_one_request_is_cancelled_and_the_others_go_on(bench: Bench) -> None:
+    ending = bench.start()
+    bench.engine.partial = {(3, 0): (5, 6)}
+    with bench.store.transaction() as session:
+        control.cancel_request(session, bench.batch_id, 2)
+    eventually(lambda: bench.view().num_cancelled == 1)
+    bench.engine.finish(0, 1, 3)
+    assert ending.result(10) is Ending.FINISHED
+    assert bench.view().status is BatchStatus.COMPLETED
+    cut = next(result for result in bench.results() if result.error_code)
+    assert (cut.position, cut.output, cut.error_code) == (2, "text of 2", "request_cancelled")
+
+
+def test_a_paused_batch_goes_on_from_what_it_had(bench: Bench) -> None:
+    ending = bench.start()
+    bench.engine.partial = {(1, 0): (5, 6, 7), (2, 0): ()}
+    bench.engine.finish(3)
+    with bench.store.transaction() as session:
+        control.pause(session, bench.batch_id)
+    assert ending.result(10) is Ending.HANDED_BACK
+    assert bench.view().status is BatchStatus.PROCESSING
+    assert bench.runner.run(1) is Ending.NOTHING_TO_DO
+    with bench.store.transaction() as session:
+        control.resume(session, bench.batch_id)
+    bench.engine.submitted.clear()
+    again = bench.go_on()
+    given = {request.id: tuple(request.output_token_ids) for request in bench.engine.requests}
+    assert given == {(1, 0): (5, 6, 7), (2, 0): (), (3, 0): ()}
+    eventually(lambda: bench.view().running_tokens == 3)
+    bench.engine.finish(0, 1, 2)
+    assert again.result(10) is Ending.FINISHED
+    with bench.store.transaction() as session:
+        assert session.scalar(text("SELECT count(*) FROM partial_outputs")) == 0
+
+
+def test_long_outputs_are_saved_while_they_run(bench: Bench) -> None:
+    bench.runner = replace(bench.runner, checkpoint_tokens=4)
+    ending = bench.start()
+    bench.engine.partial = {(1, 0): (5, 6, 7), (2, 0): (1, 2, 3, 4, 5)}
+    eventually(lambda: bench.kept() == {2: [1, 2, 3, 4, 5]})
+    bench.engine.partial = {(1, 0): (5, 6, 7, 8), (2, 0): (1, 2, 3, 4, 5, 6)}
+    eventually(lambda: bench.kept() == {1: [5, 6, 7, 8], 2: [1, 2, 3, 4, 5]})
+    # Its worker dies: the next one goes on from there, and nobody computes what was finished.
+    bench.engine.finish(2)
+    eventually(lambda: bench.view().num_completed == 1)
+    taken = bench.take_over()
+    kept = {one.id: one.partial_output.token_ids for one in taken.requests if one.partial_output}
+    assert kept == {1: [5, 6, 7, 8], 2: [1, 2, 3, 4, 5]}
+    assert {one.id for one in taken.requests} == {1, 2, 4}
+    assert ending.result(10) is Ending.LOST
+
+
+def test_tokens_of_another_model_are_not_gone_on_from(bench: Bench) -> None:
+    bench.batch_id = submit(bench.store, num_requests=4, shard_size=4)
+    with bench.store.transaction() as session:
+        kept = {1: PartialOutput("other", (1, 2), "a"), 2: PartialOutput("fake", (3, 4), "b")}
+        partial_outputs.keep(session, kept)
+    ending = bench.go_on()
+    assert [tuple(one.output_token_ids) for one in bench.engine.requests] == [(), (3, 4), (), ()]
+    bench.engine.finish(0, 1, 2, 3)
+    assert ending.result(10) is Ending.FINISHED
+
+
+def test_a_suspect_waits_until_it_is_alone(bench: Bench) -> None:
+    ending = bench.start()
+    other = submit(bench.store, num_requests=1, shard_size=1)
+    with bench.store.transaction() as session:
+        session.execute(text("UPDATE shards SET is_suspect = true WHERE id = 2"))
+    first = bench.engine.work
+    alone = bench._pool.submit(bench.runner.run, 2)
+    with pytest.raises(TimeoutError):
+        alone.result(0.3)
+    assert bench.engine.work is first
+    bench.engine.finish(0, 1, 2, 3)
+    assert ending.result(10) is Ending.FINISHED
+    eventually(lambda: bench.engine.work is not first)
+    bench.engine.finish(0)
+    assert alone.result(10) is Ending.FINISHED
+    with bench.store.transaction() as session:
+        found = batch_views.get(session, other)
+    assert found is not None
+    assert found.status is BatchStatus.COMPLETED
+
+
+def test_an_engine_that_does_not_stop_is_left(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.shard_runner.CUT_SECONDS", 0.2)
+    ending = bench.start()
+    bench.engine.stuck_for = 100.0
+    with bench.store.transaction() as session:
+        batches.cancel(session, bench.batch_id)
+    assert ending.result(20) is Ending.STOPPED
+    assert bench.view().status is BatchStatus.CANCELLED
+
+
 def test_draining_hands_the_rest_back(bench: Bench) -> None:
     ending = bench.start()
     bench.engine.finish(0)
@@ -139,14 +290,7 @@ def test_draining_lets_what_is_nearly_done_finish(bench: Bench) -> None:
 
 def test_a_lost_shard_is_left_to_its_new_holder(bench: Bench) -> None:
     ending = bench.start()
-    with bench.store.transaction() as session:
-        session.execute(text("UPDATE shards SET state = 'ready'"))
-    taken = claim(bench.store, 1, worker="gpu@other")
-    # The holder may have renewed its lease in between, as it may while nobody else has claimed.
-    while taken is None:
-        with bench.store.transaction() as session:
-            session.execute(text("UPDATE shards SET state = 'ready'"))
-        taken = claim(bench.store, 1, worker="gpu@other")
+    bench.take_over()
     bench.engine.finish(0, 1, 2, 3)
     assert ending.result(10) is Ending.LOST
     assert bench.results() == []
@@ -187,3 +331,26 @@ def test_results_outlive_an_absent_postgres(bench: Bench, monkeypatch: pytest.Mo
     bench.engine.finish(0, 1, 2, 3)
     assert ending.result(10) is Ending.FINISHED
     assert bench.view().num_completed == 4
+
+
+def test_a_request_that_cannot_be_put_fails_alone(bench: Bench) -> None:
+    bad = StoredSampling(format=OutputFormat(FormatKind.CHOICE, []))
+    new = NewBatch(
+        params=StoredSampling(),
+        requests=[
+            NewRequest("one", max_tokens=5, params=bad),
+            NewRequest("", max_tokens=5, inputs=("two", (3, 4))),
+        ],
+    )
+    ending = bench.start_on(new)
+    assert [request.prompt for request in bench.engine.requests] == ["two", (3, 4)]
+    bench.engine.finish(1)
+    eventually(lambda: bench.view().num_failed == 1)
+    assert bench.view().num_completed == 0
+    bench.engine.finish(0)
+    assert ending.result(10) is Ending.FINISHED
+    failed, completed = bench.results()
+    assert failed.error_message == "choice: there is no option to choose from"
+    assert completed.payload is not None
+    assert [choice.text for choice in completed.payload.choices] == ["out two", "out (3, 4)"]
+    assert completed.num_output_tokens == 6

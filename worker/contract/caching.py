@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 
+from worker.contract.requests import Params, Prompt, kind_of
 from worker.contract.sampling import SamplingParams
 
 DEFAULT_SIMILARITY = 0.95
@@ -26,24 +28,23 @@ class Source(StrEnum):
     SEMANTIC_CACHE = "semantic_cache"
 
 
-def is_deterministic(params: SamplingParams) -> bool:
-    """Whether the same request brings the same answer: greedy, or with a seed."""
-    return params.temperature == 0 or params.seed is not None
+def is_deterministic(params: Params) -> bool:
+    """Whether the same request brings the same answer: greedy, or with a seed, or without sampling at all."""
+    return not isinstance(params, SamplingParams) or params.temperature == 0 or params.seed is not None
 
 
 def request_digest(
-    prompt: str, params: SamplingParams, *, max_tokens: int, add_special_tokens: bool
+    prompts: Sequence[Prompt], params: Params, *, max_tokens: int, add_special_tokens: bool
 ) -> bytes | None:
     """Return what identical requests of one model share, 16 bytes; None where answers differ each time."""
     if not is_deterministic(params):
         return None
-    said = json.dumps([prompt, add_special_tokens, _sampling(params, max_tokens)], ensure_ascii=True)
-    return _digest(said)
+    return _digest([prompts, add_special_tokens, _sampling(params, max_tokens)])
 
 
-def sampling_digest(params: SamplingParams, *, max_tokens: int) -> bytes:
+def sampling_digest(params: Params, *, max_tokens: int) -> bytes:
     """Return what requests share that differ in their prompt only, 16 bytes."""
-    return _digest(json.dumps(_sampling(params, max_tokens), ensure_ascii=True))
+    return _digest(_sampling(params, max_tokens))
 
 
 def cache_key(tenant_id: str, model_fingerprint: str, digest: bytes) -> bytes:
@@ -53,9 +54,10 @@ def cache_key(tenant_id: str, model_fingerprint: str, digest: bytes) -> bytes:
     ).digest()
 
 
-def _sampling(params: SamplingParams, max_tokens: int) -> list[tuple[str, object]]:
-    return sorted((params.to_json() | {"max_tokens": max_tokens}).items())
+def _sampling(params: Params, max_tokens: int) -> list[object]:
+    own = {"max_tokens": max_tokens} if isinstance(params, SamplingParams) else {}
+    return [kind_of(params), params.to_json() | own]
 
 
-def _digest(said: str) -> bytes:
-    return hashlib.blake2b(said.encode(), digest_size=16).digest()
+def _digest(said: object) -> bytes:
+    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).digest()

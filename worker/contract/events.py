@@ -9,11 +9,36 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from worker.contract.results import Output
 from worker.contract.states import BatchStatus
 
 # A batch up to this size carries its outputs inline, in the webhook and in GET /v1/batch/{id}.
 INLINE_OUTPUTS = 100
 INLINE_OUTPUT_BYTES = 256 * 1024
+
+PING = "webhook.ping"
+BATCH_EVENTS = tuple(f"batch.{status}" for status in BatchStatus if status.is_terminal)
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Nothing has happened: an endpoint's owner wants to see that it works."""
+
+    event_id: str
+    created_at: datetime
+    endpoint_id: str
+    type: str = PING
+
+    def to_body(self) -> str:
+        """Return the exact text to sign and send."""
+        event = {
+            "id": self.event_id,
+            "object": "event",
+            "type": self.type,
+            "created_at": int(self.created_at.timestamp()),
+            "data": {"id": self.endpoint_id},
+        }
+        return json.dumps(event, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +52,7 @@ class BatchEnded:
     counts: Mapping[str, int]
     usage: Mapping[str, Any]
     metadata: Mapping[str, Any]
-    outputs: list[str | None] | None  # in the order of the requests; None: fetch them
+    outputs: list[Output] | None  # in the order of the requests; None: fetch them
 
     @property
     def type(self) -> str:

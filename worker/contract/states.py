@@ -8,9 +8,9 @@ class BatchStatus(StrEnum):
 
     PENDING = "pending"  # the first claim of one of its shards, or a cancel, moves it on
     PROCESSING = "processing"  # the save of the last result, a cancel, or its deadline moves it on
-    CANCELLING = "cancelling"  # the last running shard to stop, or the dispatcher, moves it on
+    CANCELLING = "cancelling"  # or stopping itself: the last shard to stop, or the dispatcher, moves it on
     COMPLETED = "completed"  # terminal: every request has a result of its own
-    FAILED = "failed"  # terminal: the batch as a whole could not be run
+    FAILED = "failed"  # terminal: a stop rule ended it
     CANCELLED = "cancelled"  # terminal: the customer stopped it
     EXPIRED = "expired"  # terminal: its completion window closed
 
@@ -32,12 +32,27 @@ class ShardState(StrEnum):
     DROPPED = "dropped"  # terminal: its batch ended before it ran to the end
 
 
+class Lane(StrEnum):
+    """Which work a Batch and its Shards are."""
+
+    BATCH = "batch"  # waits its turn; the dispatcher tickets its Shards
+    INTERACTIVE = "interactive"  # somebody waits for the answer; no list of batches shows it
+
+
 class Outcome(StrEnum):
     """How a Request ended. A Result never changes."""
 
     COMPLETED = "completed"
     FAILED = "failed"  # its own error: the rest of the batch goes on
     CANCELLED = "cancelled"  # its batch was cancelled or expired first
+
+
+class AttemptCause(StrEnum):
+    """Why a try at a Request brought no Result."""
+
+    WORKER_LOST = "worker_lost"  # its worker died, hung or lost Postgres until the lease expired
+    HANDED_BACK = "handed_back"  # its worker was shutting down
+    PAUSED = "paused"  # its batch was
 
 
 class EventState(StrEnum):
@@ -47,3 +62,20 @@ class EventState(StrEnum):
     SENDING = "sending"  # the attempt's outcome, or the dispatcher once its lease expires, moves it on
     DELIVERED = "delivered"  # terminal: the receiver answered 2xx
     FAILED = "failed"  # terminal: the last attempt failed, or the receiver answered 410
+
+
+class FilesStage(StrEnum):
+    """Where the files of a Batch stand."""
+
+    READING = "reading"  # the files process moves it on, when every line is a request or none can be
+    RUNNING = "running"  # the files process moves it on, when the batch has ended and its files are written
+    DONE = "done"  # terminal: what there is to download is there
+
+
+class UploadStatus(StrEnum):
+    """Where an Upload stands."""
+
+    PENDING = "pending"  # its completion or cancellation moves it on, or its expiry
+    COMPLETED = "completed"  # terminal: it has become a file
+    CANCELLED = "cancelled"  # terminal: its parts are gone
+    EXPIRED = "expired"  # terminal: it was not completed in time

@@ -30,6 +30,7 @@ def run(config: Settings) -> None:
         store,
         Broker(config.redis_url),
         config.max_attempts,
+        callbacks_per_receiver=config.callbacks_per_receiver,
         results_kept_for=None if days is None else timedelta(days=days),
     )
     swept_at = tidied_at = float("-inf")

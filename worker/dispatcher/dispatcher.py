@@ -4,9 +4,10 @@ Any number of dispatchers may run: each step locks what it changes and skips wha
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from kombu.exceptions import OperationalError as BrokerError
 from redis import RedisError
@@ -16,8 +17,10 @@ from worker.queue.broker import Broker
 from worker.queue.publish import publish
 from worker.store import (
     batches,
+    deliveries,
     idempotency,
     meters,
+    receivers,
     response_cache,
     retention,
     shards,
@@ -48,6 +51,7 @@ class Dispatcher:
     broker: Broker
     max_attempts: int
     publish: Callable[[Ticket], None] = publish
+    callbacks_per_receiver: int = 2
     results_kept_for: timedelta | None = None  # None: for ever
 
     def sweep(self) -> None:
@@ -70,6 +74,7 @@ class Dispatcher:
         with self.store.transaction() as session:
             idempotency.forget_the_old(session)
             workers.forget_the_dead(session)
+            receivers.forget_the_idle(session)
         with self.store.transaction() as session:
             meters.fold_the_old(session)
             response_cache.drop_expired(session)
@@ -82,7 +87,8 @@ class Dispatcher:
                 if shards.return_expired(session, shard_id, batch_id, max_attempts=self.max_attempts):
                     logger.warning("the lease on shard %s of %s expired", shard_id, batch_id)
         with self.store.transaction() as session:
-            webhooks.return_expired(session, limit=SWEEP_LIMIT)
+            deliveries.return_expired(session, limit=SWEEP_LIMIT)
+            webhooks.adopt(session, limit=SWEEP_LIMIT)
 
     def _issue(self, queue: str) -> None:
         try:
@@ -90,7 +96,9 @@ class Dispatcher:
         except RedisError as error:
             logger.warning("Redis does not answer: %s", error)
             return
-        issue = tickets.issue_shards if queue == GPU_QUEUE else tickets.issue_events
+        issue: Callable[..., Sequence[Ticket]] = tickets.issue_shards
+        if queue == CALLBACKS_QUEUE:
+            issue = partial(tickets.issue_deliveries, most_at_once=self.callbacks_per_receiver)
         with self.store.transaction() as session:
             window = max(MIN_WINDOW, WINDOW_PER_SLOT * workers.slots(session, queue))
             due = issue(

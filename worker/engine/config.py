@@ -9,7 +9,8 @@ from worker.engine.batch_policy import BatchPolicy
 from worker.engine.errors import ConfigError
 
 DEVICES = ("cpu", "cuda")
-DTYPES = ("f32", "bf16", "int8")
+DTYPES = ("f32", "bf16", "int8", "fp8")
+KV_CACHE_DTYPES = ("int8", "fp8")
 CPU_KV_CACHE_BYTES = 1 << 30
 # Of max_num_sequences and max_tokens_per_step. On a CPU more would not run faster, and what passes between
 # products would leave the cache; on a GPU less would leave it waiting. The latter are not measured yet.
@@ -22,8 +23,11 @@ class EngineConfig:
 
     model: Path
     device: str = "cpu"
-    # int8: weights and activations of products; the KV cache is bf16, the rest float32.
+    # int8, fp8 (on a GPU): weights and activations of products; the KV cache is bf16, the rest float32 on a
+    # CPU and bf16 on a GPU.
     dtype: str = "bf16"
+    # None: the dtype of activations. int8 and fp8 have a scale a token and head; on a GPU only.
+    kv_cache_dtype: str | None = None
     block_size: int = 16  # tokens in a Block
     # None: as many as max_num_sequences can use, within kv_cache_bytes.
     num_blocks: int | None = None
@@ -44,6 +48,10 @@ class EngineConfig:
             raise ConfigError(f"device {self.device!r} is none of {', '.join(DEVICES)}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+        if self.kv_cache_dtype not in {None, *KV_CACHE_DTYPES}:
+            raise ConfigError(
+                f"kv_cache_dtype {self.kv_cache_dtype!r} is none of {', '.join(KV_CACHE_DTYPES)}"
+            )
         if self.admission not in POLICIES:
             raise ConfigError(f"admission {self.admission!r} is none of {', '.join(POLICIES)}")
         for name in (

@@ -32,13 +32,16 @@ class DecodeGraphs:
         self._sizes = sorted(self._graphs)
         logger.info("recorded %d decode graphs in %.1f s", len(self._sizes), time.monotonic() - began)
 
-    def logits(self, step: PackedStep) -> Tensor | None:
-        """Return [num_sequences, vocab_size], good until the next call, or None if no graph fits the Step."""
+    def logits(self, step: PackedStep, before: Tensor | None) -> Tensor | None:
+        """Return [num_sequences, vocab_size], good until the next call, or None if no graph fits the Step.
+
+        `before` is what the Step before it has chosen, where it is still on the device.
+        """
         count = len(step.num_tokens)
         if not is_decode(step) or count > self._sizes[-1]:
             return None
         size = next(size for size in self._sizes if size >= count)
-        self._decode.fill(step, size)
+        self._decode.fill(step, size, before)
         graph, logits = self._graphs[size]
         self.num_rows = size
         graph.replay()

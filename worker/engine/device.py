@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from kernels import int8_linear
+from kernels.device import converts_fp8
 from worker.engine.config import EngineConfig
 from worker.engine.errors import ConfigError
 
@@ -17,11 +18,19 @@ def open_device(config: EngineConfig) -> torch.device:
     if config.device == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"device 'cuda': torch {torch.__version__} finds no GPU")
-        if config.dtype == "int8":
-            raise ConfigError("dtype int8 is not built for device 'cuda' yet: use bf16 or f32")
-    elif config.dtype == "int8" and not int8_linear.is_available():
+        device = torch.device("cuda")
+        if config.dtype == "fp8" and not converts_fp8(device):
+            raise ConfigError(f"dtype fp8: {torch.cuda.get_device_name(device)} has no fp8: use int8 or bf16")
+        return device
+    if config.dtype == "int8" and not int8_linear.is_available():
         raise ConfigError("dtype int8 needs a torch with oneDNN: use bf16 or f32")
-    return torch.device(config.device)
+    if config.dtype == "fp8":
+        raise ConfigError("dtype fp8 needs device 'cuda': a CPU has int8, bf16 and f32")
+    if config.kv_cache_dtype is not None:
+        raise ConfigError(
+            f"kv_cache_dtype {config.kv_cache_dtype} needs device 'cuda': a CPU's cache is bf16 or f32"
+        )
+    return torch.device("cpu")
 
 
 def spare_bytes(device: torch.device, run_largest_step: Callable[[], object]) -> int:
@@ -34,3 +43,12 @@ def spare_bytes(device: torch.device, run_largest_step: Callable[[], object]) ->
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return max(free - step_bytes - int(total * RESERVED_SHARE), 0)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an exception says that memory ran out, on any device; frees what is only held in reserve."""
+    if isinstance(error, torch.OutOfMemoryError):
+        torch.cuda.empty_cache()
+        return True
+    # A CPU's allocator has no exception of its own.
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)

@@ -5,30 +5,36 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Tokens
 
 from worker.engine.admission import make_policy
 from worker.engine.block_pool import BlockPool
+from worker.engine.chosen_tokens import Chosen
 from worker.engine.config import EngineConfig
-from worker.engine.errors import InvalidRequestError
+from worker.engine.errors import InvalidRequestError, OutOfMemoryError
 from worker.engine.grammar import GrammarCompiler
 from worker.engine.model_runner import ModelRunner
 from worker.engine.models.checkpoint import read_eos_token_ids
 from worker.engine.open_request import OpenRequest, choice_seed
+from worker.engine.output_stream import OutputStream
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.reading_queue import ReadingQueue
 from worker.engine.readout import PromptReadout
+from worker.engine.resuming import resume
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import FinishReason, Sequence, SequenceState
 from worker.engine.step import (
     Choice,
     Completion,
+    Delta,
     EngineStats,
     GenerationRequest,
     ModelInfo,
     Request,
     StepOutput,
+    StepPlan,
 )
-from worker.engine.step_meter import charge
+from worker.engine.step_meter import StepMeter
 from worker.engine.stopping import StopChecker, finish_reason, output_text
 from worker.engine.tokenizer import Tokenizer
 
@@ -62,8 +68,12 @@ class Engine:
             max_tokens_per_step=config.max_tokens_per_step,
             stats=self.stats,
         )
+        self._meter = StepMeter(self.stats, num_rows=config.max_num_sequences)
         self._open: dict[Hashable, OpenRequest] = {}
         self._stop_checkers: dict[Sequence, StopChecker] = {}
+        self._running: Chosen | None = None  # what the last Step chooses, while only the device knows
+        self._streams: dict[Sequence, OutputStream] = {}
+        self._deltas: list[Delta] = []  # since the last Step
         self._completions: list[Completion] = []  # of requests that ended outside a Step
         self._arrivals = itertools.count(1)
         self._readings = ReadingQueue(
@@ -111,6 +121,9 @@ class Engine:
             self._completions.append(Completion.failed(request.id, str(error)))
             return
         self._open[request.id] = opened
+        if request.is_streamed:
+            for index, sequence in enumerate(opened.sequences):
+                self._streams[sequence] = OutputStream(sequence, index, self.tokenizer)
         for sequence in opened.sequences:
             self._scheduler.add(sequence)
 
@@ -123,27 +136,50 @@ class Engine:
                 self._end(sequence, FinishReason.CANCELLED)
             self._completions.append(self._close(opened, is_cancelled=True))
 
+    def output_so_far(self, request_id: Hashable) -> tuple[int, ...] | None:
+        """Return an open request's tokens as `GenerationRequest.output_token_ids` takes them, else None.
+
+        May be called from any thread: it reads one list, once, that only grows.
+        """
+        opened = self._open.get(request_id)
+        if opened is None or len(opened.sequences) > 1 or opened.sequences[0].needs_logprobs:
+            return None
+        sequence = opened.sequences[0]
+        return tuple(sequence.token_ids[sequence.num_prompt_tokens :])
+
     def step(self) -> StepOutput:
-        """Advance every request that the next Step has room for; without any, only hand out outcomes."""
+        """Advance every request that the next Step has room for; without any, only hand out outcomes.
+
+        On a GPU it starts a Step before it looks at what the one before has chosen, which is still on the
+        device then. What ends with that is seen a Step late, and what the new one adds to it is dropped.
+        """
         self._readings.release()
         plan = self._scheduler.schedule()
-        began = time.perf_counter()
-        sampled = self._runner.execute(plan) if plan.entries else []
-        if plan.entries:
-            charge(
-                plan,
-                self.stats,
-                seconds=time.perf_counter() - began,
-                num_padding=self._runner.num_padding,
-                num_rows=self.config.max_num_sequences,
-            )
-        self._scheduler.advance(plan)
+        self._meter.begin()
+        try:
+            started = self._runner.execute(plan) if plan.entries else None
+        except OutOfMemoryError as error:
+            return self._shrink(plan, error)
+        if started is not None:
+            self._meter.started(plan, self._runner.num_padding)
+        before, self._running = self._running, started
+        new_tokens: Counter[Hashable] = Counter()
         ended, self._completions = self._completions, []
-        ended += [completion for sequence, token in sampled if (completion := self._append(sequence, token))]
+        if before is not None:
+            ended += self._take(before, new_tokens)
+        self._scheduler.advance(plan)
+        if self._running is not None:
+            if self._running.is_here:
+                ended += self._take(self._running, new_tokens)
+                self._running = None
+            else:
+                for sequence in self._running.sequences:
+                    sequence.num_pending_tokens = 1
+                self._meter.pause()
+        deltas, self._deltas = self._deltas, []
         self.stats.steps += bool(plan.entries)
-        self.stats.decode_tokens += len(sampled)
-        new_tokens = Counter(sequence.request_id for sequence, _ in sampled)
-        return StepOutput(new_tokens, tuple(ended), self._readings.collect(plan))
+        self.stats.decode_tokens += new_tokens.total()
+        return StepOutput(new_tokens, tuple(ended), self._readings.collect(plan), tuple(deltas))
 
     def clear_prefix_cache(self) -> None:
         """Forget what cached Blocks hold; what runs is not disturbed."""
@@ -192,21 +228,64 @@ class Engine:
                 params=params,
                 seed=choice_seed(seed, index),
                 stop_token_ids=stop_token_ids,
+                max_length=min(len(token_ids) + params.max_tokens, info.max_model_len),
                 readout=readout if index == 0 else None,
                 job=request.job,
+                is_shareable=request.is_cached,
+                is_urgent=request.priority > 0,
+                is_alone=request.is_alone,
                 matcher=None if params.grammar is None else self.grammars.matcher(params.grammar),
             )
-            if params.stop:
-                self._stop_checkers[sequence] = StopChecker(params.stop, params.min_tokens, self.tokenizer)
+            self._start(sequence, request.output_token_ids)
             sequences.append(sequence)
         return tuple(sequences)
 
-    def _append(self, sequence: Sequence, token_id: int) -> Completion | None:
+    def _start(self, sequence: Sequence, output_token_ids: Tokens[int]) -> None:
+        """Bring a new Sequence to where an earlier run of it was after these tokens."""
+        params = sequence.params
+        stop_checker = None
+        if params.stop:
+            stop_checker = StopChecker(params.stop, params.min_tokens, self.tokenizer)
+        resume(sequence, output_token_ids, stop_checker, self.model_info)
+        if stop_checker is not None:
+            self._stop_checkers[sequence] = stop_checker
+
+    def _shrink(self, plan: StepPlan, error: OutOfMemoryError) -> StepOutput:
+        """Go on with smaller Steps; a request that does not fit in the smallest fails alone."""
+        self.stats.shrunk_steps += 1
+        if self._scheduler.shrink(plan):
+            return StepOutput({}, ())
+        sequence = plan.entries[0].sequence
+        if not sequence.is_generating:
+            raise error
+        self._scheduler.limits.reset()
+        failed = self._fail(self._open[sequence.request_id], f"the device ran out of memory: {error}")
+        return StepOutput({}, (failed,))
+
+    def _take(self, chosen: Chosen, new_tokens: Counter[Hashable]) -> list[Completion]:
+        """Give Sequences what a Step chose for them, count it, and return what ended with it."""
+        ended = []
+        token_ids = chosen.tokens()
+        self._meter.ended()
+        for sequence, token_id in zip(chosen.sequences, token_ids, strict=True):
+            sequence.num_pending_tokens = 0
+            # It may be over: by the token before, `cancel`, or another choice of its request that failed.
+            if sequence.state is SequenceState.FINISHED:
+                continue
+            new_tokens[sequence.request_id] += token_id is not None
+            completion = self._append(sequence, token_id)
+            if completion is not None:
+                ended.append(completion)
+        return ended
+
+    def _append(self, sequence: Sequence, token_id: int | None) -> Completion | None:
         """Add a chosen token, and end the Sequence if it was the last one."""
-        if sequence.state is SequenceState.FINISHED:
-            return None  # another choice of its request has just failed
+        if token_id is None:
+            # What its Blocks hold is no better than its logits: nobody may share them.
+            self.clear_prefix_cache()
+            return self._fail(self._open[sequence.request_id], "the model's logits are not finite numbers")
         sequence.token_ids.append(token_id)
-        reason = finish_reason(sequence, self.model_info.max_model_len)
+        reason = finish_reason(sequence)
         if sequence.matcher is not None:
             try:
                 if sequence.matcher.push(token_id):
@@ -216,6 +295,9 @@ class Engine:
         if reason is None and sequence.params.stop and self._stop_checkers[sequence].push(token_id):
             reason = FinishReason.STOP
         if reason is None:
+            stream = self._streams.get(sequence)
+            if stream is not None and (delta := stream.push(token_id)) is not None:
+                self._deltas.append(delta)
             return None
         opened = self._open[sequence.request_id]
         self._end(sequence, reason)
@@ -228,12 +310,16 @@ class Engine:
         text, has_stop = output_text(sequence, self.tokenizer, stop_checker)
         if has_stop and reason is FinishReason.LENGTH:
             reason = FinishReason.STOP
-        self._open[sequence.request_id].choices[sequence] = Choice(
+        choice = Choice(
             text=text,
             token_ids=tuple(sequence.token_ids[sequence.num_prompt_tokens :]),
             finish_reason=reason,
             logprobs=None if sequence.params.logprobs is None else tuple(sequence.logprobs),
         )
+        self._open[sequence.request_id].choices[sequence] = choice
+        stream = self._streams.pop(sequence, None)
+        if stream is not None:
+            self._deltas.append(stream.close(choice))
 
     def _fail(self, opened: OpenRequest, error: str) -> Completion:
         for sequence in opened.unfinished:

@@ -15,10 +15,12 @@ from worker.engine.errors import EngineError, EngineFailedError, EngineStoppedEr
 from worker.engine.scoring import Scores, ScoringRequest
 from worker.engine.step import (
     Completion,
+    Delta,
     EngineStats,
     GenerationRequest,
     ModelInfo,
     Outcome,
+    PartialOutput,
     Request,
     StepOutput,
 )
@@ -31,10 +33,11 @@ _Key = tuple[Submission[Any], Hashable]  # what the engine knows a request by
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What another thread asks: requests to add, or (without any) the submission to cancel."""
+    """What another thread asks: requests to add, or (without any) what to cancel; no ids: all of it."""
 
     submission: Submission[Any]
-    requests: tuple[Request, ...]
+    requests: tuple[Request, ...] = ()
+    cancelled_ids: tuple[Hashable, ...] = ()
 
 
 class EngineThread:
@@ -85,7 +88,9 @@ class EngineThread:
             self._thread.join()
 
     @overload
-    def submit(self, requests: Sequence[GenerationRequest]) -> Submission[Completion]: ...
+    def submit(
+        self, requests: Sequence[GenerationRequest], on_delta: Callable[[Delta], None] | None = None
+    ) -> Submission[Completion]: ...
 
     @overload
     def submit(self, requests: Sequence[EmbeddingRequest]) -> Submission[Embedding]: ...
@@ -93,8 +98,17 @@ class EngineThread:
     @overload
     def submit(self, requests: Sequence[ScoringRequest]) -> Submission[Scores]: ...
 
-    def submit(self, requests: Sequence[Request]) -> Submission[Any]:
+    @overload
+    def submit(
+        self, requests: Sequence[Request], on_delta: Callable[[Delta], None] | None = None
+    ) -> Submission[Outcome]: ...
+
+    def submit(
+        self, requests: Sequence[Request], on_delta: Callable[[Delta], None] | None = None
+    ) -> Submission[Any]:
         """Queue requests and return the handle on their outcomes; ids need to be unique among them only.
+
+        `on_delta` is told the text of streamed ones as it comes, on the engine's thread: it must be quick.
 
         Text is tokenized and grammars are compiled here, in the caller's thread. Raises ValueError on a
         repeated id, EngineStoppedError or EngineFailedError once the thread takes no more work.
@@ -105,7 +119,7 @@ class EngineThread:
         for request in requests:
             if isinstance(request, GenerationRequest) and request.params.grammar is not None:
                 engine.grammars.prepare(request.params.grammar)
-        submission: Submission[Any] = Submission(len(requests), self._cancel)
+        submission: Submission[Any] = Submission(len(requests), self._cancel, on_delta)
         order = _Order(submission, tuple(encode_requests(requests, engine.tokenizer)))
         with self._wake:
             if self.failure is not None:
@@ -134,6 +148,17 @@ class EngineThread:
         return self._loaded_engine().model_info
 
     @property
+    def limits(self) -> dict[str, Any]:
+        """What the engine was told to keep to, beside `model_info`."""
+        config = self._loaded_engine().config
+        return {
+            "max_num_sequences": config.max_num_sequences,
+            "max_tokens_per_step": config.max_tokens_per_step,
+            "enable_prefix_cache": config.enable_prefix_cache,
+            "admission": config.admission,
+        }
+
+    @property
     def stats(self) -> EngineStats:
         """A copy of the engine's counters."""
         return replace(self._loaded_engine().stats)
@@ -153,9 +178,22 @@ class EngineThread:
             raise EngineStoppedError("the engine is not loaded")
         return self._engine
 
-    def _cancel(self, submission: Submission[Any]) -> None:
+    def partial_output(
+        self, submission: Submission[Any], request_id: Hashable, *, least: int
+    ) -> PartialOutput | None:
+        """Return what an open request has generated, once that is at least `least` tokens.
+
+        None also for a request that cannot go on from known tokens.
+        """
+        engine = self._loaded_engine()
+        token_ids = engine.output_so_far((submission, request_id))
+        if token_ids is None or len(token_ids) < least:
+            return None
+        return PartialOutput(token_ids, engine.tokenizer.decode(token_ids))
+
+    def _cancel(self, submission: Submission[Any], request_ids: tuple[Hashable, ...]) -> None:
         with self._wake:
-            self._inbox.append(_Order(submission, ()))
+            self._inbox.append(_Order(submission, cancelled_ids=request_ids))
             self._wake.notify_all()
 
     def _run(self) -> None:
@@ -198,7 +236,7 @@ class EngineThread:
                 for request in order.requests:
                     engine.add(replace(request, id=(order.submission, request.id)))
             else:
-                for request_id in self._open.get(order.submission, ()):
+                for request_id in order.cancelled_ids or self._open.get(order.submission, ()):
                     engine.cancel((order.submission, request_id))
         return deadline is None or (engine.has_unfinished and time.monotonic() < deadline)
 
@@ -212,6 +250,10 @@ class EngineThread:
     def _deliver(self, output: StepOutput) -> None:
         for key, count in output.num_new_tokens.items():
             cast("_Key", key)[0].num_output_tokens += count
+        for delta in output.deltas:
+            submission, request_id = cast("_Key", delta.id)
+            if submission.on_delta is not None:
+                submission.on_delta(replace(delta, id=request_id))
         arrived: dict[Submission[Any], list[Outcome]] = {}
         for outcome in (*output.completions, *output.readings):
             submission, request_id = cast("_Key", outcome.id)

@@ -7,6 +7,7 @@ EngineError
 │   ├── MissingTensorError
 │   └── TensorShapeError
 ├── InvalidRequestError         one request cannot run; the engine reports it as that request's outcome
+├── OutOfMemoryError            a Step did not fit the device's memory; a smaller one may
 ├── OutOfBlocksError            more Blocks were asked of the pool than it has free
 ├── IntegrityError              the pool's own books disagree
 ├── EngineStoppedError          the engine's thread takes no more work
@@ -48,6 +49,10 @@ class TensorShapeError(CheckpointError):
 
 class InvalidRequestError(EngineError):
     """One request cannot run."""
+
+
+class OutOfMemoryError(EngineError):
+    """A Step did not fit the device's memory; a smaller one may."""
 
 
 class OutOfBlocksError(EngineError):

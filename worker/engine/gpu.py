@@ -11,7 +11,7 @@ from worker.engine.cuda_graphs import DecodeGraphs
 from worker.engine.device import spare_bytes
 from worker.engine.gpu_step_input import AttentionPlanner, GpuPlacement
 from worker.engine.gpu_steps import PaddedDecode, run_largest_step
-from worker.engine.kv_cache import KVCacheSize, size_kv_cache
+from worker.engine.kv_cache import KVCacheSize, kv_format_of, size_kv_cache
 from worker.engine.models.registry import Architecture, Model
 
 
@@ -26,7 +26,7 @@ def measured_kv_cache_size(
 ) -> KVCacheSize:
     """Return the pool that fits beside the weights and the largest Step."""
     shape = (1, architecture.num_kv_heads, config.block_size, architecture.head_dim)
-    block = GpuLayerCache.allocate(*shape, dtype=dtype, device=device)
+    block = GpuLayerCache.allocate(*shape, dtype=dtype, kv_format=kv_format_of(config), device=device)
     planner = AttentionPlanner(architecture, block, dtype, max_model_len)
 
     def run() -> None:

@@ -74,9 +74,12 @@ class GpuPlacement:
         self._block_size = block_size
         self._device = device
 
-    def place(self, step: PackedStep) -> StepInput:
-        """Return the tensors of a Step, without waiting for the device."""
-        tensors, longest = upload(step, self._block_size, self._device)
+    def place(self, step: PackedStep, before: Tensor | None) -> StepInput:
+        """Return the tensors of a Step, without waiting for the device.
+
+        `before` is what the Step before it has chosen, [num_sampled], where it is still there.
+        """
+        tensors, longest = upload(step, self._block_size, self._device, before)
         return StepInput(
             token_ids=tensors.token_ids,
             positions=tensors.positions,
@@ -88,8 +91,10 @@ class GpuPlacement:
         )
 
 
-def upload(step: PackedStep, block_size: int, device: torch.device) -> tuple[StepTensors, int]:
-    """Return a Step's numbers on the device and its longest context."""
+def upload(
+    step: PackedStep, block_size: int, device: torch.device, before: Tensor | None = None
+) -> tuple[StepTensors, int]:
+    """Return a Step's numbers on the device, pending tokens from `before`, and its longest context."""
     ends = np.cumsum(step.num_tokens)
     context_lens = step.positions[ends - 1] + 1
     longest = int(context_lens.max())
@@ -102,6 +107,7 @@ def upload(step: PackedStep, block_size: int, device: torch.device) -> tuple[Ste
         context_lens,
         tables.ravel(),
         np.array(step.output_rows or (), dtype=np.int64),
+        np.array(step.pending, dtype=np.int64).reshape(-1, 2).T.ravel(),
     )
     numbers = torch.from_numpy(np.concatenate(arrays).astype(np.int32))
     if device.type == "cuda":
@@ -109,4 +115,8 @@ def upload(step: PackedStep, block_size: int, device: torch.device) -> tuple[Ste
     bounds = itertools.pairwise(itertools.accumulate((len(array) for array in arrays), initial=0))
     parts = [numbers[first:end] for first, end in bounds]
     parts[5] = parts[5].view(tables.shape)
+    *parts, pending = parts
+    if before is not None and step.pending:
+        rows, places = pending.long().view(2, -1)
+        parts[0][rows] = before[places].to(torch.int32)
     return StepTensors(*parts), longest

@@ -86,9 +86,9 @@ class PaddedDecode:
             output_rows=zeros(0),
         )
 
-    def fill(self, step: PackedStep, size: int) -> None:
-        """Put a decode Step of at most `size` Sequences where `forward(size)` reads it."""
-        new, _ = upload(step, self._block_size, self._device)
+    def fill(self, step: PackedStep, size: int, before: Tensor | None) -> None:
+        """Put a decode Step of at most `size` Sequences where `forward(size)` reads it; `before` as there."""
+        new, _ = upload(step, self._block_size, self._device, before)
         own, count = self._tensors, len(step.num_tokens)
         own.token_ids[:count] = new.token_ids
         own.positions[:count] = new.positions

@@ -25,6 +25,8 @@ class PackedStep:
     sampled: tuple[Sequence, ...]  # the Sequence of each row whose next token is chosen
     sampling: SamplingInput | None  # None: all greedy
     spans: tuple[RowSpan, ...] = ()  # output rows read off in another way
+    # Rows whose token is still on the device: (row, its place among what the Step before has chosen).
+    pending: tuple[tuple[int, int], ...] = ()
 
 
 class InputBuilder:
@@ -35,6 +37,7 @@ class InputBuilder:
         self._block_tables = np.zeros((max_num_sequences, max_blocks_per_sequence), dtype=np.int64)
         # The list each row mirrors, and how much of it.
         self._mirrored: list[tuple[list[int], int]] = [([], 0)] * max_num_sequences
+        self._places: dict[Sequence, int] = {}  # of Sequences among those that the last Step samples
 
     def build(self, plan: StepPlan) -> PackedStep:
         """Return a Step's numbers, Sequences in the order of the plan."""
@@ -45,8 +48,12 @@ class InputBuilder:
         counts = np.array(num_tokens)
         ends = counts.cumsum()
         token_ids: list[int] = []
+        pending: list[tuple[int, int]] = []
         for entry in entries:
             token_ids += entry.sequence.token_ids[entry.start : entry.start + entry.num_tokens]
+            if entry.sequence.num_pending_tokens:
+                pending.append((len(token_ids), self._places[entry.sequence]))
+                token_ids.append(0)
         # Packed row r of a Sequence is its token start + (r - first row of the Sequence).
         positions = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
         blocks = self._block_tables[np.repeat(rows, counts), positions // self._block_size]
@@ -55,6 +62,7 @@ class InputBuilder:
             (end - 1, entry.sequence) for end, entry in zip(ends, entries, strict=True) if entry.is_sampled
         ]
         sequences = tuple(sequence for _, sequence in sampled)
+        self._places = {sequence: place for place, sequence in enumerate(sequences)}
         output_rows: list[int] | None = None
         spans: tuple[RowSpan, ...] = ()
         if len(sampled) < len(token_ids):
@@ -71,6 +79,7 @@ class InputBuilder:
             sampled=sequences,
             sampling=build_sampling_input(sequences),
             spans=spans,
+            pending=tuple(pending),
         )
 
     def _mirror(self, sequence: Sequence) -> int:

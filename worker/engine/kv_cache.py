@@ -2,10 +2,11 @@
 
 import logging
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
-from kernels.kv_write import GpuLayerCache, LayerCache, PagedCache
+from kernels.kv_write import GpuLayerCache, KVFormat, LayerCache, PagedCache
 from worker.engine.config import EngineConfig
 from worker.engine.errors import ConfigError
 from worker.engine.models.registry import Architecture
@@ -38,6 +39,8 @@ def size_kv_cache(
     """Fit the pool to the configuration; raises ConfigError when max_model_len cannot fit alone."""
     max_model_len = longest_sequence(config, architecture)
     head_bytes = architecture.head_dim * dtype.itemsize
+    if config.kv_cache_dtype is not None:
+        head_bytes = architecture.head_dim + torch.float32.itemsize  # 8 bits, and a scale
     block_bytes = architecture.num_layers * 2 * architecture.num_kv_heads * config.block_size * head_bytes
     per_sequence = -(-max_model_len // config.block_size)
     num_blocks = config.num_blocks or min(max_bytes // block_bytes, config.max_num_sequences * per_sequence)
@@ -58,6 +61,11 @@ def size_kv_cache(
     return KVCacheSize(num_blocks, block_bytes, max_model_len)
 
 
+def kv_format_of(config: EngineConfig) -> KVFormat:
+    """Return how a GPU's cache holds a Slot."""
+    return cast("KVFormat", config.kv_cache_dtype or "plain")
+
+
 def allocate_kv_cache(
     config: EngineConfig,
     architecture: Architecture,
@@ -69,5 +77,8 @@ def allocate_kv_cache(
     shape = (num_blocks, architecture.num_kv_heads, config.block_size, architecture.head_dim)
     layers = range(architecture.num_layers)
     if config.device == "cuda":
-        return [GpuLayerCache.allocate(*shape, dtype=dtype, device=device) for _ in layers]
+        kv_format = kv_format_of(config)
+        return [
+            GpuLayerCache.allocate(*shape, dtype=dtype, kv_format=kv_format, device=device) for _ in layers
+        ]
     return [LayerCache.allocate(*shape, dtype) for _ in layers]

@@ -5,16 +5,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from worker.engine.chosen_tokens import Chosen, ChosenTokens, TokensOnDevice
 from worker.engine.config import CPU_KV_CACHE_BYTES, EngineConfig
-from worker.engine.device import open_device
+from worker.engine.device import is_out_of_memory, open_device
+from worker.engine.errors import OutOfMemoryError
 from worker.engine.input_builder import InputBuilder, PackedStep
 from worker.engine.kv_cache import allocate_kv_cache, longest_sequence, size_kv_cache
 from worker.engine.logit_rules import apply_rules
 from worker.engine.models.checkpoint import Weights
+from worker.engine.models.products import EightBits
 from worker.engine.models.registry import read_architecture
 from worker.engine.row_reader import read_rows
-from worker.engine.sampler import sample, token_logprobs
-from worker.engine.sequence import Sequence
+from worker.engine.sampler import sample, sample_on_device, token_logprobs
 from worker.engine.step import ModelInfo, StepPlan
 from worker.engine.step_input import CpuPlacement
 
@@ -22,7 +24,13 @@ if TYPE_CHECKING:
     from worker.engine.gpu import GpuSteps
 
 # Of activations and the KV cache.
-TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
+TORCH_DTYPES = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "int8": torch.bfloat16,
+    "fp8": torch.bfloat16,
+}
+EIGHT_BITS: dict[str, EightBits] = {"int8": "int8", "fp8": "fp8"}
 
 
 class ModelRunner:
@@ -30,6 +38,7 @@ class ModelRunner:
 
     _gpu: "GpuSteps | None" = None
     num_padding = 0  # rows of the last Step that belonged to nobody
+    _before: Tensor | None = None  # what the last Step has chosen, if that is still on the device
 
     def __init__(self, config: EngineConfig) -> None:
         if config.num_threads is not None:
@@ -42,8 +51,13 @@ class ModelRunner:
         size = None if max_bytes is None else size_kv_cache(config, architecture, dtype, max_bytes)
         longest = longest_sequence(config, architecture) if size is None else size.max_model_len
         with torch.inference_mode():
-            is_int8 = config.dtype == "int8"
-            with Weights(config.model, dtype, device=device, is_int8=is_int8) as weights:
+            with Weights(
+                config.model,
+                dtype,
+                device=device,
+                is_gpu=config.device == "cuda",
+                eight_bits=EIGHT_BITS.get(config.dtype),
+            ) as weights:
                 self._model = architecture.load(weights, longest)
             if size is None:
                 from worker.engine.gpu import measured_kv_cache_size  # noqa: PLC0415  (it needs Triton)
@@ -84,22 +98,50 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
-        """Run a Step and return each sampled Sequence with its next token."""
+    def execute(self, plan: StepPlan) -> Chosen:
+        """Start a Step and return each sampled Sequence's next token.
+
+        On a GPU the tokens stay on their way, and the next Step may be started before they have arrived,
+        unless the host has to look at logits.
+
+        Raises:
+            OutOfMemoryError: there was too much in it. Nothing that was computed before is lost.
+
+        """
+        try:
+            return self._execute(plan)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemoryError(str(error).splitlines()[0] if str(error) else "no memory") from error
+
+    def _execute(self, plan: StepPlan) -> Chosen:
         step = self._input_builder.build(plan)
         logits = self._logits(step)
-        return [] if logits is None else list(zip(step.sampled, _choose(logits, step), strict=True))
+        if logits is None:
+            self._before = None
+            return ChosenTokens((), [])
+        if self._gpu is None or any(one.has_logit_rules or one.needs_logprobs for one in step.sampled):
+            tokens = _choose(logits, step)
+            self._before = None
+            return ChosenTokens(step.sampled, tokens)
+        chosen = sample_on_device(logits, step.sampling)
+        self._before = chosen.clamp(min=0)
+        return TokensOnDevice(step.sampled, chosen)
 
     def _logits(self, step: PackedStep) -> Tensor | None:
         """Run the model, hand out what is read in another way, return the sampled rows' logits, if any."""
         self.num_padding = 0
-        if self._gpu is not None and self._gpu.graphs is not None:
-            logits = self._gpu.graphs.logits(step)
-            if logits is not None:
-                self.num_padding = self._gpu.graphs.num_rows - len(step.num_tokens)
-                return logits
-        placement = self._placement if self._gpu is None else self._gpu.placement
-        hidden = self._model.forward(placement.place(step), self._kv_cache)
+        if self._gpu is None:
+            placed = self._placement.place(step)
+        else:
+            if self._gpu.graphs is not None:
+                logits = self._gpu.graphs.logits(step, self._before)
+                if logits is not None:
+                    self.num_padding = self._gpu.graphs.num_rows - len(step.num_tokens)
+                    return logits
+            placed = self._gpu.placement.place(step, self._before)
+        hidden = self._model.forward(placed, self._kv_cache)
         if step.spans:
             count = len(step.sampled)
             read_rows(hidden[count:], step.spans, self._model.logits, self.model_info.vocab_size)
@@ -107,15 +149,22 @@ class ModelRunner:
         return self._model.logits(hidden) if step.sampled else None
 
 
-def _choose(logits: Tensor, step: PackedStep) -> list[int]:
-    """Return the next token of each row, keeping the logprobs of those that ask for them."""
+def _choose(logits: Tensor, step: PackedStep) -> list[int | None]:
+    """Return the next token of each row, keeping the logprobs of those that ask for them.
+
+    None for a row whose logits have no largest number: one of them is NaN or infinite.
+    """
+    is_sound: list[bool] = logits.amax(dim=-1).isfinite().tolist()
+    if not all(is_sound):
+        bad = torch.tensor([not sound for sound in is_sound], device=logits.device)
+        logits = logits.masked_fill(bad.unsqueeze(1), 0.0)
     asking = [row for row, sequence in enumerate(step.sampled) if sequence.needs_logprobs]
     # A copy: rules change theirs in place.
     own_logits = logits[torch.tensor(asking, device=logits.device)] if asking else None
-    tokens = sample(apply_rules(logits, step.sampled), step.sampling)
+    tokens: list[int | None] = list(sample(apply_rules(logits, step.sampled), step.sampling))
     if own_logits is not None:
         counts = [step.sampled[row].params.logprobs or 0 for row in asking]
-        found = token_logprobs(own_logits, [tokens[row] for row in asking], counts)
+        found = token_logprobs(own_logits, [tokens[row] or 0 for row in asking], counts)
         for row, one in zip(asking, found, strict=True):
             step.sampled[row].logprobs.append(one)
-    return tokens
+    return [token if sound else None for token, sound in zip(tokens, is_sound, strict=True)]

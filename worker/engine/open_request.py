@@ -36,9 +36,11 @@ class OpenRequest:
             id=self.id,
             choices=choices,
             num_prompt_tokens=first.num_prompt_tokens,
-            num_cached_tokens=first.num_cached_tokens or 0,
+            # Of a resumed output some may have been found too.
+            num_cached_tokens=min(first.num_cached_tokens or 0, first.num_prompt_tokens),
             num_output_tokens=self.num_output_tokens,
             prompt_logprobs=tuple(readout.logprobs) if isinstance(readout, PromptReadout) else None,
+            prompt_token_ids=tuple(readout.next_token_ids) if isinstance(readout, PromptReadout) else (),
             prefill_seconds=sum(sequence.prefill_seconds for sequence in self.sequences),
             decode_seconds=sum(sequence.decode_seconds for sequence in self.sequences),
             padding_seconds=sum(sequence.padding_seconds for sequence in self.sequences),

@@ -58,7 +58,9 @@ def build_sampling_input(sequences: Sequences[Sequence]) -> SamplingInput | None
     if all(one.temperature == 0 for one in params):
         return None
     seeds = np.array([sequence.seed for sequence in sequences], dtype=np.uint64)
-    positions = np.array([len(sequence.token_ids) for sequence in sequences], dtype=np.uint64)
+    positions = np.array(
+        [len(sequence.token_ids) + sequence.num_pending_tokens for sequence in sequences], dtype=np.uint64
+    )
     plain: list[int] = []
     filtered: list[int] = []
     for row, one in enumerate(params):
@@ -78,11 +80,10 @@ def build_sampling_input(sequences: Sequences[Sequence]) -> SamplingInput | None
 def sample(logits: Tensor, sampling: SamplingInput | None) -> list[int]:
     """Return the chosen token of each row of `logits` [num_outputs, vocab_size]."""
     if device.uses_triton(logits):
-        return _sample_on_gpu(logits, sampling)
+        return _on_host(sample_on_device(logits, sampling))
     logits = logits.float()  # argmax over bfloat16 takes four times as long on a CPU
     if sampling is None:
-        greedy: list[int] = logits.argmax(dim=-1).tolist()
-        return greedy
+        return _on_host(logits.argmax(dim=-1))
     chosen = logits.argmax(dim=-1)
     if len(sampling.plain_rows):
         rows = sampling.plain_rows
@@ -92,17 +93,29 @@ def sample(logits: Tensor, sampling: SamplingInput | None) -> list[int]:
         chosen[rows] = _sample_filtered(
             logits[rows] / sampling.temperature[rows].unsqueeze(1), sampling, rows, NUM_CANDIDATES
         )
-    tokens: list[int] = chosen.tolist()
-    return tokens
+    return _on_host(chosen)
 
 
-def _sample_on_gpu(logits: Tensor, sampling: SamplingInput | None) -> list[int]:
+def sample_on_device(logits: Tensor, sampling: SamplingInput | None) -> Tensor:
+    """Return what `sample` does of a GPU's logits, [num_outputs] int64, without waiting for the device.
+
+    -1 for a row whose logits have no largest number: one of them is NaN or infinite.
+    """
+    is_sound = logits.amax(dim=-1).isfinite()
+    return _sampled_on_device(logits, sampling).where(is_sound, -1)
+
+
+def _sampled_on_device(logits: Tensor, sampling: SamplingInput | None) -> Tensor:
     if sampling is None:
-        chosen = logits.argmax(dim=-1)
-    else:
-        options = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.uniform)
-        # One copy for all of them.
-        chosen = sample_on_gpu(logits, *torch.stack([one.double() for one in options]).to(logits.device))
+        return logits.argmax(dim=-1)
+    columns = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.uniform)
+    options = torch.stack([one.double() for one in columns])  # one copy for all of them
+    if logits.is_cuda:
+        options = options.pin_memory().to(logits.device, non_blocking=True)
+    return sample_on_gpu(logits, *options)
+
+
+def _on_host(chosen: Tensor) -> list[int]:
     tokens: list[int] = chosen.tolist()
     return tokens
 

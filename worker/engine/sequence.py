@@ -1,5 +1,6 @@
 """The tokens of a request's choice inside the engine, and where the scheduler has got to with them."""
 
+import sys
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -39,6 +40,10 @@ class Sequence:
     stop_token_ids: frozenset[int]
     job: Hashable | None = None
     state: SequenceState = SequenceState.WAITING
+    # The most tokens it may have, prompt and output; the Engine sets it.
+    max_length: int = sys.maxsize
+    # Chosen by a Step that runs, and not seen by the host yet: 0 or 1.
+    num_pending_tokens: int = 0
     # Tokens whose keys and values are in the cache; the scheduler works until all but the newest are.
     num_computed_tokens: int = 0
     # The most it ever was: what lies below and is computed again is recomputation.
@@ -54,6 +59,8 @@ class Sequence:
     readout: Readout | None = None  # what is read off its rows beside next tokens
     is_generating: bool = True  # False: the readout is all that is wanted
     is_shareable: bool = True  # its Blocks may go to the prefix cache
+    is_urgent: bool = False  # somebody waits for it: it goes before all others
+    is_alone: bool = False  # its Steps hold nothing else
     matcher: GrammarMatcher | None = None
     # Its share of the Steps it was in.
     prefill_seconds: float = 0.0
@@ -69,8 +76,13 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Known tokens still to run through the model."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """Tokens still to run through the model, a pending one among them."""
+        return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether it is full with its pending token, so that no Step can add another."""
+        return len(self.token_ids) + self.num_pending_tokens >= self.max_length
 
     @property
     def next_row(self) -> int:

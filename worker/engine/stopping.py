@@ -41,11 +41,11 @@ class StopChecker:
         return min((index for index in found if index >= 0), default=None)
 
 
-def finish_reason(sequence: Sequence, max_model_len: int) -> FinishReason | None:
+def finish_reason(sequence: Sequence) -> FinishReason | None:
     """Return why a Sequence ends with its newest token, stop strings aside; None while it goes on."""
     if sequence.token_ids[-1] in sequence.stop_token_ids:
         return FinishReason.STOP
-    if sequence.num_output_tokens >= sequence.params.max_tokens or len(sequence.token_ids) >= max_model_len:
+    if len(sequence.token_ids) >= sequence.max_length:
         return FinishReason.LENGTH
     return None
 

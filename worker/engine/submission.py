@@ -2,25 +2,32 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
 from worker.engine.errors import EngineError
-from worker.engine.step import Outcome
+from worker.engine.step import Delta, Outcome
 
 OutcomeT = TypeVar("OutcomeT", bound=Outcome)
 
 
 class Submission(Generic[OutcomeT]):
-    """Requests of one kind submitted together, and what has become of them so far."""
+    """Requests submitted together, and what has become of them so far."""
 
-    def __init__(self, num_requests: int, cancel: Callable[["Submission[Any]"], None]) -> None:
+    def __init__(
+        self,
+        num_requests: int,
+        cancel: Callable[["Submission[Any]", tuple[Hashable, ...]], None],
+        on_delta: Callable[[Delta], None] | None = None,
+    ) -> None:
+        self.on_delta = on_delta  # called on the engine's thread, so it must be quick
         self.num_output_tokens = 0  # grows each Step; one writer, so a read needs no lock
         self.num_open = num_requests  # requests whose outcome has not arrived; likewise
         self._cancel = cancel
         self._arrived = threading.Condition()
         self._outcomes: list[OutcomeT] = []  # arrived and not taken
         self._error: EngineError | None = None
+        self._is_woken = False
 
     @property
     def is_done(self) -> bool:
@@ -30,24 +37,35 @@ class Submission(Generic[OutcomeT]):
     def take(self, timeout: float) -> list[OutcomeT]:
         """Return the outcomes that arrived since the last call.
 
-        Waits up to `timeout` seconds for at least one; returns none when time is up or all were taken. Once
+        Waits up to `timeout` seconds for at least one; returns none when time is up, at `wake`, or when all
+        were taken. Once
         the engine's thread has ended, and what had arrived was taken, raises EngineFailedError or
         EngineStoppedError.
         """
         deadline = time.monotonic() + timeout
         with self._arrived:
-            while not self._outcomes and self.num_open and self._error is None:
+            while not (self._outcomes or self._is_woken) and self.num_open and self._error is None:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._arrived.wait(left):
                     break
+            self._is_woken = False
             taken, self._outcomes = self._outcomes, []
             if not taken and self.num_open and self._error is not None:
                 raise self._error
             return taken
 
-    def cancel(self) -> None:
-        """End what is still open; its outcomes arrive as cancelled, a Completion with the text so far."""
-        self._cancel(self)
+    def wake(self) -> None:
+        """Have the `take` that waits now, or the next one, return without waiting any longer."""
+        with self._arrived:
+            self._is_woken = True
+            self._arrived.notify_all()
+
+    def cancel(self, *request_ids: Hashable) -> None:
+        """End what is still open, or of it these requests only.
+
+        Outcomes arrive as cancelled, a Completion with the text so far.
+        """
+        self._cancel(self, request_ids)
 
     def deliver(self, outcomes: list[OutcomeT]) -> None:
         """Hand over outcomes; called by the engine's thread."""

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.access import Scope
-from worker.store.tables import ApiKeyRow, TenantRow
+from worker.store.access_tables import ApiKeyRow, TenantRow
 
 LABEL = "hr"
 MAX_LENGTH = 100  # longer than any key: not worth a hash

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from worker.store.tables import AuditRow
+from worker.store.access_tables import AuditRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Batches: submit, look up, cancel, and settle into the one terminal state."""
+"""Batches: submit, cancel, and settle into the one terminal state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.caching import DEFAULT_SIMILARITY, CacheMode, request_digest
-from worker.contract.results import DeviceSeconds
+from worker.contract.results import RequestError
 from worker.contract.sampling import SamplingParams
-from worker.contract.states import LIVE_STATUSES, BatchStatus, Outcome, ShardState
+from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, Outcome, ShardState
 from worker.store import quotas, requests, webhooks
-from worker.store.notify import wake_dispatcher
+from worker.store.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
 from worker.store.placement import Placement
 from worker.store.quotas import Demand
 from worker.store.requests import NewRequest
@@ -32,50 +32,18 @@ class NewBatch:
     priority: int = 0
     metadata: dict[str, Any] | None = None
     completion_window: timedelta | None = None
+    deadline: datetime | None = None  # or a window, not both
+    max_failed: int | None = None
+    max_total_tokens: int | None = None
+    lane: Lane = Lane.BATCH
     cache: CacheMode = CacheMode.OFF
     cache_similarity: float = DEFAULT_SIMILARITY
+    id: str | None = None  # None: a new one
 
 
-@dataclass(frozen=True, slots=True)
-class BatchView:
-    """A batch as it stands now, running requests included."""
-
-    id: str
-    status: BatchStatus
-    callback_url: str | None
-    priority: int
-    metadata: dict[str, Any]
-    num_requests: int
-    num_completed: int
-    num_failed: int
-    num_cancelled: int
-    input_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    max_output_tokens: int
-    settled_max_tokens: int
-    running_tokens: int
-    num_deduplicated: int
-    num_cache_hits: int
-    seconds: DeviceSeconds
-    created_at: datetime
-    started_at: datetime | None
-    expires_at: datetime | None
-    finished_at: datetime | None
-    results_dropped_at: datetime | None
-    read_at: datetime
-
-    @property
-    def num_settled(self) -> int:
-        """Requests that have a result."""
-        return self.num_completed + self.num_failed + self.num_cancelled
-
-    @property
-    def progress(self) -> float:
-        """Share of the tokens the batch may need that are done or no longer needed, 0 to 1."""
-        if self.status.is_terminal:
-            return 1.0
-        return min(1.0, (self.settled_max_tokens + self.running_tokens) / max(1, self.max_output_tokens))
+def new_id() -> str:
+    """Return the id of a batch that is yet to be submitted."""
+    return f"batch_{uuid4().hex}"
 
 
 def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
@@ -85,17 +53,19 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
         QuotaExceededError: it is more than its tenant may have now.
 
     """
-    batch_id = f"batch_{uuid4().hex}"
+    batch_id = batch.id or new_id()
     window = batch.completion_window
     num_prompt_tokens = sum(request.num_prompt_tokens for request in batch.requests)
-    max_output_tokens = sum(request.max_tokens for request in batch.requests)
-    stored_bytes = sum(len(request.prompt.encode()) for request in batch.requests)
+    max_output_tokens = sum(request.max_output_tokens(batch.params) for request in batch.requests)
+    stored_bytes = sum(request.num_bytes for request in batch.requests)
     quotas.check(session, Demand(len(batch.requests), num_prompt_tokens + max_output_tokens, stored_bytes))
-    session.execute(
-        insert(BatchRow).values(
+    expires_at = session.scalar(
+        insert(BatchRow)
+        .values(
             id=batch_id,
             tenant_id=tenant_of(session),
             status=BatchStatus.PENDING,
+            lane=batch.lane,
             params=batch.params.to_json(),
             metadata_=batch.metadata or {},
             priority=batch.priority,
@@ -104,13 +74,49 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
             num_prompt_tokens=num_prompt_tokens,
             max_output_tokens=max_output_tokens,
             stored_bytes=stored_bytes,
+            expires_at=batch.deadline if window is None else func.now() + window,
+            max_failed=batch.max_failed,
+            max_total_tokens=batch.max_total_tokens,
             cache=batch.cache,
             cache_similarity=batch.cache_similarity if batch.cache is CacheMode.SEMANTIC else None,
-            expires_at=None if window is None else func.now() + window,
         )
+        .returning(BatchRow.expires_at)
     )
+    shard_ids = add_shards(
+        session,
+        batch_id,
+        batch.requests,
+        batch_params=batch.params,
+        shard_size=shard_size,
+        priority=batch.priority,
+        expires_at=expires_at,
+        lane=batch.lane,
+    )
+    if batch.lane is Lane.INTERACTIVE:
+        wake_interactive(session, shard_ids)
+    else:
+        wake_dispatcher(session)
+    return batch_id
+
+
+def add_shards(
+    session: Session,
+    batch_id: str,
+    given: Sequence[NewRequest],
+    *,
+    batch_params: SamplingParams,
+    shard_size: int,
+    priority: int,
+    expires_at: datetime | None,
+    lane: Lane = Lane.BATCH,
+    first_position: int = 0,
+) -> Sequence[int]:
+    """Write requests of a batch, and the shards that carry them; return the shards' ids.
+
+    Identical ones among these share a shard.
+    """
     placement = Placement(shard_size)
-    digests = [digest_of(request, batch.params) for request in batch.requests]
+    digests = [digest_of(request, batch_params) for request in given]
     places = [placement.place(digest) for digest in digests]
     shard_ids = session.scalars(
         insert(ShardRow).returning(ShardRow.id, sort_by_parameter_order=True),
@@ -120,72 +126,29 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
                 "tenant_id": tenant_of(session),
                 "position": position,
                 "state": ShardState.READY,
-                "priority": batch.priority,
+                "lane": lane,
+                "priority": priority,
+                "expires_at": expires_at,
                 "num_requests": num_requests,
             }
-            for position, num_requests in enumerate(placement.num_requests)
+            for position, num_requests in enumerate(placement.num_requests, first_position // shard_size)
         ],
     ).all()
-    requests.copy_in(session, batch_id, batch.requests, [shard_ids[place] for place in places], digests)
-    wake_dispatcher(session)
-    return batch_id
+    its_shards = [shard_ids[place] for place in places]
+    requests.copy_in(session, batch_id, given, its_shards, digests, first_position=first_position)
+    return shard_ids
 
 
 def digest_of(request: NewRequest, batch_params: SamplingParams) -> bytes | None:
     """Return what a request shares with identical ones; None: its answer differs each time."""
+    if request.is_streamed:
+        return None  # somebody watches its own tokens come
     return request_digest(
-        request.prompt,
+        request.prompts,
         request.params or batch_params,
         max_tokens=request.max_tokens,
         add_special_tokens=request.add_special_tokens,
     )
-
-
-def get(session: Session, batch_id: str) -> BatchView | None:
-    """Return the batch as it stands now, or None."""
-    running_tokens = (
-        select(func.coalesce(func.sum(ShardRow.running_tokens), 0))
-        .where(ShardRow.batch_id == batch_id, ShardRow.state == ShardState.RUNNING)
-        .scalar_subquery()
-    )
-    found = session.execute(
-        select(BatchRow, running_tokens, func.now()).where(BatchRow.id == batch_id)
-    ).one_or_none()
-    if found is None:
-        return None
-    row, running, read_at = found
-    return BatchView(
-        id=row.id,
-        status=row.status,
-        callback_url=row.callback_url,
-        priority=row.priority,
-        metadata=row.metadata_,
-        num_requests=row.num_requests,
-        num_completed=row.num_completed,
-        num_failed=row.num_failed,
-        num_cancelled=row.num_cancelled,
-        input_tokens=row.input_tokens,
-        cached_tokens=row.cached_tokens,
-        output_tokens=row.output_tokens,
-        max_output_tokens=row.max_output_tokens,
-        settled_max_tokens=row.settled_max_tokens,
-        running_tokens=int(running),
-        num_deduplicated=row.num_deduplicated,
-        num_cache_hits=row.num_cache_hits,
-        seconds=DeviceSeconds(row.prefill_seconds, row.decode_seconds, row.padding_seconds),
-        created_at=row.created_at,
-        started_at=row.started_at,
-        expires_at=row.expires_at,
-        finished_at=row.finished_at,
-        results_dropped_at=row.results_dropped_at,
-        read_at=read_at,
-    )
-
-
-def count_by_status(session: Session) -> dict[BatchStatus, int]:
-    """Return how many batches stand in each status, zeros included."""
-    rows = session.execute(select(BatchRow.status, func.count()).group_by(BatchRow.status))
-    return dict.fromkeys(BatchStatus, 0) | {BatchStatus(status): count for status, count in rows}
 
 
 def lock(session: Session, batch_id: str) -> BatchRow | None:
@@ -212,6 +175,7 @@ def cancel(session: Session, batch_id: str) -> bool:
         session.flush()
         settle(session, batch)
         wake_dispatcher(session)
+        wake_workers(session, batch_id)
     return True
 
 
@@ -225,9 +189,10 @@ def is_stopping(session: Session, batch: BatchRow) -> bool:
 def settle(session: Session, batch: BatchRow) -> bool:
     """Move a locked batch to its terminal state if it has come to its end; say whether it did.
 
-    The one place where a batch ends, so that it ends once, with one event in the same transaction.
+    The one place where a batch ends (but for `fail`), so that it ends once, with one event in the same
+    transaction. The event of one that came as a file waits for its files (worker/store/batch_files.py).
     """
-    if batch.status.is_terminal:
+    if batch.status.is_terminal or batch.num_unread:
         return False
     if is_stopping(session, batch):
         is_running = select(ShardRow.id).where(
@@ -236,18 +201,35 @@ def settle(session: Session, batch: BatchRow) -> bool:
         if session.scalar(select(is_running.exists())):
             return False
         _drop_the_rest(session, batch)
-        is_cancelled = batch.status is BatchStatus.CANCELLING
-        batch.status = BatchStatus.CANCELLED if is_cancelled else BatchStatus.EXPIRED
+        status = BatchStatus.EXPIRED
+        if batch.status is BatchStatus.CANCELLING:
+            status = BatchStatus.CANCELLED if batch.error_code is None else BatchStatus.FAILED
+        _end(session, batch, status)
     elif batch.num_settled == batch.num_requests:
-        batch.status = BatchStatus.COMPLETED
+        _end(session, batch, BatchStatus.COMPLETED)
     else:
         return False
+    if batch.input_file_id is None:
+        webhooks.record_end(session, batch)
+        wake_dispatcher(session)
+    else:
+        wake_files(session)
+    return True
+
+
+def fail(session: Session, batch: BatchRow) -> None:
+    """End a locked batch of which nothing can be run, and nothing was."""
+    batch.num_requests = batch.num_unread = 0
+    _end(session, batch, BatchStatus.FAILED)
+    webhooks.record_end(session, batch)
+    wake_dispatcher(session)
+
+
+def _end(session: Session, batch: BatchRow, status: BatchStatus) -> None:
+    batch.status = status
     batch.finished_at = func.now()
     session.flush()
     session.refresh(batch)
-    webhooks.record_end(session, batch)
-    wake_dispatcher(session)
-    return True
 
 
 def _drop_the_rest(session: Session, batch: BatchRow) -> None:
@@ -256,17 +238,45 @@ def _drop_the_rest(session: Session, batch: BatchRow) -> None:
         .where(ShardRow.batch_id == batch.id, ShardRow.state == ShardState.READY)
         .values(state=ShardState.DROPPED, ticketed_at=None)
     )
-    code = "batch_cancelled" if batch.status is BatchStatus.CANCELLING else "batch_expired"
+    give_missing(session, batch, Outcome.CANCELLED, stop_reason(batch))
+
+
+def stop_reason(batch: BatchRow) -> RequestError:
+    """Return what the requests of a stopping batch are told that were not run to their end."""
+    if batch.status is not BatchStatus.CANCELLING:
+        return RequestError("batch_expired", "the batch expired before this request was done")
+    if batch.error_code is None:
+        return RequestError("batch_cancelled", "the batch was cancelled before this request was done")
+    return RequestError(batch.error_code, f"the batch stopped itself: {batch.error_message}")
+
+
+def give_missing(
+    session: Session,
+    batch: BatchRow,
+    outcome: Outcome,
+    error: RequestError,
+    *,
+    shard_id: int | None = None,
+    request_ids: Sequence[int] | None = None,
+) -> None:
+    """Give requests of a locked batch that have no result this one: all, a shard's, or those named."""
     missing = requests.fail_missing(
         session,
         batch_id=batch.id,
         first_sequence=batch.num_settled + 1,
-        outcome=Outcome.CANCELLED,
-        code=code,
-        message="the batch ended before this request was run",
+        outcome=outcome,
+        code=error.code,
+        message=error.message,
+        shard_id=shard_id,
+        request_ids=request_ids,
     )
-    batch.num_cancelled += missing
-    batch.settled_max_tokens = batch.max_output_tokens
+    if outcome is Outcome.FAILED:
+        batch.num_failed += missing.count
+    else:
+        batch.num_cancelled += missing.count
+    batch.settled_max_tokens += missing.max_tokens
+    batch.input_tokens += missing.input_tokens
+    batch.output_tokens += missing.output_tokens
 
 
 def settle_stopping(session: Session, *, limit: int) -> int:

@@ -27,7 +27,6 @@ def record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> N
     first, copy, known = aliased(RequestRow), aliased(RequestRow), aliased(ResultRow)
     done = ResultRow
     taken = [column for column in ResultRow.__table__.columns if column.name not in OWN_COLUMNS]
-    is_failed = done.outcome == Outcome.FAILED
     rows = (
         select(
             copy.id,
@@ -35,7 +34,7 @@ def record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> N
             func.row_number().over(order_by=copy.position) + literal(batch.num_settled),
             # Nothing was computed for a copy; what comes from a cache keeps saying so.
             case((done.source == Source.ENGINE, Source.DUPLICATE.value), else_=done.source),
-            case((is_failed, 0), else_=done.num_prompt_tokens),
+            done.num_prompt_tokens,
             *taken,
         )
         .select_from(done)
@@ -48,39 +47,35 @@ def record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> N
     inserted = (
         insert(ResultRow)
         .from_select([*columns, *(column.name for column in taken)], rows)
-        .returning(
-            ResultRow.request_id,
-            ResultRow.outcome,
-            ResultRow.source,
-            ResultRow.num_prompt_tokens,
-            ResultRow.num_cached_tokens,
-            ResultRow.num_output_tokens,
-        )
+        .returning(ResultRow.request_id)
         .cte("inserted")
     )
-    one = inserted.c
     counts = session.execute(
-        select(
-            one.outcome,
-            one.source,
-            func.count(),
-            func.sum(one.num_prompt_tokens),
-            func.sum(one.num_cached_tokens),
-            func.sum(one.num_output_tokens),
-            func.sum(RequestRow.max_tokens),
-        )
-        .join(RequestRow, RequestRow.id == one.request_id)
-        .group_by(one.outcome, one.source)
+        select(first.id, func.count())
+        .select_from(inserted)
+        .join(copy, copy.id == inserted.c.request_id)
+        .join(first, (first.shard_id == copy.shard_id) & (first.digest == copy.digest))
+        .where(first.id.in_(originals))
+        .group_by(first.id)
     )
-    for outcome, source, count, prompt_tokens, cached_tokens, output_tokens, max_tokens in counts:
-        batch.num_completed += count if outcome is Outcome.COMPLETED else 0
-        batch.num_failed += count if outcome is Outcome.FAILED else 0
-        batch.num_cancelled += count if outcome is Outcome.CANCELLED else 0
-        if source is Source.DUPLICATE:
-            batch.num_deduplicated += count
-        else:
-            batch.num_cache_hits += count
-        batch.input_tokens += int(prompt_tokens)
-        batch.cached_tokens += int(cached_tokens)
-        batch.output_tokens += int(output_tokens)
-        batch.settled_max_tokens += int(max_tokens)
+    by_id = {result.request_id: result for result in results}
+    for original, count in counts:
+        _count(batch, by_id[original], count)
+
+
+def _count(batch: BatchRow, original: NewResult, count: int) -> None:
+    if original.outcome is Outcome.COMPLETED:
+        batch.num_completed += count
+        batch.completed_output_tokens += original.num_output_tokens * count
+        batch.output_tokens_squared += original.num_output_tokens**2 * count
+    batch.num_failed += count if original.outcome is Outcome.FAILED else 0
+    batch.num_cancelled += count if original.outcome is Outcome.CANCELLED else 0
+    if original.source is Source.ENGINE:
+        batch.num_deduplicated += count
+    else:
+        batch.num_cache_hits += count
+    batch.input_tokens += original.num_prompt_tokens * count
+    batch.cached_tokens += original.num_prompt_tokens * count
+    batch.output_tokens += original.num_output_tokens * count
+    batch.settled_max_tokens += original.max_tokens * count
+    batch.stored_bytes += len((original.output or "").encode()) * count

@@ -12,15 +12,16 @@ from sqlalchemy import CTE, ColumnElement, Float, cast, func, literal, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from worker.contract.states import BatchStatus, ShardState
-from worker.store.tables import BatchRow, FairShareRow, ShardRow, TenantRow
+from worker.contract.states import BatchStatus, Lane, ShardState
+from worker.store.access_tables import FairShareRow, TenantRow
+from worker.store.tables import BatchRow, ShardRow
 
 # Who had nothing waiting may be so many tokens, over its weight, ahead of those who had: a small batch need
 # not share before it has used them up. More is not saved.
 SAVED_TOKENS = 200_000.0
 
-# Which shard of a tenant comes first.
-ORDER = (ShardRow.priority.desc(), ShardRow.id)
+# Which shard of a tenant comes first: of one priority, that with the earliest deadline.
+ORDER = (ShardRow.priority.desc(), ShardRow.expires_at, ShardRow.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,17 @@ def next_of_each_tenant(session: Session, is_due: ColumnElement[bool], *, limit:
             ShardRow.virtual_start,
             (ShardRow.num_requests * tokens).label("tokens"),
             ShardRow.priority,
+            ShardRow.expires_at,
         )
         .join(BatchRow, BatchRow.id == ShardRow.batch_id)
         .where(
             ShardRow.tenant_id == tenants.c.tenant_id,
             ShardRow.state == ShardState.READY,
+            # Interactive shards take no ticket: worker/tasks/interactive.py.
+            ShardRow.lane == Lane.BATCH,
             is_due,
             BatchRow.status.in_([BatchStatus.PENDING, BatchStatus.PROCESSING]),
+            BatchRow.paused_at.is_(None),
         )
         .order_by(*ORDER)
         .limit(limit)
@@ -71,7 +76,7 @@ def next_of_each_tenant(session: Session, is_due: ColumnElement[bool], *, limit:
         .select_from(tenants)
         .join(shard, literal(value=True))
         .outerjoin(TenantRow, TenantRow.id == tenants.c.tenant_id)
-        .order_by(tenants.c.tenant_id, shard.c.priority.desc(), shard.c.id)
+        .order_by(tenants.c.tenant_id, shard.c.priority.desc(), shard.c.expires_at, shard.c.id)
     )
     return [Waiting(*row) for row in rows]
 
@@ -85,9 +90,9 @@ def places(session: Session, waiting: Sequence[Waiting]) -> dict[int, float]:
     ticketed = select(func.min(ShardRow.virtual_start)).where(
         ShardRow.state == ShardState.READY, ShardRow.ticketed_at.is_not(None)
     )
-    virtual_time = session.scalar(
-        select(func.coalesce(running.scalar_subquery(), ticketed.scalar_subquery()))
-    )
+    virtual_time = session.scalar(running)
+    if virtual_time is None:
+        virtual_time = session.scalar(ticketed)
     if virtual_time is None:  # there is no work: nobody is behind
         virtual_time = max(finishes.values(), default=0.0)
     given: dict[int, float] = {}
@@ -116,8 +121,12 @@ def first(session: Session, *, tried: Sequence[int] = ()) -> int | None:
     """
     return session.scalar(
         select(ShardRow.id)
+        .join(BatchRow, BatchRow.id == ShardRow.batch_id)
         .where(
-            ShardRow.state == ShardState.READY, ShardRow.ticketed_at.is_not(None), ShardRow.id.not_in(tried)
+            ShardRow.state == ShardState.READY,
+            ShardRow.ticketed_at.is_not(None),
+            ShardRow.id.not_in(tried),
+            BatchRow.paused_at.is_(None),
         )
         .order_by(ShardRow.virtual_start, ShardRow.id)
         .limit(1)

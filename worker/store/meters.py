@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from worker.contract.meters import Readings
-from worker.store.tables import MeterRow
+from worker.store.meter_tables import MeterRow
 
 KEPT_BY_MINUTE = timedelta(hours=2)
 FOLD_AT_ONCE = 1000

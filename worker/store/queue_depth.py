@@ -6,7 +6,8 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from worker.contract.states import LIVE_STATUSES, BatchStatus, EventState, ShardState
-from worker.store.tables import BatchRow, ShardRow, WebhookEventRow
+from worker.store.tables import BatchRow, ShardRow
+from worker.store.webhook_tables import DeliveryRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class QueueDepth:
     shards_ready: int
     shards_running: int
     requests_pending: int
-    events_pending: int
+    deliveries_pending: int
 
 
 def queue_depth(session: Session) -> QueueDepth:
@@ -34,8 +35,8 @@ def queue_depth(session: Session) -> QueueDepth:
         shards_ready=_count(session, select(func.count()).where(ShardRow.state == ShardState.READY)),
         shards_running=_count(session, select(func.count()).where(ShardRow.state == ShardState.RUNNING)),
         requests_pending=sum(pending for _, pending in live.values()),
-        events_pending=_count(
-            session, select(func.count()).where(WebhookEventRow.state == EventState.PENDING)
+        deliveries_pending=_count(
+            session, select(func.count()).where(DeliveryRow.state == EventState.PENDING)
         ),
     )
 

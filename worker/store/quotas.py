@@ -6,8 +6,9 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from worker.contract.states import LIVE_STATUSES
+from worker.store.access_tables import TenantRow
 from worker.store.session import tenant_of
-from worker.store.tables import BatchRow, TenantRow
+from worker.store.tables import BatchRow
 
 # What each limit of a tenant counts, in words for the client.
 NOUNS = {

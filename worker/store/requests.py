@@ -1,74 +1,101 @@
-"""Requests and their results: copied in, loaded for a shard, recorded once, read in order."""
+"""Requests and their results: copied in, loaded for a shard, recorded once."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from psycopg.types.json import Jsonb
-from sqlalchemy import Text, bindparam, cast, func, insert, literal, select
+from sqlalchemy import Text, bindparam, case, cast, func, insert, literal, select
+from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import Session
 
-from worker.contract.caching import CacheMode, Source
-from worker.contract.results import DeviceSeconds, NewResult
+from worker.contract.caching import CacheMode
+from worker.contract.requests import (
+    Params,
+    Prompt,
+    kind_of,
+    max_output_tokens,
+    params_from_json,
+)
+from worker.contract.results import NewResult, storable
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import Outcome
-from worker.store.tables import RequestRow, ResultRow
+from worker.store import partial_outputs
+from worker.store.partial_outputs import PartialOutput
+from worker.store.tables import PartialOutputRow, RequestRow, ResultRow
 
 COPY_REQUESTS = """
     COPY requests (
-        batch_id, shard_id, position, custom_id, prompt, add_special_tokens, params, max_tokens,
-        num_prompt_tokens, digest, cache
+        batch_id, shard_id, position, custom_id, kind, prompt, inputs, add_special_tokens, params,
+        is_streamed, max_tokens, num_prompt_tokens, digest, cache
     ) FROM STDIN
 """
+# What identical requests of a shard share; a request that has no digest is like no other.
+IDENTITY = func.coalesce(func.encode(RequestRow.digest, "hex"), cast(RequestRow.id, Text))
 
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """One prompt on its way in. `params=None` means the batch's."""
+    """One request on its way in. `params=None` means the batch's; other kinds have their own."""
 
     prompt: str
-    max_tokens: int  # as the context allows
-    num_prompt_tokens: int = 0
+    max_tokens: int  # of one choice, as the context allows
+    num_prompt_tokens: int = 0  # of all prompts
     custom_id: str | None = None
-    params: SamplingParams | None = None
+    params: Params | None = None
     add_special_tokens: bool = True
+    inputs: tuple[Prompt, ...] | None = None  # several prompts, or token ids, instead of `prompt`
+    is_streamed: bool = False
     cache: CacheMode | None = None  # None: the batch's
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """Every prompt, in order."""
+        return self.inputs or (self.prompt,)
+
+    @property
+    def num_bytes(self) -> int:
+        """How much room its prompts take; a token id counts as four bytes."""
+        return sum(
+            len(prompt.encode()) if isinstance(prompt, str) else 4 * len(prompt) for prompt in self.prompts
+        )
+
+    def max_output_tokens(self, batch_params: SamplingParams) -> int:
+        """Return the most tokens it generates, over all prompts and choices."""
+        params = self.params or batch_params
+        return max_output_tokens(params, max_tokens=self.max_tokens, num_prompts=len(self.prompts))
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRequest:
-    """One prompt that still has to be run, for itself and its copies."""
+    """One request that still has to be run, for itself and its copies."""
 
     id: int
-    prompt: str
+    position: int
+    prompts: tuple[Prompt, ...]
     add_special_tokens: bool
-    max_tokens: int
-    params: SamplingParams  # but for max_tokens
+    is_streamed: bool
+    max_tokens: int  # of one choice
+    params: Params  # but for max_tokens
+    partial_output: PartialOutput | None = None  # what an earlier run of it has left
     digest: bytes | None = None
     cache: CacheMode | None = None  # None: the batch's
     num_copies: int = 1  # requests of the shard that its Result answers, itself included
 
+    @property
+    def max_output_tokens(self) -> int:
+        """The most tokens it generates, over all prompts and choices."""
+        return max_output_tokens(self.params, max_tokens=self.max_tokens, num_prompts=len(self.prompts))
+
 
 @dataclass(frozen=True, slots=True)
-class ResultView:
-    """One result as a client reads it."""
+class Missing:
+    """Requests that were given a result without being run to their end, and the tokens that cost."""
 
-    sequence: int
-    position: int
-    custom_id: str | None
-    outcome: Outcome
-    output: str | None
-    finish_reason: str | None
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_output_tokens: int
-    error_code: str | None
-    error_message: str | None
-    source: Source
-    similarity: float | None
-    seconds: DeviceSeconds
-    created_at: datetime
+    count: int
+    input_tokens: int
+    output_tokens: int
+    max_tokens: int
 
 
 def copy_in(
@@ -77,13 +104,15 @@ def copy_in(
     requests: Sequence[NewRequest],
     shard_ids: Sequence[int],
     digests: Sequence[bytes | None],
+    *,
+    first_position: int = 0,
 ) -> None:
-    """Write the requests of a new batch by COPY, each with its shard and its digest."""
+    """Write requests of a batch by COPY, each with its shard and its digest, positions counting up."""
     connection = session.connection().connection.driver_connection
     assert connection is not None  # noqa: S101 - a session in a transaction has one
     with connection.cursor() as cursor, cursor.copy(COPY_REQUESTS) as copy:
         for position, (request, shard_id, digest) in enumerate(
-            zip(requests, shard_ids, digests, strict=True)
+            zip(requests, shard_ids, digests, strict=True), first_position
         ):
             params = None if request.params is None else Jsonb(request.params.to_json())
             copy.write_row(
@@ -92,9 +121,12 @@ def copy_in(
                     shard_id,
                     position,
                     request.custom_id,
+                    kind_of(request.params).value,
                     request.prompt,
+                    None if request.inputs is None else Jsonb(request.inputs),
                     request.add_special_tokens,
                     params,
+                    request.is_streamed,
                     request.max_tokens,
                     request.num_prompt_tokens,
                     digest,
@@ -106,36 +138,74 @@ def copy_in(
 def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> list[ShardRequest]:
     """Return the requests of a shard that have no result yet, in order, the first of identical ones only."""
     shared = SamplingParams.from_json(batch_params)
-    identity = func.coalesce(func.encode(RequestRow.digest, "hex"), cast(RequestRow.id, Text))
     waiting = (
         select(
             RequestRow.id,
-            func.row_number().over(partition_by=identity, order_by=RequestRow.position).label("number"),
-            func.count().over(partition_by=identity).label("num_copies"),
+            func.row_number().over(partition_by=IDENTITY, order_by=RequestRow.position).label("number"),
+            func.count().over(partition_by=IDENTITY).label("num_copies"),
         )
         .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
         .where(RequestRow.shard_id == shard_id, ResultRow.request_id.is_(None))
         .subquery()
     )
     rows = session.execute(
-        select(RequestRow, waiting.c.num_copies)
+        select(
+            RequestRow.id,
+            RequestRow.position,
+            RequestRow.kind,
+            RequestRow.prompt,
+            RequestRow.inputs,
+            RequestRow.add_special_tokens,
+            RequestRow.is_streamed,
+            RequestRow.max_tokens,
+            RequestRow.params,
+            RequestRow.digest,
+            RequestRow.cache,
+            waiting.c.num_copies,
+            PartialOutputRow,
+        )
         .join(waiting, waiting.c.id == RequestRow.id)
+        .outerjoin(PartialOutputRow, PartialOutputRow.request_id == RequestRow.id)
         .where(waiting.c.number == 1)
         .order_by(RequestRow.position)
     )
     return [
         ShardRequest(
             id=row.id,
-            prompt=row.prompt,
+            position=row.position,
+            prompts=(row.prompt,) if row.inputs is None else _to_prompts(row.inputs),
             add_special_tokens=row.add_special_tokens,
+            is_streamed=row.is_streamed,
             max_tokens=row.max_tokens,
-            params=shared if row.params is None else SamplingParams.from_json(row.params),
+            params=shared if row.params is None else params_from_json(row.kind, row.params),
+            partial_output=_to_partial(row.PartialOutputRow),
             digest=row.digest,
             cache=row.cache,
-            num_copies=num_copies,
+            num_copies=row.num_copies,
         )
-        for row, num_copies in rows
+        for row in rows
     ]
+
+
+def _to_prompts(inputs: Sequence[Any]) -> tuple[Prompt, ...]:
+    return tuple(one if isinstance(one, str) else tuple(one) for one in inputs)
+
+
+def _to_partial(kept: PartialOutputRow | None) -> PartialOutput | None:
+    return None if kept is None else PartialOutput(kept.model, kept.token_ids, kept.text)
+
+
+def groups_without_result(session: Session, shard_id: int) -> list[list[int]]:
+    """Return the ids of a shard's requests that have no result yet, identical ones together, in order."""
+    ids = func.array_agg(aggregate_order_by(RequestRow.id, RequestRow.position))
+    rows = session.scalars(
+        select(ids)
+        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .where(RequestRow.shard_id == shard_id, ResultRow.request_id.is_(None))
+        .group_by(IDENTITY)
+        .order_by(func.min(RequestRow.position))
+    )
+    return [list(group) for group in rows]
 
 
 def shards_with_some_left(session: Session, shard_ids: Collection[int]) -> set[int]:
@@ -174,8 +244,9 @@ def record(session: Session, batch_id: str, results: Sequence[NewResult], *, fir
                 "batch_id": batch_id,
                 "sequence": sequence,
                 "outcome": result.outcome,
-                "output": _storable(result.output),
+                "output": None if result.output is None else storable(result.output),
                 "finish_reason": result.finish_reason,
+                "payload": None if result.payload is None else result.payload.to_json(),
                 "num_prompt_tokens": result.num_prompt_tokens,
                 "num_cached_tokens": result.num_cached_tokens,
                 "num_output_tokens": result.num_output_tokens,
@@ -190,11 +261,21 @@ def record(session: Session, batch_id: str, results: Sequence[NewResult], *, fir
             for sequence, result in enumerate(results, first_sequence)
         ],
     )
+    partial_outputs.forget(session, [result.request_id for result in results])
 
 
-def _storable(text: str | None) -> str | None:
-    # A model can say NUL and Postgres cannot: it reads back as bytes that are no character do.
-    return None if text is None else text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
+def cancelled_in(session: Session, shard_id: int) -> list[int]:
+    """Return the ids of a shard's requests whose cancel was asked for and that have no result yet."""
+    rows = session.scalars(
+        select(RequestRow.id)
+        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .where(
+            RequestRow.shard_id == shard_id,
+            RequestRow.cancelled_at.is_not(None),
+            ResultRow.request_id.is_(None),
+        )
+    )
+    return list(rows)
 
 
 def fail_missing(
@@ -206,79 +287,63 @@ def fail_missing(
     code: str,
     message: str,
     shard_id: int | None = None,
-) -> int:
-    """Give every request of a locked batch (or one of its shards) without a result this one; count them."""
+    request_ids: Sequence[int] | None = None,
+) -> Missing:
+    """Give every request of a locked batch (or of a shard, or these) without a result this one.
+
+    What was kept of a request's output is its output.
+    """
+    has_output = PartialOutputRow.request_id.is_not(None)
     missing = (
         select(
             RequestRow.id,
             RequestRow.batch_id,
             func.row_number().over(order_by=RequestRow.position) + literal(first_sequence - 1),
             bindparam("outcome", outcome.value),
+            PartialOutputRow.text,
+            case((has_output, literal("cancelled" if outcome is Outcome.CANCELLED else "error"))),
+            case((has_output, RequestRow.num_prompt_tokens), else_=0),
             literal(0),
-            literal(0),
-            literal(0),
+            func.coalesce(func.cardinality(PartialOutputRow.token_ids), 0),
             bindparam("code", code),
             bindparam("message", message),
         )
         .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .outerjoin(PartialOutputRow, PartialOutputRow.request_id == RequestRow.id)
         .where(RequestRow.batch_id == batch_id, ResultRow.request_id.is_(None))
     )
     if shard_id is not None:
         missing = missing.where(RequestRow.shard_id == shard_id)
+    if request_ids is not None:
+        missing = missing.where(RequestRow.id.in_(request_ids))
     columns = [
         "request_id",
         "batch_id",
         "sequence",
         "outcome",
+        "output",
+        "finish_reason",
         "num_prompt_tokens",
         "num_cached_tokens",
         "num_output_tokens",
         "error_code",
         "error_message",
     ]
-    inserted = insert(ResultRow).from_select(columns, missing).returning(ResultRow.request_id).cte("inserted")
-    return session.scalar(select(func.count()).select_from(inserted)) or 0
-
-
-def results_page(session: Session, batch_id: str, *, after: int, limit: int) -> list[ResultView]:
-    """Return results in order of completion, those after sequence number `after`."""
-    rows = session.execute(
-        select(ResultRow, RequestRow.position, RequestRow.custom_id)
-        .join(RequestRow, RequestRow.id == ResultRow.request_id)
-        .where(ResultRow.batch_id == batch_id, ResultRow.sequence > after)
-        .order_by(ResultRow.sequence)
-        .limit(limit)
+    inserted = (
+        insert(ResultRow)
+        .from_select(columns, missing)
+        .returning(ResultRow.request_id, ResultRow.num_prompt_tokens, ResultRow.num_output_tokens)
+        .cte("inserted")
     )
-    return [
-        ResultView(
-            sequence=row.sequence,
-            position=position,
-            custom_id=custom_id,
-            outcome=row.outcome,
-            output=row.output,
-            finish_reason=row.finish_reason,
-            num_prompt_tokens=row.num_prompt_tokens,
-            num_cached_tokens=row.num_cached_tokens,
-            num_output_tokens=row.num_output_tokens,
-            error_code=row.error_code,
-            error_message=row.error_message,
-            source=row.source,
-            similarity=row.similarity,
-            seconds=DeviceSeconds(row.prefill_seconds, row.decode_seconds, row.padding_seconds),
-            created_at=row.created_at,
-        )
-        for row, position, custom_id in rows
+    sums = [
+        func.coalesce(func.sum(column), 0)
+        for column in (inserted.c.num_prompt_tokens, inserted.c.num_output_tokens, RequestRow.max_tokens)
     ]
-
-
-def outputs(session: Session, batch_id: str) -> list[str | None]:
-    """Return every output of a batch in the order of its requests; None where there is none (yet)."""
-    return list(
-        session.scalars(
-            select(ResultRow.output)
-            .select_from(RequestRow)
-            .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
-            .where(RequestRow.batch_id == batch_id)
-            .order_by(RequestRow.position)
-        )
-    )
+    count, *tokens = session.execute(
+        select(func.count(), *sums)
+        .select_from(inserted)
+        .join(RequestRow, RequestRow.id == inserted.c.request_id)
+    ).one()
+    if tokens[1]:
+        partial_outputs.forget_ended(session, batch_id)
+    return Missing(count, *map(int, tokens))

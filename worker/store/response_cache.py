@@ -9,7 +9,8 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.orm import Session
 
 from worker.contract.results import NewResult
-from worker.store.tables import CachedResponseRow, ResultRow
+from worker.store.cache_tables import CachedResponseRow
+from worker.store.tables import ResultRow
 
 DROP_AT_ONCE = 5000
 # What of a Result is its request's own, or its run's.
@@ -79,7 +80,7 @@ def has_vectors(session: Session) -> bool:
     return bool(session.scalar(text("SELECT 1 FROM pg_extension WHERE extname = 'vector'")))
 
 
-def keep(session: Session, results: Sequence[NewResult]) -> None:
+def keep(session: Session, results: Sequence[NewResult], *, tenant_id: str) -> None:
     """Keep the answers of results that were recorded in this transaction and are to be kept."""
     by_request = {result.request_id: result.keep for result in results if result.keep is not None}
     if not by_request:
@@ -92,6 +93,7 @@ def keep(session: Session, results: Sequence[NewResult]) -> None:
         entry = by_request[request_id]
         rows[entry.key] = {
             "key": entry.key,
+            "tenant_id": tenant_id,
             "group": entry.group,
             "payload": value,
             "embedding": None if entry.embedding is None else list(entry.embedding),

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker, with_loader_criteria
 
 from worker.contract.access import DEFAULT_TENANT
-from worker.store.table import Owned
+from worker.store.schema import Owned
 
 # A transaction here is a few statements; one that waits longer than this is stuck behind something.
 CONNECTION_OPTIONS = " ".join(

@@ -1,7 +1,7 @@
 """Shards: claimed with a fenced lease, saved as they go, finished or released by their holder."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum, auto
 from typing import Any
@@ -11,15 +11,30 @@ from sqlalchemy.orm import Session
 
 from worker.contract.access import DEFAULT_TENANT
 from worker.contract.caching import CacheMode, Source
-from worker.contract.results import NewResult
-from worker.contract.states import BatchStatus, Outcome, ShardState
-from worker.store import batches, copies, requests, response_cache
+from worker.contract.results import NewResult, RequestError
+from worker.contract.states import AttemptCause, BatchStatus, Lane, Outcome, ShardState
+from worker.store import (
+    attempts,
+    batches,
+    copies,
+    partial_outputs,
+    poison,
+    rates,
+    requests,
+    response_cache,
+    stop_rules,
+)
 from worker.store.notify import wake_dispatcher
+from worker.store.partial_outputs import PartialOutput
 from worker.store.requests import ShardRequest
 from worker.store.tables import BatchRow, ShardRow
 
 # What a shard has that nobody holds and no ticket names.
 NOBODYS: dict[str, Any] = {"worker": None, "lease_expires_at": None, "ticketed_at": None}
+
+CACHES = {Source.EXACT_CACHE, Source.SEMANTIC_CACHE}
+
+REQUEST_CANCELLED = RequestError("request_cancelled", "this request was cancelled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +59,29 @@ class Progress:
     results: Sequence[NewResult]
     running_tokens: int  # generated so far by requests that are not finished
     is_last: bool = False  # every request of the shard has its result, with these: it is finished
+    partial_outputs: Mapping[int, PartialOutput] = field(default_factory=dict)  # of long ones, by request id
 
 
 class Saved(Enum):
     """What the holder of a shard must do after a save."""
 
     CONTINUE = auto()  # the lease is renewed
-    STOP = auto()  # the batch was cancelled or expired: stop, save, release
+    CANCEL_SOME = auto()  # go on, without those that `requests.cancelled_in` names
+    PAUSE = auto()  # the batch was paused: stop, release
+    STOP = auto()  # the batch was cancelled, stopped itself or expired: stop, save what was cut off
     LOST = auto()  # somebody else holds the shard, or its batch has ended: nothing was written
+
+
+def is_suspect(session: Session, shard_id: int) -> bool:
+    """Whether a shard must run alone, because it may kill its worker."""
+    return bool(session.scalar(select(ShardRow.is_suspect).where(ShardRow.id == shard_id)))
 
 
 def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> Claim | None:
     """Take a ready shard of a live batch; None when there is nothing to take."""
     batch_id = session.scalar(select(ShardRow.batch_id).where(ShardRow.id == shard_id))
     batch = batches.lock(session, batch_id) if batch_id else None
-    if batch is None or batches.is_stopping(session, batch):
+    if batch is None or batch.paused_at is not None or batches.is_stopping(session, batch):
         return None
     shard = session.execute(
         update(ShardRow)
@@ -79,7 +102,8 @@ def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> 
     if batch.status is BatchStatus.PENDING:
         batch.status = BatchStatus.PROCESSING
         batch.started_at = func.now()
-    wake_dispatcher(session)
+    if batch.lane is Lane.BATCH:
+        wake_dispatcher(session)
     remaining = requests.remaining(session, shard_id, batch.params)
     return Claim(
         shard_id,
@@ -93,6 +117,12 @@ def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> 
     )
 
 
+def ready_interactive(session: Session, *, limit: int) -> list[int]:
+    """Return interactive shards that wait to be claimed, the oldest first."""
+    is_ready = (ShardRow.state == ShardState.READY, ShardRow.lane == Lane.INTERACTIVE)
+    return list(session.scalars(select(ShardRow.id).where(*is_ready).order_by(ShardRow.id).limit(limit)))
+
+
 def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | None) -> list[Saved]:
     """Record results and progress of shards of one batch, and renew their leases unless `lease` is None.
 
@@ -104,20 +134,18 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
     if batch is None or not held:
         return [Saved.LOST] * len(progress)
     results = [result for one in held for result in one.results]
+    for one in held:
+        _settle_cancelled_copies(session, batch, one.held)
     _record(session, batch, requests.without_result(session, results))
     last = {one.held.shard_id for one in held if one.is_last}
-    # A copy whose first was cancelled by itself is run after all.
-    unfinished = requests.shards_with_some_left(session, last)
-    if unfinished:
-        _update(session, unfinished, {"state": ShardState.READY, "running_tokens": 0} | NOBODYS)
-        wake_dispatcher(session)
+    unfinished = _return_unfinished(session, last)
     finished = last - unfinished
     running = [one for one in held if not one.is_last]
     if finished:
         _update(session, finished, {"state": ShardState.FINISHED, "running_tokens": 0} | NOBODYS)
-    if last:
-        batches.settle(session, batch)
     if running:
+        for one in running:
+            partial_outputs.keep(session, one.partial_outputs)
         tokens = {one.held.shard_id: one.running_tokens for one in running}
         changes: dict[str, Any] = {"running_tokens": case(tokens, value=ShardRow.id)}
         if lease is not None:
@@ -127,15 +155,60 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
                 "ticketed_at": None,
             }
         _update(session, tokens.keys(), changes)
-    verdict = Saved.STOP if batches.is_stopping(session, batch) else Saved.CONTINUE
-    return [verdict if one.held.shard_id in held_ids else Saved.LOST for one in progress]
+    stop_rules.apply(session, batch)
+    if last:
+        batches.settle(session, batch)
+    rates.measure(session, batch)
+    return [
+        _verdict(session, batch, one.held) if one.held.shard_id in held_ids else Saved.LOST
+        for one in progress
+    ]
 
 
-def release(session: Session, held: Claim) -> None:
-    """Hand a held shard back, its unfinished requests to be run by whoever claims it next."""
+def _settle_cancelled_copies(session: Session, batch: BatchRow, held: Claim) -> None:
+    """End requests of a held shard that nobody wants and nobody runs, as others answer for them."""
+    if batch.has_cancelled_requests:
+        run = {request.id for request in held.requests}
+        unwanted = [one for one in requests.cancelled_in(session, held.shard_id) if one not in run]
+        if unwanted:
+            batches.give_missing(session, batch, Outcome.CANCELLED, REQUEST_CANCELLED, request_ids=unwanted)
+
+
+def _return_unfinished(session: Session, shard_ids: Collection[int]) -> set[int]:
+    """Return those shards to the ready that were run to their end and have requests without a result.
+
+    These are copies of one that was cancelled by itself: they are run after all.
+    """
+    unfinished = requests.shards_with_some_left(session, shard_ids)
+    if unfinished:
+        changes = {"state": ShardState.READY, "running_tokens": 0, "attempts": ShardRow.attempts - 1}
+        _update(session, unfinished, changes | NOBODYS)
+        wake_dispatcher(session)
+    return unfinished
+
+
+def _verdict(session: Session, batch: BatchRow, held: Claim) -> Saved:
+    if batches.is_stopping(session, batch):
+        return Saved.STOP
+    if batch.paused_at is not None:
+        return Saved.PAUSE
+    if batch.has_cancelled_requests and requests.cancelled_in(session, held.shard_id):
+        return Saved.CANCEL_SOME
+    return Saved.CONTINUE
+
+
+def release(session: Session, held: Claim, unfinished: Mapping[int, PartialOutput] | None = None) -> None:
+    """Hand a held shard back, its unfinished requests to be run by whoever claims it next.
+
+    They go on from what they have generated, where `unfinished` has it by request id.
+    """
     batch = batches.lock(session, held.batch_id)
     if batch is None or not _lock_all_held(session, [held]):
         return
+    partial_outputs.keep(session, unfinished or {})
+    if not batches.is_stopping(session, batch):
+        cause = AttemptCause.HANDED_BACK if batch.paused_at is None else AttemptCause.PAUSED
+        attempts.record(session, held.shard_id, cause)
     session.execute(
         update(ShardRow)
         .where(ShardRow.id == held.shard_id)
@@ -146,8 +219,29 @@ def release(session: Session, held: Claim) -> None:
             **NOBODYS,
         )
     )
+    settle_cancelled_requests(session, batch, held.shard_id)
     batches.settle(session, batch)
     wake_dispatcher(session)
+
+
+def settle_cancelled_requests(session: Session, batch: BatchRow, shard_id: int) -> None:
+    """End those requests of a locked shard that nobody runs now and nobody wants."""
+    if not batch.has_cancelled_requests:
+        return
+    unwanted = requests.cancelled_in(session, shard_id)
+    if unwanted:
+        batches.give_missing(session, batch, Outcome.CANCELLED, REQUEST_CANCELLED, request_ids=unwanted)
+        finish_if_done(session, shard_id)
+
+
+def finish_if_done(session: Session, shard_id: int) -> None:
+    """Leave a locked shard that nobody runs if each of its requests has its result."""
+    if not requests.shards_with_some_left(session, [shard_id]):
+        session.execute(
+            update(ShardRow)
+            .where(ShardRow.id == shard_id)
+            .values(state=ShardState.FINISHED, running_tokens=0, **NOBODYS)
+        )
 
 
 def _update(session: Session, shard_ids: Collection[int], changes: dict[str, Any]) -> None:
@@ -178,23 +272,31 @@ def _is_held(claims: Sequence[Claim]) -> ColumnElement[bool]:
 def _record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> None:
     if not results:
         return
+    # Who ran them does not know why the batch stops.
+    results = [
+        replace(result, error=batches.stop_reason(batch))
+        if result.outcome is Outcome.CANCELLED and result.error is None
+        else result
+        for result in results
+    ]
+    completed = [result.num_output_tokens for result in results if result.outcome is Outcome.COMPLETED]
     requests.record(session, batch.id, results, first_sequence=batch.num_settled + 1)
-    batch.num_completed += sum(result.outcome is Outcome.COMPLETED for result in results)
+    batch.num_completed += len(completed)
+    batch.completed_output_tokens += sum(completed)
+    batch.output_tokens_squared += sum(count**2 for count in completed)
     batch.num_failed += sum(result.outcome is Outcome.FAILED for result in results)
     batch.num_cancelled += sum(result.outcome is Outcome.CANCELLED for result in results)
-    batch.num_cache_hits += sum(
-        result.source in {Source.EXACT_CACHE, Source.SEMANTIC_CACHE} for result in results
-    )
     batch.settled_max_tokens += sum(result.max_tokens for result in results)
     batch.input_tokens += sum(result.num_prompt_tokens for result in results)
     batch.cached_tokens += sum(result.num_cached_tokens for result in results)
     batch.output_tokens += sum(result.num_output_tokens for result in results)
+    batch.stored_bytes += sum(len((result.output or "").encode()) for result in results)
+    batch.num_cache_hits += sum(result.source in CACHES for result in results)
     batch.prefill_seconds += sum(result.seconds.prefill for result in results)
     batch.decode_seconds += sum(result.seconds.decode for result in results)
     batch.padding_seconds += sum(result.seconds.padding for result in results)
-    batch.stored_bytes += sum(len((result.output or "").encode()) * result.num_copies for result in results)
     copies.record(session, batch, results)
-    response_cache.keep(session, results)
+    response_cache.keep(session, results, tenant_id=batch.tenant_id)
 
 
 def expired(session: Session, *, limit: int) -> list[tuple[int, str]]:
@@ -211,7 +313,7 @@ def expired(session: Session, *, limit: int) -> list[tuple[int, str]]:
 def return_expired(session: Session, shard_id: int, batch_id: str, *, max_attempts: int) -> bool:
     """Return a shard whose lease ran out to the ready; say whether it still had to be.
 
-    What is left of a shard that was tried `max_attempts` times fails instead.
+    `max_attempts` as in `poison.judge`.
     """
     batch = batches.lock(session, batch_id)
     shard = session.scalar(
@@ -225,25 +327,16 @@ def return_expired(session: Session, shard_id: int, batch_id: str, *, max_attemp
     )
     if batch is None or shard is None:
         return False
+    attempts.record(session, shard_id, AttemptCause.WORKER_LOST)
     shard.state = ShardState.READY
     shard.worker = shard.lease_expires_at = shard.ticketed_at = None
     shard.running_tokens = 0
-    if shard.attempts >= max_attempts:
-        _give_up(session, batch, shard)
     session.flush()
+    settle_cancelled_requests(session, batch, shard_id)
+    session.refresh(shard)
+    if shard.state is ShardState.READY and not batches.is_stopping(session, batch):
+        poison.judge(session, batch, shard, max_attempts=max_attempts)
+    session.flush()
+    stop_rules.apply(session, batch)
     batches.settle(session, batch)
     return True
-
-
-def _give_up(session: Session, batch: BatchRow, shard: ShardRow) -> None:
-    failed = requests.fail_missing(
-        session,
-        batch_id=batch.id,
-        first_sequence=batch.num_settled + 1,
-        outcome=Outcome.FAILED,
-        code="attempts_exhausted",
-        message=f"{shard.attempts} workers in a row died or hung while they ran this request's shard",
-        shard_id=shard.id,
-    )
-    batch.num_failed += failed
-    shard.state = ShardState.FINISHED

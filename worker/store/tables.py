@@ -4,23 +4,103 @@ Lock order, everywhere: the batch, then its shards. Every time comes from Postgr
 """
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     CheckConstraint,
+    DateTime,
+    Double,
+    Enum,
     ForeignKey,
     Identity,
     Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Text,
+    false,
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, REAL
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
 
 from worker.contract.access import DEFAULT_TENANT
 from worker.contract.caching import CacheMode, Source
-from worker.contract.states import LIVE_STATUSES, BatchStatus, EventState, Outcome, ShardState
-from worker.store.table import Owned, Table, in_, made_now
+from worker.contract.requests import RequestKind
+from worker.contract.states import (
+    LIVE_STATUSES,
+    AttemptCause,
+    BatchStatus,
+    EventState,
+    Lane,
+    Outcome,
+    ShardState,
+)
+
+NAMING_CONVENTION = {
+    "ix": "%(table_name)s_%(column_0_N_name)s_index",
+    "uq": "%(table_name)s_%(column_0_N_name)s_key",
+    "ck": "%(table_name)s_%(constraint_name)s_check",
+    "fk": "%(table_name)s_%(column_0_name)s_%(referred_table_name)s_fkey",
+    "pk": "%(table_name)s_pkey",
+}
+
+
+def one_of(column: str, values: type[StrEnum]) -> Enum:
+    """Text with a CHECK, read back as the enumeration's members."""
+    return Enum(
+        values,
+        name=column,
+        native_enum=False,
+        create_constraint=True,
+        length=32,
+        values_callable=lambda members: [member.value for member in members],
+    )
+
+
+class Table(DeclarativeBase):
+    """Every table: text for strings, timestamptz for times, jsonb for objects."""
+
+    metadata = MetaData(naming_convention=NAMING_CONVENTION)
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads this name from the class
+        str: Text,
+        int: BigInteger,
+        float: Double,
+        bytes: LargeBinary,
+        datetime: DateTime(timezone=True),
+        dict[str, Any]: JSONB(none_as_null=True),
+        list[Any]: JSONB(none_as_null=True),
+        list[int]: ARRAY(Integer),
+        list[str]: ARRAY(Text),
+        BatchStatus: one_of("status", BatchStatus),
+        ShardState: one_of("state", ShardState),
+        EventState: one_of("state", EventState),
+        Outcome: one_of("outcome", Outcome),
+        AttemptCause: one_of("cause", AttemptCause),
+        RequestKind: one_of("kind", RequestKind),
+        Lane: one_of("lane", Lane),
+        CacheMode: one_of("cache", CacheMode),
+        Source: one_of("source", Source),
+    }
+
+
+def is_in(column: str, values: set[str] | frozenset[str]) -> Any:
+    """Return the condition of a partial index."""
+    return text(f"{column} IN ({', '.join(repr(str(v)) for v in sorted(values))})")
+
+
+def created_now() -> MappedColumn[datetime]:
+    """Return a column that says when its row was inserted."""
+    return mapped_column(server_default=func.now())
+
+
+class Owned:
+    """Mixed into a table whose rows each belong to a tenant: a tenant's store sees no others."""
+
+    tenant_id: Mapped[str] = mapped_column(server_default=DEFAULT_TENANT)
 
 
 class BatchRow(Owned, Table):
@@ -30,8 +110,9 @@ class BatchRow(Owned, Table):
     __table_args__ = (
         CheckConstraint("num_completed + num_failed + num_cancelled <= num_requests", name="counts"),
         Index(None, "created_at", "id"),
+        Index(None, "retry_of", postgresql_where=text("retry_of IS NOT NULL")),
         Index(None, "tenant_id", "created_at", "id"),
-        Index("batches_live_index", "expires_at", postgresql_where=in_("status", LIVE_STATUSES)),
+        Index("batches_live_index", "expires_at", postgresql_where=is_in("status", LIVE_STATUSES)),
         Index(
             "batches_finished_index",
             "finished_at",
@@ -42,19 +123,22 @@ class BatchRow(Owned, Table):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     status: Mapped[BatchStatus]
+    lane: Mapped[Lane] = mapped_column(server_default=Lane.BATCH.value)
     params: Mapped[dict[str, Any]]  # SamplingParams for every request that has none of its own
     metadata_: Mapped[dict[str, Any]] = mapped_column("metadata")
     priority: Mapped[int] = mapped_column(server_default="0")  # higher runs sooner
     callback_url: Mapped[str | None]
 
+    input_file_id: Mapped[str | None]  # None: its requests came with it
+    num_unread: Mapped[int] = mapped_column(server_default="0")  # lines of that file without a request yet
     num_requests: Mapped[int]
     num_completed: Mapped[int] = mapped_column(server_default="0")
     num_failed: Mapped[int] = mapped_column(server_default="0")
     num_cancelled: Mapped[int] = mapped_column(server_default="0")
 
     num_prompt_tokens: Mapped[int]  # of every request
-    max_output_tokens: Mapped[int]  # the sum of every request's max_tokens
-    settled_max_tokens: Mapped[int] = mapped_column(server_default="0")  # max_tokens of those with a result
+    max_output_tokens: Mapped[int]  # the most that every request can generate together
+    settled_max_tokens: Mapped[int] = mapped_column(server_default="0")  # the same of those with a result
     input_tokens: Mapped[int] = mapped_column(server_default="0")  # usage, of those with a result
     cached_tokens: Mapped[int] = mapped_column(server_default="0")
     output_tokens: Mapped[int] = mapped_column(server_default="0")
@@ -68,12 +152,26 @@ class BatchRow(Owned, Table):
     decode_seconds: Mapped[float] = mapped_column(server_default="0")
     padding_seconds: Mapped[float] = mapped_column(server_default="0")
 
-    created_at: Mapped[datetime] = made_now()
+    created_at: Mapped[datetime] = created_now()
     started_at: Mapped[datetime | None]
     cancelled_at: Mapped[datetime | None]  # when the cancel was asked for
     expires_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+    paused_at: Mapped[datetime | None]  # None: it may run
     results_dropped_at: Mapped[datetime | None]  # when retention took its requests and results
+
+    max_failed: Mapped[int | None]  # more failed requests than this stop it
+    max_total_tokens: Mapped[int | None]  # input and output; reaching it stops it
+    error_code: Mapped[str | None]  # of the rule that stopped it
+    error_message: Mapped[str | None]
+    retry_of: Mapped[str | None] = mapped_column(ForeignKey("batches.id", ondelete="SET NULL"))
+    has_cancelled_requests: Mapped[bool] = mapped_column(server_default=false())  # while it ran
+
+    output_tokens_squared: Mapped[int] = mapped_column(server_default="0")  # summed over completed requests
+    completed_output_tokens: Mapped[int] = mapped_column(server_default="0")
+    tokens_per_second: Mapped[float | None]  # output, smoothed over its saves
+    measured_tokens: Mapped[int | None]  # output tokens when the rate was last measured
+    measured_at: Mapped[datetime | None]
 
     @property
     def num_settled(self) -> int:
@@ -88,19 +186,25 @@ class ShardRow(Owned, Table):
     __table_args__ = (
         Index(None, "batch_id"),
         Index(
-            "shards_ready_index",
+            "shards_due_index",
             "tenant_id",
             text("priority DESC"),
+            "expires_at",
             "id",
-            postgresql_where=in_("state", {ShardState.READY}),
-        ),
-        Index(
-            "shards_running_index", "lease_expires_at", postgresql_where=in_("state", {ShardState.RUNNING})
+            postgresql_where=is_in("state", {ShardState.READY}),
         ),
         Index(
             "shards_ticketed_index",
             "virtual_start",
             postgresql_where=text("state IN ('ready') AND ticketed_at IS NOT NULL"),
+        ),
+        Index(
+            "shards_running_index", "lease_expires_at", postgresql_where=is_in("state", {ShardState.RUNNING})
+        ),
+        Index(
+            "shards_interactive_index",
+            "id",
+            postgresql_where=text("state IN ('ready') AND lane IN ('interactive')"),
         ),
         {"postgresql_with": {"fillfactor": 70, "autovacuum_vacuum_scale_factor": 0.02}},
     )
@@ -109,8 +213,11 @@ class ShardRow(Owned, Table):
     batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"))
     position: Mapped[int]
     state: Mapped[ShardState]
+    lane: Mapped[Lane] = mapped_column(server_default=Lane.BATCH.value)
     priority: Mapped[int]
+    expires_at: Mapped[datetime | None]  # its batch's
     num_requests: Mapped[int]
+    is_suspect: Mapped[bool] = mapped_column(server_default=false())  # it runs alone: it may kill its worker
 
     fence: Mapped[int] = mapped_column(server_default="0")  # rises with every claim, never otherwise
     attempts: Mapped[int] = mapped_column(server_default="0")  # claims that did not end in a release
@@ -124,7 +231,7 @@ class ShardRow(Owned, Table):
 
 
 class RequestRow(Table):
-    """One prompt. Never updated: its Result is a row of its own."""
+    """One prompt. Its Result is a row of its own; only a cancel and a bisected shard touch this one."""
 
     __tablename__ = "requests"
     __table_args__ = (
@@ -144,13 +251,43 @@ class RequestRow(Table):
     shard_id: Mapped[int] = mapped_column(ForeignKey("shards.id", ondelete="CASCADE"))
     position: Mapped[int]  # in the batch, from 0
     custom_id: Mapped[str | None]
+    kind: Mapped[RequestKind] = mapped_column(server_default=RequestKind.GENERATION.value)
     prompt: Mapped[str]
+    inputs: Mapped[list[Any] | None]  # several prompts, or token ids, instead of `prompt`
     add_special_tokens: Mapped[bool]  # false where a chat template has written them already
-    params: Mapped[dict[str, Any] | None]  # None: the batch's
-    max_tokens: Mapped[int]  # its own, or what its prompt leaves of the model's context
+    params: Mapped[dict[str, Any] | None]  # of its kind; None: the batch's
+    is_streamed: Mapped[bool] = mapped_column(
+        server_default=text("false")
+    )  # its tokens are told as they come
+    max_tokens: Mapped[int]  # of one choice: its own, or what its prompt leaves of the model's context
     num_prompt_tokens: Mapped[int]
+    cancelled_at: Mapped[datetime | None]  # when its cancel was asked for, while it ran
     digest: Mapped[bytes | None]  # identical requests of a shard share it; None: each is run
     cache: Mapped[CacheMode | None]  # None: the batch's
+
+
+class PartialOutputRow(Table):
+    """What a Request without a Result had generated when this was saved."""
+
+    __tablename__ = "partial_outputs"
+
+    request_id: Mapped[int] = mapped_column(ForeignKey("requests.id", ondelete="CASCADE"), primary_key=True)
+    model: Mapped[str]  # whose tokens they are
+    token_ids: Mapped[list[int]]
+    text: Mapped[str] = mapped_column("output")
+    saved_at: Mapped[datetime] = mapped_column(server_default=func.now(), onupdate=func.now())
+
+
+class RequestAttemptRow(Table):
+    """One try at a Request that brought no Result, and why."""
+
+    __tablename__ = "request_attempts"
+
+    request_id: Mapped[int] = mapped_column(ForeignKey("requests.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)  # from 1
+    worker: Mapped[str | None]
+    cause: Mapped[AttemptCause]
+    ended_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class ResultRow(Table):
@@ -165,6 +302,7 @@ class ResultRow(Table):
     outcome: Mapped[Outcome]
     output: Mapped[str | None]
     finish_reason: Mapped[str | None]
+    payload: Mapped[dict[str, Any] | None]  # worker.contract.results.Payload
     num_prompt_tokens: Mapped[int]
     num_cached_tokens: Mapped[int]
     num_output_tokens: Mapped[int]
@@ -175,55 +313,7 @@ class ResultRow(Table):
     prefill_seconds: Mapped[float] = mapped_column(server_default="0")
     decode_seconds: Mapped[float] = mapped_column(server_default="0")
     padding_seconds: Mapped[float] = mapped_column(server_default="0")
-    created_at: Mapped[datetime] = made_now()
-
-
-class WebhookEventRow(Table):
-    """What a receiver must be told. Written in the transaction that ends the batch."""
-
-    __tablename__ = "webhook_events"
-    __table_args__ = (
-        Index(None, "batch_id", unique=True),
-        Index(
-            "webhook_events_due_index", "next_attempt_at", postgresql_where=in_("state", {EventState.PENDING})
-        ),
-        Index(
-            "webhook_events_sending_index",
-            "lease_expires_at",
-            postgresql_where=in_("state", {EventState.SENDING}),
-        ),
-        {"postgresql_with": {"fillfactor": 80, "autovacuum_vacuum_scale_factor": 0.02}},
-    )
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"))
-    type: Mapped[str]
-    url: Mapped[str]
-    body: Mapped[str]  # the exact text that is signed and sent
-    state: Mapped[EventState]
-    attempts: Mapped[int] = mapped_column(server_default="0")
-    next_attempt_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    fence: Mapped[int] = mapped_column(server_default="0")
-    lease_expires_at: Mapped[datetime | None]
-    num_tickets: Mapped[int] = mapped_column(server_default="0")
-    ticketed_at: Mapped[datetime | None]
-    created_at: Mapped[datetime] = made_now()
-    settled_at: Mapped[datetime | None]
-
-
-class DeliveryAttemptRow(Table):
-    """One try at delivering a WebhookEvent."""
-
-    __tablename__ = "delivery_attempts"
-
-    event_id: Mapped[str] = mapped_column(
-        ForeignKey("webhook_events.id", ondelete="CASCADE"), primary_key=True
-    )
-    number: Mapped[int] = mapped_column(primary_key=True)
-    created_at: Mapped[datetime] = made_now()
-    duration_ms: Mapped[int]
-    status_code: Mapped[int | None]
-    error: Mapped[str | None]
+    created_at: Mapped[datetime] = created_now()
 
 
 class IdempotencyKeyRow(Owned, Table):
@@ -236,7 +326,7 @@ class IdempotencyKeyRow(Owned, Table):
     key: Mapped[str] = mapped_column(primary_key=True)
     fingerprint: Mapped[str]  # SHA-256 of the body, hexadecimal
     batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"))
-    created_at: Mapped[datetime] = made_now()
+    created_at: Mapped[datetime] = created_now()
 
 
 class WorkerRow(Table):
@@ -249,91 +339,5 @@ class WorkerRow(Table):
     queue: Mapped[str]
     slots: Mapped[int]
     info: Mapped[dict[str, Any]]
-    started_at: Mapped[datetime] = made_now()
+    started_at: Mapped[datetime] = created_now()
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
-
-
-class CachedResponseRow(Table):
-    """A deterministic request's answer, for whoever asks the same of the same model."""
-
-    __tablename__ = "cached_responses"
-    __table_args__ = (
-        Index(None, "expires_at"),
-        Index("cached_responses_group_index", "group", postgresql_where=text("embedding IS NOT NULL")),
-    )
-
-    key: Mapped[bytes] = mapped_column(primary_key=True)  # of model, prompt and sampling
-    group: Mapped[bytes]  # of model and sampling: what a semantic answer must share
-    payload: Mapped[dict[str, Any]]  # of the Result, column by column
-    # Of the prompt. An array, so that the table is there where pgvector is not; searches cast it.
-    embedding: Mapped[list[float] | None] = mapped_column(ARRAY(REAL))
-    created_at: Mapped[datetime] = made_now()
-    expires_at: Mapped[datetime]
-
-
-class MeterRow(Table):
-    """What one process counted in one minute. Its only writer is that process."""
-
-    __tablename__ = "meters"
-    __table_args__ = (
-        Index(None, "minute"),
-        {"postgresql_with": {"fillfactor": 50, "autovacuum_vacuum_threshold": 500}},
-    )
-
-    worker: Mapped[str] = mapped_column(primary_key=True)
-    minute: Mapped[datetime] = mapped_column(primary_key=True)
-    readings: Mapped[dict[str, Any]]
-
-
-class TenantRow(Table):
-    """Whose work it is, and how much of it is allowed. No limit: None."""
-
-    __tablename__ = "tenants"
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    weight: Mapped[int] = mapped_column(server_default="1")  # its share of the workers beside the others'
-    max_batches: Mapped[int | None]  # not ended
-    max_requests: Mapped[int | None]  # without a result, in batches that have not ended
-    max_tokens: Mapped[int | None]  # of those requests: prompts, and outputs at their longest
-    max_bytes: Mapped[int | None]  # prompts and outputs kept
-    calls_per_minute: Mapped[int | None]  # of the API
-    created_at: Mapped[datetime] = made_now()
-
-
-class FairShareRow(Table):
-    """How much of the workers a tenant has been given, in tokens over its weight."""
-
-    __tablename__ = "fair_shares"
-
-    tenant_id: Mapped[str] = mapped_column(primary_key=True)
-    virtual_finish: Mapped[float]
-
-
-class ApiKeyRow(Table):
-    """A key to the API: what is needed to recognize it, and never the key itself."""
-
-    __tablename__ = "api_keys"
-    __table_args__ = (Index(None, "tenant_id"),)
-
-    prefix: Mapped[str] = mapped_column(primary_key=True)  # the part of the key that may be seen
-    digest: Mapped[str]  # SHA-256 of the whole key, hexadecimal
-    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
-    name: Mapped[str]
-    scopes: Mapped[list[str]]
-    created_at: Mapped[datetime] = made_now()
-    expires_at: Mapped[datetime | None]
-    revoked_at: Mapped[datetime | None]
-    last_used_at: Mapped[datetime | None]  # to the minute
-
-
-class AuditRow(Table):
-    """An administrative act: who did what to what, written in the transaction that did it."""
-
-    __tablename__ = "audit_log"
-
-    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
-    created_at: Mapped[datetime] = made_now()
-    actor: Mapped[str]  # the prefix of a key, or the operating system's user on the command line
-    act: Mapped[str]
-    target: Mapped[str]
-    details: Mapped[dict[str, Any]]

@@ -8,7 +8,7 @@ from sqlalchemy import select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from worker.store.tables import TenantRow
+from worker.store.access_tables import TenantRow
 
 
 @dataclass(frozen=True, slots=True)

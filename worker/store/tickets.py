@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from itertools import groupby
 
-from sqlalchemy import case, func, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import case, func, or_, select, true, update
+from sqlalchemy.orm import Session, aliased
 
 from worker.contract.messages import CALLBACKS_QUEUE, DELIVER_EVENT, GPU_QUEUE, RUN_SHARD, Ticket
 from worker.contract.states import EventState, ShardState
-from worker.store import fair_share
-from worker.store.tables import ShardRow, WebhookEventRow
+from worker.store import fair_share, receivers
+from worker.store.tables import ShardRow
+from worker.store.webhook_tables import DeliveryRow, ReceiverRow, WebhookEventRow
 
 
 def issue_shards(session: Session, *, window: int, reissue_after: timedelta) -> Sequence[Ticket]:
@@ -65,30 +66,51 @@ def issue_shards(session: Session, *, window: int, reissue_after: timedelta) -> 
     ]
 
 
-def issue_events(session: Session, *, window: int, reissue_after: timedelta) -> Sequence[Ticket]:
-    """Mark the webhook events that are due as ticketed, as `issue_shards` does with shards."""
-    due = (
-        select(WebhookEventRow.id)
+def issue_deliveries(
+    session: Session, *, window: int, reissue_after: timedelta, most_at_once: int
+) -> Sequence[Ticket]:
+    """Mark the deliveries that are due as ticketed, as `issue_shards` does with shards.
+
+    A receiver gets no more tickets than it may have deliveries at once, and none while it is paused: what
+    is slow or down has few of the workers' slots, whatever waits for it.
+    """
+    is_lost = DeliveryRow.ticketed_at <= func.now() - reissue_after
+    is_free = (DeliveryRow.state == EventState.PENDING, or_(DeliveryRow.ticketed_at.is_(None), is_lost))
+    held = aliased(DeliveryRow)
+    num_held = (
+        select(func.count())
         .where(
-            WebhookEventRow.state == EventState.PENDING,
-            WebhookEventRow.next_attempt_at <= func.now(),
-            or_(
-                WebhookEventRow.ticketed_at.is_(None),
-                WebhookEventRow.ticketed_at <= func.now() - reissue_after,
-            ),
+            held.receiver == ReceiverRow.key,
+            or_(held.state == EventState.SENDING, held.ticketed_at > func.now() - reissue_after),
         )
-        .order_by(WebhookEventRow.next_attempt_at)
+        .scalar_subquery()
+    )
+    next_ones = (
+        select(DeliveryRow.id, DeliveryRow.next_attempt_at)
+        .where(DeliveryRow.receiver == ReceiverRow.key, DeliveryRow.next_attempt_at <= func.now(), *is_free)
+        .order_by(DeliveryRow.next_attempt_at)
+        .limit(func.greatest(0, receivers.room(most_at_once) - num_held))
+        .lateral()
+    )
+    due = (
+        select(next_ones.c.id)
+        .select_from(ReceiverRow)
+        .join(next_ones, true())
+        .where(receivers.is_not_paused())
+        .order_by(next_ones.c.next_attempt_at)
         .limit(window)
+    )
+    chosen = (
+        select(DeliveryRow.id)
+        .where(DeliveryRow.id.in_(due), *is_free)
         .with_for_update(skip_locked=True)
-        .cte("due")
+        .cte("chosen")
     )
     rows = session.execute(
-        update(WebhookEventRow)
-        .where(WebhookEventRow.id == due.c.id)
-        .values(ticketed_at=func.now(), num_tickets=WebhookEventRow.num_tickets + 1)
-        .returning(
-            WebhookEventRow.id, WebhookEventRow.num_tickets, WebhookEventRow.type, WebhookEventRow.batch_id
-        )
+        update(DeliveryRow)
+        .where(DeliveryRow.id == chosen.c.id, WebhookEventRow.id == DeliveryRow.event_id)
+        .values(ticketed_at=func.now(), num_tickets=DeliveryRow.num_tickets + 1)
+        .returning(DeliveryRow.id, DeliveryRow.num_tickets, WebhookEventRow.type, WebhookEventRow.batch_id)
     ).all()
     return [
         Ticket(
@@ -96,14 +118,7 @@ def issue_events(session: Session, *, window: int, reissue_after: timedelta) -> 
             queue=CALLBACKS_QUEUE,
             row_id=row.id,
             issue=row.num_tickets,
-            label=f"{row.type} of {row.batch_id}",
+            label=f"{row.type} of {row.batch_id}" if row.batch_id else row.type,
         )
         for row in rows
     ]
-
-
-def seconds_to_next_event(session: Session) -> float | None:
-    """Return how long until the next webhook event is due, or None when none waits."""
-    wait = func.extract("epoch", func.min(WebhookEventRow.next_attempt_at) - func.now())
-    seconds = session.scalar(select(wait).where(WebhookEventRow.state == EventState.PENDING))
-    return None if seconds is None else max(0.0, float(seconds))

@@ -1,4 +1,4 @@
-"""`deliver_event`: one attempt at one webhook. `celery -A worker.tasks.deliver_event worker -Q callbacks`."""
+"""`deliver_event`: one attempt at one delivery. For `celery -A worker.tasks.deliver_event worker`."""
 
 from datetime import timedelta
 from functools import cache
@@ -7,7 +7,9 @@ from worker.contract.messages import DELIVER_EVENT
 from worker.queue.celery_app import app
 from worker.settings import settings
 from worker.store.session import Store
-from worker.webhooks.delivery import deliver
+from worker.webhooks.delivery import Deliverer
+from worker.webhooks.sealing import Sealer
+from worker.webhooks.targets import Targets
 
 __all__ = ["app", "deliver_event"]
 
@@ -15,20 +17,19 @@ app.conf.worker_concurrency = settings().callbacks_in_flight
 
 
 @cache
-def _store() -> Store:
-    return Store(settings().database_url, pool_size=settings().callbacks_in_flight)
+def _deliverer() -> Deliverer:
+    config = settings()
+    return Deliverer(
+        store=Store(config.database_url, pool_size=config.callbacks_in_flight),
+        secrets=config.webhook_secrets,
+        sealer=Sealer(config.secret_keys),
+        targets=Targets(config.allowed_networks, config.webhook_ports),
+        timeout=timedelta(seconds=config.webhook_timeout_seconds),
+        most_at_once=config.callbacks_per_receiver,
+    )
 
 
 @app.task(name=DELIVER_EVENT)
-def deliver_event(event_id: str) -> None:
-    """Try to deliver a webhook event, if it is due and nobody else is at it."""
-    config = settings()
-    if config.webhook_secret is None:
-        raise RuntimeError("set HEADRACE_WEBHOOK_SECRET: webhooks cannot be signed without it")
-    deliver(
-        _store(),
-        event_id,
-        secret=config.webhook_secret.get_secret_value(),
-        timeout=timedelta(seconds=config.webhook_timeout_seconds),
-        allowed=config.allowed_networks,
-    )
+def deliver_event(delivery_id: str) -> None:
+    """Try to deliver a webhook event to one receiver, if it is due and nobody else is at it."""
+    _deliverer().deliver(delivery_id)

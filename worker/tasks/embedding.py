@@ -13,7 +13,7 @@ def embed(engine: EngineThread, requests: Sequence[ShardRequest]) -> list[Sequen
         [
             EmbeddingRequest(
                 id=request.id,
-                prompt=request.prompt,
+                prompt=request.prompts[0],
                 pooling=Pooling.MEAN,
                 add_special_tokens=request.add_special_tokens,
             )

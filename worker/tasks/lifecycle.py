@@ -19,6 +19,8 @@ from worker.engine.engine_thread import EngineThread
 from worker.engine.fingerprint import model_fingerprint
 from worker.engine.sampling import SamplingParams
 from worker.engine.step import GenerationRequest
+from worker.interactive_runner import InteractiveRunner
+from worker.queue.feed import FeedWriter
 from worker.response_cache import ResponseCache
 from worker.run_meters import RunMeters
 from worker.settings import Settings, settings
@@ -27,6 +29,9 @@ from worker.shard_saver import ShardSaver
 from worker.store import workers
 from worker.store.session import Store
 from worker.tasks.embedding import embed
+from worker.tasks.engine_rate import EngineRate
+from worker.tasks.interactive import InteractiveLane
+from worker.tasks.listening import listen
 from worker.tasks.meters import MeterWriter
 
 logger = logging.getLogger(__name__)
@@ -57,15 +62,21 @@ class EngineStep(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         self._stopping = threading.Event()
+        self._ready = threading.Event()
+        self._info: dict[str, Any] = {}
 
     def start(self, parent: Any) -> None:
         """Load the model, then say that this worker is alive for as long as it makes progress."""
         global _runner  # noqa: PLW0603 - one engine a process is the point
         config = settings()
-        self._store = Store(config.database_url, pool_size=config.shards_in_flight + 2)
+        self._store = Store(
+            config.database_url, pool_size=config.shards_in_flight + config.interactive_in_flight + 2
+        )
         self._engine = EngineThread(lambda: _warm_engine(config), on_failure=_exit_failed)
+        self._beat = threading.Thread(target=self._keep_beating, args=(parent.hostname,), daemon=True)
+        self._beat.start()
         self._engine.start()
-        info = asdict(self._engine.model_info)
+        info = asdict(self._engine.model_info) | self._engine.limits
         logger.info("engine ready: %s", info)
         run_meters = RunMeters()
         self._meters = MeterWriter(self._store, parent.hostname, run_meters)
@@ -85,17 +96,41 @@ class EngineStep(bootsteps.StartStopStep):
             save_seconds=config.save_seconds,
             drain_seconds=config.drain_seconds,
             draining=self._stopping,
+            checkpoint_tokens=config.checkpoint_tokens,
         )
-        self._beat = threading.Thread(target=self._keep_beating, args=(parent.hostname, info), daemon=True)
-        self._beat.start()
+        self._feed = FeedWriter(config.redis_url)
+        interactive = InteractiveRunner(
+            store=self._store,
+            engine=self._engine,
+            feed=self._feed,
+            worker=parent.hostname,
+            lease=timedelta(seconds=config.lease_seconds),
+            save_seconds=config.save_seconds,
+            drain_seconds=config.drain_seconds,
+            draining=self._stopping,
+            meters=run_meters,
+        )
+        self._lane = InteractiveLane(
+            interactive,
+            self._store,
+            config.database_url,
+            slots=config.interactive_in_flight,
+            sweep_seconds=config.sweep_seconds,
+        )
+        self._lane.start()
+        listen(config.database_url, (_runner, interactive), self._stopping)
+        self._info = info
+        self._ready.set()
 
     def stop(self, parent: Any) -> None:
         """Drain: running shards get `drain_seconds` to finish and hand back the rest."""
         logger.info("draining for at most %g s", settings().drain_seconds)
         self._stopping.set()
         self._beat.join()
+        self._lane.stop()
         parent.pool.executor.shutdown(wait=True, cancel_futures=True)
         self._write_meters()
+        self._feed.close()
         self._engine.stop()
         self._store.close()
 
@@ -105,8 +140,10 @@ class EngineStep(bootsteps.StartStopStep):
         except OperationalError as error:
             logger.warning("meters are not written yet: %s", str(error).splitlines()[0])
 
-    def _keep_beating(self, name: str, info: dict[str, Any]) -> None:
+    def _keep_beating(self, name: str) -> None:
+        """Say every few seconds that this worker lives; without slots while it loads its model."""
         config = settings()
+        rate = EngineRate()
         while True:
             if time.monotonic() - self._engine.last_progress_at > config.step_timeout_seconds:
                 logger.critical("no engine step for %g s", config.step_timeout_seconds)
@@ -116,14 +153,21 @@ class EngineStep(bootsteps.StartStopStep):
                     if self._stopping.is_set():
                         workers.gone(session, name)
                         return
-                    slots = config.shards_in_flight
+                    is_ready = self._ready.is_set()
+                    slots = config.shards_in_flight if is_ready else 0
+                    info = self._info | {
+                        "output_tokens_per_second": rate.read(self._engine) if is_ready else None
+                    }
                     workers.seen(session, name=name, queue=GPU_QUEUE, slots=slots, info=info)
             except OperationalError as error:
                 logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
                 if self._stopping.is_set():
                     return
-            self._write_meters()
-            self._stopping.wait(BEAT_SECONDS)
+            if self._ready.is_set():
+                self._write_meters()
+                self._stopping.wait(BEAT_SECONDS)
+            else:
+                self._ready.wait(BEAT_SECONDS)
 
 
 def _warm_engine(config: Settings) -> Engine:
@@ -141,6 +185,7 @@ def engine_config(config: Settings) -> EngineConfig:
         config.device,
         model=config.model,
         dtype=config.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
         max_num_sequences=config.max_num_sequences,
         max_tokens_per_step=config.max_tokens_per_step,
         kv_cache_bytes=config.kv_cache_bytes,

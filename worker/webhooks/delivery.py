@@ -1,53 +1,95 @@
-"""One attempt from claim to record: the event row says what comes next."""
+"""One attempt from claim to record: the delivery's row says what comes next."""
 
 import logging
-from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 from worker.contract.states import EventState
-from worker.store import webhooks
+from worker.store import deliveries
+from worker.store.deliveries import Attempt, DeliveryClaim, Outcome
 from worker.store.session import Store
-from worker.store.webhooks import Attempt
 from worker.webhooks.backoff import retry_in
+from worker.webhooks.sealing import Sealer, SealError
 from worker.webhooks.sender import Answer, send
-from worker.webhooks.targets import IPNetwork
+from worker.webhooks.targets import Targets
 
 logger = logging.getLogger(__name__)
 
 GONE = 410
+TOO_MANY_REQUESTS = 429
+SERVER_ERROR = 500
 # The lease outlives the attempt, so an event is sent twice only if its sender died or hung.
 LEASE_MARGIN = timedelta(seconds=30)
 
 
-def deliver(
-    store: Store, event_id: str, *, secret: str, timeout: timedelta, allowed: Sequence[IPNetwork]
-) -> Answer | None:
-    """Claim an event, post it, record the attempt; None when there was nothing to deliver."""
-    with store.transaction() as session:
-        held = webhooks.claim(session, event_id, lease=timeout + LEASE_MARGIN)
-    if held is None:
-        return None
-    answer = send(
-        held.url,
-        event_id=held.event_id,
-        body=held.body,
-        secret=secret,
-        timeout_seconds=timeout.total_seconds(),
-        allowed=allowed,
-    )
-    state, wait = _next(answer, held.attempt)
-    outcome = f"HTTP {answer.status_code}" if answer.status_code else answer.error
-    logger.info("%s attempt %d: %s, now %s", event_id, held.attempt, outcome, state)
-    with store.transaction() as session:
-        attempt = Attempt(answer.duration_ms, answer.status_code, answer.error)
-        webhooks.record_attempt(session, held, attempt, state=state, retry_in=wait)
-    return answer
+@dataclass(frozen=True, slots=True)
+class Deliverer:
+    """Delivers events: signs them, posts them, and says what follows.
+
+    Args:
+        store: Where deliveries are claimed and recorded.
+        secrets: `whsec_...`, the deployment's own; callbacks are signed with each of them.
+        sealer: Opens the secrets of endpoints.
+        targets: What may be connected to.
+        timeout: For the whole of one attempt.
+        most_at_once: Deliveries to one receiver, over all workers.
+
+    """
+
+    store: Store
+    secrets: list[str]
+    sealer: Sealer
+    targets: Targets
+    timeout: timedelta
+    most_at_once: int
+
+    def deliver(self, delivery_id: str) -> Answer | None:
+        """Claim a delivery, post it, record the attempt; None when there was nothing to deliver."""
+        with self.store.transaction() as session:
+            held = deliveries.claim(
+                session, delivery_id, lease=self.timeout + LEASE_MARGIN, most_at_once=self.most_at_once
+            )
+        if held is None:
+            return None
+        answer = self._send(held)
+        outcome = _outcome(answer, held.attempt)
+        said = f"HTTP {answer.status_code}" if answer.status_code else answer.error
+        logger.info("%s attempt %d: %s, now %s", held.event_id, held.number, said, outcome.state)
+        with self.store.transaction() as session:
+            attempt = Attempt(answer.duration_ms, answer.status_code, answer.error)
+            deliveries.record_attempt(session, held, attempt, outcome)
+        return answer
+
+    def _send(self, held: DeliveryClaim) -> Answer:
+        try:
+            secrets = self._secrets(held)
+        except SealError as error:
+            return Answer(0, error=str(error), was_sent=False)
+        return send(
+            held.url,
+            event_id=held.event_id,
+            body=held.body,
+            secrets=secrets,
+            timeout_seconds=self.timeout.total_seconds(),
+            targets=self.targets,
+        )
+
+    def _secrets(self, held: DeliveryClaim) -> list[str]:
+        found = [self.sealer.open(sealed) for sealed in held.sealed_secrets] or self.secrets
+        if not found:
+            raise SealError("callbacks are signed with HEADRACE_WEBHOOK_SECRET, which is not set")
+        return found
 
 
-def _next(answer: Answer, attempt: int) -> tuple[EventState, timedelta | None]:
+def _outcome(answer: Answer, attempt: int) -> Outcome:
     if answer.is_delivered:
-        return EventState.DELIVERED, None
+        return Outcome(EventState.DELIVERED)
+    if answer.status_code == GONE:
+        return Outcome(EventState.FAILED, disable="it answered 410 Gone")
+    is_healthy = None
+    if answer.was_sent:
+        status = answer.status_code
+        is_healthy = status is not None and status < SERVER_ERROR and status != TOO_MANY_REQUESTS
     wait = retry_in(attempt, retry_after=answer.retry_after)
-    if answer.status_code == GONE or wait is None:
-        return EventState.FAILED, None
-    return EventState.PENDING, wait
+    state = EventState.FAILED if wait is None else EventState.PENDING
+    return Outcome(state, retry_in=wait, is_healthy=is_healthy)

@@ -1,22 +1,23 @@
-"""One attempt at delivering a webhook over HTTP.
-
-The host is resolved here, every address is checked, and the connection goes to a checked one: a
-name that answers differently the second time gains nothing. Redirects and proxies are not followed.
-"""
+"""One attempt at delivering a webhook over HTTP. Redirects and proxies are not followed."""
 
 import asyncio
-import socket
+import ssl
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import cache
 
-import httpcore
 import httpx
 
+from worker.webhooks.network import CheckedBackend, TooMuchReceivedError
 from worker.webhooks.signing import sign
-from worker.webhooks.targets import ForbiddenTargetError, IPNetwork, check_address, check_url
+from worker.webhooks.targets import ForbiddenTargetError, Targets
 
 MAX_ANSWER_BYTES = 16 * 1024
+MAX_CONNECT_SECONDS = 5.0  # for each address of a host
+MAX_ERROR_CHARACTERS = 500
 USER_AGENT = "headrace-webhooks/1"
 
 
@@ -28,6 +29,7 @@ class Answer:
     status_code: int | None = None
     error: str | None = None
     retry_after: float | None = None
+    was_sent: bool = True  # False: nothing was tried, for a reason of ours
 
     @property
     def is_delivered(self) -> bool:
@@ -35,80 +37,38 @@ class Answer:
         return self.status_code is not None and 200 <= self.status_code < 300
 
 
-class CheckedBackend(httpcore.AsyncNetworkBackend):
-    """Connects only to addresses that passed `check_address`. TLS still verifies the host's name."""
-
-    def __init__(self, allowed: Sequence[IPNetwork]) -> None:
-        self._allowed = allowed
-        self._network = httpcore.AnyIOBackend()
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's interface
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """Resolve the host, demand that all of its addresses pass, connect to the first."""
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise httpcore.ConnectError(f"cannot resolve {host}: {error}") from error
-        addresses = [str(entry[4][0]) for entry in found]
-        for address in addresses:
-            check_address(address, self._allowed)
-        return await self._network.connect_tcp(addresses[0], port, timeout, local_address, socket_options)
-
-    async def connect_unix_socket(
-        self,
-        path: str,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's interface
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """Refuse: no callback is a file."""
-        raise ForbiddenTargetError(f"a callback cannot be a socket file: {path}, {timeout}, {socket_options}")
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait."""
-        await self._network.sleep(seconds)
-
-
-def checked_transport(allowed: Sequence[IPNetwork]) -> httpx.AsyncHTTPTransport:
+def checked_transport(targets: Targets, *, is_tls: bool) -> httpx.AsyncHTTPTransport:
     """Return an httpx transport whose connections all go through `CheckedBackend`."""
-    transport = httpx.AsyncHTTPTransport(trust_env=False)
-    # httpx has no public way to set it; tests/worker/webhooks/test_sender.py fails if this stops working.
-    transport._pool._network_backend = CheckedBackend(allowed)  # noqa: SLF001
+    transport = httpx.AsyncHTTPTransport(verify=_tls(), trust_env=False)
+    # httpx has no public way to set it; tests/worker/webhooks/test_hostile.py fails if this stops working.
+    transport._pool._network_backend = CheckedBackend(targets, is_tls=is_tls)  # noqa: SLF001
     return transport
 
 
 def send(
-    url: str,
-    *,
-    event_id: str,
-    body: str,
-    secret: str,
-    timeout_seconds: float,
-    allowed: Sequence[IPNetwork],
+    url: str, *, event_id: str, body: str, secrets: Sequence[str], timeout_seconds: float, targets: Targets
 ) -> Answer:
-    """Sign and post one event; never raises for what a receiver does."""
+    """Sign and post one event; never raises for what a receiver does.
+
+    The whole attempt, from resolving the name on, ends within `timeout_seconds`.
+    """
     started = time.monotonic()
+    status_code, retry_after, error = None, None, None
     try:
-        check_url(url)
-        answer = asyncio.run(
-            _post(url, event_id, body.encode(), secret, seconds=timeout_seconds, allowed=allowed)
+        response = asyncio.run(
+            _post(targets.check_url(url), event_id, body.encode(), secrets, timeout_seconds, targets)
         )
-        status_code, retry_after, error = answer.status_code, _retry_after(answer), None
+        status_code, retry_after = response.status_code, _retry_after(response)
     except TimeoutError:
-        status_code, retry_after, error = None, None, f"no answer within {timeout_seconds:g} s"
-    except (ForbiddenTargetError, httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as failure:
-        status_code, retry_after, error = None, None, f"{type(failure).__name__}: {failure}"[:500]
+        error = f"no answer within {timeout_seconds:g} s"
+    except (ForbiddenTargetError, TooMuchReceivedError, httpx.HTTPError, OSError, ValueError) as failure:
+        error = f"{type(failure).__name__}: {failure}"[:MAX_ERROR_CHARACTERS]
     duration_ms = round((time.monotonic() - started) * 1000)
     return Answer(duration_ms, status_code, error, retry_after)
 
 
 async def _post(
-    url: str, event_id: str, body: bytes, secret: str, *, seconds: float, allowed: Sequence[IPNetwork]
+    url: httpx.URL, event_id: str, body: bytes, secrets: Sequence[str], seconds: float, targets: Targets
 ) -> httpx.Response:
     timestamp = int(time.time())
     headers = {
@@ -117,22 +77,50 @@ async def _post(
         "user-agent": USER_AGENT,
         "webhook-id": event_id,
         "webhook-timestamp": str(timestamp),
-        "webhook-signature": sign(secret, event_id=event_id, timestamp=timestamp, body=body),
+        "webhook-signature": sign(secrets, event_id=event_id, timestamp=timestamp, body=body),
     }
-    # The whole exchange has one deadline: httpx's own never fires on a receiver that drips bytes.
-    async with (
-        asyncio.timeout(seconds),
-        httpx.AsyncClient(transport=checked_transport(allowed), follow_redirects=False) as client,
-        client.stream("POST", url, content=body, headers=headers) as response,
-    ):
-        read = 0
+    timeout = httpx.Timeout(seconds, connect=min(seconds, MAX_CONNECT_SECONDS))
+    transport = checked_transport(targets, is_tls=url.scheme == "https")
+    answered = None
+    try:
+        # The whole exchange has one deadline: httpx's own never fires on a receiver that drips bytes.
+        async with (
+            asyncio.timeout(seconds),
+            httpx.AsyncClient(transport=transport, follow_redirects=False, timeout=timeout) as client,
+            client.stream("POST", url, content=body, headers=headers) as response,
+        ):
+            answered = response
+            await _read_a_little(response)
+    except TimeoutError:
+        if answered is None:
+            raise
+    return answered
+
+
+async def _read_a_little(response: httpx.Response) -> None:
+    """Let the receiver finish a short answer. What it says after its status line changes nothing."""
+    read = 0
+    try:
         async for chunk in response.aiter_raw():
             read += len(chunk)
             if read > MAX_ANSWER_BYTES:
-                break
-        return response
+                return
+    except (TooMuchReceivedError, httpx.HTTPError):
+        return
 
 
 def _retry_after(response: httpx.Response) -> float | None:
+    """Return the header's seconds from now: it is a number, or a date by RFC 9110, section 10.2.3."""
     value = response.headers.get("retry-after", "")
-    return float(value) if value.isascii() and value.isdigit() else None
+    if value.isascii() and value.isdigit() and len(value) < 10:
+        return float(value)
+    try:
+        at = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return httpx.create_ssl_context(trust_env=False)

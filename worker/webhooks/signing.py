@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import secrets
 import sys
+from collections.abc import Sequence
 
 SECRET_PREFIX = "whsec_"  # noqa: S105 - the prefix every secret has
 SECRET_BYTES = 32
@@ -18,19 +19,22 @@ def new_secret() -> str:
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
 
 
-def sign(secret: str, *, event_id: str, timestamp: int, body: bytes) -> str:
+def sign(keys: Sequence[str], *, event_id: str, timestamp: int, body: bytes) -> str:
     """Return the `webhook-signature` value: `v1,` and HMAC-SHA256 of `<id>.<timestamp>.<body>`.
 
     Args:
-        secret: `whsec_<base64>`.
+        keys: `whsec_<base64>`, one signature each: a receiver takes any that it can verify.
         event_id: The `webhook-id` header, the same on every retry.
         timestamp: The `webhook-timestamp` header, Unix seconds.
         body: The exact bytes that are sent.
 
     """
-    key = base64.b64decode(secret.removeprefix(SECRET_PREFIX))
-    digest = hmac.new(key, f"{event_id}.{timestamp}.".encode() + body, hashlib.sha256).digest()
-    return f"v1,{base64.b64encode(digest).decode()}"
+    message = f"{event_id}.{timestamp}.".encode() + body
+    digests = [
+        hmac.digest(base64.b64decode(key.removeprefix(SECRET_PREFIX)), message, hashlib.sha256)
+        for key in keys
+    ]
+    return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
 
 
 if __name__ == "__main__":

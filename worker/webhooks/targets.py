@@ -1,13 +1,19 @@
-"""Which addresses a callback may reach: global ones, and what the operator allows."""
+"""Which addresses a callback may reach: public ones over https, and what the operator allows."""
 
-from collections.abc import Sequence
+import re
+import socket
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from urllib.parse import urlsplit
+
+import httpx
 
 IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
 
 MAX_URL_LENGTH = 2048
+MAX_HOST_LENGTH = 253
+PUBLIC_PORTS = (443, 8443)
+DEFAULT_PORTS = {"https": 443, "http": 80}
 
 # What `is_global` lets through although it ends inside somebody's network, or nowhere.
 NEVER_GLOBAL = tuple(
@@ -17,10 +23,13 @@ NEVER_GLOBAL = tuple(
         "192.88.99.0/24",
         "224.0.0.0/4",
         "::/96",
+        "::ffff:0:0:0/96",
         "64:ff9b::/96",
         "64:ff9b:1::/48",
         "2001::/23",
         "2002::/16",
+        "3fff::/20",
+        "5f00::/16",
         "fec0::/10",
         "ff00::/8",
     )
@@ -31,41 +40,100 @@ class ForbiddenTargetError(Exception):
     """A callback address that must not be connected to. The message says why."""
 
 
-def check_url(url: str) -> None:
-    """Check what can be told from the text alone, when a batch is submitted.
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What callbacks may reach.
 
-    Raises:
-        ForbiddenTargetError: not http(s), no host, credentials in it, too long, or malformed.
+    Args:
+        allowed: The operator's own networks: there http will do, and any port unless `ports` are given.
+        ports: The only ports; None: 443 and 8443, and every port of the allowed networks.
 
     """
+
+    allowed: tuple[IPNetwork, ...] = ()
+    ports: tuple[int, ...] | None = None
+
+    def check_url(self, url: str) -> httpx.URL:
+        """Check what can be told without resolving the host, and return the URL as it will be used.
+
+        Raises:
+            ForbiddenTargetError: malformed, not http(s), credentials in it, or never to be connected to.
+
+        """
+        parsed = _parse(url)
+        if parsed.scheme not in DEFAULT_PORTS:
+            raise ForbiddenTargetError("must be an https:// address")
+        if not parsed.host or len(parsed.host) > MAX_HOST_LENGTH:
+            raise ForbiddenTargetError("must name a host")
+        if parsed.userinfo or "@" in _authority(url):
+            raise ForbiddenTargetError("must not contain credentials")
+        if parsed.scheme == "http" and not self.allowed:
+            raise ForbiddenTargetError("must be an https:// address; http is for networks of the operator")
+        port = port_of(parsed)
+        if not 0 < port <= 0xFFFF:
+            raise ForbiddenTargetError(f"{port} is not a port")
+        if port not in (self.ports or PUBLIC_PORTS) and (self.ports is not None or not self.allowed):
+            raise ForbiddenTargetError(f"port {port} is not one that callbacks may use")
+        literal = _literal(parsed.host)
+        if literal is not None:
+            self.check_address(literal, port, is_tls=parsed.scheme == "https")
+        return parsed
+
+    def check_address(self, address: str, port: int, *, is_tls: bool) -> None:
+        """Check an address that a host name resolved to, before connecting to it.
+
+        Raises:
+            ForbiddenTargetError: neither a public address at a public port over TLS, nor an allowed one.
+
+        """
+        ip = ip_address(address.partition("%")[0])
+        if isinstance(ip, IPv6Address) and ip.ipv4_mapped:
+            ip = ip.ipv4_mapped
+        if any(ip in network for network in self.allowed):
+            if self.ports is None or port in self.ports:
+                return
+            raise ForbiddenTargetError(f"port {port} is not one that callbacks may use")
+        if not ip.is_global or any(ip in network for network in NEVER_GLOBAL):
+            raise ForbiddenTargetError(f"{ip} is not a public address")
+        if not is_tls:
+            raise ForbiddenTargetError(f"{ip} is a public address: it must be called over https")
+        if port not in (self.ports or PUBLIC_PORTS):
+            raise ForbiddenTargetError(f"port {port} is not one that callbacks may use")
+
+
+def port_of(url: httpx.URL) -> int:
+    """Return the port of an http(s) URL."""
+    return DEFAULT_PORTS[url.scheme] if url.port is None else url.port
+
+
+def _parse(url: str) -> httpx.URL:
+    """Parse with the parser that the request will be made with: two parsers may see two hosts."""
     if len(url) > MAX_URL_LENGTH:
         raise ForbiddenTargetError(f"must be at most {MAX_URL_LENGTH} characters")
-    if any(ord(character) <= 0x20 or ord(character) == 0x7F for character in url):
-        raise ForbiddenTargetError("must not contain spaces or control characters")
+    if any(not "!" <= character <= "~" for character in url):
+        raise ForbiddenTargetError("must be ASCII without spaces; write the host's name in punycode")
+    if "\\" in url:
+        raise ForbiddenTargetError("must not contain backslashes")
     try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
+        parsed = httpx.URL(url)
+        _ = (parsed.host, parsed.port)
+    except (httpx.InvalidURL, ValueError) as error:
         raise ForbiddenTargetError(f"is not a URL: {error}") from error
-    if parts.scheme not in {"http", "https"}:
-        raise ForbiddenTargetError("must be an http:// or https:// address")
-    if not parts.hostname or port == 0:
-        raise ForbiddenTargetError("must name a host")
-    if parts.username is not None or parts.password is not None:
-        raise ForbiddenTargetError("must not contain credentials")
+    return parsed
 
 
-def check_address(address: str, allowed: Sequence[IPNetwork]) -> None:
-    """Check an address that a host name resolved to, before connecting to it.
+def _authority(url: str) -> str:
+    """Return what stands between `//` and the path, as it was written."""
+    return re.split(r"[/?#]", url.partition("://")[2], maxsplit=1)[0]
 
-    Raises:
-        ForbiddenTargetError: the address is not global and not in one of the `allowed` networks.
 
-    """
-    ip = ip_address(address.partition("%")[0])
-    if isinstance(ip, IPv6Address) and ip.ipv4_mapped:
-        ip = ip.ipv4_mapped
-    if any(ip in network for network in allowed):
-        return
-    if not ip.is_global or any(ip in network for network in NEVER_GLOBAL):
-        raise ForbiddenTargetError(f"{ip} is not a public address")
+def _literal(host: str) -> str | None:
+    """Return the address that a host spells out; `getaddrinfo` takes 0x7f.1 and 2130706433 as well."""
+    try:
+        return socket.inet_ntoa(socket.inet_aton(host))
+    except OSError:
+        pass
+    try:
+        return str(ip_address(host.partition("%")[0]))
+    except ValueError:
+        return None

@@ -3,6 +3,7 @@ import torch
 
 from kernels.int8_linear import int8_linear, pack_int8_weight, reference
 from kernels.int8_linear.cases import CASES
+from kernels.quantization import quantize_int8
 from kernels.testing import assert_matches
 
 
@@ -16,7 +17,7 @@ def test_matches_reference(
     weight = (torch.randn(out_features, in_features, generator=generator) / in_features**0.5).to(dtype)
     bias = torch.randn(out_features, generator=generator) if has_bias else None
     before = x.clone()
-    actual = int8_linear(x, pack_int8_weight(weight), bias, dtype)
+    actual = int8_linear(x, pack_int8_weight(quantize_int8(weight)), bias, dtype)
     assert actual.dtype == dtype
     assert torch.equal(x, before)
     assert_matches(actual, reference.int8_linear(x, weight, bias))
@@ -27,7 +28,7 @@ def test_is_within_its_steps_of_the_unquantized_product(generator: torch.Generat
     x[3] *= 1000  # an outlier token costs the others nothing
     x[5] = 0
     weight = torch.randn(40, 96, generator=generator)
-    actual = int8_linear(x, pack_int8_weight(weight), None, torch.float32)
+    actual = int8_linear(x, pack_int8_weight(quantize_int8(weight)), None, torch.float32)
     half_x = x.abs().amax(dim=1, keepdim=True) / 254
     half_w = weight.abs().amax(dim=1, keepdim=True) / 254
     bound = (
@@ -41,7 +42,7 @@ def test_is_within_its_steps_of_the_unquantized_product(generator: torch.Generat
 
 def test_a_row_has_the_same_bits_in_any_batch(generator: torch.Generator) -> None:
     x = torch.randn(300, 384, generator=generator).bfloat16()
-    weight = pack_int8_weight(torch.randn(640, 384, generator=generator))
+    weight = pack_int8_weight(quantize_int8(torch.randn(640, 384, generator=generator)))
     together = int8_linear(x, weight, None, torch.float32)
     for count in (1, 2, 3, 17, 64, 299):
         assert torch.equal(int8_linear(x[:count], weight, None, torch.float32), together[:count])
@@ -49,7 +50,8 @@ def test_a_row_has_the_same_bits_in_any_batch(generator: torch.Generator) -> Non
 
 
 def test_shapes_are_checked() -> None:
-    with pytest.raises(ValueError, match="weight"):
-        pack_int8_weight(torch.zeros(3))
+    with pytest.raises(ValueError, match="zero_points"):
+        pack_int8_weight(quantize_int8(torch.ones(5, 4), is_symmetric=False))
+    packed = pack_int8_weight(quantize_int8(torch.ones(5, 4)))
     with pytest.raises(ValueError, match="takes 4"):
-        int8_linear(torch.zeros(2, 3), pack_int8_weight(torch.ones(5, 4)), None, torch.float32)
+        int8_linear(torch.zeros(2, 3), packed, None, torch.float32)

@@ -1,12 +1,10 @@
-from dataclasses import replace
-
 import pytest
 import torch
 
 from kernels.crossover import Regime
 from kernels.quantization import quantize_fp8, quantize_int8
 from kernels.quantize_tokens import quantize_tokens
-from kernels.scaled_linear import ScaledWeight, gpu, pack_scaled_weight, reference, scaled_linear
+from kernels.scaled_linear import gpu, pack_scaled_weight, reference, scaled_linear
 from kernels.scaled_linear.cases import CASES
 from kernels.testing import assert_matches
 
@@ -16,15 +14,6 @@ REGIMES = {
     "tile": Regime("tile", None, block_m=64, block_n=32, block_k=128),
 }
 FORMATS = {"int8": quantize_int8, "fp8": quantize_fp8}
-
-
-def on(device: torch.device, packed: ScaledWeight) -> ScaledWeight:
-    return replace(
-        packed,
-        levels=packed.levels.to(device),
-        scales=packed.scales.to(device),
-        bias=None if packed.bias is None else packed.bias.to(device),
-    )
 
 
 @pytest.mark.parametrize("is_gated", [False, True], ids=["plain", "gated"])
@@ -48,7 +37,7 @@ def test_matches_reference(
     quantized = FORMATS[format_](weight)
     levels, scales = quantize_tokens(x, quantized.levels.dtype)
     expected = reference.scaled_linear(levels, scales, quantized, bias, is_gated=is_gated)
-    packed = on(device, pack_scaled_weight(quantized, bias, is_gated=is_gated))
+    packed = pack_scaled_weight(quantized, bias, is_gated=is_gated).to(device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
     actual = gpu.run(levels.to(device), scales.to(device), packed, dtype, REGIMES[regime])
     assert actual.dtype == dtype
@@ -57,7 +46,7 @@ def test_matches_reference(
 
 def test_int8_sums_are_exact_in_any_regime(generator: torch.Generator, device: torch.device) -> None:
     levels = torch.randint(-127, 128, (5, 640), dtype=torch.int8, generator=generator).to(device)
-    weight = on(device, pack_scaled_weight(quantize_int8(torch.randn(38, 640, generator=generator))))
+    weight = pack_scaled_weight(quantize_int8(torch.randn(38, 640, generator=generator))).to(device)
     scales = torch.rand(5, 1, generator=generator).to(device)
     one, *others = (gpu.run(levels, scales, weight, torch.float32, regime) for regime in REGIMES.values())
     assert all(torch.equal(other, one) for other in others)
@@ -67,7 +56,7 @@ def test_a_split_may_end_within_a_block(generator: torch.Generator, device: torc
     regime = Regime("tile", None, block_m=16, block_n=32, block_k=256, num_programs=2)
     assert regime.num_splits(2, 2176) == 2
     levels = torch.randint(-127, 128, (1, 2176), dtype=torch.int8, generator=generator).to(device)
-    weight = on(device, pack_scaled_weight(quantize_int8(torch.randn(2, 2176, generator=generator))))
+    weight = pack_scaled_weight(quantize_int8(torch.randn(2, 2176, generator=generator))).to(device)
     scales = torch.ones(1, 1, device=device)
     whole = gpu.run(levels, scales, weight, torch.float32, REGIMES["swapped"])
     assert torch.equal(gpu.run(levels, scales, weight, torch.float32, regime), whole)
@@ -79,7 +68,7 @@ def test_a_scale_for_the_whole_weight_serves_every_row(generator: torch.Generato
 
 
 def test_no_tokens_are_no_work(device: torch.device) -> None:
-    weight = on(device, pack_scaled_weight(quantize_int8(torch.ones(6, 4))))
+    weight = pack_scaled_weight(quantize_int8(torch.ones(6, 4))).to(device)
     none = torch.zeros(0, 4, dtype=torch.int8, device=device)
     out = gpu.run(none, torch.zeros(0, 1, device=device), weight, torch.float16, REGIMES["tile"])
     assert out.shape == (0, 6)

@@ -1,13 +1,10 @@
-from dataclasses import fields, replace
-
 import pytest
 import torch
 
 from kernels.crossover import Regime
 from kernels.quantization import quantize_fp8, quantize_int8
-from kernels.quantization.nf4 import NestedScales
 from kernels.testing import assert_matches
-from kernels.weight_only_linear import LinearWeight, gpu, pack_linear_weight, reference, weight_only_linear
+from kernels.weight_only_linear import gpu, pack_linear_weight, reference, weight_only_linear
 from kernels.weight_only_linear.cases import CASE, FORMATS, LONG_CASE, ODD_CASES
 
 REGIMES = {
@@ -45,19 +42,10 @@ def check(
     bias = torch.randn(out_features, generator=generator) / 4
     quantized = FORMATS[format_](weight + 0.01 * steps.repeat_interleave(32, dim=1)[:, :in_features])
     expected = reference.weight_only_linear(x, quantized, bias, is_gated=is_gated)
-    packed = on(device, pack_linear_weight(quantized, bias, is_gated=is_gated))
+    packed = pack_linear_weight(quantized, bias, is_gated=is_gated).to(device)
     actual = gpu.run(wide.to(device)[:, :in_features], packed, regime)
     assert actual.dtype == dtype
     assert_matches(actual.cpu(), expected)
-
-
-def on(device: torch.device, packed: LinearWeight) -> LinearWeight:
-    def moved(part: object) -> object:
-        if isinstance(part, NestedScales):
-            return NestedScales(*(moved(getattr(part, field.name)) for field in fields(part)))
-        return part.to(device) if isinstance(part, torch.Tensor) else part
-
-    return replace(packed, **{field.name: moved(getattr(packed, field.name)) for field in fields(packed)})
 
 
 @pytest.mark.parametrize("is_gated", [False, True], ids=["plain", "gated"])
@@ -109,14 +97,14 @@ def test_the_split_of_the_sums_does_not_depend_on_the_tokens(
 ) -> None:
     x = torch.randn(19, 640, generator=generator).to(device, dtype)
     packed = pack_linear_weight(FORMATS["int4-64"](torch.randn(38, 640, generator=generator)))
-    weight = on(device, packed)
+    weight = packed.to(device)
     together = gpu.run(x, weight, REGIMES["split"])
     for count in (1, 16, 17):
         assert torch.equal(gpu.run(x[:count], weight, REGIMES["split"]), together[:count])
 
 
 def test_no_tokens_are_no_work(device: torch.device) -> None:
-    weight = on(device, pack_linear_weight(quantize_int8(torch.ones(6, 4))))
+    weight = pack_linear_weight(quantize_int8(torch.ones(6, 4))).to(device)
     assert gpu.run(torch.zeros(0, 4, dtype=torch.float16, device=device), weight, REGIMES["tile"]).shape == (
         0,
         6,

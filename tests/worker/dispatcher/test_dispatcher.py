@@ -12,7 +12,7 @@ from worker.dispatcher.dispatcher import MIN_WINDOW, Dispatcher
 from worker.queue.broker import Broker
 from worker.queue.publish import publish
 from worker.settings import settings
-from worker.store import batches, idempotency, workers
+from worker.store import batch_views, control, fair_share, idempotency, workers
 from worker.store.session import Store
 
 
@@ -99,7 +99,7 @@ def test_without_redis_the_rest_of_the_sweep_goes_on(store: Store) -> None:
     Dispatcher(store, away, max_attempts=5, publish=publish).sweep()
     away.close()
     with store.transaction() as session:
-        view = batches.get(session, batch_id)
+        view = batch_views.get(session, batch_id)
     assert view is not None
     assert view.status is BatchStatus.EXPIRED
 
@@ -138,3 +138,50 @@ def test_tidying_drops_what_nobody_will_ask_for(store: Store, broker: Broker) ->
     with store.transaction() as session:
         assert session.scalars(text("SELECT key FROM idempotency_keys")).all() == ["new"]
         assert session.scalar(text("SELECT count(*) FROM workers")) == 0
+
+
+def test_of_one_priority_the_earliest_deadline_goes_first(store: Store, broker: Broker) -> None:
+    # Shard ids count up in this order.
+    submit(store, num_requests=1)
+    submit(store, num_requests=1, completion_window=timedelta(hours=9))
+    submit(store, num_requests=1, completion_window=timedelta(hours=1))
+    submit(store, num_requests=1, priority=1)
+    paused = submit(store, num_requests=1, priority=9)
+    with store.transaction() as session:
+        control.pause(session, paused)
+    sent: list[Ticket] = []
+    dispatcher = Dispatcher(store, broker, max_attempts=2, publish=sent.append)
+    dispatcher.sweep()
+    assert {ticket.row_id for ticket in sent} == {1, 2, 3, 4}
+    assert in_line(store, 4) == [4, 3, 2, 1]
+    with store.transaction() as session:
+        control.resume(session, paused)
+    dispatcher.sweep()
+    assert [ticket.row_id for ticket in sent[4:]] == [5]
+    with store.transaction() as session:
+        control.pause(session, paused)
+    assert in_line(store, 5) == [4, 3, 2, 1, None], "a ticket of a paused batch is nobody's turn"
+
+
+def in_line(store: Store, count: int) -> list[int | None]:
+    """Whose turn it is, time after time."""
+    turns: list[int | None] = []
+    with store.transaction() as session:
+        for _ in range(count):
+            shard_id = fair_share.first(session, tried=[turn for turn in turns if turn is not None])
+            turns.append(shard_id)
+    return turns
+
+
+def test_a_long_line_is_read_from_an_index(store: Store) -> None:
+    submit(store, num_requests=3000, shard_size=1)
+    with store.transaction() as session:
+        session.execute(text("ANALYZE shards"))
+        plan = session.scalars(
+            text(
+                "EXPLAIN SELECT id FROM shards WHERE state IN ('ready')"
+                " AND tenant_id = 'default' ORDER BY priority DESC, expires_at, id LIMIT 8"
+            )
+        ).all()
+    assert any("shards_due_index" in line for line in plan), plan
+    assert not any("Sort" in line for line in plan), plan

@@ -70,11 +70,11 @@ class EagerGraphs:
             block_size=info.block_size,
         )
 
-    def logits(self, step: PackedStep) -> Tensor | None:
+    def logits(self, step: PackedStep, before: Tensor | None) -> Tensor | None:
         if not is_decode(step):
             return None
         self.sizes.append(len(step.num_tokens))
-        self._decode.fill(step, 4)
+        self._decode.fill(step, 4, before)
         return self._decode.forward(4)[: len(step.num_tokens)]
 
 

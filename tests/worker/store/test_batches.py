@@ -7,15 +7,17 @@ from sqlalchemy import text
 from tests.fixtures.batches import LEASE, claim, held, result, run_to_the_end, submit
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import BatchStatus, Outcome
-from worker.store import batches, requests, shards, webhooks
-from worker.store.batches import BatchView, NewBatch
+from worker.store import batch_views, batches, control, deliveries, result_views, shards
+from worker.store.batch_views import BatchView
+from worker.store.batches import NewBatch
+from worker.store.partial_outputs import PartialOutput
 from worker.store.requests import NewRequest
 from worker.store.session import Store
 
 
 def view(store: Store, batch_id: str) -> BatchView:
     with store.transaction() as session:
-        found = batches.get(session, batch_id)
+        found = batch_views.get(session, batch_id)
     assert found is not None
     assert found.num_settled <= found.num_requests
     return found
@@ -73,9 +75,9 @@ def test_results_are_read_in_order_of_completion_without_gaps(store: Store) -> N
     for shard_id in (3, 1, 2):
         run_to_the_end(store, held(store, shard_id))
     with store.transaction() as session:
-        first = requests.results_page(session, batch_id, after=0, limit=4)
-        rest = requests.results_page(session, batch_id, after=4, limit=4)
-        outputs = requests.outputs(session, batch_id)
+        first = result_views.page(session, batch_id, after=0, limit=4)
+        rest = result_views.page(session, batch_id, after=4, limit=4)
+        outputs = result_views.outputs(session, batch_id)
     assert [row.sequence for row in first + rest] == [1, 2, 3, 4, 5, 6]
     assert [row.position for row in first + rest] == [4, 5, 0, 1, 2, 3]
     assert outputs == [f"out prompt {i}" for i in range(6)]
@@ -107,7 +109,7 @@ def test_cancelling_a_running_batch_keeps_what_is_finished(store: Store) -> None
     assert (done.status, done.num_completed, done.num_cancelled) == (BatchStatus.CANCELLED, 1, 3)
     assert events(store) == 1
     with store.transaction() as session:
-        rows = requests.results_page(session, batch_id, after=0, limit=10)
+        rows = result_views.page(session, batch_id, after=0, limit=10)
     assert [row.sequence for row in rows] == [1, 2, 3, 4]
     assert [row.outcome for row in rows] == [Outcome.COMPLETED] + [Outcome.CANCELLED] * 3
     assert {row.error_code for row in rows[1:]} == {"batch_cancelled"}
@@ -158,9 +160,39 @@ def test_a_small_batch_carries_its_outputs_in_the_event(store: Store) -> None:
     submit(store, num_requests=2, callback_url="https://example.com/hook", metadata={"a": "ü"})
     run_to_the_end(store, held(store, 1))
     with store.transaction() as session:
-        event_id = session.scalar(text("SELECT id FROM webhook_events"))
-        claimed = webhooks.claim(session, str(event_id), lease=timedelta(seconds=9))
+        delivery_id = session.scalar(text("SELECT id FROM deliveries"))
+        claimed = deliveries.claim(session, str(delivery_id), lease=timedelta(seconds=9), most_at_once=1)
     assert claimed is not None
     assert '"outputs":["out prompt 0","out prompt 1"]' in claimed.body
     assert '"type":"batch.completed"' in claimed.body
     assert '"metadata":{"a":"ü"}' in claimed.body
+
+
+def test_what_a_dead_worker_had_saved_is_kept_when_the_batch_is_cancelled(store: Store) -> None:
+    batch_id = submit(store, num_requests=3, shard_size=3)
+    running = held(store, 1, lease=timedelta(0))
+    kept = {running.requests[1].id: PartialOutput("a model", (5, 6, 7), "so far")}
+    with store.transaction() as session:
+        progress = shards.Progress(running, [], 3, partial_outputs=kept)
+        assert shards.save(session, [progress], lease=None) == [shards.Saved.CONTINUE]
+    with store.transaction() as session:
+        batches.cancel(session, batch_id)
+    with store.transaction() as session:
+        shards.return_expired(session, 1, batch_id, max_attempts=2)
+    ended = view(store, batch_id)
+    assert (ended.status, ended.input_tokens, ended.output_tokens) == (BatchStatus.CANCELLED, 3, 3)
+    with store.transaction() as session:
+        rows = {row.position: row for row in result_views.page(session, batch_id, after=0, limit=9)}
+        assert session.scalar(text("SELECT count(*) FROM partial_outputs")) == 0
+    assert [rows[i].output for i in range(3)] == [None, "so far", None]
+    assert (rows[1].finish_reason, rows[1].num_output_tokens) == ("cancelled", 3)
+
+
+def test_a_paused_batch_still_expires(store: Store) -> None:
+    batch_id = submit(store, completion_window=timedelta(hours=1))
+    with store.transaction() as session:
+        control.pause(session, batch_id)
+    with store.transaction() as session:
+        session.execute(text("UPDATE batches SET expires_at = now()"))
+    assert settle_stopping(store) == 1
+    assert view(store, batch_id).status is BatchStatus.EXPIRED

@@ -7,10 +7,12 @@ from tests.fixtures.batches import LEASE, claim, held, result
 from worker.contract.results import DeviceSeconds, NewResult, RequestError
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import BatchStatus, Outcome
-from worker.store import batches, placement, requests, shards
-from worker.store.batches import BatchView, NewBatch
+from worker.store import batch_views, batches, placement, result_views, shards
+from worker.store.batch_views import BatchView
+from worker.store.batches import NewBatch
 from worker.store.placement import Placement
-from worker.store.requests import NewRequest, ResultView
+from worker.store.requests import NewRequest
+from worker.store.result_views import ResultView
 from worker.store.session import Store
 from worker.store.shards import Claim, Progress
 
@@ -42,8 +44,8 @@ def save(store: Store, claimed: Claim, results: list[NewResult], *, is_last: boo
 
 def look(store: Store, batch_id: str) -> tuple[BatchView, list[ResultView]]:
     with store.transaction() as session:
-        view = batches.get(session, batch_id)
-        found = requests.results_page(session, batch_id, after=0, limit=100)
+        view = batch_views.get(session, batch_id)
+        found = result_views.page(session, batch_id, after=0, limit=100)
     assert view is not None
     assert view.num_settled == len(found)
     assert [one.sequence for one in found] == list(range(1, len(found) + 1))

@@ -2,7 +2,8 @@ import time
 
 from tests.fixtures.batches import submit
 from worker.settings import settings
-from worker.store.notify import wake_ups
+from worker.store import batches
+from worker.store.notify import changed_batches, wake_ups
 from worker.store.session import Store
 
 
@@ -22,3 +23,13 @@ def test_without_notifications_it_looks_round_all_the_same(database_url: str) ->
     for _ in range(3):
         next(turns)
     turns.close()
+
+
+def test_workers_hear_of_a_cancel_once_it_is_committed(store: Store) -> None:
+    heard = changed_batches(settings().database_url, every_seconds=20)
+    assert next(heard) is None, "listening has begun"
+    batch_id = submit(store)
+    with store.transaction() as session:
+        batches.cancel(session, batch_id)
+    assert next(heard) == batch_id
+    heard.close()

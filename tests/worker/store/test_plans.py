@@ -10,11 +10,12 @@ from sqlalchemy.orm import Session
 
 from tests.fixtures.batches import LEASE, result
 from worker.store import (
+    batch_views,
     batches,
     idempotency,
     outlook,
-    requests,
     response_cache,
+    result_views,
     retention,
     shards,
     tickets,
@@ -104,10 +105,10 @@ HOT: dict[str, Callable[[Session], Any]] = {
     "tickets for events": lambda session: tickets.issue_events(
         session, window=12, reissue_after=timedelta(seconds=2)
     ),
-    "poll a batch": lambda session: batches.get(session, "batch_19810"),
+    "poll a batch": lambda session: batch_views.get(session, "batch_19810"),
     "poll its delivery": lambda session: webhooks.delivery_of(session, "batch_100"),
-    "outputs of a small batch": lambda session: requests.outputs(session, "batch_100"),
-    "page of results": lambda session: requests.results_page(session, "batch_100", after=4, limit=3),
+    "outputs of a small batch": lambda session: result_views.outputs(session, "batch_100"),
+    "page of results": lambda session: result_views.page(session, "batch_100", after=4, limit=3),
     "cancel": cancel,
     "idempotency key": lambda session: idempotency.find(session, "key 7", ""),
     "sweep: leases": lambda session: shards.expired(session, limit=100),

@@ -42,7 +42,7 @@ def test_an_event_is_ticketed_once_it_is_due(store: Store) -> None:
 
     def due() -> int:
         with store.transaction() as session:
-            return len(tickets.issue_events(session, window=10, reissue_after=SOON))
+            return len(tickets.issue_deliveries(session, window=10, reissue_after=SOON, most_at_once=2))
 
     assert due() == 0
     run_to_the_end(store, held(store, 1))

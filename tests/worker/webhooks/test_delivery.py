@@ -1,19 +1,17 @@
 import json
 from datetime import timedelta
-from ipaddress import ip_network
 
 from sqlalchemy import text
 
 from tests.fixtures.batches import held, run_to_the_end, submit
 from tests.fixtures.receiver import receiver
+from tests.fixtures.webhooks import deliverer
 from worker.contract.states import EventState
-from worker.store import webhooks
+from worker.store import deliveries, delivery_log
+from worker.store.delivery_log import DeliveryView
 from worker.store.session import Store
-from worker.store.webhooks import DeliveryView
 from worker.webhooks.backoff import DELAYS, retry_in
-from worker.webhooks.delivery import deliver
 from worker.webhooks.sender import Answer
-from worker.webhooks.signing import new_secret
 
 
 def ended_batch(store: Store, url: str) -> tuple[str, str]:
@@ -24,25 +22,29 @@ def ended_batch(store: Store, url: str) -> tuple[str, str]:
 
 
 def attempt(store: Store, event_id: str) -> Answer | None:
-    return deliver(
-        store,
-        event_id,
-        secret=new_secret(),
-        timeout=timedelta(seconds=5),
-        allowed=(ip_network("127.0.0.0/8"),),
-    )
+    with store.transaction() as session:
+        delivery_id = session.scalar(
+            text("SELECT id FROM deliveries WHERE event_id = :id AND endpoint_id IS NULL"), {"id": event_id}
+        )
+    return deliverer(store).deliver(delivery_id)
 
 
 def delivery(store: Store, batch_id: str) -> DeliveryView:
     with store.transaction() as session:
-        found = webhooks.delivery_of(session, batch_id)
+        found = delivery_log.delivery_of(session, batch_id)
     assert found is not None
     return found
 
 
+def summary(store: Store, batch_id: str) -> tuple:
+    found = delivery(store, batch_id)
+    return found.event_id, found.state, found.attempts, found.last_status_code, found.last_error
+
+
 def make_due(store: Store) -> None:
     with store.transaction() as session:
-        session.execute(text("UPDATE webhook_events SET next_attempt_at = now()"))
+        session.execute(text("UPDATE deliveries SET next_attempt_at = now()"))
+        session.execute(text("UPDATE webhook_receivers SET paused_until = now()"))
 
 
 def test_an_event_is_delivered_once(store: Store) -> None:
@@ -53,14 +55,14 @@ def test_an_event_is_delivered_once(store: Store) -> None:
         assert len(hook.calls) == 1
         body = json.loads(hook.calls[0][1])
     assert (body["id"], body["type"], body["batch_id"]) == (event_id, "batch.completed", batch_id)
-    assert delivery(store, batch_id) == DeliveryView(event_id, EventState.DELIVERED, 1, 200, None)
+    assert summary(store, batch_id) == (event_id, EventState.DELIVERED, 1, 200, None)
 
 
 def test_a_failed_attempt_is_recorded_and_tried_again_with_the_same_id_and_body(store: Store) -> None:
     with receiver((500, {})) as hook:
         batch_id, event_id = ended_batch(store, hook.url)
         attempt(store, event_id)
-        assert delivery(store, batch_id) == DeliveryView(event_id, EventState.PENDING, 1, 500, None)
+        assert summary(store, batch_id) == (event_id, EventState.PENDING, 1, 500, None)
         assert attempt(store, event_id) is None, "it is not due yet"
         make_due(store)
         attempt(store, event_id)
@@ -92,10 +94,11 @@ def test_the_sender_of_a_dead_worker_is_replaced(store: Store) -> None:
     with receiver() as hook:
         batch_id, event_id = ended_batch(store, hook.url)
         with store.transaction() as session:
-            assert webhooks.claim(session, event_id, lease=timedelta(0)) is not None
+            delivery_id = session.scalar(text("SELECT id FROM deliveries"))
+            assert deliveries.claim(session, delivery_id, lease=timedelta(0), most_at_once=1) is not None
         assert attempt(store, event_id) is None
         with store.transaction() as session:
-            assert webhooks.return_expired(session, limit=10) == 1
+            assert deliveries.return_expired(session, limit=10) == 1
         assert attempt(store, event_id) is not None
     assert delivery(store, batch_id).state is EventState.DELIVERED
 

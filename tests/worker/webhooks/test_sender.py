@@ -1,6 +1,12 @@
 import socket
+import struct
 import threading
 import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from ipaddress import ip_network
 
 import pytest
@@ -9,6 +15,7 @@ from standardwebhooks import Webhook
 from tests.fixtures.receiver import receiver
 from worker.webhooks.sender import Answer, send
 from worker.webhooks.signing import new_secret
+from worker.webhooks.targets import Targets
 
 SECRET = new_secret()
 LOOPBACK = (ip_network("127.0.0.0/8"),)
@@ -16,7 +23,12 @@ LOOPBACK = (ip_network("127.0.0.0/8"),)
 
 def post(url: str, *, allowed: tuple = LOOPBACK, seconds: float = 5) -> Answer:
     return send(
-        url, event_id="evt_1", body='{"a":"ü"}', secret=SECRET, timeout_seconds=seconds, allowed=allowed
+        url,
+        event_id="evt_1",
+        body='{"a":"ü"}',
+        secrets=[SECRET],
+        timeout_seconds=seconds,
+        targets=Targets(allowed),
     )
 
 
@@ -83,47 +95,176 @@ def test_one_bad_address_among_good_ones_is_enough_to_refuse(monkeypatch: pytest
         assert hook.calls == []
 
 
-def drip(connection: socket.socket, stop: threading.Event) -> None:
-    with connection:
-        connection.recv(65536)
-        connection.sendall(b"HTTP/1.1 200 OK\r\n")
-        while not stop.wait(0.05):
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@contextmanager
+def talking(*, first: bytes = b"", again: bytes = b"", pause: float = 0) -> Iterator[str]:
+    """Run a receiver that takes the request, says something once, and then something else for ever."""
+    stop = threading.Event()
+
+    def serve() -> None:
+        connection, _ = server.accept()
+        with connection:
             try:
-                connection.sendall(b"X")
+                connection.recv(65536)
+                connection.sendall(first)
+                while again and not stop.wait(pause):
+                    connection.sendall(again)
+                stop.wait()
             except OSError:
                 return
 
-
-def test_a_receiver_that_drips_bytes_is_given_up_on() -> None:
-    stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=lambda: drip(server.accept()[0], stop))
+        thread = threading.Thread(target=serve)
         thread.start()
-        started = time.monotonic()
-        answer = post(f"http://127.0.0.1:{server.getsockname()[1]}/", seconds=0.5)
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/"
         stop.set()
-        thread.join()
-    assert answer.error == "no answer within 0.5 s"
-    assert time.monotonic() - started < 5
+        thread.join(30)
+        assert not thread.is_alive()
 
 
-def test_an_endless_answer_is_not_read_to_the_end() -> None:
-    def flood(server: socket.socket) -> None:
+HOSTILE = {
+    "says nothing": {},
+    "drips a status line": {"again": b"H", "pause": 0.02},
+    "drips a header": {"first": OK, "again": b"X", "pause": 0.02},
+    "drips headers": {"first": OK, "again": b"x: y\r\n", "pause": 0.02},
+    "drips informational answers": {"again": b"HTTP/1.1 103 Early Hints\r\n\r\n", "pause": 0.02},
+    "one header without end": {"first": OK + b"x: ", "again": b"x" * 65536},
+    "headers without end": {"first": OK, "again": b"x: y\r\n" * 8192},
+    "informational answers without end": {"again": b"HTTP/1.1 103 Early Hints\r\n\r\n" * 2048},
+    "a status line without end": {"again": b"x" * 65536},
+    "is no HTTP": {"first": b"SSH-2.0-OpenSSH_9.9\r\n"},
+    "two lengths": {"first": OK + b"content-length: 1\r\ncontent-length: 2\r\n\r\nab"},
+}
+
+
+@pytest.mark.parametrize("behaviour", HOSTILE.values(), ids=list(HOSTILE))
+def test_a_hostile_receiver_costs_bounded_time_and_memory(behaviour: dict) -> None:
+    with talking(**behaviour) as url:
+        tracemalloc.start()
+        started = time.monotonic()
+        answer = post(url, seconds=0.4)
+        seconds = time.monotonic() - started
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert (answer.status_code, bool(answer.error)) == (None, True)
+    assert seconds < 10
+    assert peak_bytes < 8 << 20
+
+
+CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
+SAID_YES = {
+    "drips a body": {"first": OK + b"content-length: 1000\r\n\r\n", "again": b"x", "pause": 0.02},
+    "a body without end": {"first": OK + b"content-length: 1000000000\r\n\r\n", "again": b"x" * 65536},
+    "chunks without end": {"first": CHUNKED, "again": b"1000\r\n" + b"x" * 4096 + b"\r\n"},
+    "a chunk extension without end": {"first": CHUNKED + b"1;", "again": b"x" * 65536},
+    "a claim of gzip": {
+        "first": OK + b"content-encoding: gzip\r\ncontent-length: 9999999\r\n\r\n",
+        "again": b"\x1f\x8b" * 32768,
+    },
+}
+
+
+@pytest.mark.parametrize("behaviour", SAID_YES.values(), ids=list(SAID_YES))
+def test_what_follows_a_yes_changes_nothing_and_is_not_waited_for(behaviour: dict) -> None:
+    with talking(**behaviour) as url:
+        tracemalloc.start()
+        started = time.monotonic()
+        assert post(url, seconds=2).is_delivered
+        assert time.monotonic() - started < 10
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+        tracemalloc.stop()
+
+
+def test_a_reset_is_an_answer_too() -> None:
+    def reset(server: socket.socket) -> None:
         connection, _ = server.accept()
-        connection.recv(65536)
-        try:
-            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n")
-            while True:
-                connection.sendall(b"x" * 65536)
-        except OSError:
-            connection.close()
+        connection.recv(10)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=flood, args=(server,))
+        thread = threading.Thread(target=reset, args=(server,))
         thread.start()
-        assert post(f"http://127.0.0.1:{server.getsockname()[1]}/").is_delivered
-        thread.join(10)
-        assert not thread.is_alive()
+        answer = post(f"http://127.0.0.1:{server.getsockname()[1]}/")
+        thread.join(30)
+    assert "Error" in (answer.error or "")
+
+
+def test_a_receiver_that_accepts_nobody_costs_bounded_time() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        address = server.getsockname()
+        with ExitStack() as stack:
+            for _ in range(4):  # fill the backlog: who comes next gets no answer at all
+                waiting = stack.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(address)
+            started = time.monotonic()
+            answer = post(f"http://127.0.0.1:{address[1]}/", seconds=1)
+    assert answer.error is not None
+    assert time.monotonic() - started < 10
+
+
+def test_a_name_server_that_hangs_costs_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+
+    def hang(*_: object, **__: object) -> list[tuple]:
+        release.wait(60)
+        raise socket.gaierror("too late")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    started = time.monotonic()
+    answer = post("http://slow.example/", seconds=0.5)
+    assert time.monotonic() - started < 10
+    release.set()
+    assert answer.error == "no answer within 0.5 s"
+
+
+@pytest.mark.parametrize(
+    ("value", "least", "most"),
+    [
+        ("17", 17, 17),
+        ("0", 0, 0),
+        (format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True), 3000, 3600),
+        (format_datetime(datetime.now(UTC) - timedelta(hours=1), usegmt=True), 0, 0),
+    ],
+)
+def test_retry_after_is_a_number_or_a_date(value: str, least: float, most: float) -> None:
+    with receiver((503, {"retry-after": value})) as hook:
+        answer = post(hook.url)
+    assert answer.retry_after is not None
+    assert least <= answer.retry_after <= most
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "1e9", "9" * 400, "Thu, 99 Foo 2026 00:00:00 GMT", ""])
+def test_a_senseless_retry_after_is_ignored(value: str) -> None:
+    with receiver((503, {"retry-after": value})) as hook:
+        answer = post(hook.url)
+    assert (answer.status_code, answer.retry_after) == (503, None)
+
+
+def test_an_answer_is_asked_for_uncompressed() -> None:
+    with receiver() as hook:
+        post(hook.url)
+        assert hook.calls[0][0]["accept-encoding"] == "identity"
+
+
+def test_every_secret_signs() -> None:
+    old, new = new_secret(), new_secret()
+    with receiver() as hook:
+        send(
+            hook.url,
+            event_id="evt_1",
+            body="{}",
+            secrets=[new, old],
+            timeout_seconds=5,
+            targets=Targets(LOOPBACK),
+        )
+        headers, body = hook.calls[0]
+    assert headers["webhook-signature"].count("v1,") == 2
+    for secret in (old, new):
+        Webhook(secret).verify(body, headers)
 
 
 def test_nobody_there_is_an_answer_too() -> None:

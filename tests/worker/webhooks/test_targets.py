@@ -2,7 +2,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from worker.webhooks.targets import ForbiddenTargetError, check_address, check_url
+from worker.webhooks.targets import ForbiddenTargetError, Targets
 
 LOOPBACK = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 
@@ -42,26 +42,50 @@ LOOPBACK = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 )
 def test_addresses_inside_somebodys_network_are_refused(address: str) -> None:
     with pytest.raises(ForbiddenTargetError):
-        check_address(address, ())
+        Targets().check_address(address, 443, is_tls=True)
 
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8"])
 def test_public_addresses_pass(address: str) -> None:
-    check_address(address, ())
+    Targets().check_address(address, 443, is_tls=True)
 
 
 def test_the_operator_may_allow_networks() -> None:
-    check_address("127.0.0.1", LOOPBACK)
-    check_address("::ffff:127.0.0.1", LOOPBACK)
+    targets = Targets(LOOPBACK)
+    targets.check_address("127.0.0.1", 9000, is_tls=False)
+    targets.check_address("::ffff:127.0.0.1", 9000, is_tls=False)
     with pytest.raises(ForbiddenTargetError):
-        check_address("10.0.0.1", LOOPBACK)
+        targets.check_address("10.0.0.1", 443, is_tls=True)
+
+
+def test_public_addresses_are_called_over_tls_at_the_usual_ports() -> None:
+    for targets in (Targets(), Targets(LOOPBACK)):
+        with pytest.raises(ForbiddenTargetError, match="https"):
+            targets.check_address("8.8.8.8", 80, is_tls=False)
+        with pytest.raises(ForbiddenTargetError, match="port 22 "):
+            targets.check_address("8.8.8.8", 22, is_tls=True)
+
+
+def test_the_operators_ports_hold_everywhere() -> None:
+    targets = Targets(LOOPBACK, ports=(9000,))
+    targets.check_address("127.0.0.1", 9000, is_tls=False)
+    targets.check_address("8.8.8.8", 9000, is_tls=True)
+    for address in ("127.0.0.1", "8.8.8.8"):
+        with pytest.raises(ForbiddenTargetError, match="port 443 "):
+            targets.check_address(address, 443, is_tls=True)
 
 
 @pytest.mark.parametrize(
-    "url", ["https://example.com", "http://example.com:8080/a?b=c", "https://[2606:4700::1]/"]
+    "url", ["https://example.com", "https://example.com:8443/a?b=c", "https://[2606:4700::1]/"]
 )
 def test_plain_addresses_pass(url: str) -> None:
-    check_url(url)
+    Targets().check_url(url)
+
+
+def test_http_needs_networks_of_the_operators() -> None:
+    with pytest.raises(ForbiddenTargetError, match="https"):
+        Targets().check_url("http://localhost:9000/hook")
+    Targets(LOOPBACK).check_url("http://localhost:9000/hook")
 
 
 @pytest.mark.parametrize(
@@ -78,4 +102,4 @@ def test_plain_addresses_pass(url: str) -> None:
 )
 def test_odd_addresses_are_refused(url: str) -> None:
     with pytest.raises(ForbiddenTargetError):
-        check_url(url)
+        Targets(LOOPBACK).check_url(url)

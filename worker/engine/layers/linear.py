@@ -7,6 +7,7 @@ import torch.nn.functional as F  # noqa: N812  (the name torch's own documentati
 from torch import Tensor
 
 from kernels.int8_linear import int8_linear, pack_int8_weight
+from kernels.quantization import Int8Weight
 
 
 class Projection(Protocol):
@@ -42,15 +43,13 @@ class Linear:
 
 
 class Int8Linear:
-    """`x @ weight.T + bias` with the weight quantized to int8 here and activations as they come."""
+    """`x @ weight.T + bias` on a CPU with the weight in int8 and activations quantized as they come."""
 
     __slots__ = ("_bias", "_dtype", "_weight", "out_features")
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, weight: Int8Weight, bias: Tensor | None, *, dtype: torch.dtype) -> None:
         self.out_features = weight.shape[0]
-        self._dtype = dtype or weight.dtype
+        self._dtype = dtype
         self._bias = None if bias is None else bias.float()
         self._weight = pack_int8_weight(weight)
 

@@ -20,16 +20,30 @@ class Mlp(Protocol):
         """Return [num_tokens, hidden] for `x` [num_tokens, hidden]."""
 
 
-class GatedMlp:
-    """`down(activation(gate(x)) * up(x))`, gate and up from one product."""
+class Gated:
+    """`activation(gate(x)) * up(x)`, gate and up from one product."""
 
-    __slots__ = ("_activation", "_down", "_gate_up")
+    __slots__ = ("_activation", "_gate_up", "out_features")
 
-    def __init__(self, gate_up: Projection, down: Projection, activation: str) -> None:
+    def __init__(self, gate_up: Projection, activation: str) -> None:
+        self.out_features = gate_up.out_features // 2
         self._gate_up = gate_up
-        self._down = down
         self._activation = ACTIVATIONS[activation]
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Return [num_tokens, out_features] for `x` [num_tokens, in_features]."""
+        return self._activation(self._gate_up(x))
+
+
+class GatedMlp:
+    """`down(gated(x))`."""
+
+    __slots__ = ("_down", "_gated")
+
+    def __init__(self, gated: Projection, down: Projection) -> None:
+        self._gated = gated
+        self._down = down
+
+    def __call__(self, x: Tensor) -> Tensor:
         """Return [num_tokens, hidden] for `x` [num_tokens, hidden]."""
-        return self._down(self._activation(self._gate_up(x)))
+        return self._down(self._gated(x))

@@ -38,8 +38,7 @@ def read_layout(file: Path, config: dict[str, Any]) -> Layout | None:
             _require(file, section, "version", ("gemm", None))
             return AwqLayout()
         case "fp8":
-            rows, columns = section.get("weight_block_size") or (128, 128)
-            return Fp8BlocksLayout((rows, columns))
+            return Fp8BlocksLayout(_read_block(file, section, "weight_block_size") or (128, 128))
         case "bitsandbytes":
             _require(file, section, "bnb_4bit_quant_type", ("nf4",))
             return BitsAndBytesLayout()
@@ -53,22 +52,42 @@ def read_layout(file: Path, config: dict[str, Any]) -> Layout | None:
 def _read_compressed_tensors(file: Path, section: dict[str, Any]) -> Layout:
     _require(file, section, "format", tuple(STRATEGIES))
     _require(file, section, "quantization_status", ("compressed", None))
-    groups = list(section.get("config_groups", {}).values())
-    if len(groups) != 1:
+    groups = section.get("config_groups")
+    if not isinstance(groups, dict) or len(groups) != 1:
+        found = f"{len(groups)} groups" if isinstance(groups, dict) else repr(groups)
         raise UnsupportedModelError(
-            file, "quantization_config.config_groups", f"{len(groups)} groups: only one is built"
+            file, "quantization_config.config_groups", f"{found}: only one group is built"
         )
-    weights = groups[0]["weights"]
+    ((name, group),) = groups.items()
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict):
+        where = f"quantization_config.config_groups.{name}.weights"
+        raise UnsupportedModelError(file, where, f"is {weights!r}, not an object")
     is_packed = section["format"] == "pack-quantized"
     _require(file, weights, "num_bits", (4,) if is_packed else (8,))
     _require(file, weights, "actorder", (None, "weight", "static"))
     _require(file, weights, "strategy", STRATEGIES[section["format"]])
-    block = weights.get("block_structure")
     return CompressedTensorsLayout(
         num_bits=weights["num_bits"],
         is_symmetric=weights.get("symmetric", True),
-        block=None if block is None else (block[0], block[1]),
+        block=_read_block(file, weights, "block_structure"),
     )
+
+
+def _read_block(file: Path, section: dict[str, Any], key: str) -> tuple[int, int] | None:
+    """Return rows and columns that share a scale, None if nothing is said of them."""
+    value = section.get(key)
+    if value is None:
+        return None
+    if (
+        not isinstance(value, list)
+        or len(value) != 2
+        or not all(type(one) is int and one > 0 for one in value)
+    ):
+        raise UnsupportedModelError(
+            file, f"quantization_config: {key}", f"{value!r} is not [rows, columns] that share a scale"
+        )
+    return value[0], value[1]
 
 
 def _require(file: Path, section: dict[str, Any], key: str, built: tuple[object, ...]) -> None:

@@ -9,10 +9,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from kernels.quantization import QuantizedWeight, stack_weights
 from worker.engine.errors import CheckpointError, MissingTensorError, TensorShapeError
-from worker.engine.layers.linear import Int8Linear, Linear, Projection
+from worker.engine.layers.linear import Linear, Projection
+from worker.engine.layers.mlp import Gated
 from worker.engine.layouts.layout import Layout
 from worker.engine.layouts.registry import read_layout
+from worker.engine.models.products import EightBits, Products
 
 T = TypeVar("T")
 
@@ -61,8 +64,9 @@ def read_eos_token_ids(directory: Path) -> frozenset[int]:
 class Weights:
     """The tensors of a checkpoint, in one file or sharded behind an index. A context manager.
 
-    With `is_int8`, what `linear` and `head` return is quantized; all else is in `dtype` on `device`. Weights
-    that the checkpoint holds quantized are dequantized as they are taken.
+    With `eight_bits`, what `linear`, `gated` and `head` return is quantized; all else is in `dtype` on
+    `device`. Weights that the checkpoint holds quantized stay so where there is a product for them, and are
+    dequantized where there is none.
     """
 
     def __init__(
@@ -71,13 +75,13 @@ class Weights:
         dtype: torch.dtype,
         *,
         device: torch.device = CPU,
-        is_int8: bool = False,
+        is_gpu: bool = False,
+        eight_bits: EightBits | None = None,
     ) -> None:
         self._dtype = dtype
         self._device = device
-        self._is_int8 = is_int8
-        # Of what passes between products: quantized ones give float32.
-        self.activation_dtype = torch.float32 if is_int8 else dtype
+        self._products = Products(dtype, is_gpu, device, eight_bits)
+        self.activation_dtype = self._products.activation_dtype
         self._index = directory / "model.safetensors.index.json"
         self._files: dict[Path, Any] = {}
         if self._index.is_file():
@@ -110,22 +114,18 @@ class Weights:
     def take(self, name: str, *shape: int) -> Tensor:
         """Return a tensor in the engine's dtype; raises if it is missing or not of this shape.
 
-        What is dequantized only to be quantized to int8 stays in float32.
+        What is dequantized only to be quantized again stays in float32.
         """
         module = name.removesuffix(".weight")
         dtype = self._dtype
         if self._layout is not None and module != name and self._layout.covers(self._file_by_name, module):
-            tensor = self._dequantized(self._layout, module)
-            if self._is_int8:
+            weight = self._read(self._layout, module)
+            tensor = weight if isinstance(weight, Tensor) else weight.dequantize()
+            if self._products.eight_bits is not None:
                 dtype = tensor.dtype  # so that int8 levels come back as they were
         else:
             tensor = self._stored(name)
-        if tuple(tensor.shape) != shape:
-            raise TensorShapeError(
-                self._file_by_name.get(name, self._index),
-                name,
-                f"has shape {list(tensor.shape)}, config.json implies {list(shape)}",
-            )
+        self._check_shape(name, tuple(tensor.shape), shape)
         if not tensor.is_floating_point():
             raise CheckpointError(
                 self._file_by_name[name], name, f"is {tensor.dtype}, and config.json names no quantization"
@@ -148,30 +148,85 @@ class Weights:
 
         `is_exact` keeps it from being quantized.
         """
-        weight = self.stack([f"{name}.weight" for name in names], rows, columns)
-        bias = self.stack([f"{name}.bias" for name in names], rows) if has_bias else None
-        if is_exact or not self._is_int8:
-            kept = self.activation_dtype
-            return Linear(weight.to(kept), None if bias is None else bias.to(kept))
-        self.num_bytes -= weight.numel() * weight.element_size()
-        return self._quantized(weight, bias)
+        if is_exact:
+            weight: Tensor | QuantizedWeight = self._stacked(names, rows, columns)
+        else:
+            weight = self._weight(names, rows, columns)
+        return self._products.make(weight, self._bias(names, rows, has_bias=has_bias))
+
+    def gated(
+        self, names: list[str], rows: list[int], columns: int, activation: str, *, has_bias: bool = False
+    ) -> Projection:
+        """Return `activation(gate(x)) * up(x)`, whose weights are `names`, or one of both with gate first."""
+        if self._products.is_gpu and activation == "silu":
+            weight = self._weight(names, rows, columns)
+            bias = self._bias(names, rows, has_bias=has_bias)
+            if not isinstance(weight, Tensor):
+                return self._products.make(weight, bias, is_gated=True)
+            return Gated(self._products.make(weight, bias), activation)
+        return Gated(self.linear(names, rows, columns, has_bias=has_bias), activation)
 
     def head(self, embedding: Tensor, *, is_tied: bool) -> Projection:
-        """Return the product that makes logits: the embedding itself, or `lm_head` of the same shape."""
+        """Return the product that makes logits: the embedding itself, or `lm_head` of the same shape.
+
+        fp8 leaves it as it is.
+        """
         if not is_tied:
             embedding = self.take("lm_head.weight", *embedding.shape)
-        if not self._is_int8:
+        if self._products.eight_bits != "int8":
             return Linear(embedding)
         if not is_tied:
-            self.num_bytes -= embedding.numel() * embedding.element_size()
-        return self._quantized(embedding, None)
+            self.num_bytes -= embedding.nbytes
+        return self._products.make(self._quantized(embedding), None)
 
-    def _dequantized(self, layout: Layout, module: str) -> Tensor:
+    def _weight(self, names: list[str], rows: list[int], columns: int) -> Tensor | QuantizedWeight:
+        """Return what a product is made of: levels as they are stored if one runs on them."""
+        levels = self._levels(names, rows, columns)
+        if levels is not None and self._products.take(levels):
+            self.num_parameters += sum(rows) * columns
+            self.num_bytes += levels.num_bytes
+            return levels
+        weight = self._stacked(names, rows, columns)
+        if self._products.eight_bits is None:
+            return weight
+        self.num_bytes -= weight.nbytes
+        return self._quantized(weight)
+
+    def _quantized(self, weight: Tensor) -> Tensor | QuantizedWeight:
+        quantized = self._products.quantize(weight)
+        self.num_bytes += quantized.nbytes if isinstance(quantized, Tensor) else quantized.num_bytes
+        return quantized
+
+    def _levels(self, names: list[str], rows: list[int], columns: int) -> QuantizedWeight | None:
+        """Return the levels of modules as one weight; None where not all are of one quantized format."""
+        layout = self._layout
+        if layout is None or not all(layout.covers(self._file_by_name, name) for name in names):
+            return None
+        weights = [self._read(layout, name) for name in names]
+        for name, weight, count in zip(names, weights, rows, strict=True):
+            self._check_shape(f"{name}.weight", tuple(weight.shape), (count, columns))
+        quantized = [weight for weight in weights if not isinstance(weight, Tensor)]
+        return stack_weights(quantized) if len(quantized) == len(weights) else None
+
+    def _read(self, layout: Layout, module: str) -> Tensor | QuantizedWeight:
         try:
-            weight = layout.read(self._stored, module)
+            return layout.read(self._stored, module)
         except (ValueError, KeyError) as error:
             raise CheckpointError(self._index, module, f"cannot be dequantized: {error}") from error
-        return weight if isinstance(weight, Tensor) else weight.dequantize()
+
+    def _check_shape(self, name: str, found: tuple[int, ...], implied: tuple[int, ...]) -> None:
+        if found != implied:
+            raise TensorShapeError(
+                self._file_by_name.get(name, self._index),
+                name,
+                f"has shape {list(found)}, config.json implies {list(implied)}",
+            )
+
+    def _bias(self, names: list[str], rows: list[int], *, has_bias: bool) -> Tensor | None:
+        return self.stack([f"{name}.bias" for name in names], rows) if has_bias else None
+
+    def _stacked(self, names: list[str], rows: list[int], columns: int) -> Tensor:
+        return self.stack([f"{name}.weight" for name in names], rows, columns)
 
     def _stored(self, name: str) -> Tensor:
         file = self._file_by_name.get(name)
@@ -182,10 +237,6 @@ class Weights:
         except SafetensorError as error:
             raise MissingTensorError(file, name, f"cannot be read: {error}") from error
         return tensor
-
-    def _quantized(self, weight: Tensor, bias: Tensor | None) -> Int8Linear:
-        self.num_bytes += weight.numel() + 4 * weight.shape[0]
-        return Int8Linear(weight, bias, dtype=self.activation_dtype)
 
     def stack(self, names: list[str], rows: list[int], *columns: int) -> Tensor:
         """Return tensors that share their last axes as one, in order."""

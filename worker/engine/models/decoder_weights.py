@@ -84,11 +84,14 @@ def _gated(config: DecoderConfig, weights: Weights, prefix: str, width: int) -> 
     else:
         names, rows = ["gate_proj", "up_proj"], [width, width]
     return GatedMlp(
-        weights.linear(
-            [f"{prefix}.{name}" for name in names], rows, config.hidden_size, has_bias=config.has_mlp_bias
+        weights.gated(
+            [f"{prefix}.{name}" for name in names],
+            rows,
+            config.hidden_size,
+            config.activation,
+            has_bias=config.has_mlp_bias,
         ),
         weights.linear([f"{prefix}.down_proj"], [config.hidden_size], width, has_bias=config.has_mlp_bias),
-        config.activation,
     )
 
 

@@ -105,6 +105,21 @@ def test_the_engine_runs_it(name: str, plain: Path, tmp_path: Path) -> None:
         (compressed("marlin-24"), "format: 'marlin-24'"),
         (compressed("int-quantized", num_bits=8, strategy="group"), "strategy: 'group'"),
         (compressed("int-quantized", num_bits=8) | {"config_groups": {}}, "config_groups: 0 groups"),
+        (compressed("int-quantized") | {"config_groups": None}, "config_groups: None: only one group"),
+        (
+            compressed("int-quantized") | {"config_groups": {"group_0": {"targets": ["Linear"]}}},
+            r"config_groups\.group_0\.weights: is None",
+        ),
+        (
+            compressed("int-quantized") | {"config_groups": {"group_1": {"weights": None}}},
+            r"config_groups\.group_1\.weights: is None",
+        ),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size: \[128\] is not \[rows"),
+        ({"quant_method": "fp8", "weight_block_size": [128, "all"]}, "weight_block_size: .*'all'"),
+        (
+            compressed("float-quantized", num_bits=8, strategy="block", block_structure=[1, 2, 3]),
+            r"block_structure: \[1, 2, 3\]",
+        ),
     ],
     ids=str,
 )

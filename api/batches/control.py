@@ -1,0 +1,110 @@
+"""What can still be done with a batch that was accepted. Each function is one transaction."""
+
+from hashlib import sha256
+from typing import Never
+
+from api.dependencies import IdempotencyKey, Services
+from api.errors import ConflictError, KeyReusedError, NotFoundError
+from worker.store import batch_views, control, idempotency, retries
+from worker.store.batch_views import BatchView
+from worker.store.control import Done
+
+
+def pause(services: Services, batch_id: str) -> None:
+    """Have a batch wait.
+
+    Raises:
+        NotFoundError: no such batch.
+        ConflictError: it has ended, or is about to.
+
+    """
+    with services.store.transaction() as session:
+        done = control.pause(session, batch_id)
+    if done is not Done.YES:
+        _refuse(done, batch_id)
+
+
+def resume(services: Services, batch_id: str) -> None:
+    """Let a paused batch go on; raises as `pause` does."""
+    with services.store.transaction() as session:
+        done = control.resume(session, batch_id)
+    if done is not Done.YES:
+        _refuse(done, batch_id)
+
+
+def cancel_request(services: Services, batch_id: str, index: int) -> None:
+    """End one request of a batch.
+
+    Raises:
+        NotFoundError: no such batch, or request.
+
+    """
+    with services.store.transaction() as session:
+        done = control.cancel_request(session, batch_id, index)
+    if done is not Done.YES:
+        _refuse(done, batch_id, index)
+
+
+def remove(services: Services, batch_id: str) -> None:
+    """Delete a batch that has ended.
+
+    Raises:
+        NotFoundError: no such batch.
+        ConflictError: it has not ended.
+
+    """
+    with services.store.transaction() as session:
+        done = control.remove(session, batch_id)
+    if done is not Done.YES:
+        _refuse(done, batch_id)
+
+
+def retry(
+    services: Services, batch_id: str, *, with_cancelled: bool, key: IdempotencyKey | None
+) -> BatchView:
+    """Submit what a batch has failed again, as a new batch.
+
+    Raises:
+        NotFoundError: no such batch.
+        ConflictError: it has not ended, or has failed nothing.
+        KeyReusedError: the idempotency key was used for something else.
+
+    """
+    made_for = f"retry {batch_id} {with_cancelled}"
+    fingerprint = sha256(made_for.encode()).hexdigest()
+    with services.store.transaction() as session:
+        new_id = None
+        try:
+            if key is not None:
+                new_id = idempotency.find(session, key.key, fingerprint)
+            if new_id is None:
+                new_id = retries.retry(
+                    session,
+                    batch_id,
+                    with_cancelled=with_cancelled,
+                    shard_size=services.settings.shard_size,
+                )
+                if key is not None and new_id is not None:
+                    idempotency.remember(session, key.key, fingerprint, new_id)
+        except idempotency.FingerprintMismatchError as error:
+            raise KeyReusedError(
+                "this Idempotency-Key was used for something else", param="Idempotency-Key"
+            ) from error
+        except retries.StillRunsError as error:
+            raise ConflictError(f"{batch_id} still runs: retry it when it has ended") from error
+        except retries.NothingToRetryError as error:
+            raise ConflictError(f"{batch_id} has no such requests", code="nothing_to_retry") from error
+        view = None if new_id is None else batch_views.get(session, new_id)
+    if view is None:
+        _refuse(Done.NO_BATCH, batch_id)
+    return view
+
+
+def _refuse(done: Done, batch_id: str, index: int | None = None) -> Never:
+    if done is Done.NO_REQUEST:
+        raise NotFoundError(f"{batch_id} has no request {index}", param="index")
+    if done is Done.BATCH_IS_LIVE:
+        raise ConflictError(f"{batch_id} has not ended: cancel it first")
+    if done is Done.BATCH_HAS_ENDED:
+        raise ConflictError(f"{batch_id} has ended, or is about to")
+    raise NotFoundError(f"no batch {batch_id}", param="batch_id")

@@ -1,0 +1,70 @@
+"""GET /v1/batch/{id}/events: progress as server-sent events, until the batch has ended."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from fastapi import APIRouter
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from api.batches import service
+from api.batches.routes import BatchId
+from api.batches.schemas import BatchAnswer
+from api.dependencies import READ, Services, ServicesDependency
+from api.errors import NotFoundError, documented
+
+EVENT_STREAM = "text/event-stream"
+LOOK_SECONDS = 0.5
+SILENT_SECONDS = 15.0  # then a comment, so that nobody between takes the connection for dead
+
+router = APIRouter(prefix="/v1/batch", tags=["batches"])
+
+
+@router.get(
+    "/{batch_id}/events",
+    dependencies=[READ],
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}},
+        **documented(401, 403, 404, 422, 429, 503),
+    },
+    summary="Follow a batch's progress",
+)
+async def batch_events(batch_id: BatchId, services: ServicesDependency) -> StreamingResponse:
+    """Stream the batch as it stands, without outputs, whenever that changes.
+
+    Events are named `progress`, the last one by the terminal status; each one's data is what
+    `GET /v1/batch/{id}` answers.
+    """
+    first = await _look(services, batch_id)
+    return StreamingResponse(
+        _events(services, batch_id, first),
+        media_type=EVENT_STREAM,
+        headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+    )
+
+
+async def _look(services: Services, batch_id: str) -> BatchAnswer:
+    return await run_in_threadpool(service.answer, services, batch_id, include_outputs=False)
+
+
+async def _events(services: Services, batch_id: str, batch: BatchAnswer) -> AsyncIterator[str]:
+    said, said_at = "", time.monotonic()
+    while True:
+        # The estimates move with the clock alone: that is no news.
+        news = batch.model_dump_json(exclude={"eta_seconds", "eta_range"})
+        if news != said:
+            name = batch.status if batch.status.is_terminal else "progress"
+            yield f"event: {name}\ndata: {batch.model_dump_json()}\n\n"
+            said, said_at = news, time.monotonic()
+        elif time.monotonic() - said_at > SILENT_SECONDS:
+            yield ": still here\n\n"
+            said_at = time.monotonic()
+        if batch.status.is_terminal:
+            return
+        await asyncio.sleep(LOOK_SECONDS)
+        try:
+            batch = await _look(services, batch_id)
+        except NotFoundError:  # it was deleted
+            return

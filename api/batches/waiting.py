@@ -1,0 +1,51 @@
+"""Why a batch is not running."""
+
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from api.batches.progress_schemas import Waiting
+from worker.contract.states import BatchStatus
+from worker.store import queueing
+from worker.store.batch_views import BatchView
+from worker.store.queueing import Ahead, Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a batch has before it, and who could run it."""
+
+    ahead: Ahead
+    capacity: Capacity
+
+
+def read_line(session: Session, view: BatchView) -> Line | None:
+    """Return a live batch's line; None where nobody waits: it runs, or has ended."""
+    if view.status.is_terminal or view.num_running_shards:
+        return None
+    ahead = queueing.ahead_of(session, priority=view.priority, expires_at=view.expires_at, batch_id=view.id)
+    return Line(ahead, queueing.capacity(session))
+
+
+def explain(view: BatchView, line: Line | None) -> Waiting | None:
+    """Say why nothing of a batch runs; None when that is not so."""
+    if line is None:
+        return None
+    if view.status is BatchStatus.CANCELLING:
+        return Waiting(reason="stopping", message="it is about to end")
+    if view.paused_at is not None:
+        return Waiting(reason="paused", message="it was paused; resume it")
+    ahead = line.ahead
+    place = {
+        "position": ahead.num_batches + 1,
+        "batches_ahead": ahead.num_batches,
+        "requests_ahead": ahead.num_requests,
+    }
+    if not line.capacity.num_ready:
+        if line.capacity.num_loading:
+            return Waiting(reason="model_loading", message="the workers are loading the model", **place)
+        return Waiting(reason="no_worker", message="no gpu worker is alive", **place)
+    if ahead.num_batches:
+        message = f"{ahead.num_requests} requests of {ahead.num_batches} batches go before it"
+        return Waiting(reason="in_line", message=message, **place)
+    return Waiting(reason="starting", message="it is next, as soon as a worker has room", **place)

@@ -1,0 +1,265 @@
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import text
+
+from tests.fixtures.batches import LEASE, claim, held, result, run_to_the_end, submit
+from worker.contract.results import RequestError
+from worker.contract.states import Outcome
+from worker.store import shards, workers
+from worker.store.session import Store
+from worker.store.shards import Progress
+
+
+def finish(store: Store, shard_id: int, *, failed: int = 0) -> None:
+    """End a shard, its first requests failed."""
+    claimed = held(store, shard_id)
+    results = [
+        result(one.id, outcome=Outcome.FAILED if place < failed else Outcome.COMPLETED)
+        for place, one in enumerate(claimed.requests)
+    ]
+    with store.transaction() as session:
+        shards.save(session, [Progress(claimed, results, 0, is_last=True)], lease=LEASE)
+
+
+def prompts(store: Store, batch_id: str) -> list[tuple[int, str, int]]:
+    with store.transaction() as session:
+        query = (
+            "SELECT requests.position, prompt, shards.position FROM requests JOIN shards"
+            f" ON shards.id = shard_id WHERE requests.batch_id = '{batch_id}' ORDER BY 1"
+        )
+        return [tuple(row) for row in session.execute(text(query))]  # type: ignore[misc]
+
+
+def test_a_paused_batch_waits_and_says_so(client: TestClient, store: Store) -> None:
+    batch_id = submit(store)
+    paused = client.post(f"/v1/batch/{batch_id}/pause").json()
+    assert (paused["status"], paused["paused"], paused["waiting"]["reason"]) == ("pending", True, "paused")
+    assert claim(store, 1) is None
+    assert client.post(f"/v1/batch/{batch_id}/pause").status_code == 200
+    resumed = client.post(f"/v1/batch/{batch_id}/resume").json()
+    assert (resumed["paused"], resumed["waiting"]["reason"]) == (False, "no_worker")
+    assert claim(store, 1) is not None
+
+
+def test_what_has_ended_can_be_neither_paused_nor_resumed(client: TestClient, store: Store) -> None:
+    batch_id = submit(store)
+    client.post(f"/v1/batch/{batch_id}/cancel")
+    for what in ("pause", "resume"):
+        answer = client.post(f"/v1/batch/{batch_id}/{what}")
+        assert (answer.status_code, answer.headers["x-should-retry"]) == (409, "false")
+
+
+def test_a_retry_is_a_new_batch_of_what_failed(client: TestClient, store: Store) -> None:
+    batch_id = submit(
+        store,
+        num_requests=6,
+        shard_size=3,
+        priority=5,
+        metadata={"a": "b"},
+        callback_url="https://example.com/hook",
+        completion_window=timedelta(hours=2),
+    )
+    url = f"/v1/batch/{batch_id}/retry"
+    assert client.post(url).status_code == 409, "it still runs"
+    finish(store, 1, failed=2)
+    finish(store, 2, failed=1)
+    before = client.get(f"/v1/batch/{batch_id}").json()
+    answer = client.post(url, headers={"Idempotency-Key": "again"})
+    assert answer.status_code == 202
+    accepted = answer.json()
+    assert (accepted["requests"], accepted["retry_of"], accepted["status"]) == (3, batch_id, "pending")
+    assert client.post(url, headers={"Idempotency-Key": "again"}).json() == accepted
+    # Of two requests a shard, as the API is set up to make them.
+    new_id = accepted["batch_id"]
+    assert prompts(store, new_id) == [(0, "prompt 0", 0), (1, "prompt 1", 0), (2, "prompt 3", 1)]
+    again = client.get(f"/v1/batch/{new_id}").json()
+    assert (again["priority"], again["metadata"], again["tokens"]["max"]) == (5, {"a": "b"}, 30)
+    assert again["callback"]["url"] == "https://example.com/hook"
+    assert again["expires_at"] is not None
+    assert client.get(f"/v1/batch/{batch_id}").json() == before, "the old batch stays as it was"
+    for shard_id in (3, 4):
+        run_to_the_end(store, held(store, shard_id))
+    assert client.get(f"/v1/batch/{new_id}").json()["status"] == "completed"
+    assert client.post(f"/v1/batch/{new_id}/retry").json()["error"]["code"] == "nothing_to_retry"
+
+
+def test_a_retry_takes_the_cancelled_along_if_asked(client: TestClient, store: Store) -> None:
+    batch_id = submit(store, num_requests=4, shard_size=2)
+    finish(store, 1, failed=1)
+    client.post(f"/v1/batch/{batch_id}/cancel")
+    assert client.post(f"/v1/batch/{batch_id}/retry").json()["requests"] == 1
+    assert client.post(f"/v1/batch/{batch_id}/retry?cancelled=true").json()["requests"] == 3
+
+
+def test_one_key_is_for_one_retry(client: TestClient, store: Store) -> None:
+    first, second = (submit(store, num_requests=1, shard_size=1) for _ in range(2))
+    finish(store, 1, failed=1)
+    finish(store, 2, failed=1)
+    headers = {"Idempotency-Key": "k"}
+    assert client.post(f"/v1/batch/{first}/retry", headers=headers).status_code == 202
+    answer = client.post(f"/v1/batch/{second}/retry", headers=headers)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (422, "idempotency_error")
+
+
+def test_deleting_takes_everything_of_an_ended_batch(client: TestClient, store: Store) -> None:
+    batch_id = submit(store, callback_url="https://example.com/hook")
+    other = submit(store)
+    assert client.delete(f"/v1/batch/{batch_id}").status_code == 409
+    finish(store, 1, failed=1)
+    client.post(f"/v1/batch/{batch_id}/cancel")
+    retried = client.post(f"/v1/batch/{batch_id}/retry").json()["batch_id"]
+    assert client.delete(f"/v1/batch/{batch_id}").status_code == 204
+    assert client.get(f"/v1/batch/{batch_id}").status_code == 404
+    assert client.delete(f"/v1/batch/{batch_id}").status_code == 404
+    assert client.get(f"/v1/batch/{retried}").json()["retry_of"] is None
+    with store.transaction() as session:
+        assert session.scalars(text("SELECT DISTINCT batch_id FROM requests ORDER BY 1")).all() == sorted(
+            [other, retried]
+        )
+        for table in ("results", "webhook_events"):
+            assert session.scalar(text(f"SELECT count(*) FROM {table}")) == 0
+
+
+def test_batches_are_listed_by_pages_the_newest_first(client: TestClient, store: Store) -> None:
+    ids = [submit(store) for _ in range(5)][::-1]
+    client.post(f"/v1/batch/{ids[3]}/cancel")
+    first = client.get("/v1/batch", params={"limit": 2}).json()
+    assert ([one["batch_id"] for one in first["data"]], first["has_more"]) == (ids[:2], True)
+    rest = client.get("/v1/batch", params={"limit": 3, "after": first["last_id"]}).json()
+    assert ([one["batch_id"] for one in rest["data"]], rest["has_more"]) == (ids[2:], False)
+    cancelled = client.get("/v1/batch", params={"status": "cancelled"}).json()
+    assert [one["batch_id"] for one in cancelled["data"]] == [ids[3]]
+    assert client.get("/v1/batch", params={"after": "batch_nope"}).json()["error"]["param"] == "after"
+    assert client.get("/v1/batch?limit=0").status_code == 422
+
+
+def test_a_waiting_request_is_cancelled_at_once(client: TestClient, store: Store) -> None:
+    batch_id = submit(store, num_requests=2, shard_size=2)
+    answer = client.post(f"/v1/batch/{batch_id}/requests/0/cancel").json()
+    assert answer["counts"] == {"total": 2, "pending": 1, "completed": 0, "failed": 0, "cancelled": 1}
+    assert [one.prompts for one in held(store, 1).requests] == [("prompt 1",)]
+    assert client.post(f"/v1/batch/{batch_id}/requests/9/cancel").json()["error"]["param"] == "index"
+
+
+def test_a_batch_whose_last_requests_are_cancelled_one_by_one_completes(
+    client: TestClient, store: Store
+) -> None:
+    batch_id = submit(store, num_requests=3, shard_size=2)
+    finish(store, 1)
+    answer = client.post(f"/v1/batch/{batch_id}/requests/2/cancel").json()
+    assert (answer["status"], answer["counts"]["cancelled"]) == ("completed", 1)
+    assert client.post(f"/v1/batch/{batch_id}/requests/2/cancel").status_code == 200
+    (last,) = client.get(f"/v1/batch/{batch_id}/results", params={"after": 2}).json()["data"]
+    assert (last["index"], last["error"]["code"]) == (2, "request_cancelled")
+
+
+def test_too_many_failures_stop_the_batch(client: TestClient, store: Store) -> None:
+    batch_id = submit(store, num_requests=6, shard_size=2, max_failed=1)
+    running = held(store, 2)
+    finish(store, 1, failed=1)
+    assert client.get(f"/v1/batch/{batch_id}").json()["status"] == "processing"
+    with store.transaction() as session:
+        bad = [result(running.requests[0].id, outcome=Outcome.FAILED)]
+        assert shards.save(session, [Progress(running, bad, 0)], lease=LEASE) == [shards.Saved.STOP]
+        shards.release(session, running)
+    ended = client.get(f"/v1/batch/{batch_id}").json()
+    assert (ended["status"], ended["error"]["code"]) == ("failed", "max_failed_exceeded")
+    assert ended["counts"] == {"total": 6, "pending": 0, "completed": 1, "failed": 2, "cancelled": 3}
+    results = client.get(f"/v1/batch/{batch_id}/results", params={"after": 3}).json()["data"]
+    assert {one["error"]["code"] for one in results} == {"max_failed_exceeded"}
+
+
+def test_tokens_spent_stop_the_batch_running_ones_included(client: TestClient, store: Store) -> None:
+    batch_id = submit(store, num_requests=6, shard_size=2, max_total_tokens=30)
+    finish(store, 1)  # two requests of 3 + 7 tokens
+    running = held(store, 2)
+    for tokens, verdict in ((9, shards.Saved.CONTINUE), (10, shards.Saved.STOP)):
+        with store.transaction() as session:
+            assert shards.save(session, [Progress(running, [], tokens)], lease=LEASE) == [verdict]
+    with store.transaction() as session:
+        shards.release(session, running)
+    ended = client.get(f"/v1/batch/{batch_id}").json()
+    assert (ended["status"], ended["error"]["code"]) == ("failed", "max_total_tokens_reached")
+
+
+def test_a_batch_that_ends_within_its_rules_completes(client: TestClient, store: Store) -> None:
+    batch_id = submit(store, num_requests=2, shard_size=2, max_failed=1, max_total_tokens=20)
+    finish(store, 1, failed=1)
+    assert client.get(f"/v1/batch/{batch_id}").json()["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"deadline": "2020-01-01T00:00:00Z"}, "deadline"),
+        ({"deadline": "2099-01-01T00:00:00"}, "deadline"),
+        ({"deadline": "2099-01-01T00:00:00Z", "completion_window": "1h"}, "body"),
+        ({"max_failed": -1}, "max_failed"),
+        ({"max_total_tokens": 0}, "max_total_tokens"),
+    ],
+)
+def test_bad_limits_are_refused_by_name(client: TestClient, fields: dict[str, object], param: str) -> None:
+    answer = client.post("/v1/batch/async", json={"prompts": ["ok"], **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, param), answer.text
+
+
+def test_a_deadline_is_kept(client: TestClient) -> None:
+    deadline = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
+    body = {"prompts": ["ok"], "deadline": deadline.isoformat(), "max_failed": 3, "max_total_tokens": 99}
+    batch_id = client.post("/v1/batch/async", json=body).json()["batch_id"]
+    found = client.get(f"/v1/batch/{batch_id}").json()
+    assert datetime.fromisoformat(found["expires_at"]) == deadline
+    assert (found["max_failed"], found["max_total_tokens"]) == (3, 99)
+
+
+def test_a_window_that_cannot_be_met_is_refused_with_the_rate(client: TestClient, store: Store) -> None:
+    body = {"prompts": ["a", "b"], "max_tokens": 20, "completion_window": "10s"}
+    assert client.post("/v1/batch/async", json=body).status_code == 202, "nothing is measured yet"
+    with store.transaction() as session:
+        info = {"output_tokens_per_second": 5.0}
+        workers.seen(session, name="gpu@a", queue="gpu", slots=4, info=info)
+    refused = client.post("/v1/batch/async", json=body | {"prompts": ["a"] * 4, "completion_window": "5s"})
+    assert refused.status_code == 422
+    error = refused.json()["error"]
+    assert (error["param"], error["code"]) == ("completion_window", "deadline_unreachable")
+    assert "measured 5 tokens a second" in error["message"]
+    # What would be done before it counts too: 40 tokens of the first batch.
+    late = client.post("/v1/batch/async", json=body | {"completion_window": "12s"})
+    assert late.json()["error"]["code"] == "deadline_unreachable"
+    assert client.post("/v1/batch/async", json=body | {"completion_window": "60s"}).status_code == 202
+    urgent = client.post("/v1/batch/async", json=body | {"completion_window": "12s", "priority": 5})
+    assert urgent.status_code == 202, urgent.text
+
+
+def test_tries_are_readable_in_results(client: TestClient, store: Store) -> None:
+    batch_id = submit(store, num_requests=2, shard_size=2)
+    held(store, 1, lease=timedelta(0), worker="gpu@dead")
+    with store.transaction() as session:
+        shards.return_expired(session, 1, batch_id, max_attempts=2)
+    claimed = held(store, 1, worker="gpu@drained")
+    with store.transaction() as session:
+        shards.release(session, claimed)
+    run_to_the_end(store, held(store, 1))
+    lines = client.get(f"/v1/batch/{batch_id}/results", headers={"accept": "application/x-ndjson"}).text
+    for line in lines.splitlines():
+        tries = json.loads(line)["attempts"]
+        assert [(one["number"], one["worker"], one["cause"]) for one in tries] == [
+            (1, "gpu@dead", "worker_lost"),
+            (2, "gpu@drained", "handed_back"),
+        ]
+
+
+def test_a_cause_given_with_a_cancelled_result_is_kept(store: Store, client: TestClient) -> None:
+    batch_id = submit(store, num_requests=1, shard_size=1)
+    claimed = held(store, 1)
+    own = result(claimed.requests[0].id, outcome=Outcome.CANCELLED)
+    error = RequestError("request_cancelled", "why")
+    from dataclasses import replace
+
+    with store.transaction() as session:
+        shards.save(session, [Progress(claimed, [replace(own, error=error)], 0, is_last=True)], lease=LEASE)
+    (found,) = client.get(f"/v1/batch/{batch_id}/results").json()["data"]
+    assert (found["error"]["code"], found["output"]) == ("request_cancelled", "text")

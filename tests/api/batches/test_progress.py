@@ -1,0 +1,164 @@
+import json
+import threading
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import text
+
+from api.batches.eta import estimate, expected_tokens
+from tests.fixtures.batches import LEASE, held, result, run_to_the_end, submit
+from worker.contract.states import BatchStatus
+from worker.store import batch_views, shards, workers
+from worker.store.batch_views import BatchView
+from worker.store.session import Store
+from worker.store.shards import Progress
+
+
+def seen(store: Store, *, slots: int = 4, rate: float | None = None) -> None:
+    with store.transaction() as session:
+        info = {"output_tokens_per_second": rate}
+        workers.seen(session, name="gpu@a", queue="gpu", slots=slots, info=info)
+
+
+def waiting(client: TestClient, batch_id: str) -> dict[str, object]:
+    return dict(client.get(f"/v1/batch/{batch_id}").json()["waiting"])
+
+
+def test_it_says_why_it_waits(client: TestClient, store: Store) -> None:
+    first = submit(store, num_requests=4)
+    second = submit(store, num_requests=2)
+    assert waiting(client, second)["reason"] == "no_worker"
+    seen(store, slots=0)
+    assert waiting(client, second)["reason"] == "model_loading"
+    seen(store)
+    place = {"position": 2, "batches_ahead": 1, "requests_ahead": 4}
+    assert waiting(client, second) == {
+        "reason": "in_line",
+        "message": "4 requests of 1 batches go before it",
+        **place,
+    }
+    assert waiting(client, first)["reason"] == "starting"
+    run_to_the_end(store, held(store, 1))
+    assert waiting(client, second)["requests_ahead"] == 2
+    claimed = held(store, 2)
+    assert client.get(f"/v1/batch/{first}").json()["waiting"] is None
+    client.post(f"/v1/batch/{first}/pause")
+    assert waiting(client, second)["reason"] == "starting", "what is paused is not ahead"
+    run_to_the_end(store, claimed)
+    assert client.get(f"/v1/batch/{first}").json()["waiting"] is None
+
+
+def test_priority_then_deadline_then_age_make_the_line(client: TestClient, store: Store) -> None:
+    seen(store)
+    plain = submit(store)
+    late = submit(store, completion_window=timedelta(hours=9))
+    soon = submit(store, completion_window=timedelta(hours=1))
+    high = submit(store, priority=1)
+    order = sorted([plain, late, soon, high], key=lambda one: int(str(waiting(client, one)["position"])))
+    assert order == [high, soon, late, plain]
+
+
+def test_events_follow_a_batch_to_its_end(client: TestClient, store: Store) -> None:
+    batch_id = submit(store, num_requests=4, shard_size=2)
+
+    def work() -> None:
+        for shard_id in (1, 2):
+            run_to_the_end(store, held(store, shard_id))
+
+    thread = threading.Thread(target=work)
+    with client.stream("GET", f"/v1/batch/{batch_id}/events") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = answer.iter_lines()
+        assert next(lines) == "event: progress"
+        assert json.loads(next(lines).removeprefix("data: "))["status"] == "pending"
+        thread.start()
+        rest = [line for line in lines if line]
+    thread.join()
+    assert rest[-2] == "event: completed"
+    last = json.loads(rest[-1].removeprefix("data: "))
+    assert (last["batch_id"], last["counts"]["completed"]) == (batch_id, 4)
+    assert client.get("/v1/batch/batch_nope/events").status_code == 404
+
+
+def view(store: Store, batch_id: str) -> BatchView:
+    with store.transaction() as session:
+        found = batch_views.get(session, batch_id)
+    assert found is not None
+    return found
+
+
+def test_the_rate_is_measured_between_saves(store: Store) -> None:
+    batch_id = submit(store, num_requests=2, max_tokens=1000)
+    claimed = held(store, 1)
+    for tokens, seconds in ((0, 4), (100, 4), (200, 4), (300, 60), (310, 4)):
+        with store.transaction() as session:
+            shards.save(session, [Progress(claimed, [], tokens)], lease=LEASE)
+        measured = view(store, batch_id).tokens_per_second
+        with store.transaction() as session:
+            session.execute(text(f"UPDATE batches SET measured_at = now() - interval '{seconds} seconds'"))
+        if tokens == 0:
+            assert measured is None
+        else:
+            # 100 tokens in 4 s each time; what came in the minute says nothing.
+            assert measured == pytest.approx(25, rel=0.2)
+
+
+def test_counts_freeze_at_the_end(client: TestClient, store: Store) -> None:
+    batch_id = submit(store, num_requests=2, shard_size=2)
+    claimed = held(store, 1)
+    client.post(f"/v1/batch/{batch_id}/cancel")
+    with store.transaction() as session:
+        shards.release(session, claimed)
+    before = client.get(f"/v1/batch/{batch_id}").json()
+    with store.transaction() as session:
+        late = [result(one.id) for one in claimed.requests]
+        assert shards.save(session, [Progress(claimed, late, 9)], lease=LEASE) == [shards.Saved.LOST]
+    assert client.get(f"/v1/batch/{batch_id}").json() == before
+    assert before["eta_seconds"] is None
+    assert before["tokens"]["expected"] == before["tokens"]["done"]
+
+
+@pytest.fixture
+def running(store: Store) -> BatchView:
+    held(store, 1) if submit(store, num_requests=100, shard_size=100, max_tokens=50) else None
+    with store.transaction() as session:
+        batch_id = session.scalars(text("SELECT id FROM batches")).one()
+    return replace(view(store, batch_id), tokens_per_second=10.0)
+
+
+def after(running: BatchView, done: int) -> BatchView:
+    """After `done` requests, half of them of 10 tokens and half of 30."""
+    half = done // 2
+    return replace(
+        running,
+        num_completed=done,
+        completed_output_tokens=half * 40,
+        output_tokens=half * 40,
+        output_tokens_squared=half * (10**2 + 30**2),
+        settled_max_tokens=done * 50,
+    )
+
+
+def test_the_estimate_converges(running: BatchView) -> None:
+    ranges = []
+    for done in (4, 20, 60, 96, 100):
+        eta = estimate(after(running, done), tokens_ahead=0, workers_rate=None)
+        assert eta is not None
+        assert eta.low <= eta.seconds <= eta.high
+        assert eta.seconds == pytest.approx((100 - done) * 20 / 10)
+        assert expected_tokens(after(running, done)) == 2000
+        ranges.append(eta.high - eta.low)
+    assert ranges == sorted(ranges, reverse=True)
+    assert ranges[-1] == 0
+
+
+def test_nothing_to_judge_by_is_no_estimate(running: BatchView) -> None:
+    fresh = replace(running, tokens_per_second=None)
+    assert estimate(fresh, tokens_ahead=0, workers_rate=None) is None
+    guess = estimate(fresh, tokens_ahead=500, workers_rate=100.0)
+    assert guess is not None
+    assert (guess.seconds, guess.low < guess.seconds < guess.high) == (30.0, True)
+    ended = replace(running, status=BatchStatus.COMPLETED)
+    assert estimate(ended, tokens_ahead=0, workers_rate=1.0) is None

@@ -1,0 +1,20 @@
+"""A gpu worker whose engine hangs in the first Step of real work, for the fault tests."""
+
+import threading
+
+from worker.engine.engine import Engine
+from worker.engine.step import StepOutput
+from worker.tasks.run_shard import app, run_shard
+
+__all__ = ["app", "run_shard"]
+
+_step = Engine.step
+
+
+def _hang(engine: Engine) -> StepOutput:
+    if "warm-up" not in engine._open:
+        threading.Event().wait()
+    return _step(engine)
+
+
+Engine.step = _hang  # type: ignore[method-assign]

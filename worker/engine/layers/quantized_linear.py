@@ -1,0 +1,34 @@
+"""Matrix products on a GPU with a weight that stays quantized."""
+
+from torch import Tensor
+
+from kernels.scaled_linear import ScaledWeight, scaled_linear
+from kernels.weight_only_linear import LinearWeight, weight_only_linear
+
+
+class WeightOnlyLinear:
+    """`x @ weight.T + bias` with `x` in 16 bits; of a gated weight `silu(gate) * up`."""
+
+    __slots__ = ("_weight", "out_features")
+
+    def __init__(self, weight: LinearWeight) -> None:
+        self.out_features = weight.out_features // (1 + weight.is_gated)
+        self._weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [num_tokens, out_features] for `x` [num_tokens, in_features]."""
+        return weight_only_linear(x, self._weight)
+
+
+class ScaledLinear:
+    """The same with both in 8 bits, tokens quantized as they come."""
+
+    __slots__ = ("_weight", "out_features")
+
+    def __init__(self, weight: ScaledWeight) -> None:
+        self.out_features = weight.out_features // (1 + weight.is_gated)
+        self._weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [num_tokens, out_features] for `x` [num_tokens, in_features]."""
+        return scaled_linear(x, self._weight)

@@ -1,0 +1,123 @@
+"""Runs again what a batch has failed, as a new batch that is linked to it (docs/decisions/0010)."""
+
+from uuid import uuid4
+
+from sqlalchemy import Select, func, insert, literal, null, select
+from sqlalchemy.orm import Session
+
+from worker.contract.states import BatchStatus, Outcome, ShardState
+from worker.store import batches, quotas
+from worker.store.notify import wake_dispatcher
+from worker.store.quotas import Demand
+from worker.store.tables import BatchRow, RequestRow, ResultRow, ShardRow
+
+# What a batch has of its own life; the rest is what its customer asked for, and is asked for again.
+OWN_LIFE = {
+    "status", "num_requests", "num_completed", "num_failed", "num_cancelled", "num_prompt_tokens",
+    "max_output_tokens", "settled_max_tokens", "input_tokens", "cached_tokens", "output_tokens",
+    "created_at", "started_at", "cancelled_at", "expires_at", "finished_at", "paused_at", "error_code",
+    "error_message", "retry_of", "stored_bytes", "has_cancelled_requests", "output_tokens_squared",
+    "completed_output_tokens", "tokens_per_second", "measured_tokens", "measured_at", "num_unread",
+    "input_file_id", "num_deduplicated", "num_cache_hits", "prefill_seconds", "decode_seconds",
+    "padding_seconds", "results_dropped_at",
+}  # fmt: skip
+
+
+class NothingToRetryError(Exception):
+    """The batch has ended without such requests."""
+
+
+class StillRunsError(Exception):
+    """The batch has not ended: what it fails may still grow."""
+
+
+def retry(session: Session, batch_id: str, *, with_cancelled: bool, shard_size: int) -> str | None:
+    """Submit the failed requests of an ended batch again; return the new batch's id, None for no such batch.
+
+    Also those that were cancelled or expired, if asked for. A window opens anew, as wide as it was.
+
+    Raises:
+        StillRunsError: the batch has not ended.
+        NothingToRetryError: it has no such requests.
+        QuotaExceededError: they are more than the tenant may have now.
+
+    """
+    batch = batches.lock(session, batch_id)
+    if batch is None:
+        return None
+    if not batch.status.is_terminal:
+        raise StillRunsError(batch_id)
+    outcomes = [Outcome.FAILED, *([Outcome.CANCELLED] if with_cancelled else [])]
+    chosen = (
+        select(RequestRow.id)
+        .join(ResultRow, ResultRow.request_id == RequestRow.id)
+        .where(RequestRow.batch_id == batch_id, ResultRow.outcome.in_(outcomes))
+    )
+    sums = [RequestRow.num_prompt_tokens, RequestRow.max_tokens, func.octet_length(RequestRow.prompt)]
+    count, prompt_tokens, max_tokens, stored_bytes = session.execute(
+        select(func.count(), *(func.sum(one) for one in sums)).where(RequestRow.id.in_(chosen))
+    ).one()
+    if not count:
+        raise NothingToRetryError(batch_id)
+    quotas.check(session, Demand(count, int(prompt_tokens + max_tokens), int(stored_bytes)))
+    window = None if batch.expires_at is None else batch.expires_at - batch.created_at
+    asked_for = {
+        column.key: getattr(batch, column.key)
+        for column in BatchRow.__mapper__.column_attrs
+        if column.key not in OWN_LIFE
+    }
+    expires_at = session.scalar(
+        insert(BatchRow)
+        .values(
+            asked_for
+            | {
+                "id": (new_id := f"batch_{uuid4().hex}"),
+                "status": BatchStatus.PENDING,
+                "retry_of": batch_id,
+                "num_requests": count,
+                "num_prompt_tokens": prompt_tokens,
+                "max_output_tokens": max_tokens,
+                "stored_bytes": stored_bytes,
+                "expires_at": null() if window is None else func.now() + window,
+            }
+        )
+        .returning(BatchRow.expires_at)
+    )
+    session.execute(
+        insert(ShardRow),
+        [
+            {
+                "batch_id": new_id,
+                "tenant_id": batch.tenant_id,
+                "position": position,
+                "state": ShardState.READY,
+                "priority": batch.priority,
+                "expires_at": expires_at,
+                "num_requests": min(shard_size, count - position * shard_size),
+            }
+            for position in range(-(-count // shard_size))
+        ],
+    )
+    _copy_requests(session, chosen, new_id, shard_size=shard_size)
+    wake_dispatcher(session)
+    return new_id
+
+
+def _copy_requests(session: Session, chosen: Select[int], new_id: str, *, shard_size: int) -> None:
+    """Copy requests in their order, positions counting from 0 through the new batch's shards."""
+    kept = [
+        column
+        for column in RequestRow.__table__.columns
+        if column.name not in {"id", "batch_id", "shard_id", "position", "cancelled_at"}
+    ]
+    place = (func.row_number().over(order_by=RequestRow.position) - 1).label("place")
+    old = select(place, *kept).where(RequestRow.id.in_(chosen)).subquery()
+    is_its_shard = (ShardRow.batch_id == new_id) & (ShardRow.position == old.c.place // shard_size)
+    session.execute(
+        insert(RequestRow).from_select(
+            ["batch_id", "shard_id", "position", *(column.name for column in kept)],
+            select(literal(new_id), ShardRow.id, old.c.place, *(old.c[column.name] for column in kept)).join(
+                ShardRow, is_its_shard
+            ),
+        )
+    )
