@@ -33,7 +33,7 @@ class Bench:
         self.num_shards = 0
 
     def _embed(self, asked: Sequence[ShardRequest]) -> list[Sequence[float]]:
-        return [VECTORS.get(request.prompt, ()) for request in asked]
+        return [VECTORS.get(request.prompts[0], ()) for request in asked]
 
     def claim(self, *prompts: str, params: SamplingParams = GREEDY, **batch: object) -> tuple[Claim, Lookup]:
         new = NewBatch(
@@ -53,7 +53,7 @@ class Bench:
         answered = {answer.request_id for answer in lookup.answers}
         computed = [
             replace(
-                result(one.id, output=f"out {one.prompt}"),
+                result(one.id, output=f"out {one.prompts[0]}"),
                 num_copies=one.num_copies,
                 keep=lookup.entries.get(one.id),
             )

@@ -354,3 +354,22 @@ def test_a_request_that_cannot_be_put_fails_alone(bench: Bench) -> None:
     assert completed.payload is not None
     assert [choice.text for choice in completed.payload.choices] == ["out two", "out (3, 4)"]
     assert completed.num_output_tokens == 6
+
+
+def test_a_copy_of_a_cancelled_request_is_run_after_all(bench: Bench) -> None:
+    twins = [NewRequest(prompt="same", max_tokens=9), NewRequest(prompt="same", max_tokens=9)]
+    ending = bench.start_on(NewBatch(params=StoredSampling(temperature=0), requests=twins))
+    assert [request.prompt for request in bench.engine.requests] == ["same"]
+    with bench.store.transaction() as session:
+        control.cancel_request(session, bench.batch_id, 0)
+    bench.runner.batch_changed(bench.batch_id)
+    assert ending.result(10) is Ending.FINISHED
+    assert [result.position for result in bench.results()] == [0]
+    bench.engine.submitted.clear()
+    ending = bench.go_on()
+    assert len(bench.engine.requests) == 1
+    bench.engine.finish(0)
+    assert ending.result(10) is Ending.FINISHED
+    view = bench.view()
+    assert (view.status, view.num_completed, view.num_cancelled) == (BatchStatus.COMPLETED, 1, 1)
+    assert [result.output for result in bench.results()][1] == "out same"
