@@ -4,21 +4,16 @@ from collections.abc import Sequence
 
 from api.batches.eta import estimate, expected_tokens
 from api.batches.progress_schemas import AttemptAnswer, EtaRange
-from api.batches.schemas import (
-    BatchAnswer,
-    Callback,
+from api.batches.result_schemas import (
     ChoiceAnswer,
-    Counts,
     DeviceTime,
-    InputTokensDetails,
     RequestErrorAnswer,
     RequestUsage,
     ResultAnswer,
     ScoreAnswer,
     TokenAnswer,
-    Tokens,
-    Usage,
 )
+from api.batches.schemas import BatchAnswer, Callback, Counts, InputTokensDetails, Tokens, Usage
 from api.batches.waiting import Line, explain
 from api.checkpoint import Checkpoint
 from worker.contract.results import (

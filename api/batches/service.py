@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from api.batches.answers import to_answer, to_result
 from api.batches.deadlines import check_deadline
-from api.batches.schemas import BatchAnswer, BatchPage, BatchStats, BatchSubmission, ResultAnswer
+from api.batches.result_schemas import ResultAnswer
+from api.batches.schemas import BatchAnswer, BatchPage, BatchStats, BatchSubmission
 from api.batches.submission import to_batch
 from api.batches.waiting import read_line
 from api.dependencies import IdempotencyKey, Services

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from api.batches.schemas import BatchAnswer, BatchSubmission, ResultPage
+from api.batches.result_schemas import ResultPage
+from api.batches.schemas import BatchAnswer, BatchSubmission
 from api.checkpoint import ChatTemplateError, Checkpoint, CheckpointError
 from api.errors import ErrorBody
 from api.main import create_app

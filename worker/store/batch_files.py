@@ -12,6 +12,7 @@ from uuid import uuid4
 from sqlalchemy import ColumnElement, func, insert, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from worker.contract.caching import CacheMode
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, FilesStage
 from worker.store import batches, quotas, webhooks
@@ -40,6 +41,7 @@ class NewFileBatch:
     callback_url: str | None
     priority: int
     output_lifetime: timedelta | None
+    cache: CacheMode = CacheMode.OFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ def submit(session: Session, new: NewFileBatch) -> str:
             num_requests=new.num_lines,
             num_prompt_tokens=0,
             max_output_tokens=0,
+            cache=new.cache,
             expires_at=func.now() + new.window,
         )
     )
