@@ -30,10 +30,10 @@ class ResultView:
     num_output_tokens: int
     error_code: str | None
     error_message: str | None
-    source: Source
-    similarity: float | None
-    seconds: DeviceSeconds
     created_at: datetime
+    source: Source = Source.ENGINE
+    similarity: float | None = None
+    seconds: DeviceSeconds = DeviceSeconds()
 
 
 def page(session: Session, batch_id: str, *, after: int, limit: int) -> list[ResultView]:

@@ -146,3 +146,14 @@ def test_a_cancelled_request_keeps_what_the_host_has_seen(engines: Any) -> None:
     ahead.check_integrity()
     (again,) = run(ahead, requests_for([[5, 6, 7]], greedy(8), first_id=1))
     assert again.token_ids == free.token_ids
+
+
+def test_requests_pay_for_their_steps_before_they_end(engines: Any) -> None:
+    plain, ahead, _ = engines()
+    requests = requests_for([[5, 6, 7], [9, 10]], greedy(6))
+    done = run(ahead, requests)
+    run(plain, requests)
+    assert ahead.stats.computed_tokens == plain.stats.computed_tokens
+    assert sum(one.prefill_seconds for one in done) == pytest.approx(ahead.stats.prefill_seconds)
+    assert sum(one.decode_seconds for one in done) == pytest.approx(ahead.stats.decode_seconds)
+    assert all(one.prefill_seconds > 0 and one.decode_seconds > 0 for one in done)
