@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from worker.contract.results import NewResult, RequestError
 from worker.contract.states import AttemptCause, BatchStatus, Lane, Outcome, ShardState
 from worker.store import attempts, batches, partial_outputs, poison, rates, requests, stop_rules
+from worker.store.access_tables import TenantRow
 from worker.store.notify import wake_dispatcher
 from worker.store.partial_outputs import PartialOutput
 from worker.store.requests import ShardRequest
@@ -32,6 +33,8 @@ class Claim:
     fence: int
     attempt: int
     requests: Sequence[ShardRequest]
+    tenant_id: str
+    weight: int  # the tenant's share beside others
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,11 @@ def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> 
     if batch.lane is Lane.BATCH:
         wake_dispatcher(session)
     remaining = requests.remaining(session, shard_id, batch.params)
-    return Claim(shard_id, batch.id, shard.fence, shard.attempts, remaining)
+    tenant = session.get(TenantRow, batch.tenant_id)
+    weight = 1 if tenant is None else tenant.weight
+    return Claim(
+        shard_id, batch.id, shard.fence, shard.attempts, remaining, tenant_id=batch.tenant_id, weight=weight
+    )
 
 
 def ready_interactive(session: Session, *, limit: int) -> list[int]:
