@@ -25,9 +25,7 @@ def next_shard(session: Session, *, worker: str, slots: int) -> int | None:
         return None
     running = (
         select(ShardRow.tenant_id, func.count())
-        .where(
-            ShardRow.state == ShardState.RUNNING, ShardRow.lane == Lane.BATCH, ShardRow.worker == worker
-        )
+        .where(ShardRow.state == ShardState.RUNNING, ShardRow.lane == Lane.BATCH, ShardRow.worker == worker)
         .group_by(ShardRow.tenant_id)
     )
     held = {tenant_id: int(num_held) for tenant_id, num_held in session.execute(running)}

@@ -24,11 +24,16 @@ class _Group:
 
     queue: AdmissionPolicy
     weight: float
-    served: float  # computed for Sequences that have left
+    served: float = 0.0  # computed for Sequences that have left
     reserved: float = 0.0  # for those that run, from their start to the longest they may become
     charges: dict[Sequence, float] = field(default_factory=dict)  # what each running one has reserved
     num_waiting: int = 0
     is_tried: bool = False  # it has nothing more to offer in this Step
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any Sequence of it waits or runs."""
+        return bool(self.num_waiting or self.charges)
 
     @property
     def place(self) -> float:
@@ -56,7 +61,7 @@ class FairShares:
         """Queue a Sequence, new or preempted, with its group."""
         group = self._group(sequence)
         if not group.num_waiting and len(self._groups) > 1:
-            group.served = max(group.served, self._highest() - self._saved_tokens)
+            self._begin(sequence.share.group, group)
         group.weight = sequence.share.weight
         group.num_waiting += 1
         group.is_tried = False
@@ -148,22 +153,31 @@ class FairShares:
         group = self._groups.get(key)
         if group is None:
             self._forget_idle()
-            served = self._highest() - self._saved_tokens if self._groups else 0.0
-            group = self._groups[key] = _Group(self._make_queue(), sequence.share.weight, served)
+            group = _Group(self._make_queue(), sequence.share.weight)
+            group.served = self._highest() - self._saved_tokens
+            self._groups[key] = group
         return group
 
     def _next(self) -> _Group | None:
         waiting = [group for group in self._groups.values() if group.num_waiting and not group.is_tried]
         return min(waiting, key=lambda group: group.place, default=None)
 
+    def _begin(self, key: Hashable, group: _Group) -> None:
+        """Place a group that had nothing waiting."""
+        if any(other.has_work for other in self._groups.values()):
+            group.served = max(group.served, self._highest() - self._saved_tokens)
+        else:  # nobody is behind
+            group.served = 0.0
+            self._groups = {key: group}
+
     def _highest(self) -> float:
-        return max(group.served for group in self._groups.values())
+        return max((group.served for group in self._groups.values() if group.has_work), default=0.0)
 
     def _forget_idle(self) -> None:
         """Drop groups that would start anew where they are now, and of too many those that had the least."""
-        idle = [key for key, group in self._groups.items() if not (group.num_waiting or group.charges)]
+        idle = [key for key, group in self._groups.items() if not group.has_work]
         idle.sort(key=lambda key: self._groups[key].served, reverse=True)
-        floor = self._highest() - self._saved_tokens if self._groups else 0.0
+        floor = self._highest() - self._saved_tokens
         for number, key in enumerate(idle):
             if number >= MAX_IDLE_GROUPS or self._groups[key].served <= floor:
                 del self._groups[key]

@@ -189,9 +189,24 @@ def test_limits_that_are_never_reached_do_not_count_in_the_end() -> None:
     assert 0.75 < bench.num_tokens["modest"] / bench.num_tokens["greedy"] < 1.33
 
 
-@pytest.mark.parametrize(("max_tokens", "most"), [(1, MAX_IDLE_GROUPS + 2), (150, 10)])
-def test_groups_that_have_left_are_forgotten(max_tokens: int, most: int) -> None:
-    bench = Bench(saved_tokens=200)
-    for number in range(MAX_IDLE_GROUPS + 50 if max_tokens == 1 else 30):
-        bench.steps_to_end(bench.add(Share(number), 2, max_tokens=max_tokens))
-    assert len(bench.scheduler._admission._groups) <= most
+def test_a_large_newcomer_does_not_go_before_who_has_had_little() -> None:
+    bench = Bench()
+    alone = bench.steps_to_end(bench.add(SMALL, ROWS))
+    bench.add(BIG, 100)
+    bench.step()
+    assert bench.steps_to_end(bench.add(SMALL, ROWS)) <= 2 * alone + 2
+
+
+def test_groups_that_have_left_are_forgotten() -> None:
+    bench = Bench()
+    bench.add(BIG, 50, max_tokens=1000)
+    for number in range(MAX_IDLE_GROUPS + 50):
+        bench.steps_to_end(bench.add(Share(number), 1, max_tokens=1))
+    assert len(bench.scheduler._admission._groups) <= MAX_IDLE_GROUPS + 2
+
+
+def test_when_there_is_no_work_nobody_is_behind() -> None:
+    bench = Bench()
+    bench.steps_to_end(bench.add(BIG, 20) + bench.add(SMALL, 1))
+    bench.add(BIG, 1)
+    assert [group.served for group in bench.scheduler._admission._groups.values()] == [0.0]
