@@ -1,4 +1,4 @@
-"""How long a small tenant's batch takes alone, and beside another tenant's with a backlog many times as large.
+"""How long a small tenant's batch takes alone, and beside a backlog many times as large of another.
 
     python -m benchmarks.fairness [--model DIR] [--requests 64] [--times 100] [--turns 3]
 
