@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if min(options.requests, options.times, options.turns) < 1:
         parser.error("--requests, --times and --turns must be at least 1")
-    turns = []
+    turns: list[dict[str, float]] = []
     try:
         with (
             deployed(options.model, "small", "large") as tenants,
