@@ -15,6 +15,7 @@ from worker.contract.results import NewResult, storable
 from worker.contract.sampling import SamplingParams
 from worker.engine.engine_thread import EngineThread
 from worker.engine.errors import InvalidRequestError
+from worker.engine.share import Share
 from worker.engine.step import Delta, Outcome, Request
 from worker.engine.submission import Submission
 from worker.run_meters import RunMeters
@@ -142,10 +143,11 @@ class _Run:
     def submit(self, engine: EngineThread) -> None:
         """Give the engine what the shard holds."""
         self.parts = Parts(self.held.requests)
+        share = Share(self.held.tenant_id, self.held.weight)
         asked: list[Request] = []
         for request in self.held.requests:
             try:
-                asked += to_engine(request, None, priority=URGENT)
+                asked += to_engine(request, None, share=share, priority=URGENT)
             except InvalidRequestError as error:
                 self.unsaved.append(failed(request, str(error)))
         self.work = engine.submit(asked, self._tell)

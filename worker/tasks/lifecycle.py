@@ -30,6 +30,7 @@ from worker.store import workers
 from worker.store.session import Store
 from worker.tasks.embedding import embed
 from worker.tasks.engine_rate import EngineRate
+from worker.tasks.extra_slots import ExtraSlots
 from worker.tasks.interactive import InteractiveLane
 from worker.tasks.listening import listen
 from worker.tasks.meters import MeterWriter
@@ -70,7 +71,7 @@ class EngineStep(bootsteps.StartStopStep):
         global _runner  # noqa: PLW0603 - one engine a process is the point
         config = settings()
         self._store = Store(
-            config.database_url, pool_size=config.shards_in_flight + config.interactive_in_flight + 2
+            config.database_url, pool_size=2 * config.shards_in_flight + config.interactive_in_flight + 3
         )
         self._engine = EngineThread(lambda: _warm_engine(config), on_failure=_exit_failed)
         self._beat = threading.Thread(target=self._keep_beating, args=(parent.hostname,), daemon=True)
@@ -118,6 +119,8 @@ class EngineStep(bootsteps.StartStopStep):
             sweep_seconds=config.sweep_seconds,
         )
         self._lane.start()
+        self._extra_slots = ExtraSlots(_runner, self._store, slots=config.shards_in_flight)
+        self._extra_slots.start()
         listen(config.database_url, (_runner, interactive), self._stopping)
         self._info = info
         self._ready.set()
@@ -128,6 +131,7 @@ class EngineStep(bootsteps.StartStopStep):
         self._stopping.set()
         self._beat.join()
         self._lane.stop()
+        self._extra_slots.stop()
         parent.pool.executor.shutdown(wait=True, cancel_futures=True)
         self._write_meters()
         self._feed.close()
