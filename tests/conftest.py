@@ -1,4 +1,4 @@
-"""Every test has a real Postgres and a real Redis, started once for the whole run from the wheels."""
+"""Every test has a real Postgres and a real Redis, started from the wheels once for each process that runs tests."""
 
 import os
 import tempfile
@@ -20,8 +20,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="where test engines run")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Start the services before any module of ours reads the environment."""
+    if config.getoption("dist") != "no" and not hasattr(config, "workerinput"):
+        return  # it only hands out tests
     from worker.embedded import services
 
     directory = _stack.enter_context(
@@ -39,8 +41,18 @@ def pytest_configure() -> None:
             del os.environ[name]
 
 
+def pytest_xdist_make_scheduler(config: pytest.Config) -> "ByFile":  # noqa: F821 - imported late
+    """Share the tests out by file."""
+    from tests.fixtures.spread import ByFile
+
+    return ByFile(config)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Start with what takes long; skip what needs a GPU where there is none."""
+    from tests.fixtures.spread import rank
+
+    items.sort(key=lambda item: rank(item.nodeid))
     if marked := [item for item in items if item.get_closest_marker("gpu")]:
         import torch
 

@@ -12,7 +12,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
 
 
-@pytest.fixture(scope="session")
+# Until the last of these tests, and no longer: another deployment would use the same Redis.
+@pytest.fixture(scope="package")
 def running(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with deployment(tmp_path_factory.mktemp("logs"), tiny_model) as started:
         yield started
