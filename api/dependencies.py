@@ -15,6 +15,7 @@ from api.errors import PermissionDeniedError
 from api.rate_limit import RateLimiter
 from worker.contract.access import Scope
 from worker.queue.broker import Broker
+from worker.queue.feed import FeedReader
 from worker.settings import Settings
 from worker.store.session import Store
 
@@ -27,6 +28,7 @@ class Services:
     store: Store
     broker: Broker
     checkpoint: Checkpoint
+    feeds: FeedReader
     rate_limiter: RateLimiter
 
 

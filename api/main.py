@@ -11,11 +11,14 @@ from api.batches import control_routes, progress_routes
 from api.batches import routes as batches
 from api.checkpoint import Checkpoint
 from api.dependencies import Services
+from api.generate import routes as generate
 from api.middleware import BodyLimit, SecurityHeaders
+from api.openai import routes as openai
 from api.rate_limit import RateLimiter
 from api.slow_clients import SlowBodies
 from api.webhooks import routes as webhooks
 from worker.queue.broker import Broker
+from worker.queue.feed import FeedReader
 from worker.settings import Settings, settings
 from worker.store.session import Store
 
@@ -33,12 +36,14 @@ def create_app(config: Settings | None = None) -> FastAPI:
         store=Store(config.database_url),
         broker=Broker(config.redis_url),
         checkpoint=Checkpoint.load(config.model),
+        feeds=FeedReader(config.redis_url),
         rate_limiter=RateLimiter(config.redis_url),
     )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        await services.feeds.close()
         services.store.close()
         services.broker.close()
 
@@ -49,6 +54,8 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.add_middleware(SecurityHeaders)
     app.include_router(health.router)
+    app.include_router(generate.router)
+    app.include_router(openai.router)
     app.include_router(batches.router)
     app.include_router(webhooks.router)
     app.include_router(audit.router)

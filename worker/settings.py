@@ -64,6 +64,7 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=64 << 20, gt=0)
     max_requests_per_batch: int = Field(default=50_000, gt=0)
     max_prompt_bytes: int = Field(default=1 << 20, gt=0)
+    wait_seconds: float = Field(default=600.0, gt=0, description="how long a synchronous request may wait")
 
     # The engine.
     model: Path = DEMO_MODEL
@@ -80,6 +81,9 @@ class Settings(BaseSettings):
     # How work travels.
     shard_size: int = Field(default=64, gt=0, description="requests one message carries")
     shards_in_flight: int = Field(default=6, gt=0, description="shards that feed one engine at once")
+    interactive_in_flight: int = Field(
+        default=16, gt=0, description="interactive shards that run beside those of batches"
+    )
     lease_seconds: float = Field(default=15.0, gt=0)
     save_seconds: float = Field(default=0.8, gt=0, description="how often a shard saves and renews its lease")
     checkpoint_tokens: int = Field(

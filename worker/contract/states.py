@@ -32,6 +32,13 @@ class ShardState(StrEnum):
     DROPPED = "dropped"  # terminal: its batch ended before it ran to the end
 
 
+class Lane(StrEnum):
+    """Which work a Batch and its Shards are."""
+
+    BATCH = "batch"  # waits its turn; the dispatcher tickets its Shards
+    INTERACTIVE = "interactive"  # somebody waits for the answer; no list of batches shows it
+
+
 class Outcome(StrEnum):
     """How a Request ended. A Result never changes."""
 

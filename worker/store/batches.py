@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session
 
 from worker.contract.results import RequestError
 from worker.contract.sampling import SamplingParams
-from worker.contract.states import LIVE_STATUSES, BatchStatus, Outcome, ShardState
+from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, Outcome, ShardState
 from worker.store import quotas, requests, webhooks
-from worker.store.notify import wake_dispatcher, wake_workers
+from worker.store.notify import wake_dispatcher, wake_interactive, wake_workers
 from worker.store.quotas import Demand
 from worker.store.requests import NewRequest
 from worker.store.session import tenant_of
@@ -33,6 +33,8 @@ class NewBatch:
     deadline: datetime | None = None  # or a window, not both
     max_failed: int | None = None
     max_total_tokens: int | None = None
+    lane: Lane = Lane.BATCH
+    id: str | None = None  # None: a new one
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,14 @@ class BatchView:
         """Share of the tokens the batch may need that are done or no longer needed, 0 to 1."""
         if self.status.is_terminal:
             return 1.0
+        if not self.max_output_tokens:  # nothing but readings
+            return self.num_settled / self.num_requests
         return min(1.0, (self.settled_max_tokens + self.running_tokens) / max(1, self.max_output_tokens))
+
+
+def new_id() -> str:
+    """Return the id of a batch that is yet to be submitted."""
+    return f"batch_{uuid4().hex}"
 
 
 def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
@@ -90,11 +99,11 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
         QuotaExceededError: it is more than its tenant may have now.
 
     """
-    batch_id = f"batch_{uuid4().hex}"
+    batch_id = batch.id or new_id()
     window = batch.completion_window
     num_prompt_tokens = sum(request.num_prompt_tokens for request in batch.requests)
-    max_output_tokens = sum(request.max_tokens for request in batch.requests)
-    stored_bytes = sum(len(request.prompt.encode()) for request in batch.requests)
+    max_output_tokens = sum(request.max_output_tokens(batch.params) for request in batch.requests)
+    stored_bytes = sum(request.num_bytes for request in batch.requests)
     quotas.check(session, Demand(len(batch.requests), num_prompt_tokens + max_output_tokens, stored_bytes))
     expires_at = session.scalar(
         insert(BatchRow)
@@ -102,6 +111,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
             id=batch_id,
             tenant_id=tenant_of(session),
             status=BatchStatus.PENDING,
+            lane=batch.lane,
             params=batch.params.to_json(),
             metadata_=batch.metadata or {},
             priority=batch.priority,
@@ -125,6 +135,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
                 "tenant_id": tenant_of(session),
                 "position": position,
                 "state": ShardState.READY,
+                "lane": batch.lane,
                 "priority": batch.priority,
                 "expires_at": expires_at,
                 "num_requests": len(part),
@@ -133,7 +144,10 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
         ],
     ).all()
     requests.copy_in(session, batch_id, zip(shard_ids, slices, strict=True))
-    wake_dispatcher(session)
+    if batch.lane is Lane.INTERACTIVE:
+        wake_interactive(session, shard_ids)
+    else:
+        wake_dispatcher(session)
     return batch_id
 
 
@@ -205,7 +219,9 @@ def to_view(row: BatchRow, running: int, num_running_shards: int, read_at: datet
 
 def count_by_status(session: Session) -> dict[BatchStatus, int]:
     """Return how many batches stand in each status, zeros included."""
-    rows = session.execute(select(BatchRow.status, func.count()).group_by(BatchRow.status))
+    rows = session.execute(
+        select(BatchRow.status, func.count()).where(BatchRow.lane == Lane.BATCH).group_by(BatchRow.status)
+    )
     return dict.fromkeys(BatchStatus, 0) | {BatchStatus(status): count for status, count in rows}
 
 

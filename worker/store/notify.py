@@ -1,6 +1,6 @@
 """Wake others when rows they care about change. A lost notification costs a sweep or a save, no more."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 
 import psycopg
@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 CHANNEL = "headrace_dispatch"
 WORKERS_CHANNEL = "headrace_control"
+INTERACTIVE_CHANNEL = "headrace_interactive"
 
 
 def wake_dispatcher(session: Session) -> None:
@@ -21,6 +22,27 @@ def wake_dispatcher(session: Session) -> None:
 def wake_workers(session: Session, batch_id: str) -> None:
     """Tell the workers that run this batch to save now: the save's answer says what has changed."""
     session.execute(select(func.pg_notify(WORKERS_CHANNEL, batch_id)))
+
+
+def wake_interactive(session: Session, shard_ids: Iterable[int]) -> None:
+    """Tell every gpu worker of interactive shards that are ready once this transaction commits."""
+    for shard_id in shard_ids:
+        session.execute(select(func.pg_notify(INTERACTIVE_CHANNEL, str(shard_id))))
+
+
+def interactive_shards(url: str, *, every_seconds: float) -> Iterator[int | None]:
+    """Yield the id of each interactive shard that is told, and None after every `every_seconds`; end never.
+
+    The first None says that listening has begun.
+
+    Raises:
+        psycopg.OperationalError: the connection was lost.
+    """
+    with _listening(url, INTERACTIVE_CHANNEL) as connection:
+        while True:
+            yield None
+            for notice in connection.notifies(timeout=every_seconds):
+                yield int(notice.payload)
 
 
 def wake_ups(url: str, *, every_seconds: float) -> Iterator[None]:
