@@ -6,6 +6,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TRITON ?= triton==3.9.0
 VENV := .venv
+# The tests call the API with the newest client, which is installed as usual, and with this one.
+OLD_CLIENT := openai==1.109.1 distro==1.9.0
 BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -70,4 +72,5 @@ $(VENV)/.local: $(VENV)/.python pyproject.toml .ci/constraints.txt
 $(VENV)/.dev: $(VENV)/.python pyproject.toml .ci/constraints.txt
 	$(BIN)/python -c 'import triton' 2>/dev/null || [ "$$(uname)" != Linux ] || $(PIP) "$(TRITON)"
 	$(PIP) --constraint .ci/constraints.txt --editable '.[dev]'
+	$(PIP) --no-deps --upgrade --target $(VENV)/openai-1 $(OLD_CLIENT)
 	touch $@ $(VENV)/.local

@@ -2,16 +2,19 @@
 
 ApiError
 ├── InvalidInputError      422  a field is wrong; `param` names it
+│   └── InvalidLinesError       some lines of a file are wrong; `lines` names them
 ├── AuthenticationError    401  no API key, or not a good one
 ├── PermissionDeniedError  403  the API key does not allow it
 ├── NotFoundError          404  no such batch, or another tenant's
 │   └── ModelNotFoundError      another model is served
 ├── ConflictError          409  it cannot be done as things stand
+├── RangeError             416  the bytes asked for are not there
 ├── RateLimitedError       429  too many calls, or too much work queued
 ├── RequestFailedError     500  an accepted request could not be run; 400 if the request is to blame
 ├── SlowBodyError          408  the body came too slowly
 ├── BodyTooLargeError      413  the body is over the limit
 ├── NoWorkerError          503  nobody is there to do it now
+├── StorageFullError       503  files cannot be kept now
 ├── WaitLimitError         504  it takes longer than the client may wait
 ├── ClientGoneError        499  nobody will read the answer
 ├── KeyReusedError         422  an Idempotency-Key came back with another body
@@ -21,13 +24,14 @@ ApiError
 import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
@@ -37,6 +41,7 @@ from worker.store.quotas import QuotaExceededError
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = "5"
+QUOTA_RETRY_SECONDS = 30  # room comes as work ends
 OPENAI_PATHS = (
     "/v1/chat/",
     "/v1/completions",
@@ -46,7 +51,15 @@ OPENAI_PATHS = (
     "/v1/uploads",
     "/v1/batches",
 )
-QUOTA_RETRY_SECONDS = 30  # room comes as work ends
+
+
+class LineError(BaseModel):
+    """What is wrong with a line of a file. `line` counts from 1."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
 
 
 class ErrorDetail(BaseModel):
@@ -56,6 +69,7 @@ class ErrorDetail(BaseModel):
     type: str
     param: str | None = None
     code: str | None = None
+    lines: list[LineError] | None = Field(default=None, description="the first wrong lines of a file")
 
 
 class ErrorBody(BaseModel):
@@ -84,13 +98,14 @@ class ApiError(Exception):
 
     status: int = HTTPStatus.INTERNAL_SERVER_ERROR
     type: str = "invalid_request_error"
+    headers: Mapping[str, str] = MappingProxyType({})
+    lines: Sequence[LineError] = ()
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code
-        self.headers: dict[str, str] = {}
 
     @property
     def detail(self) -> ErrorDetail:
@@ -102,6 +117,15 @@ class InvalidInputError(ApiError):
     """A field is wrong."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+class InvalidLinesError(InvalidInputError):
+    """Some lines of a file are wrong: nothing of it was kept."""
+
+    def __init__(self, lines: Sequence[LineError]) -> None:
+        first = lines[0]
+        super().__init__(f"line {first.line}: {first.message}", param=first.param, code=first.code)
+        self.lines = lines
 
 
 class AuthenticationError(ApiError):
@@ -127,17 +151,6 @@ class NotFoundError(ApiError):
 
     status = HTTPStatus.NOT_FOUND
     type = "not_found_error"
-
-
-class ConflictError(ApiError):
-    """It cannot be done as things stand; trying again at once changes nothing."""
-
-    status = HTTPStatus.CONFLICT
-    type = "conflict_error"
-
-    def __init__(self, message: str, *, code: str | None = None) -> None:
-        super().__init__(message, code=code)
-        self.headers = {"x-should-retry": "false"}
 
 
 class ModelNotFoundError(NotFoundError):
@@ -211,6 +224,27 @@ class KeyReusedError(ApiError):
     type = "idempotency_error"
 
 
+class ConflictError(ApiError):
+    """The thing is in a state that does not allow it; trying again changes nothing."""
+
+    status = HTTPStatus.CONFLICT
+    headers: Mapping[str, str] = MappingProxyType({"x-should-retry": "false"})
+
+
+class RangeError(ApiError):
+    """The bytes asked for are not there."""
+
+    status = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+
+
+class StorageFullError(ApiError):
+    """Files cannot be kept now: nothing was accepted."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    type = "service_unavailable"
+    headers: Mapping[str, str] = MappingProxyType({"Retry-After": RETRY_AFTER_SECONDS})
+
+
 class NotConfiguredError(ApiError):
     """This deployment lacks a setting that the feature needs."""
 
@@ -225,11 +259,13 @@ def error_response(
     *,
     param: str | None = None,
     code: str | None = None,
-    headers: dict[str, str] | None = None,
+    lines: Sequence[LineError] = (),
+    headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     """Return the one shape of error."""
-    detail = ErrorDetail(message=message, type=error_type, param=param, code=code)
-    return JSONResponse(ErrorBody(error=detail).model_dump(), status_code=status, headers=headers)
+    detail = ErrorDetail(message=message, type=error_type, param=param, code=code, lines=list(lines) or None)
+    body = ErrorBody(error=detail).model_dump(exclude=None if lines else {"error": {"lines"}})
+    return JSONResponse(body, status_code=status, headers=headers)
 
 
 def still_running(answer: BaseModel) -> JSONResponse:
@@ -261,6 +297,7 @@ def install(app: FastAPI) -> None:
             error.type,
             param=error.param,
             code=error.code,
+            lines=error.lines,
             headers=error.headers,
         )
 

@@ -32,6 +32,13 @@ def _redis_url(url: str) -> str:
     return url
 
 
+def _bucket_url(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    if scheme != "s3" or not separator or not rest:
+        raise ValueError("must be s3://BUCKET or s3://BUCKET/PREFIX")
+    return url
+
+
 def _split(value: SecretStr | None) -> list[str]:
     return [] if value is None else [part.strip() for part in value.get_secret_value().split(",")]
 
@@ -65,6 +72,11 @@ class Settings(BaseSettings):
     max_requests_per_batch: int = Field(default=50_000, gt=0)
     max_prompt_bytes: int = Field(default=1 << 20, gt=0)
     wait_seconds: float = Field(default=600.0, gt=0, description="how long a synchronous request may wait")
+    max_file_bytes: int = Field(default=200 << 20, gt=0)
+    max_line_bytes: int = Field(default=4 << 20, gt=0)
+
+    # Where files are kept: s3://bucket/prefix, or None for a directory in data_dir.
+    blob_url: Annotated[str, AfterValidator(_bucket_url)] | None = None
 
     # The engine.
     model: Path = DEMO_MODEL

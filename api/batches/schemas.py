@@ -32,6 +32,14 @@ def parse_window(text: str) -> timedelta:
     return timedelta(**{WINDOW_UNITS[text[-1]]: int(text[:-1])})
 
 
+Window = Annotated[str, AfterValidator(_window)]
+Priority = Annotated[int, Field(ge=-100, le=100, description="Higher runs sooner.")]
+Metadata = Annotated[
+    dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]],
+    Field(max_length=16),
+]
+
+
 class Message(Schema):
     """One turn of a conversation."""
 
@@ -94,8 +102,8 @@ class BatchSubmission(SamplingFields):
     callback_url: NonEmptyText | None = Field(
         default=None, description="Called once, signed by Standard Webhooks, when the batch has ended."
     )
-    priority: int = Field(default=0, ge=-100, le=100, description="Higher runs sooner.")
-    completion_window: Annotated[str, AfterValidator(_window)] | None = Field(
+    priority: Priority = 0
+    completion_window: Window | None = Field(
         default=None, description="What is not done by then expires: 90s, 30m, 24h, 7d. Default: no limit."
     )
     deadline: AwareDatetime | None = Field(
@@ -110,10 +118,7 @@ class BatchSubmission(SamplingFields):
         lt=2**53,
         description="The batch stops once it has used so many tokens, input and output; looked at each save.",
     )
-    metadata: Annotated[
-        dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]],
-        Field(max_length=16),
-    ] = Field(default_factory=dict)
+    metadata: Metadata = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _has_one_input(self) -> Self:

@@ -26,9 +26,9 @@ def to_batch(services: Services, submission: BatchSubmission) -> NewBatch:
 
     """
     window = submission.completion_window
-    params = to_params(submission, SamplingParams(), services.checkpoint)
     if submission.callback_url is not None:
         check_url(services.settings, submission.callback_url, param="callback_url")
+    params = to_params(submission, SamplingParams(), services.checkpoint)
     return NewBatch(
         params=params,
         requests=_to_requests(services, submission, params),

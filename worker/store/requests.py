@@ -112,11 +112,17 @@ class ResultView:
     created_at: datetime
 
 
-def copy_in(session: Session, batch_id: str, shards: Iterable[tuple[int, Sequence[NewRequest]]]) -> None:
-    """Write the requests of a new batch by COPY, positions counting through its shards."""
+def copy_in(
+    session: Session,
+    batch_id: str,
+    shards: Iterable[tuple[int, Sequence[NewRequest]]],
+    *,
+    first_position: int = 0,
+) -> None:
+    """Write requests of a batch by COPY, positions counting through its shards."""
     connection = session.connection().connection.driver_connection
     assert connection is not None  # noqa: S101 - a session in a transaction has one
-    position = 0
+    position = first_position
     with connection.cursor() as cursor, cursor.copy(COPY_REQUESTS) as copy:
         for shard_id, part in shards:
             for request in part:

@@ -46,7 +46,7 @@ NAMING_CONVENTION = {
 }
 
 
-def _one_of(column: str, values: type[StrEnum]) -> Enum:
+def one_of(column: str, values: type[StrEnum]) -> Enum:
     """Text with a CHECK, read back as the enumeration's members."""
     return Enum(
         values,
@@ -70,13 +70,13 @@ class Table(DeclarativeBase):
         list[Any]: JSONB(none_as_null=True),
         list[int]: ARRAY(Integer),
         list[str]: ARRAY(Text),
-        BatchStatus: _one_of("status", BatchStatus),
-        ShardState: _one_of("state", ShardState),
-        EventState: _one_of("state", EventState),
-        Outcome: _one_of("outcome", Outcome),
-        AttemptCause: _one_of("cause", AttemptCause),
-        RequestKind: _one_of("kind", RequestKind),
-        Lane: _one_of("lane", Lane),
+        BatchStatus: one_of("status", BatchStatus),
+        ShardState: one_of("state", ShardState),
+        EventState: one_of("state", EventState),
+        Outcome: one_of("outcome", Outcome),
+        AttemptCause: one_of("cause", AttemptCause),
+        RequestKind: one_of("kind", RequestKind),
+        Lane: one_of("lane", Lane),
     }
 
 
@@ -116,6 +116,8 @@ class BatchRow(Owned, Table):
     priority: Mapped[int] = mapped_column(server_default="0")  # higher runs sooner
     callback_url: Mapped[str | None]
 
+    input_file_id: Mapped[str | None]  # None: its requests came with it
+    num_unread: Mapped[int] = mapped_column(server_default="0")  # lines of that file without a request yet
     num_requests: Mapped[int]
     num_completed: Mapped[int] = mapped_column(server_default="0")
     num_failed: Mapped[int] = mapped_column(server_default="0")

@@ -21,6 +21,7 @@ from worker.store.requests import ResultView
 
 CHAT, COMPLETIONS, EMBEDDINGS = Endpoint
 RESULT = ResultView(
+    request_id=1,
     sequence=1,
     position=4,
     custom_id=None,
