@@ -1,4 +1,4 @@
-"""Every test has a real Postgres and a real Redis, started from the wheels once for each process that runs tests."""
+"""Every test has a real Postgres and a real Redis, started once for each process that runs tests."""
 
 import os
 import tempfile
@@ -8,6 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler.loadscope import LoadScopeScheduling
+
+from tests.fixtures.spread import ByFile, rank
 
 # Triton is built for Linux only.
 collect_ignore_glob = [] if find_spec("triton") else ["*/test_gpu.py"]
@@ -41,17 +45,13 @@ def pytest_configure(config: pytest.Config) -> None:
             del os.environ[name]
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config) -> "ByFile":  # noqa: F821 - imported late
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """Share the tests out by file."""
-    from tests.fixtures.spread import ByFile
-
-    return ByFile(config)
+    return ByFile(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with what takes long; skip what needs a GPU where there is none."""
-    from tests.fixtures.spread import rank
-
     items.sort(key=lambda item: rank(item.nodeid))
     if marked := [item for item in items if item.get_closest_marker("gpu")]:
         import torch

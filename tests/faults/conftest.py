@@ -6,7 +6,7 @@ from tests.fixtures.deployment import Deployment, deployment
 from tests.fixtures.tiny_llama import write_tiny_llama
 
 
-# Until the last of these tests, and no longer: another deployment would use the same Redis.
+# Not for the session: the next folder's deployment uses the same Redis.
 @pytest.fixture(scope="package")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     directory = tmp_path_factory.mktemp("faults")
