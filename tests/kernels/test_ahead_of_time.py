@@ -18,10 +18,7 @@ from kernels.ahead_of_time import Build, BuildError, Built, all_builds
 ALL = all_builds()
 KERNELS = sorted((Path(__file__).parents[2] / "kernels").glob("*/kernel.py"))
 
-pytestmark = [
-    pytest.mark.skipif(platform.system() != "Linux", reason="Triton is built for Linux only"),
-    pytest.mark.timeout(600),  # the first test to run waits for its turn in the pool
-]
+pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="Triton is built for Linux only")
 
 
 def compile_for_real() -> None:
