@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from tests.fixtures.spread import ByFile, rank
 
@@ -24,17 +25,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="where test engines run")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Start the services before any module of ours reads the environment."""
-    if config.getoption("dist") != "no" and not hasattr(config, "workerinput"):
-        return  # it only hands out tests
+def start_services() -> dict[str, str]:
+    """Start a Postgres and a Redis that end with this process; return where they are."""
     from worker.embedded import services
 
     directory = _stack.enter_context(
         tempfile.TemporaryDirectory(prefix="headrace-", ignore_cleanup_errors=True)
     )
     # Never a developer's own servers: the tests empty their tables.
-    os.environ.update(_stack.enter_context(services({"HEADRACE_DATA_DIR": directory})))
+    return _stack.enter_context(services({"HEADRACE_DATA_DIR": directory}))
+
+
+def pytest_configure_node(node: WorkerController) -> None:
+    """Start the services of a process that will run tests: this one outlives it, whatever becomes of it."""
+    node.workerinput["services"] = start_services()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have services before any module of ours reads the environment."""
+    given = getattr(config, "workerinput", None)
+    if given is None and config.getoption("dist") != "no":
+        return  # it only hands out tests
+    # Work this small is slower on more threads, and far slower when they share cores with others.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.update(given["services"] if given else start_services())
     for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
         if name not in {
             "HEADRACE_AUTH",
