@@ -1,0 +1,123 @@
+"""Clients that submit batches until each is accepted, and change their minds about some of them."""
+
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import psycopg
+
+from tests.faults.harness.cluster import Cluster
+
+NUM_CLIENTS = 2
+BACKLOG = 120  # requests without a result that there always are
+PAUSE_SECONDS = 0.3
+WORDS = ("quick", "brown", "lazy", "jugs", "liquor", "café", "東京", "vixen")
+BACKLOG_SQL = """
+    SELECT coalesce(sum(num_requests - num_completed - num_failed - num_cancelled), 0) FROM batches
+    WHERE status IN ('pending', 'processing', 'cancelling')
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A batch that was accepted, with what it asked for."""
+
+    batch_id: str
+    fate: str  # run, cancel or pause
+    prompts: tuple[str, ...]
+    max_tokens: int
+
+
+@dataclass(slots=True)
+class Load:
+    """What the clients have done."""
+
+    cluster: Cluster
+    callback_url: str
+    seed: int
+    sent: list[Sent] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)  # why a submission had to be tried again
+    errors: list[str] = field(default_factory=list)  # answers that no fault excuses
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start the clients."""
+        for number in range(NUM_CLIENTS):
+            rng = random.Random(f"{self.seed} {number}")
+            thread = threading.Thread(target=self._submit_for_ever, args=(rng,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Let each client finish what it is at."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _submit_for_ever(self, rng: random.Random) -> None:
+        base_url = self.cluster.client.base_url
+        with httpx.Client(base_url=base_url, timeout=20) as client:
+            while not self._stopping.is_set():
+                if self._has_enough():
+                    time.sleep(PAUSE_SECONDS)
+                    continue
+                sent = self._submit(client, rng)
+                self.sent.append(sent)
+                if sent.fate != "run":
+                    time.sleep(rng.uniform(0, 2))
+                    for action in ("cancel",) if sent.fate == "cancel" else ("pause", "resume"):
+                        self._insist(client, f"/v1/batch/{sent.batch_id}/{action}", {409})
+                        time.sleep(rng.uniform(0, 1))
+
+    def _has_enough(self) -> bool:
+        try:
+            return bool(self.cluster.postgres.query(BACKLOG_SQL)[0][0] >= BACKLOG)
+        except psycopg.Error:
+            return False
+
+    def _submit(self, client: httpx.Client, rng: random.Random) -> Sent:
+        prompts = tuple(
+            f"{rng.choice(WORDS)} {rng.choice(WORDS)} {rng.randrange(30)}" for _ in range(rng.randrange(5, 40))
+        )
+        max_tokens = rng.choice((10, 40, 100))
+        fate = rng.choice(("run",) * 8 + ("cancel", "pause"))
+        body = {
+            "prompts": prompts,
+            "max_tokens": max_tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "callback_url": self.callback_url,
+            "priority": rng.choice((0, 0, 0, 5)),
+        }
+        answer = self._insist(client, "/v1/batch/async", set(), body, {"Idempotency-Key": uuid4().hex})
+        return Sent(str(answer["batch_id"]), fate, prompts, max_tokens)
+
+    def _insist(
+        self,
+        client: httpx.Client,
+        path: str,
+        accepted: set[int],
+        body: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Post until there is an answer that is neither lost nor a 503."""
+        while True:
+            try:
+                answer = client.post(path, json=body, headers=headers)
+            except httpx.HTTPError as error:
+                self._count(type(error).__name__)
+            else:
+                if answer.is_success or answer.status_code in accepted:
+                    return dict(answer.json())
+                self._count(str(answer.status_code))
+                if answer.status_code != 503:
+                    self.errors.append(f"{path}: {answer.status_code} {answer.text[:200]}")
+            time.sleep(PAUSE_SECONDS)
+
+    def _count(self, why: str) -> None:
+        self.refused[why] = self.refused.get(why, 0) + 1
