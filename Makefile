@@ -6,11 +6,13 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TRITON ?= triton==3.9.0
 VENV := .venv
+# The tests call the API with the newest client, which is installed as usual, and with this one.
+OLD_CLIENT := openai==1.109.1 distro==1.9.0
 BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-gpu test-slow fuzz lint bench bench-gpu quality up format clean
+.PHONY: demo test test-gpu test-slow fuzz lint bench bench-interactive bench-gpu quality up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
@@ -38,6 +40,9 @@ lint: $(VENV)/.dev ## style, types, import contracts
 
 bench: $(VENV)/.local ## the whole service against the bare engine
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/bench} $(EMBEDDED) $(BIN)/python -m benchmarks.service
+
+bench-interactive: $(VENV)/.local ## time to first token, idle and under a backlog of batches
+	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/bench} $(EMBEDDED) $(BIN)/python -m benchmarks.interactive
 
 bench-gpu: $(VENV)/.dev ## every kernel on the GPU of this machine beside torch's own, then the engine
 	for op in kernels/*/bench.py; do $(BIN)/python -m "kernels.$$(basename $$(dirname $$op)).bench" || exit 1; done
@@ -67,4 +72,5 @@ $(VENV)/.local: $(VENV)/.python pyproject.toml .ci/constraints.txt
 $(VENV)/.dev: $(VENV)/.python pyproject.toml .ci/constraints.txt
 	$(BIN)/python -c 'import triton' 2>/dev/null || [ "$$(uname)" != Linux ] || $(PIP) "$(TRITON)"
 	$(PIP) --constraint .ci/constraints.txt --editable '.[dev]'
+	$(PIP) --no-deps --upgrade --target $(VENV)/openai-1 $(OLD_CLIENT)
 	touch $@ $(VENV)/.local

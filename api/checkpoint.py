@@ -4,6 +4,7 @@ Reads the directory's JSON files with `tokenizers` alone; never loads torch or w
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +16,12 @@ from tokenizers import Tokenizer
 TOKENIZE_AT_ONCE = 1024
 # Template variables that a tokenizer_config.json may set, as strings or as {"content": ...}.
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+# How byte-level tokenizers write bytes: printable ones as themselves, the others from 256 on.
+PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+BYTES_BY_SYMBOL = {chr(byte): byte for byte in PRINTABLE} | {
+    chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)) - set(PRINTABLE)))
+}
+BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # of tokenizers that fall back to bytes
 
 
 class CheckpointError(Exception):
@@ -29,11 +36,23 @@ class Checkpoint:
     """A Hugging Face model directory, seen from the door."""
 
     def __init__(
-        self, name: str, max_model_len: int, tokenizer: Tokenizer, config: Mapping[str, Any]
+        self,
+        *,
+        name: str,
+        max_model_len: int,
+        vocab_size: int,
+        hidden_size: int | None,
+        created: int,
+        tokenizer: Tokenizer,
+        config: Mapping[str, Any],
     ) -> None:
         self.name = name
         self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.created = created
         self._tokenizer = tokenizer
+        self._is_byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
         self._template_variables = {key: _token_text(config.get(key)) for key in TOKEN_NAMES}
         source = config.get("chat_template")
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
@@ -64,7 +83,16 @@ class Checkpoint:
         template_file = directory / "chat_template.jinja"
         if template_file.exists():
             tokenizer_config["chat_template"] = template_file.read_text("utf-8")
-        return cls(directory.resolve().name, max_model_len, tokenizer, tokenizer_config)
+        vocab_size = int(config.get("vocab_size", tokenizer.get_vocab_size()))
+        return cls(
+            name=directory.resolve().name,
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+            hidden_size=config.get("hidden_size"),
+            created=int((directory / "config.json").stat().st_mtime),
+            tokenizer=tokenizer,
+            config=tokenizer_config,
+        )
 
     def count_tokens(self, prompts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
         """Return how many tokens the engine will see for each prompt."""
@@ -74,6 +102,19 @@ class Checkpoint:
             encodings = self._tokenizer.encode_batch_fast(part, add_special_tokens=add_special_tokens)
             counts += [len(encoding) for encoding in encodings]
         return counts
+
+    def token_text(self, token_id: int) -> str:
+        """Return a token by itself; bytes that are no whole character show as replacements."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to a text, its leading space included."""
+        token = self._tokenizer.id_to_token(token_id) or ""
+        if self._is_byte_level and all(symbol in BYTES_BY_SYMBOL for symbol in token):
+            return bytes(BYTES_BY_SYMBOL[symbol] for symbol in token)
+        if match := BYTE_TOKEN.fullmatch(token):
+            return bytes([int(match[1], 16)])
+        return token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Return the prompt for a conversation, ready for the assistant's turn.

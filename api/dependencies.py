@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import Depends, Header
@@ -10,11 +11,14 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from api import auth
 from api.auth import Caller
+from api.blobs.choice import blob_store
+from api.blobs.store import BlobStore
 from api.checkpoint import Checkpoint
 from api.errors import PermissionDeniedError
 from api.rate_limit import RateLimiter
 from worker.contract.access import Scope
 from worker.queue.broker import Broker
+from worker.queue.feed import FeedReader
 from worker.settings import Settings
 from worker.store.session import Store
 
@@ -27,7 +31,14 @@ class Services:
     store: Store
     broker: Broker
     checkpoint: Checkpoint
+    feeds: FeedReader
     rate_limiter: RateLimiter
+    blobs: BlobStore
+
+    @property
+    def spool(self) -> Path:
+        """Where files are while they arrive."""
+        return self.settings.data_dir / "incoming"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,19 @@ class IdempotencyKey:
 
     key: str
     fingerprint: str
+
+
+def open_services(config: Settings) -> Services:
+    """Return what routes and the files process are given; raises CheckpointError."""
+    return Services(
+        settings=config,
+        store=Store(config.database_url),
+        broker=Broker(config.redis_url),
+        checkpoint=Checkpoint.load(config.model),
+        feeds=FeedReader(config.redis_url),
+        rate_limiter=RateLimiter(config.redis_url),
+        blobs=blob_store(config),
+    )
 
 
 def _deployment(http_request: HttpRequest) -> Services:

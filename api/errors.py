@@ -2,27 +2,36 @@
 
 ApiError
 ├── InvalidInputError      422  a field is wrong; `param` names it
+│   └── InvalidLinesError       some lines of a file are wrong; `lines` names them
 ├── AuthenticationError    401  no API key, or not a good one
 ├── PermissionDeniedError  403  the API key does not allow it
 ├── NotFoundError          404  no such batch, or another tenant's
+│   └── ModelNotFoundError      another model is served
 ├── ConflictError          409  it cannot be done as things stand
+├── RangeError             416  the bytes asked for are not there
 ├── RateLimitedError       429  too many calls, or too much work queued
+├── RequestFailedError     500  an accepted request could not be run; 400 if the request is to blame
 ├── SlowBodyError          408  the body came too slowly
 ├── BodyTooLargeError      413  the body is over the limit
+├── NoWorkerError          503  nobody is there to do it now
+├── StorageFullError       503  files cannot be kept now
+├── WaitLimitError         504  it takes longer than the client may wait
+├── ClientGoneError        499  nobody will read the answer
 ├── KeyReusedError         422  an Idempotency-Key came back with another body
 └── NotConfiguredError     501  this deployment lacks a setting that the feature needs
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
@@ -33,6 +42,24 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = "5"
 QUOTA_RETRY_SECONDS = 30  # room comes as work ends
+OPENAI_PATHS = (
+    "/v1/chat/",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/models",
+    "/v1/files",
+    "/v1/uploads",
+    "/v1/batches",
+)
+
+
+class LineError(BaseModel):
+    """What is wrong with a line of a file. `line` counts from 1."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
 
 
 class ErrorDetail(BaseModel):
@@ -42,6 +69,7 @@ class ErrorDetail(BaseModel):
     type: str
     param: str | None = None
     code: str | None = None
+    lines: list[LineError] | None = Field(default=None, description="the first wrong lines of a file")
 
 
 class ErrorBody(BaseModel):
@@ -68,21 +96,36 @@ class ErrorBody(BaseModel):
 class ApiError(Exception):
     """An error to tell the client."""
 
-    status: ClassVar[int] = HTTPStatus.INTERNAL_SERVER_ERROR
-    type: ClassVar[str] = "invalid_request_error"
+    status: int = HTTPStatus.INTERNAL_SERVER_ERROR
+    type: str = "invalid_request_error"
+    headers: Mapping[str, str] = MappingProxyType({})
+    lines: Sequence[LineError] = ()
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code
-        self.headers: dict[str, str] = {}
+
+    @property
+    def detail(self) -> ErrorDetail:
+        """What the client is told."""
+        return ErrorDetail(message=self.message, type=self.type, param=self.param, code=self.code)
 
 
 class InvalidInputError(ApiError):
     """A field is wrong."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+class InvalidLinesError(InvalidInputError):
+    """Some lines of a file are wrong: nothing of it was kept."""
+
+    def __init__(self, lines: Sequence[LineError]) -> None:
+        first = lines[0]
+        super().__init__(f"line {first.line}: {first.message}", param=first.param, code=first.code)
+        self.lines = lines
 
 
 class AuthenticationError(ApiError):
@@ -110,15 +153,42 @@ class NotFoundError(ApiError):
     type = "not_found_error"
 
 
-class ConflictError(ApiError):
-    """It cannot be done as things stand; trying again at once changes nothing."""
+class ModelNotFoundError(NotFoundError):
+    """Another model is served. OpenAI's clients know it by this type and code."""
 
-    status = HTTPStatus.CONFLICT
-    type = "conflict_error"
+    type = "invalid_request_error"
+
+
+class RequestFailedError(ApiError):
+    """An accepted request that has no complete output."""
+
+    type = "server_error"
 
     def __init__(self, message: str, *, code: str | None = None) -> None:
         super().__init__(message, code=code)
-        self.headers = {"x-should-retry": "false"}
+        if code == "generation_failed":
+            self.status = HTTPStatus.BAD_REQUEST
+            self.type = "invalid_request_error"
+
+
+class NoWorkerError(ApiError):
+    """Nobody is there to do the work now."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    type = "service_unavailable"
+
+
+class WaitLimitError(ApiError):
+    """The work takes longer than the client may wait."""
+
+    status = HTTPStatus.GATEWAY_TIMEOUT
+    type = "timeout_error"
+
+
+class ClientGoneError(ApiError):
+    """Nobody will read the answer."""
+
+    status = 499  # as nginx logs it
 
 
 class RateLimitedError(ApiError):
@@ -154,6 +224,27 @@ class KeyReusedError(ApiError):
     type = "idempotency_error"
 
 
+class ConflictError(ApiError):
+    """The thing is in a state that does not allow it; trying again changes nothing."""
+
+    status = HTTPStatus.CONFLICT
+    headers: Mapping[str, str] = MappingProxyType({"x-should-retry": "false"})
+
+
+class RangeError(ApiError):
+    """The bytes asked for are not there."""
+
+    status = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+
+
+class StorageFullError(ApiError):
+    """Files cannot be kept now: nothing was accepted."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    type = "service_unavailable"
+    headers: Mapping[str, str] = MappingProxyType({"Retry-After": RETRY_AFTER_SECONDS})
+
+
 class NotConfiguredError(ApiError):
     """This deployment lacks a setting that the feature needs."""
 
@@ -168,11 +259,18 @@ def error_response(
     *,
     param: str | None = None,
     code: str | None = None,
-    headers: dict[str, str] | None = None,
+    lines: Sequence[LineError] = (),
+    headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     """Return the one shape of error."""
-    detail = ErrorDetail(message=message, type=error_type, param=param, code=code)
-    return JSONResponse(ErrorBody(error=detail).model_dump(), status_code=status, headers=headers)
+    detail = ErrorDetail(message=message, type=error_type, param=param, code=code, lines=list(lines) or None)
+    body = ErrorBody(error=detail).model_dump(exclude=None if lines else {"error": {"lines"}})
+    return JSONResponse(body, status_code=status, headers=headers)
+
+
+def still_running(answer: BaseModel) -> JSONResponse:
+    """Return the answer to a wait that was too short: the work is accepted, and goes on."""
+    return JSONResponse(answer.model_dump(mode="json"), status_code=HTTPStatus.ACCEPTED)
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -192,13 +290,14 @@ def install(app: FastAPI) -> None:
     """Make every error of the application come out in the one shape."""
 
     @app.exception_handler(ApiError)
-    def _api_error(_: HttpRequest, error: ApiError) -> JSONResponse:
+    def _api_error(http_request: HttpRequest, error: ApiError) -> JSONResponse:
         return error_response(
-            error.status,
+            _as_openai(http_request, error.status),
             error.message,
             error.type,
             param=error.param,
             code=error.code,
+            lines=error.lines,
             headers=error.headers,
         )
 
@@ -209,7 +308,7 @@ def install(app: FastAPI) -> None:
         return _api_error(http_request, limited)
 
     @app.exception_handler(RequestValidationError)
-    def _invalid(_: HttpRequest, error: RequestValidationError) -> JSONResponse:
+    def _invalid(http_request: HttpRequest, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
             message = f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
@@ -217,9 +316,9 @@ def install(app: FastAPI) -> None:
                 HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param="body", code="json_invalid"
             )
         param = field_path(first["loc"]) or "body"
-        message = _explain(first)
+        message = explain(first)
         return error_response(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
+            _as_openai(http_request, HTTPStatus.UNPROCESSABLE_ENTITY),
             f"{param}: {message}",
             "invalid_request_error",
             param=param,
@@ -261,7 +360,14 @@ def _why(cause: BaseException) -> str:
     return "it is nested too deeply" if isinstance(cause, RecursionError) else str(cause)
 
 
-def _explain(error: dict[str, Any]) -> str:
+def _as_openai(http_request: HttpRequest, status: int) -> int:
+    """Return the status that OpenAI's own server answers with: its clients raise BadRequestError for 400."""
+    is_openai = http_request.url.path.startswith(OPENAI_PATHS)
+    return HTTPStatus.BAD_REQUEST if is_openai and status == HTTPStatus.UNPROCESSABLE_ENTITY else status
+
+
+def explain(error: Mapping[str, Any]) -> str:
+    """Say what is wrong with a field that pydantic refused."""
     if error["type"] == "extra_forbidden":
         return "unknown field"
     if error["type"] == "missing":

@@ -9,15 +9,16 @@ from api import errors, health
 from api.audit import routes as audit
 from api.batches import control_routes, progress_routes
 from api.batches import routes as batches
-from api.checkpoint import Checkpoint
-from api.dependencies import Services
+from api.dependencies import open_services
+from api.file_batches import routes as file_batches
+from api.files import routes as files
+from api.generate import routes as generate
 from api.middleware import BodyLimit, SecurityHeaders
-from api.rate_limit import RateLimiter
+from api.openai import routes as openai
 from api.slow_clients import SlowBodies
+from api.uploads import routes as uploads
 from api.webhooks import routes as webhooks
-from worker.queue.broker import Broker
 from worker.settings import Settings, settings
-from worker.store.session import Store
 
 DESCRIPTION = """
 Batch inference that loses nothing: a batch is durable before it is accepted, results can be read
@@ -28,17 +29,12 @@ while it runs, and a signed webhook says when it has ended.
 def create_app(config: Settings | None = None) -> FastAPI:
     """Return the application. The checkpoint is read now, so that a wrong path fails at the start."""
     config = config or settings()
-    services = Services(
-        settings=config,
-        store=Store(config.database_url),
-        broker=Broker(config.redis_url),
-        checkpoint=Checkpoint.load(config.model),
-        rate_limiter=RateLimiter(config.redis_url),
-    )
+    services = open_services(config)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        await services.feeds.close()
         services.store.close()
         services.broker.close()
 
@@ -49,7 +45,12 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.add_middleware(SecurityHeaders)
     app.include_router(health.router)
+    app.include_router(generate.router)
+    app.include_router(openai.router)
     app.include_router(batches.router)
+    app.include_router(files.router)
+    app.include_router(uploads.router)
+    app.include_router(file_batches.router)
     app.include_router(webhooks.router)
     app.include_router(audit.router)
     app.include_router(control_routes.router)

@@ -1,4 +1,4 @@
-# Every process but the gpu worker: release, web, callbacks, dispatcher, flower. No torch.
+# Every process but the gpu worker: release, web, callbacks, dispatcher, files, flower. No torch.
 #   docker build -f docker/api.Dockerfile -t headrace-api .
 
 FROM python:3.12-slim AS build
@@ -29,6 +29,9 @@ COPY migrations migrations
 COPY kernels kernels
 COPY worker worker
 COPY api api
+# Files are kept in /data, which web and files share.
+RUN mkdir /data && chown 10001:10001 /data
+ENV HEADRACE_DATA_DIR=/data
 # Every process must know that the API listens beyond loopback: callbacks decides by it where it may call.
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 HEADRACE_HOST=0.0.0.0
 USER 10001:10001

@@ -14,15 +14,15 @@ from sqlalchemy import text
 
 from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE
 from worker.settings import settings
-from worker.store.notify import CHANNEL
+from worker.store.notify import DISPATCH, FILES
 from worker.store.session import Store
 from worker.store.workers import SEEN_WITHIN
 
 TIMEOUT_SECONDS = 3.0
 
 WORKER_IS_SEEN = "SELECT 1 FROM workers WHERE name = :name AND slots > 0 AND seen_at > now() - :within"
-# A dispatcher of this container: its connection comes from the same address as ours.
-DISPATCHER_LISTENS = """
+# A process of this container: its connection comes from the same address as ours.
+PROCESS_LISTENS = """
     SELECT 1 FROM pg_stat_activity
     WHERE datname = current_database() AND query = :listen
         AND client_addr IS NOT DISTINCT FROM inet_client_addr()
@@ -46,7 +46,12 @@ def gpu() -> bool:
 
 def dispatcher() -> bool:
     """Whether a dispatcher waits for notifications."""
-    return _finds(DISPATCHER_LISTENS, listen=f"LISTEN {CHANNEL}")
+    return _finds(PROCESS_LISTENS, listen=f"LISTEN {DISPATCH}")
+
+
+def files() -> bool:
+    """Whether the files process waits for notifications."""
+    return _finds(PROCESS_LISTENS, listen=f"LISTEN {FILES}")
 
 
 def callbacks() -> bool:
@@ -58,7 +63,7 @@ def callbacks() -> bool:
 
 
 CHECKS: dict[str, Callable[[], bool]] = {
-    check.__name__: check for check in (web, flower, gpu, dispatcher, callbacks)
+    check.__name__: check for check in (web, flower, gpu, dispatcher, files, callbacks)
 }
 
 

@@ -32,6 +32,13 @@ def _redis_url(url: str) -> str:
     return url
 
 
+def _bucket_url(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    if scheme != "s3" or not separator or not rest:
+        raise ValueError("must be s3://BUCKET or s3://BUCKET/PREFIX")
+    return url
+
+
 def _split(value: SecretStr | None) -> list[str]:
     return [] if value is None else [part.strip() for part in value.get_secret_value().split(",")]
 
@@ -64,6 +71,12 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=64 << 20, gt=0)
     max_requests_per_batch: int = Field(default=50_000, gt=0)
     max_prompt_bytes: int = Field(default=1 << 20, gt=0)
+    wait_seconds: float = Field(default=600.0, gt=0, description="how long a synchronous request may wait")
+    max_file_bytes: int = Field(default=200 << 20, gt=0)
+    max_line_bytes: int = Field(default=4 << 20, gt=0)
+
+    # Where files are kept: s3://bucket/prefix, or None for a directory in data_dir.
+    blob_url: Annotated[str, AfterValidator(_bucket_url)] | None = None
 
     # The engine.
     model: Path = DEMO_MODEL
@@ -80,6 +93,9 @@ class Settings(BaseSettings):
     # How work travels.
     shard_size: int = Field(default=64, gt=0, description="requests one message carries")
     shards_in_flight: int = Field(default=6, gt=0, description="shards that feed one engine at once")
+    interactive_in_flight: int = Field(
+        default=16, gt=0, description="interactive shards that run beside those of batches"
+    )
     lease_seconds: float = Field(default=15.0, gt=0)
     save_seconds: float = Field(default=0.8, gt=0, description="how often a shard saves and renews its lease")
     checkpoint_tokens: int = Field(

@@ -7,15 +7,20 @@ from api.batches.progress_schemas import AttemptAnswer, EtaRange
 from api.batches.schemas import (
     BatchAnswer,
     Callback,
+    ChoiceAnswer,
     Counts,
     InputTokensDetails,
     RequestErrorAnswer,
     RequestUsage,
     ResultAnswer,
+    ScoreAnswer,
+    TokenAnswer,
     Tokens,
     Usage,
 )
 from api.batches.waiting import Line, explain
+from api.checkpoint import Checkpoint
+from worker.contract.results import ChoiceResult, Logprobs, Output, Payload, ScoreResult, to_floats
 from worker.store.attempts import AttemptView
 from worker.store.batches import BatchView
 from worker.store.delivery_log import DeliveryView
@@ -25,7 +30,7 @@ from worker.store.requests import ResultView
 def to_answer(
     view: BatchView,
     delivery: DeliveryView | None,
-    outputs: list[str | None] | None,
+    outputs: list[Output] | None,
     line: Line | None = None,
 ) -> BatchAnswer:
     """Return a batch as the client sees it; `outputs=None` leaves them out, and `line` says that it waits."""
@@ -93,8 +98,9 @@ def _to_callback(view: BatchView, delivery: DeliveryView | None) -> Callback | N
     )
 
 
-def to_result(row: ResultView, attempts: Sequence[AttemptView] = ()) -> ResultAnswer:
-    """Return one result as the client sees it."""
+def to_result(row: ResultView, checkpoint: Checkpoint, attempts: Sequence[AttemptView] = ()) -> ResultAnswer:
+    """Return one result as the client sees it; the checkpoint names the tokens."""
+    payload = row.payload or Payload()
     error = None
     if row.error_code is not None:
         error = RequestErrorAnswer(code=row.error_code, message=row.error_message or "")
@@ -105,6 +111,10 @@ def to_result(row: ResultView, attempts: Sequence[AttemptView] = ()) -> ResultAn
         status=row.outcome,
         output=row.output,
         finish_reason=row.finish_reason,
+        choices=[_to_choice(choice, checkpoint) for choice in payload.choices] or None,
+        prompt_logprobs=next((_to_tokens(one, checkpoint) for one in payload.prompt_logprobs), None),
+        embedding=next((to_floats(vector) for vector in payload.embeddings), None),
+        scores=[_to_score(score) for score in payload.scores] or None,
         usage=RequestUsage(
             input_tokens=row.num_prompt_tokens,
             cached_tokens=row.num_cached_tokens,
@@ -112,4 +122,30 @@ def to_result(row: ResultView, attempts: Sequence[AttemptView] = ()) -> ResultAn
         ),
         error=error,
         attempts=[AttemptAnswer.model_validate(one, from_attributes=True) for one in attempts],
+    )
+
+
+def _to_choice(choice: ChoiceResult, checkpoint: Checkpoint) -> ChoiceAnswer:
+    logprobs = None if choice.logprobs is None else _to_tokens(choice.logprobs, checkpoint)
+    return ChoiceAnswer(text=choice.text, finish_reason=choice.finish_reason, logprobs=logprobs)
+
+
+def _to_tokens(logprobs: Logprobs, checkpoint: Checkpoint) -> list[TokenAnswer]:
+    return [
+        TokenAnswer(
+            token=checkpoint.token_text(token.token_id),
+            token_id=token.token_id,
+            logprob=token.logprob,
+            top=[
+                TokenAnswer(token=checkpoint.token_text(other), token_id=other, logprob=logprob)
+                for other, logprob in token.top
+            ],
+        )
+        for token in logprobs
+    ]
+
+
+def _to_score(score: ScoreResult) -> ScoreAnswer:
+    return ScoreAnswer(
+        logprob=sum(score.logprobs), token_logprobs=list(score.logprobs), is_greedy=score.is_greedy
     )

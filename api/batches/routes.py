@@ -18,10 +18,10 @@ from api.batches.schemas import (
     BatchStats,
     BatchSubmission,
     ResultPage,
-    Text,
 )
 from api.dependencies import READ, SUBMIT, IdempotencyDependency, Services, ServicesDependency
 from api.errors import documented
+from api.schema import Text
 from worker.contract.states import BatchStatus
 
 JSON_LINES = "application/x-ndjson"

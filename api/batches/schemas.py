@@ -7,21 +7,15 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from api.batches.progress_schemas import AttemptAnswer, EtaRange, Waiting
+from api.sampling import SamplingFields
+from api.schema import NonEmptyText, Schema, Text
+from worker.contract.requests import RequestKind
+from worker.contract.results import Output
 from worker.contract.states import BatchStatus, EventState, Outcome
 
 WINDOW = re.compile(r"^([1-9][0-9]{0,5})([smhd])$")
 WINDOW_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 MAX_WINDOW = timedelta(days=30)
-
-
-def _storable(text: str) -> str:
-    if "\x00" in text:
-        raise ValueError("must not contain the NUL character")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("must not contain half of a surrogate pair") from error
-    return text
 
 
 def _window(text: str) -> str:
@@ -38,24 +32,12 @@ def parse_window(text: str) -> timedelta:
     return timedelta(**{WINDOW_UNITS[text[-1]]: int(text[:-1])})
 
 
-Text = Annotated[str, AfterValidator(_storable)]
-NonEmptyText = Annotated[Text, Field(min_length=1)]
-MaxTokens = Annotated[
-    int, Field(ge=1, description="Most tokens to generate; also ends at the model's context.")
+Window = Annotated[str, AfterValidator(_window)]
+Priority = Annotated[int, Field(ge=-100, le=100, description="Higher runs sooner.")]
+Metadata = Annotated[
+    dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]],
+    Field(max_length=16),
 ]
-Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False, description="0 is greedy.")]
-TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-TopK = Annotated[int, Field(ge=0, le=1_000_000, description="0 is off.")]
-MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-StopString = Annotated[NonEmptyText, Field(max_length=256)]
-Stop = StopString | Annotated[list[StopString], Field(max_length=16)]
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**63, description="The same seed gives the same tokens.")]
-
-
-class Schema(BaseModel):
-    """What a client sends: strict, nothing unknown."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Message(Schema):
@@ -65,20 +47,24 @@ class Message(Schema):
     content: Text
 
 
-class BatchRequest(Schema):
-    """One prompt, or one conversation, with any sampling parameters that differ from the batch's."""
+class BatchRequest(SamplingFields):
+    """One prompt, or one conversation, with any sampling parameters that differ from the batch's.
+
+    A request for an embedding, or for scores, generates nothing, so no sampling parameter goes with it.
+    """
 
     custom_id: Annotated[NonEmptyText, Field(max_length=64)] | None = None
     prompt: NonEmptyText | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    max_tokens: MaxTokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    stop: Stop | None = None
-    seed: Seed | None = None
-    ignore_eos: bool | None = None
+    kind: RequestKind = Field(default=RequestKind.GENERATION, strict=False)
+    pooling: Literal["last", "mean"] | None = Field(default=None, description="Of an embedding.")
+    normalize: bool | None = Field(default=None, description="Of an embedding: scaled to length one.")
+    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        default=None, description="Of an embedding: how many to keep."
+    )
+    continuations: Annotated[list[NonEmptyText], Field(min_length=1, max_length=1024)] | None = Field(
+        default=None, description="What to score, each with the space that parts it from the prompt."
+    )
 
     @model_validator(mode="after")
     def _has_one_input(self) -> Self:
@@ -87,7 +73,7 @@ class BatchRequest(Schema):
         return self
 
 
-class BatchSubmission(Schema):
+class BatchSubmission(SamplingFields):
     """A batch on its way in."""
 
     model_config = ConfigDict(
@@ -116,16 +102,8 @@ class BatchSubmission(Schema):
     callback_url: NonEmptyText | None = Field(
         default=None, description="Called once, signed by Standard Webhooks, when the batch has ended."
     )
-    max_tokens: MaxTokens = 256
-    temperature: Temperature = 0.7
-    top_p: TopP = 1.0
-    top_k: TopK = 0
-    min_p: MinP = 0.0
-    stop: Stop = Field(default_factory=list)
-    seed: Seed | None = None
-    ignore_eos: bool = False
-    priority: int = Field(default=0, ge=-100, le=100, description="Higher runs sooner.")
-    completion_window: Annotated[str, AfterValidator(_window)] | None = Field(
+    priority: Priority = 0
+    completion_window: Window | None = Field(
         default=None, description="What is not done by then expires: 90s, 30m, 24h, 7d. Default: no limit."
     )
     deadline: AwareDatetime | None = Field(
@@ -140,10 +118,7 @@ class BatchSubmission(Schema):
         lt=2**53,
         description="The batch stops once it has used so many tokens, input and output; looked at each save.",
     )
-    metadata: Annotated[
-        dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]],
-        Field(max_length=16),
-    ] = Field(default_factory=dict)
+    metadata: Metadata = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _has_one_input(self) -> Self:
@@ -268,8 +243,9 @@ class BatchAnswer(BaseModel):
     started_at: datetime | None
     expires_at: datetime | None = None
     finished_at: datetime | None = None
-    outputs: list[str | None] | None = Field(
-        description="in the order of the requests, null where there is none (yet); small batches only"
+    outputs: list[Output] | None = Field(
+        description="in the order of the requests, a list of texts where several choices were asked for, "
+        "null where there is none (yet); small batches only"
     )
     error: RequestErrorAnswer | None = Field(default=None, description="the rule that stopped the batch")
 
@@ -282,6 +258,31 @@ class RequestUsage(BaseModel):
     output_tokens: int
 
 
+class TokenAnswer(BaseModel):
+    """A token with its logprob, and the likeliest ones at its place."""
+
+    token: str
+    token_id: int
+    logprob: float
+    top: list["TokenAnswer"] | None = None
+
+
+class ChoiceAnswer(BaseModel):
+    """One of a request's outputs."""
+
+    text: str
+    finish_reason: str
+    logprobs: list[TokenAnswer] | None = None
+
+
+class ScoreAnswer(BaseModel):
+    """How likely a continuation is."""
+
+    logprob: float = Field(description="of the whole continuation")
+    token_logprobs: list[float]
+    is_greedy: bool = Field(description="whether each token is the most likely one")
+
+
 class ResultAnswer(BaseModel):
     """One request's outcome."""
 
@@ -291,6 +292,14 @@ class ResultAnswer(BaseModel):
     status: Outcome
     output: str | None
     finish_reason: str | None
+    choices: list[ChoiceAnswer] | None = Field(
+        default=None, description="if several, or logprobs, were asked for"
+    )
+    prompt_logprobs: list[TokenAnswer] | None = Field(
+        default=None, description="of each token after the first"
+    )
+    embedding: list[float] | None = None
+    scores: list[ScoreAnswer] | None = None
     usage: RequestUsage
     error: RequestErrorAnswer | None = None
     attempts: list[AttemptAnswer] = Field(

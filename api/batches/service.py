@@ -10,6 +10,7 @@ from api.batches.waiting import read_line
 from api.dependencies import IdempotencyKey, Services
 from api.errors import KeyReusedError, NotFoundError
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS
+from worker.contract.results import num_bytes
 from worker.contract.states import BatchStatus
 from worker.store import attempts, batches, delivery_log, idempotency, requests
 from worker.store.batches import BatchView
@@ -62,7 +63,7 @@ def answer(services: Services, batch_id: str, *, include_outputs: bool | None) -
         outputs = None
         if include_outputs is not False and view.num_requests <= INLINE_OUTPUTS:
             outputs = requests.outputs(session, batch_id)
-    if include_outputs is None and outputs and sum(len(text or "") for text in outputs) > INLINE_OUTPUT_BYTES:
+    if include_outputs is None and outputs and sum(map(num_bytes, outputs)) > INLINE_OUTPUT_BYTES:
         outputs = None
     return to_answer(view, delivery, outputs, line)
 
@@ -94,7 +95,7 @@ def page(services: Services, batch_id: str, *, after: int, limit: int) -> tuple[
         rows = requests.results_page(session, batch_id, after=after, limit=limit)
         tries = attempts.of_requests(session, [row.request_id for row in rows])
     last = rows[-1].sequence if rows else after
-    return [to_result(row, tries.get(row.request_id, ())) for row in rows], not (
+    return [to_result(row, services.checkpoint, tries.get(row.request_id, ())) for row in rows], not (
         view.status.is_terminal and last >= view.num_settled
     )
 

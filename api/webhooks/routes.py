@@ -8,9 +8,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 
-from api.batches.schemas import Text
 from api.dependencies import ADMIN, READ, SUBMIT, CallerDependency, ServicesDependency
 from api.errors import documented
+from api.schema import Text
 from api.webhooks import service
 from api.webhooks.schemas import (
     AttemptAnswer,

@@ -44,5 +44,6 @@ def test_the_procfile_has_the_processes_that_readme_names() -> None:
         "gpu",
         "callbacks",
         "dispatcher",
+        "files",
         "flower",
     ]

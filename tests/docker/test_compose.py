@@ -44,6 +44,7 @@ DEPENDS_ON = {
     "gpu": AFTER_RELEASE,
     "callbacks": AFTER_RELEASE,
     "dispatcher": AFTER_RELEASE,
+    "files": AFTER_RELEASE,
     "flower": {"redis": "service_healthy"},
 }
 
@@ -212,9 +213,11 @@ def test_only_the_api_and_flower_are_published_and_only_here(services: dict[str,
 
 def test_the_door_and_the_worker_see_the_same_models(services: dict[str, Any]) -> None:
     """The API counts tokens with the tokenizer of the model that the worker runs."""
-    assert services["web"]["volumes"] == services["gpu"]["volumes"] == ["../models:/models:ro"]
+    for name in ("web", "files", "gpu"):
+        assert "../models:/models:ro" in services[name]["volumes"]
+    assert services["web"]["volumes"] == services["files"]["volumes"]
     chosen = load(HEADRACE_MODEL="/models/other")["services"]
-    models = {chosen[name]["environment"]["HEADRACE_MODEL"] for name in ("web", "gpu")}
+    models = {chosen[name]["environment"]["HEADRACE_MODEL"] for name in ("web", "files", "gpu")}
     assert models == {"/models/other"}
 
 

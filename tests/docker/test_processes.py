@@ -23,7 +23,7 @@ from worker.up import ROOT, read_procfile
 
 # What the API's image does not install: importing one must fail there.
 WITHOUT_ENGINE = ("torch", "numpy", "safetensors", "transformers")
-PROCESSES = ("web", "gpu", "callbacks", "dispatcher", "flower")
+PROCESSES = ("web", "gpu", "callbacks", "dispatcher", "files", "flower")
 
 
 @dataclass(frozen=True, slots=True)

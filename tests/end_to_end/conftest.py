@@ -3,13 +3,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.checkpoint import TEMPLATE
 from tests.fixtures.deployment import Deployment, deployment
 from tests.fixtures.tiny_llama import write_tiny_llama
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
+    directory = write_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
 
 
 @pytest.fixture(scope="session")

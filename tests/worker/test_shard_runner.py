@@ -11,15 +11,17 @@ from sqlalchemy import text
 from tests.fixtures.batches import LEASE, claim, submit
 from tests.fixtures.deployment import eventually
 from tests.fixtures.fake_engine import FakeEngine
+from worker.contract.sampling import FormatKind, OutputFormat
+from worker.contract.sampling import SamplingParams as StoredSampling
 from worker.contract.states import BatchStatus
 from worker.engine.engine_thread import EngineThread
 from worker.engine.sampling import SamplingParams
 from worker.shard_runner import Ending, ShardRunner
 from worker.shard_saver import ShardSaver
 from worker.store import batches, control, partial_outputs, requests, shards
-from worker.store.batches import BatchView
+from worker.store.batches import BatchView, NewBatch
 from worker.store.partial_outputs import PartialOutput
-from worker.store.requests import ResultView
+from worker.store.requests import NewRequest, ResultView
 from worker.store.session import Store
 from worker.store.shards import Claim
 
@@ -45,6 +47,14 @@ class Bench:
 
     def start(self, **options: object) -> Future[Ending]:
         self.batch_id = submit(self.store, num_requests=4, shard_size=4, **options)  # type: ignore[arg-type]
+        return self._run()
+
+    def start_on(self, batch: NewBatch) -> Future[Ending]:
+        with self.store.transaction() as session:
+            self.batch_id = batches.submit(session, batch, shard_size=4)
+        return self._run()
+
+    def _run(self) -> Future[Ending]:
         ending = self._pool.submit(self.runner.run, 1)
         assert self.engine.submitted.wait(10)
         return ending
@@ -152,7 +162,7 @@ def test_a_push_is_felt_before_the_next_save(bench: Bench) -> None:
 
 def test_what_a_cancel_cuts_off_is_kept(bench: Bench) -> None:
     ending = bench.start()
-    bench.engine.partial = {2: (5, 6, 7, 8)}
+    bench.engine.partial = {(2, 0): (5, 6, 7, 8)}
     with bench.store.transaction() as session:
         batches.cancel(session, bench.batch_id)
     assert ending.result(10) is Ending.STOPPED
@@ -165,7 +175,7 @@ def test_what_a_cancel_cuts_off_is_kept(bench: Bench) -> None:
 
 def test_one_request_is_cancelled_and_the_others_go_on(bench: Bench) -> None:
     ending = bench.start()
-    bench.engine.partial = {3: (5, 6)}
+    bench.engine.partial = {(3, 0): (5, 6)}
     with bench.store.transaction() as session:
         control.cancel_request(session, bench.batch_id, 2)
     eventually(lambda: bench.view().num_cancelled == 1)
@@ -178,7 +188,7 @@ def test_one_request_is_cancelled_and_the_others_go_on(bench: Bench) -> None:
 
 def test_a_paused_batch_goes_on_from_what_it_had(bench: Bench) -> None:
     ending = bench.start()
-    bench.engine.partial = {1: (5, 6, 7), 2: ()}
+    bench.engine.partial = {(1, 0): (5, 6, 7), (2, 0): ()}
     bench.engine.finish(3)
     with bench.store.transaction() as session:
         control.pause(session, bench.batch_id)
@@ -190,7 +200,7 @@ def test_a_paused_batch_goes_on_from_what_it_had(bench: Bench) -> None:
     bench.engine.submitted.clear()
     again = bench.go_on()
     given = {request.id: tuple(request.output_token_ids) for request in bench.engine.requests}
-    assert given == {1: (5, 6, 7), 2: (), 3: ()}
+    assert given == {(1, 0): (5, 6, 7), (2, 0): (), (3, 0): ()}
     eventually(lambda: bench.view().running_tokens == 3)
     bench.engine.finish(0, 1, 2)
     assert again.result(10) is Ending.FINISHED
@@ -201,9 +211,9 @@ def test_a_paused_batch_goes_on_from_what_it_had(bench: Bench) -> None:
 def test_long_outputs_are_saved_while_they_run(bench: Bench) -> None:
     bench.runner = replace(bench.runner, checkpoint_tokens=4)
     ending = bench.start()
-    bench.engine.partial = {1: (5, 6, 7), 2: (1, 2, 3, 4, 5)}
+    bench.engine.partial = {(1, 0): (5, 6, 7), (2, 0): (1, 2, 3, 4, 5)}
     eventually(lambda: bench.kept() == {2: [1, 2, 3, 4, 5]})
-    bench.engine.partial = {1: (5, 6, 7, 8), 2: (1, 2, 3, 4, 5, 6)}
+    bench.engine.partial = {(1, 0): (5, 6, 7, 8), (2, 0): (1, 2, 3, 4, 5, 6)}
     eventually(lambda: bench.kept() == {1: [5, 6, 7, 8], 2: [1, 2, 3, 4, 5]})
     # Its worker dies: the next one goes on from there, and nobody computes what was finished.
     bench.engine.finish(2)
@@ -319,3 +329,26 @@ def test_results_outlive_an_absent_postgres(bench: Bench, monkeypatch: pytest.Mo
     bench.engine.finish(0, 1, 2, 3)
     assert ending.result(10) is Ending.FINISHED
     assert bench.view().num_completed == 4
+
+
+def test_a_request_that_cannot_be_put_fails_alone(bench: Bench) -> None:
+    bad = StoredSampling(format=OutputFormat(FormatKind.CHOICE, []))
+    new = NewBatch(
+        params=StoredSampling(),
+        requests=[
+            NewRequest("one", max_tokens=5, params=bad),
+            NewRequest("", max_tokens=5, inputs=("two", (3, 4))),
+        ],
+    )
+    ending = bench.start_on(new)
+    assert [request.prompt for request in bench.engine.requests] == ["two", (3, 4)]
+    bench.engine.finish(1)
+    eventually(lambda: bench.view().num_failed == 1)
+    assert bench.view().num_completed == 0
+    bench.engine.finish(0)
+    assert ending.result(10) is Ending.FINISHED
+    failed, completed = bench.results()
+    assert failed.error_message == "choice: there is no option to choose from"
+    assert completed.payload is not None
+    assert [choice.text for choice in completed.payload.choices] == ["out two", "out (3, 4)"]
+    assert completed.num_output_tokens == 6

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from worker.contract.results import Output
 from worker.contract.states import BatchStatus
 
 # A batch up to this size carries its outputs inline, in the webhook and in GET /v1/batch/{id}.
@@ -51,7 +52,7 @@ class BatchEnded:
     counts: Mapping[str, int]
     usage: Mapping[str, Any]
     metadata: Mapping[str, Any]
-    outputs: list[str | None] | None  # in the order of the requests; None: fetch them
+    outputs: list[Output] | None  # in the order of the requests; None: fetch them
 
     @property
     def type(self) -> str:

@@ -32,6 +32,13 @@ class ShardState(StrEnum):
     DROPPED = "dropped"  # terminal: its batch ended before it ran to the end
 
 
+class Lane(StrEnum):
+    """Which work a Batch and its Shards are."""
+
+    BATCH = "batch"  # waits its turn; the dispatcher tickets its Shards
+    INTERACTIVE = "interactive"  # somebody waits for the answer; no list of batches shows it
+
+
 class Outcome(StrEnum):
     """How a Request ended. A Result never changes."""
 
@@ -55,3 +62,20 @@ class EventState(StrEnum):
     SENDING = "sending"  # the attempt's outcome, or the dispatcher once its lease expires, moves it on
     DELIVERED = "delivered"  # terminal: the receiver answered 2xx
     FAILED = "failed"  # terminal: the last attempt failed, or the receiver answered 410
+
+
+class FilesStage(StrEnum):
+    """Where the files of a Batch stand."""
+
+    READING = "reading"  # the files process moves it on, when every line is a request or none can be
+    RUNNING = "running"  # the files process moves it on, when the batch has ended and its files are written
+    DONE = "done"  # terminal: what there is to download is there
+
+
+class UploadStatus(StrEnum):
+    """Where an Upload stands."""
+
+    PENDING = "pending"  # its completion or cancellation moves it on, or its expiry
+    COMPLETED = "completed"  # terminal: it has become a file
+    CANCELLED = "cancelled"  # terminal: its parts are gone
+    EXPIRED = "expired"  # terminal: it was not completed in time

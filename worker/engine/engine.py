@@ -16,6 +16,7 @@ from worker.engine.grammar import GrammarCompiler
 from worker.engine.model_runner import ModelRunner
 from worker.engine.models.checkpoint import read_eos_token_ids
 from worker.engine.open_request import OpenRequest, choice_seed
+from worker.engine.output_stream import OutputStream
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.reading_queue import ReadingQueue
 from worker.engine.readout import PromptReadout
@@ -25,6 +26,7 @@ from worker.engine.sequence import FinishReason, Sequence, SequenceState
 from worker.engine.step import (
     Choice,
     Completion,
+    Delta,
     EngineStats,
     GenerationRequest,
     ModelInfo,
@@ -68,6 +70,8 @@ class Engine:
         self._open: dict[Hashable, OpenRequest] = {}
         self._stop_checkers: dict[Sequence, StopChecker] = {}
         self._running: Chosen | None = None  # what the last Step chooses, while only the device knows
+        self._streams: dict[Sequence, OutputStream] = {}
+        self._deltas: list[Delta] = []  # since the last Step
         self._completions: list[Completion] = []  # of requests that ended outside a Step
         self._arrivals = itertools.count(1)
         self._readings = ReadingQueue(
@@ -115,6 +119,9 @@ class Engine:
             self._completions.append(Completion.failed(request.id, str(error)))
             return
         self._open[request.id] = opened
+        if request.is_streamed:
+            for index, sequence in enumerate(opened.sequences):
+                self._streams[sequence] = OutputStream(sequence, index, self.tokenizer)
         for sequence in opened.sequences:
             self._scheduler.add(sequence)
 
@@ -163,9 +170,10 @@ class Engine:
             else:
                 for sequence in self._running.sequences:
                     sequence.num_pending_tokens = 1
+        deltas, self._deltas = self._deltas, []
         self.stats.steps += bool(plan.entries)
         self.stats.decode_tokens += new_tokens.total()
-        return StepOutput(new_tokens, tuple(ended), self._readings.collect(plan))
+        return StepOutput(new_tokens, tuple(ended), self._readings.collect(plan), tuple(deltas))
 
     def clear_prefix_cache(self) -> None:
         """Forget what cached Blocks hold; what runs is not disturbed."""
@@ -217,6 +225,9 @@ class Engine:
                 max_length=min(len(token_ids) + params.max_tokens, info.max_model_len),
                 readout=readout if index == 0 else None,
                 job=request.job,
+                is_shareable=request.is_cached,
+                is_urgent=request.priority > 0,
+                is_alone=request.is_alone,
                 matcher=None if params.grammar is None else self.grammars.matcher(params.grammar),
             )
             self._start(sequence, request.output_token_ids)
@@ -276,6 +287,9 @@ class Engine:
         if reason is None and sequence.params.stop and self._stop_checkers[sequence].push(token_id):
             reason = FinishReason.STOP
         if reason is None:
+            stream = self._streams.get(sequence)
+            if stream is not None and (delta := stream.push(token_id)) is not None:
+                self._deltas.append(delta)
             return None
         opened = self._open[sequence.request_id]
         self._end(sequence, reason)
@@ -288,12 +302,16 @@ class Engine:
         text, has_stop = output_text(sequence, self.tokenizer, stop_checker)
         if has_stop and reason is FinishReason.LENGTH:
             reason = FinishReason.STOP
-        self._open[sequence.request_id].choices[sequence] = Choice(
+        choice = Choice(
             text=text,
             token_ids=tuple(sequence.token_ids[sequence.num_prompt_tokens :]),
             finish_reason=reason,
             logprobs=None if sequence.params.logprobs is None else tuple(sequence.logprobs),
         )
+        self._open[sequence.request_id].choices[sequence] = choice
+        stream = self._streams.pop(sequence, None)
+        if stream is not None:
+            self._deltas.append(stream.close(choice))
 
     def _fail(self, opened: OpenRequest, error: str) -> Completion:
         for sequence in opened.unfinished:

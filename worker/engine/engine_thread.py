@@ -15,6 +15,7 @@ from worker.engine.errors import EngineError, EngineFailedError, EngineStoppedEr
 from worker.engine.scoring import Scores, ScoringRequest
 from worker.engine.step import (
     Completion,
+    Delta,
     EngineStats,
     GenerationRequest,
     ModelInfo,
@@ -87,7 +88,9 @@ class EngineThread:
             self._thread.join()
 
     @overload
-    def submit(self, requests: Sequence[GenerationRequest]) -> Submission[Completion]: ...
+    def submit(
+        self, requests: Sequence[GenerationRequest], on_delta: Callable[[Delta], None] | None = None
+    ) -> Submission[Completion]: ...
 
     @overload
     def submit(self, requests: Sequence[EmbeddingRequest]) -> Submission[Embedding]: ...
@@ -95,8 +98,17 @@ class EngineThread:
     @overload
     def submit(self, requests: Sequence[ScoringRequest]) -> Submission[Scores]: ...
 
-    def submit(self, requests: Sequence[Request]) -> Submission[Any]:
+    @overload
+    def submit(
+        self, requests: Sequence[Request], on_delta: Callable[[Delta], None] | None = None
+    ) -> Submission[Outcome]: ...
+
+    def submit(
+        self, requests: Sequence[Request], on_delta: Callable[[Delta], None] | None = None
+    ) -> Submission[Any]:
         """Queue requests and return the handle on their outcomes; ids need to be unique among them only.
+
+        `on_delta` is told the text of streamed ones as it comes, on the engine's thread: it must be quick.
 
         Text is tokenized and grammars are compiled here, in the caller's thread. Raises ValueError on a
         repeated id, EngineStoppedError or EngineFailedError once the thread takes no more work.
@@ -107,7 +119,7 @@ class EngineThread:
         for request in requests:
             if isinstance(request, GenerationRequest) and request.params.grammar is not None:
                 engine.grammars.prepare(request.params.grammar)
-        submission: Submission[Any] = Submission(len(requests), self._cancel)
+        submission: Submission[Any] = Submission(len(requests), self._cancel, on_delta)
         order = _Order(submission, tuple(encode_requests(requests, engine.tokenizer)))
         with self._wake:
             if self.failure is not None:
@@ -134,6 +146,17 @@ class EngineThread:
     def model_info(self) -> ModelInfo:
         """What was loaded; raises EngineStoppedError before `start`."""
         return self._loaded_engine().model_info
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What the engine was told to keep to, beside `model_info`."""
+        config = self._loaded_engine().config
+        return {
+            "max_num_sequences": config.max_num_sequences,
+            "max_tokens_per_step": config.max_tokens_per_step,
+            "enable_prefix_cache": config.enable_prefix_cache,
+            "admission": config.admission,
+        }
 
     @property
     def stats(self) -> EngineStats:
@@ -227,6 +250,10 @@ class EngineThread:
     def _deliver(self, output: StepOutput) -> None:
         for key, count in output.num_new_tokens.items():
             cast("_Key", key)[0].num_output_tokens += count
+        for delta in output.deltas:
+            submission, request_id = cast("_Key", delta.id)
+            if submission.on_delta is not None:
+                submission.on_delta(replace(delta, id=request_id))
         arrived: dict[Submission[Any], list[Outcome]] = {}
         for outcome in (*output.completions, *output.readings):
             submission, request_id = cast("_Key", outcome.id)

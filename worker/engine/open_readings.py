@@ -135,5 +135,6 @@ def _sequence(
         stop_token_ids=frozenset(),
         readout=readout,
         is_generating=False,
+        is_urgent=request.priority > 0,
         is_shareable=is_shareable,
     )

@@ -40,6 +40,7 @@ class OpenRequest:
             num_cached_tokens=min(first.num_cached_tokens or 0, first.num_prompt_tokens),
             num_output_tokens=self.num_output_tokens,
             prompt_logprobs=tuple(readout.logprobs) if isinstance(readout, PromptReadout) else None,
+            prompt_token_ids=tuple(readout.next_token_ids) if isinstance(readout, PromptReadout) else (),
         )
 
     @property

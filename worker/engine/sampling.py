@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from worker.engine.errors import InvalidRequestError
-from worker.engine.grammar import Grammar
+from worker.grammar import Grammar
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128

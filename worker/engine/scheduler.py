@@ -1,11 +1,12 @@
 """Which Sequences get how many tokens of the next Step. No modes: computed tokens catch up with known ones.
 
-Running Sequences go first, in order of arrival, then waiting ones, as the admission policy chooses. Knows no
-tensors.
+Running Sequences go first, in order of arrival, then waiting ones, as the admission policy chooses. Urgent
+ones go before all that (worker/engine/turns.py). Knows no tensors.
 """
 
 from bisect import insort
-from operator import attrgetter
+from collections.abc import Container
+from heapq import heappop, heappush
 
 from worker.engine.admission.policy import AdmissionPolicy
 from worker.engine.block_pool import BlockPool
@@ -13,6 +14,7 @@ from worker.engine.prefix_cache import extend_hashes
 from worker.engine.sequence import FinishReason, Sequence, SequenceState
 from worker.engine.step import EngineStats, ScheduledSequence, StepPlan
 from worker.engine.step_limits import StepLimits
+from worker.engine.turns import Turn, Turns
 
 
 class Scheduler:
@@ -20,6 +22,9 @@ class Scheduler:
 
     The oldest running Sequence is never preempted and any Sequence fits the pool alone, so every Step makes
     progress. A Step costs time by how many run, not by how many wait.
+
+    Urgent Sequences are admitted first, up to half of the rows, and take the place of others, which resume
+    where they were; of those the oldest is spared, so that something else always goes on.
     """
 
     def __init__(
@@ -38,7 +43,11 @@ class Scheduler:
         self._block_size = block_size
         self._max_num_sequences = max_num_sequences
         self.limits = StepLimits(max_num_sequences, max_tokens_per_step)
-        self._running: list[Sequence] = []  # by arrival
+        self._running: list[Sequence] = []  # the urgent ones first, by arrival
+        self._urgent: list[tuple[int, Sequence]] = []  # that wait, a heap by arrival
+        self._max_urgent = max(1, max_num_sequences // 2)
+        self._must_make_room = False  # an urgent Sequence waits for those that run to end
+        self._turns = Turns()
         self._num_waiting = 0  # the policy may also hold Sequences that were cancelled
         self._is_settled = False  # what waits was refused, and nothing has happened since that makes room
         self._free_rows = list(range(max_num_sequences))
@@ -47,7 +56,7 @@ class Scheduler:
 
     @property
     def running(self) -> tuple[Sequence, ...]:
-        """Sequences that hold Blocks, by arrival."""
+        """Sequences that hold Blocks, the urgent ones first, by arrival."""
         return tuple(self._running)
 
     @property
@@ -68,26 +77,18 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Return the next Step, with Blocks taken for every token in it."""
-        entries: list[ScheduledSequence] = []
-        budget = self.limits.max_tokens
         preemptions = self.stats.preemptions
-        index = 0
-        while index < len(self._running):
-            sequence = self._running[index]
-            if sequence.num_pending_tokens and sequence.is_at_end:
-                index += 1  # it ends when the host sees its last token
-                continue
-            # Each later Sequence keeps one token of the budget, so that a prompt never stalls a decode.
-            spare = budget - (len(self._running) - index - 1)
-            num_tokens = min(sequence.num_uncomputed_tokens, spare)
-            if not self._reserve(sequence, sequence.num_computed_tokens + num_tokens, index):
-                continue  # it was preempted itself: the next one moved up to this index
-            entries.append(_entry(sequence, num_tokens))
-            budget -= num_tokens
-            index += 1
+        self._admit_urgent()
+        turn = self._turns.next(self._running)
+        entries = self._share_out(turn)
+        if self._running and not entries:  # who should be alone found no Block: the first always does
+            turn = Turn(alone=self._running[0])
+            entries = self._share_out(turn)
         self._policy.start_step()
-        if self.stats.preemptions == preemptions and not self._is_settled:
-            self._admit_waiting(entries, budget)
+        can_admit = turn.is_for_all and not self._must_make_room and not self._is_settled
+        if can_admit and self.stats.preemptions == preemptions:
+            self._admit_waiting(entries)
+        self._turns.note(entries, is_waiting=self._num_waiting > len(self._urgent))
         self.stats.evictions = self.block_pool.num_evictions
         return StepPlan(tuple(entries))
 
@@ -125,7 +126,7 @@ class Scheduler:
 
     def finish(self, sequence: Sequence, reason: FinishReason | None = None) -> None:
         """Take a Sequence out, running or waiting, and release what it holds; `reason`: of a generation."""
-        if reason in {FinishReason.STOP, FinishReason.LENGTH}:
+        if reason in {FinishReason.STOP, FinishReason.LENGTH} and not sequence.is_urgent:
             self._policy.learn(sequence, is_cut=reason is FinishReason.LENGTH)
         self._is_settled = False
         if sequence.state is SequenceState.RUNNING:
@@ -141,19 +142,41 @@ class Scheduler:
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.WAITING
-        self._policy.add(sequence)
+        if sequence.is_urgent:
+            heappush(self._urgent, (sequence.arrival, sequence))
+        else:
+            self._policy.add(sequence)
         self._num_waiting += 1
         self._is_settled = False
 
-    def _reserve(self, sequence: Sequence, num_tokens: int, index: int) -> bool:
-        """Give a running Sequence its Blocks, preempting from `index` on; False: it was preempted itself."""
+    def _share_out(self, turn: Turn) -> list[ScheduledSequence]:
+        """Return the share of each running Sequence whose turn it is, with Blocks taken for it."""
+        entries: list[ScheduledSequence] = []
+        budget = self.limits.max_tokens
+        included = [sequence for sequence in self._running if turn.includes(sequence)]
+        has_share: set[Sequence] = set()
+        for index, sequence in enumerate(included):
+            if sequence.state is not SequenceState.RUNNING:
+                continue  # it was preempted for one before it
+            if sequence.num_pending_tokens and sequence.is_at_end:
+                continue  # it ends when the host sees its last token
+            # Each later Sequence keeps one token of the budget, so that a prompt never stalls a decode.
+            spare = budget - (len(included) - index - 1)
+            num_tokens = min(sequence.num_uncomputed_tokens, spare)
+            if self._reserve(sequence, sequence.num_computed_tokens + num_tokens, has_share):
+                entries.append(_entry(sequence, num_tokens))
+                has_share.add(sequence)
+                budget -= num_tokens
+        return entries
+
+    def _reserve(self, sequence: Sequence, num_tokens: int, has_share: Container[Sequence]) -> bool:
+        """Give a running Sequence its Blocks, preempting who has no share; False: it was preempted itself."""
         missing = -(-num_tokens // self._block_size) - len(sequence.block_table)
         if missing <= 0:
             return True
         while missing > self.block_pool.num_free_blocks:
-            # The oldest is spared; of the others, the least computed loses the least, the youngest on a tie.
-            candidates = self._running[max(index, 1) :]
-            victim = min(candidates, key=lambda other: (other.num_computed_tokens, -other.arrival))
+            # The first of all is spared.
+            victim = min((other for other in self._running[1:] if other not in has_share), key=_loss)
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -178,8 +201,9 @@ class Scheduler:
             self._free_rows.append(sequence.row)
             sequence.row = None
 
-    def _admit_waiting(self, entries: list[ScheduledSequence], budget: int) -> None:
+    def _admit_waiting(self, entries: list[ScheduledSequence]) -> None:
         """Admit waiting Sequences while budget, rows and Blocks last, and append their share of the Step."""
+        budget = self.limits.max_tokens - sum(entry.num_tokens for entry in entries)
         num_held = 0
         while (
             budget
@@ -191,16 +215,14 @@ class Scheduler:
             if sequence is None:
                 self._is_settled = not num_held
                 return
-            # Rows that are still to be read always run: without one there is no next token to choose.
-            digests = sequence.block_hashes[: sequence.next_row // self._block_size]
+            digests = self._digests(sequence)
             cached = self.block_pool.match(digests)
             if len(cached) < len(digests) and digests[len(cached)] in self._in_flight:
                 # Another Sequence computes this prefix now: wait a Step and share it.
                 self._policy.put_back(sequence, is_refused=False)
                 num_held += 1
                 continue
-            num_fresh = -(-len(sequence.token_ids) // self._block_size) - len(cached)
-            num_needed = num_fresh + sum(map(self.block_pool.is_free, cached))
+            num_needed = self._num_needed(sequence, cached)
             if not self._policy.has_room(sequence, num_needed, self._running):
                 self._policy.put_back(sequence, is_refused=True)
                 continue
@@ -208,6 +230,38 @@ class Scheduler:
             num_tokens = min(sequence.num_uncomputed_tokens, budget)
             entries.append(_entry(sequence, num_tokens))
             budget -= num_tokens
+
+    def _admit_urgent(self) -> None:
+        """Admit urgent Sequences, in order of arrival, by preempting others where there is no room."""
+        self._must_make_room = False
+        num_urgent = sum(sequence.is_urgent for sequence in self._running)
+        while self._urgent and num_urgent < self._max_urgent and not self._turns.must_yield:
+            sequence = self._urgent[0][1]
+            if sequence.state is not SequenceState.WAITING:
+                heappop(self._urgent)
+                continue
+            cached = self.block_pool.match(self._digests(sequence))
+            missing = self._num_needed(sequence, cached) - self.block_pool.num_free_blocks
+            if self._free_rows and missing <= 0:
+                heappop(self._urgent)
+                self._admit(sequence, cached)
+                num_urgent += 1
+                continue
+            victims = self._running[num_urgent + 1 :]  # the oldest of the others is spared
+            num_own = sum(self.block_pool.count_unshared(victim.block_table) for victim in victims)
+            if not victims or num_own < missing:
+                self._must_make_room = True
+                return
+            self._preempt(min(victims, key=_loss))
+
+    def _digests(self, sequence: Sequence) -> list[bytes]:
+        # Rows that are still to be read always run: without one there is no next token to choose.
+        return sequence.block_hashes[: sequence.next_row // self._block_size]
+
+    def _num_needed(self, sequence: Sequence, cached: list[int]) -> int:
+        """Return how many free Blocks an admission takes, those of `cached` that nobody holds included."""
+        num_fresh = -(-len(sequence.token_ids) // self._block_size) - len(cached)
+        return num_fresh + sum(map(self.block_pool.is_free, cached))
 
     def _admit(self, sequence: Sequence, cached: list[int]) -> None:
         self.block_pool.share(cached)
@@ -226,7 +280,7 @@ class Scheduler:
         sequence.row = self._free_rows.pop()
         sequence.state = SequenceState.RUNNING
         self._num_waiting -= 1
-        insort(self._running, sequence, key=attrgetter("arrival"))
+        insort(self._running, sequence, key=_order)
 
     def _offer_blocks(self, sequence: Sequence) -> None:
         extend_hashes(sequence.block_hashes, sequence.token_ids, self._block_size)
@@ -236,6 +290,15 @@ class Scheduler:
             if self._in_flight.get(digest) is sequence:
                 del self._in_flight[digest]
             sequence.num_hashed_blocks = index + 1
+
+
+def _order(sequence: Sequence) -> tuple[bool, int]:
+    return not sequence.is_urgent, sequence.arrival
+
+
+def _loss(sequence: Sequence) -> tuple[bool, int, int]:
+    """Return what a preemption costs: the least computed loses the least, the youngest on a tie."""
+    return sequence.is_urgent, sequence.num_computed_tokens, -sequence.arrival
 
 
 def _entry(sequence: Sequence, num_tokens: int) -> ScheduledSequence:

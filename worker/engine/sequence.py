@@ -59,6 +59,8 @@ class Sequence:
     readout: Readout | None = None  # what is read off its rows beside next tokens
     is_generating: bool = True  # False: the readout is all that is wanted
     is_shareable: bool = True  # its Blocks may go to the prefix cache
+    is_urgent: bool = False  # somebody waits for it: it goes before all others
+    is_alone: bool = False  # its Steps hold nothing else
     matcher: GrammarMatcher | None = None
     # Read for every Sequence in every Step, so worked out once.
     has_logit_rules: bool = field(init=False)

@@ -6,17 +6,21 @@ from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
 from worker.engine.errors import EngineError
-from worker.engine.step import Outcome
+from worker.engine.step import Delta, Outcome
 
 OutcomeT = TypeVar("OutcomeT", bound=Outcome)
 
 
 class Submission(Generic[OutcomeT]):
-    """Requests of one kind submitted together, and what has become of them so far."""
+    """Requests submitted together, and what has become of them so far."""
 
     def __init__(
-        self, num_requests: int, cancel: Callable[["Submission[Any]", tuple[Hashable, ...]], None]
+        self,
+        num_requests: int,
+        cancel: Callable[["Submission[Any]", tuple[Hashable, ...]], None],
+        on_delta: Callable[[Delta], None] | None = None,
     ) -> None:
+        self.on_delta = on_delta  # called on the engine's thread, so it must be quick
         self.num_output_tokens = 0  # grows each Step; one writer, so a read needs no lock
         self.num_open = num_requests  # requests whose outcome has not arrived; likewise
         self._cancel = cancel
@@ -44,8 +48,8 @@ class Submission(Generic[OutcomeT]):
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._arrived.wait(left):
                     break
-            taken, self._outcomes = self._outcomes, []
             self._is_woken = False
+            taken, self._outcomes = self._outcomes, []
             if not taken and self.num_open and self._error is not None:
                 raise self._error
             return taken

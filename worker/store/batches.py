@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session
 
 from worker.contract.results import RequestError
 from worker.contract.sampling import SamplingParams
-from worker.contract.states import LIVE_STATUSES, BatchStatus, Outcome, ShardState
+from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, Outcome, ShardState
 from worker.store import quotas, requests, webhooks
-from worker.store.notify import wake_dispatcher, wake_workers
+from worker.store.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
 from worker.store.quotas import Demand
 from worker.store.requests import NewRequest
 from worker.store.session import tenant_of
@@ -33,6 +33,8 @@ class NewBatch:
     deadline: datetime | None = None  # or a window, not both
     max_failed: int | None = None
     max_total_tokens: int | None = None
+    lane: Lane = Lane.BATCH
+    id: str | None = None  # None: a new one
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class BatchView:
     callback_url: str | None
     priority: int
     metadata: dict[str, Any]
+    input_file_id: str | None
+    num_unread: int
     num_requests: int
     num_completed: int
     num_failed: int
@@ -80,7 +84,16 @@ class BatchView:
         """Share of the tokens the batch may need that are done or no longer needed, 0 to 1."""
         if self.status.is_terminal:
             return 1.0
-        return min(1.0, (self.settled_max_tokens + self.running_tokens) / max(1, self.max_output_tokens))
+        if not self.max_output_tokens:  # nothing but readings, or nothing read from its file yet
+            return self.num_settled / self.num_requests
+        # Of the lines that are still in the file we expect what the others may need.
+        expected = self.max_output_tokens * self.num_requests / (self.num_requests - self.num_unread)
+        return min(1.0, (self.settled_max_tokens + self.running_tokens) / expected)
+
+
+def new_id() -> str:
+    """Return the id of a batch that is yet to be submitted."""
+    return f"batch_{uuid4().hex}"
 
 
 def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
@@ -90,11 +103,11 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
         QuotaExceededError: it is more than its tenant may have now.
 
     """
-    batch_id = f"batch_{uuid4().hex}"
+    batch_id = batch.id or new_id()
     window = batch.completion_window
     num_prompt_tokens = sum(request.num_prompt_tokens for request in batch.requests)
-    max_output_tokens = sum(request.max_tokens for request in batch.requests)
-    stored_bytes = sum(len(request.prompt.encode()) for request in batch.requests)
+    max_output_tokens = sum(request.max_output_tokens(batch.params) for request in batch.requests)
+    stored_bytes = sum(request.num_bytes for request in batch.requests)
     quotas.check(session, Demand(len(batch.requests), num_prompt_tokens + max_output_tokens, stored_bytes))
     expires_at = session.scalar(
         insert(BatchRow)
@@ -102,6 +115,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
             id=batch_id,
             tenant_id=tenant_of(session),
             status=BatchStatus.PENDING,
+            lane=batch.lane,
             params=batch.params.to_json(),
             metadata_=batch.metadata or {},
             priority=batch.priority,
@@ -116,7 +130,35 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
         )
         .returning(BatchRow.expires_at)
     )
-    slices = [batch.requests[i : i + shard_size] for i in range(0, len(batch.requests), shard_size)]
+    shard_ids = add_shards(
+        session,
+        batch_id,
+        batch.requests,
+        shard_size=shard_size,
+        priority=batch.priority,
+        expires_at=expires_at,
+        lane=batch.lane,
+    )
+    if batch.lane is Lane.INTERACTIVE:
+        wake_interactive(session, shard_ids)
+    else:
+        wake_dispatcher(session)
+    return batch_id
+
+
+def add_shards(
+    session: Session,
+    batch_id: str,
+    given: Sequence[NewRequest],
+    *,
+    shard_size: int,
+    priority: int,
+    expires_at: datetime | None,
+    lane: Lane = Lane.BATCH,
+    first_position: int = 0,
+) -> Sequence[int]:
+    """Write requests of a batch, and the shards that carry them; return the shards' ids."""
+    slices = [given[i : i + shard_size] for i in range(0, len(given), shard_size)]
     shard_ids = session.scalars(
         insert(ShardRow).returning(ShardRow.id, sort_by_parameter_order=True),
         [
@@ -125,29 +167,36 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
                 "tenant_id": tenant_of(session),
                 "position": position,
                 "state": ShardState.READY,
-                "priority": batch.priority,
+                "lane": lane,
+                "priority": priority,
                 "expires_at": expires_at,
                 "num_requests": len(part),
             }
-            for position, part in enumerate(slices)
+            for position, part in enumerate(slices, first_position // shard_size)
         ],
     ).all()
-    requests.copy_in(session, batch_id, zip(shard_ids, slices, strict=True))
-    wake_dispatcher(session)
-    return batch_id
+    shards = zip(shard_ids, slices, strict=True)
+    requests.copy_in(session, batch_id, shards, first_position=first_position)
+    return shard_ids
 
 
 def get(session: Session, batch_id: str) -> BatchView | None:
     """Return the batch as it stands now, or None."""
-    found = session.execute(_views().where(BatchRow.id == batch_id)).one_or_none()
-    return None if found is None else to_view(*found)
+    return get_many(session, [batch_id]).get(batch_id)
+
+
+def get_many(session: Session, batch_ids: Sequence[str]) -> dict[str, BatchView]:
+    """Return batches as they stand now, by id."""
+    found = session.execute(_views().where(BatchRow.id.in_(batch_ids)))
+    return {one[0].id: to_view(*one) for one in found}
 
 
 def page(
     session: Session, *, after: str | None, limit: int, status: BatchStatus | None = None
 ) -> list[BatchView]:
-    """Return batches, the newest first, those after batch `after`."""
-    query = _views().order_by(BatchRow.created_at.desc(), BatchRow.id.desc()).limit(limit)
+    """Return batches that were submitted as such, the newest first, those after batch `after`."""
+    query = _views().where(BatchRow.lane == Lane.BATCH)
+    query = query.order_by(BatchRow.created_at.desc(), BatchRow.id.desc()).limit(limit)
     if after is not None:
         last = select(BatchRow.created_at, BatchRow.id).where(BatchRow.id == after).scalar_subquery()
         query = query.where(tuple_(BatchRow.created_at, BatchRow.id) < last)
@@ -175,6 +224,8 @@ def to_view(row: BatchRow, running: int, num_running_shards: int, read_at: datet
         callback_url=row.callback_url,
         priority=row.priority,
         metadata=row.metadata_,
+        input_file_id=row.input_file_id,
+        num_unread=row.num_unread,
         num_requests=row.num_requests,
         num_completed=row.num_completed,
         num_failed=row.num_failed,
@@ -205,7 +256,9 @@ def to_view(row: BatchRow, running: int, num_running_shards: int, read_at: datet
 
 def count_by_status(session: Session) -> dict[BatchStatus, int]:
     """Return how many batches stand in each status, zeros included."""
-    rows = session.execute(select(BatchRow.status, func.count()).group_by(BatchRow.status))
+    rows = session.execute(
+        select(BatchRow.status, func.count()).where(BatchRow.lane == Lane.BATCH).group_by(BatchRow.status)
+    )
     return dict.fromkeys(BatchStatus, 0) | {BatchStatus(status): count for status, count in rows}
 
 
@@ -247,9 +300,10 @@ def is_stopping(session: Session, batch: BatchRow) -> bool:
 def settle(session: Session, batch: BatchRow) -> bool:
     """Move a locked batch to its terminal state if it has come to its end; say whether it did.
 
-    The one place where a batch ends, so that it ends once, with one event in the same transaction.
+    The one place where a batch ends (but for `fail`), so that it ends once, with one event in the same
+    transaction. The event of one that came as a file waits for its files (worker/store/batch_files.py).
     """
-    if batch.status.is_terminal:
+    if batch.status.is_terminal or batch.num_unread:
         return False
     if is_stopping(session, batch):
         is_running = select(ShardRow.id).where(
@@ -258,20 +312,35 @@ def settle(session: Session, batch: BatchRow) -> bool:
         if session.scalar(select(is_running.exists())):
             return False
         _drop_the_rest(session, batch)
-        if batch.status is not BatchStatus.CANCELLING:
-            batch.status = BatchStatus.EXPIRED
-        else:
-            batch.status = BatchStatus.CANCELLED if batch.error_code is None else BatchStatus.FAILED
+        status = BatchStatus.EXPIRED
+        if batch.status is BatchStatus.CANCELLING:
+            status = BatchStatus.CANCELLED if batch.error_code is None else BatchStatus.FAILED
+        _end(session, batch, status)
     elif batch.num_settled == batch.num_requests:
-        batch.status = BatchStatus.COMPLETED
+        _end(session, batch, BatchStatus.COMPLETED)
     else:
         return False
+    if batch.input_file_id is None:
+        webhooks.record_end(session, batch)
+        wake_dispatcher(session)
+    else:
+        wake_files(session)
+    return True
+
+
+def fail(session: Session, batch: BatchRow) -> None:
+    """End a locked batch of which nothing can be run, and nothing was."""
+    batch.num_requests = batch.num_unread = 0
+    _end(session, batch, BatchStatus.FAILED)
+    webhooks.record_end(session, batch)
+    wake_dispatcher(session)
+
+
+def _end(session: Session, batch: BatchRow, status: BatchStatus) -> None:
+    batch.status = status
     batch.finished_at = func.now()
     session.flush()
     session.refresh(batch)
-    webhooks.record_end(session, batch)
-    wake_dispatcher(session)
-    return True
 
 
 def _drop_the_rest(session: Session, batch: BatchRow) -> None:

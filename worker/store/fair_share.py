@@ -12,7 +12,7 @@ from sqlalchemy import CTE, ColumnElement, Float, cast, func, literal, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from worker.contract.states import BatchStatus, ShardState
+from worker.contract.states import BatchStatus, Lane, ShardState
 from worker.store.access_tables import FairShareRow, TenantRow
 from worker.store.tables import BatchRow, ShardRow
 
@@ -56,6 +56,8 @@ def next_of_each_tenant(session: Session, is_due: ColumnElement[bool], *, limit:
         .where(
             ShardRow.tenant_id == tenants.c.tenant_id,
             ShardRow.state == ShardState.READY,
+            # Interactive shards take no ticket: worker/tasks/interactive.py.
+            ShardRow.lane == Lane.BATCH,
             is_due,
             BatchRow.status.in_([BatchStatus.PENDING, BatchStatus.PROCESSING]),
             BatchRow.paused_at.is_(None),

@@ -1,6 +1,6 @@
 """Wake others when rows they care about change. A lost notification costs a sweep or a save, no more."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 
 import psycopg
@@ -9,27 +9,40 @@ from sqlalchemy import func, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
-CHANNEL = "headrace_dispatch"
-WORKERS_CHANNEL = "headrace_control"
+DISPATCH = "headrace_dispatch"
+FILES = "headrace_files"
+WORKERS = "headrace_control"
+INTERACTIVE = "headrace_interactive"
 
 
 def wake_dispatcher(session: Session) -> None:
     """Tell every dispatcher to look round once this transaction commits."""
-    session.execute(select(func.pg_notify(CHANNEL, "")))
+    session.execute(select(func.pg_notify(DISPATCH, "")))
+
+
+def wake_files(session: Session) -> None:
+    """Tell every files process the same."""
+    session.execute(select(func.pg_notify(FILES, "")))
 
 
 def wake_workers(session: Session, batch_id: str) -> None:
     """Tell the workers that run this batch to save now: the save's answer says what has changed."""
-    session.execute(select(func.pg_notify(WORKERS_CHANNEL, batch_id)))
+    session.execute(select(func.pg_notify(WORKERS, batch_id)))
 
 
-def wake_ups(url: str, *, every_seconds: float) -> Iterator[None]:
-    """Yield on each notification for dispatchers, and at least every `every_seconds`; end never.
+def wake_interactive(session: Session, shard_ids: Iterable[int]) -> None:
+    """Tell every gpu worker of interactive shards that are ready once this transaction commits."""
+    for shard_id in shard_ids:
+        session.execute(select(func.pg_notify(INTERACTIVE, str(shard_id))))
+
+
+def wake_ups(url: str, *, every_seconds: float, channel: str = DISPATCH) -> Iterator[None]:
+    """Yield on each notification, and at least every `every_seconds`; end never.
 
     Raises:
         psycopg.OperationalError: the connection was lost.
     """
-    with _listening(url, CHANNEL) as connection:
+    with _listening(url, channel) as connection:
         while True:
             yield
             # Until the first notification or the timeout; then take those that came with it: one look
@@ -39,15 +52,25 @@ def wake_ups(url: str, *, every_seconds: float) -> Iterator[None]:
                     pass
 
 
-def changed_batches(url: str, *, every_seconds: float) -> Iterator[str | None]:
-    """Yield the id of each batch that workers are told of, and None after every `every_seconds`; end never.
+def interactive_shards(url: str, *, every_seconds: float) -> Iterator[int | None]:
+    """Yield the id of each interactive shard that is told, and None after every `every_seconds`; end never.
 
     The first None says that listening has begun.
 
     Raises:
         psycopg.OperationalError: the connection was lost.
     """
-    with _listening(url, WORKERS_CHANNEL) as connection:
+    for payload in _payloads(url, INTERACTIVE, every_seconds=every_seconds):
+        yield None if payload is None else int(payload)
+
+
+def changed_batches(url: str, *, every_seconds: float) -> Iterator[str | None]:
+    """Yield the id of each batch that workers are told of, as `interactive_shards` does with shards."""
+    return _payloads(url, WORKERS, every_seconds=every_seconds)
+
+
+def _payloads(url: str, channel: str, *, every_seconds: float) -> Iterator[str | None]:
+    with _listening(url, channel) as connection:
         while True:
             yield None
             for notice in connection.notifies(timeout=every_seconds):

@@ -6,10 +6,18 @@ from datetime import datetime
 from typing import Any
 
 from psycopg.types.json import Jsonb
-from sqlalchemy import bindparam, case, func, insert, literal, select
+from sqlalchemy import bindparam, case, cast, func, insert, literal, select
+from sqlalchemy.dialects.postgresql import JSONPATH
 from sqlalchemy.orm import Session
 
-from worker.contract.results import NewResult
+from worker.contract.requests import (
+    Params,
+    Prompt,
+    kind_of,
+    max_output_tokens,
+    params_from_json,
+)
+from worker.contract.results import NewResult, Output, Payload, storable
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import Outcome
 from worker.store import partial_outputs
@@ -18,34 +26,60 @@ from worker.store.tables import PartialOutputRow, RequestRow, ResultRow
 
 COPY_REQUESTS = """
     COPY requests (
-        batch_id, shard_id, position, custom_id, prompt, add_special_tokens, params, max_tokens,
-        num_prompt_tokens
+        batch_id, shard_id, position, custom_id, kind, prompt, inputs, add_special_tokens, params,
+        is_streamed, max_tokens, num_prompt_tokens
     ) FROM STDIN
 """
 
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """One prompt on its way in. `params=None` means the batch's."""
+    """One request on its way in. `params=None` means the batch's; other kinds have their own."""
 
     prompt: str
-    max_tokens: int  # as the context allows
-    num_prompt_tokens: int = 0
+    max_tokens: int  # of one choice, as the context allows
+    num_prompt_tokens: int = 0  # of all prompts
     custom_id: str | None = None
-    params: SamplingParams | None = None
+    params: Params | None = None
     add_special_tokens: bool = True
+    inputs: tuple[Prompt, ...] | None = None  # several prompts, or token ids, instead of `prompt`
+    is_streamed: bool = False
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """Every prompt, in order."""
+        return self.inputs or (self.prompt,)
+
+    @property
+    def num_bytes(self) -> int:
+        """How much room its prompts take; a token id counts as four bytes."""
+        return sum(
+            len(prompt.encode()) if isinstance(prompt, str) else 4 * len(prompt) for prompt in self.prompts
+        )
+
+    def max_output_tokens(self, batch_params: SamplingParams) -> int:
+        """Return the most tokens it generates, over all prompts and choices."""
+        params = self.params or batch_params
+        return max_output_tokens(params, max_tokens=self.max_tokens, num_prompts=len(self.prompts))
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRequest:
-    """One prompt that still has to be run."""
+    """One request that still has to be run."""
 
     id: int
-    prompt: str
+    position: int
+    prompts: tuple[Prompt, ...]
     add_special_tokens: bool
-    max_tokens: int
-    params: SamplingParams  # but for max_tokens
+    is_streamed: bool
+    max_tokens: int  # of one choice
+    params: Params  # but for max_tokens
     partial_output: PartialOutput | None = None  # what an earlier run of it has left
+
+    @property
+    def max_output_tokens(self) -> int:
+        """The most tokens it generates, over all prompts and choices."""
+        return max_output_tokens(self.params, max_tokens=self.max_tokens, num_prompts=len(self.prompts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +103,7 @@ class ResultView:
     outcome: Outcome
     output: str | None
     finish_reason: str | None
+    payload: Payload | None
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
@@ -77,11 +112,17 @@ class ResultView:
     created_at: datetime
 
 
-def copy_in(session: Session, batch_id: str, shards: Iterable[tuple[int, Sequence[NewRequest]]]) -> None:
-    """Write the requests of a new batch by COPY, positions counting through its shards."""
+def copy_in(
+    session: Session,
+    batch_id: str,
+    shards: Iterable[tuple[int, Sequence[NewRequest]]],
+    *,
+    first_position: int = 0,
+) -> None:
+    """Write requests of a batch by COPY, positions counting through its shards."""
     connection = session.connection().connection.driver_connection
     assert connection is not None  # noqa: S101 - a session in a transaction has one
-    position = 0
+    position = first_position
     with connection.cursor() as cursor, cursor.copy(COPY_REQUESTS) as copy:
         for shard_id, part in shards:
             for request in part:
@@ -92,9 +133,12 @@ def copy_in(session: Session, batch_id: str, shards: Iterable[tuple[int, Sequenc
                         shard_id,
                         position,
                         request.custom_id,
+                        kind_of(request.params).value,
                         request.prompt,
+                        None if request.inputs is None else Jsonb(request.inputs),
                         request.add_special_tokens,
                         params,
+                        request.is_streamed,
                         request.max_tokens,
                         request.num_prompt_tokens,
                     )
@@ -108,8 +152,12 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
     rows = session.execute(
         select(
             RequestRow.id,
+            RequestRow.position,
+            RequestRow.kind,
             RequestRow.prompt,
+            RequestRow.inputs,
             RequestRow.add_special_tokens,
+            RequestRow.is_streamed,
             RequestRow.max_tokens,
             RequestRow.params,
             PartialOutputRow,
@@ -121,15 +169,25 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
     )
     return [
         ShardRequest(
-            id_,
-            prompt,
-            special,
-            most,
-            shared if own is None else SamplingParams.from_json(own),
-            None if kept is None else PartialOutput(kept.model, kept.token_ids, kept.text),
+            id=row.id,
+            position=row.position,
+            prompts=(row.prompt,) if row.inputs is None else _to_prompts(row.inputs),
+            add_special_tokens=row.add_special_tokens,
+            is_streamed=row.is_streamed,
+            max_tokens=row.max_tokens,
+            params=shared if row.params is None else params_from_json(row.kind, row.params),
+            partial_output=_to_partial(row.PartialOutputRow),
         )
-        for id_, prompt, special, most, own, kept in rows
+        for row in rows
     ]
+
+
+def _to_prompts(inputs: Sequence[Any]) -> tuple[Prompt, ...]:
+    return tuple(one if isinstance(one, str) else tuple(one) for one in inputs)
+
+
+def _to_partial(kept: PartialOutputRow | None) -> PartialOutput | None:
+    return None if kept is None else PartialOutput(kept.model, kept.token_ids, kept.text)
 
 
 def ids_without_result(session: Session, shard_id: int) -> list[int]:
@@ -165,8 +223,9 @@ def record(session: Session, batch_id: str, results: Sequence[NewResult], *, fir
                 "batch_id": batch_id,
                 "sequence": sequence,
                 "outcome": result.outcome,
-                "output": _storable(result.output),
+                "output": None if result.output is None else storable(result.output),
                 "finish_reason": result.finish_reason,
+                "payload": None if result.payload is None else result.payload.to_json(),
                 "num_prompt_tokens": result.num_prompt_tokens,
                 "num_cached_tokens": result.num_cached_tokens,
                 "num_output_tokens": result.num_output_tokens,
@@ -191,11 +250,6 @@ def cancelled_in(session: Session, shard_id: int) -> list[int]:
         )
     )
     return list(rows)
-
-
-def _storable(text: str | None) -> str | None:
-    # A model can say NUL and Postgres cannot: it reads back as bytes that are no character do.
-    return None if text is None else text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
 
 
 def fail_missing(
@@ -287,6 +341,7 @@ def results_page(session: Session, batch_id: str, *, after: int, limit: int) -> 
             outcome=row.outcome,
             output=row.output,
             finish_reason=row.finish_reason,
+            payload=None if row.payload is None else Payload.from_json(row.payload),
             num_prompt_tokens=row.num_prompt_tokens,
             num_cached_tokens=row.num_cached_tokens,
             num_output_tokens=row.num_output_tokens,
@@ -298,14 +353,14 @@ def results_page(session: Session, batch_id: str, *, after: int, limit: int) -> 
     ]
 
 
-def outputs(session: Session, batch_id: str) -> list[str | None]:
+def outputs(session: Session, batch_id: str) -> list[Output]:
     """Return every output of a batch in the order of its requests; None where there is none (yet)."""
-    return list(
-        session.scalars(
-            select(ResultRow.output)
-            .select_from(RequestRow)
-            .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
-            .where(RequestRow.batch_id == batch_id)
-            .order_by(RequestRow.position)
-        )
+    texts = func.jsonb_path_query_array(ResultRow.payload, cast("$.choices[*].text", JSONPATH))
+    rows = session.execute(
+        select(ResultRow.output, texts)
+        .select_from(RequestRow)
+        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .where(RequestRow.batch_id == batch_id)
+        .order_by(RequestRow.position)
     )
+    return [choices if choices and len(choices) > 1 else output for output, choices in rows]

@@ -1,4 +1,4 @@
-"""Runs again what a batch has failed, as a new batch that is linked to it (docs/decisions/0008)."""
+"""Runs again what a batch has failed, as a new batch that is linked to it (docs/decisions/0010)."""
 
 from uuid import uuid4
 
@@ -17,7 +17,8 @@ OWN_LIFE = {
     "max_output_tokens", "settled_max_tokens", "input_tokens", "cached_tokens", "output_tokens",
     "created_at", "started_at", "cancelled_at", "expires_at", "finished_at", "paused_at", "error_code",
     "error_message", "retry_of", "stored_bytes", "has_cancelled_requests", "output_tokens_squared",
-    "completed_output_tokens", "tokens_per_second", "measured_tokens", "measured_at",
+    "completed_output_tokens", "tokens_per_second", "measured_tokens", "measured_at", "num_unread",
+    "input_file_id",
 }  # fmt: skip
 
 

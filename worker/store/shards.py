@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, and_, case, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from worker.contract.results import NewResult, RequestError
-from worker.contract.states import AttemptCause, BatchStatus, Outcome, ShardState
+from worker.contract.states import AttemptCause, BatchStatus, Lane, Outcome, ShardState
 from worker.store import attempts, batches, partial_outputs, poison, rates, requests, stop_rules
 from worker.store.notify import wake_dispatcher
 from worker.store.partial_outputs import PartialOutput
@@ -85,9 +85,16 @@ def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> 
     if batch.status is BatchStatus.PENDING:
         batch.status = BatchStatus.PROCESSING
         batch.started_at = func.now()
-    wake_dispatcher(session)
+    if batch.lane is Lane.BATCH:
+        wake_dispatcher(session)
     remaining = requests.remaining(session, shard_id, batch.params)
     return Claim(shard_id, batch.id, shard.fence, shard.attempts, remaining)
+
+
+def ready_interactive(session: Session, *, limit: int) -> list[int]:
+    """Return interactive shards that wait to be claimed, the oldest first."""
+    is_ready = (ShardRow.state == ShardState.READY, ShardRow.lane == Lane.INTERACTIVE)
+    return list(session.scalars(select(ShardRow.id).where(*is_ready).order_by(ShardRow.id).limit(limit)))
 
 
 def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | None) -> list[Saved]:

@@ -26,7 +26,16 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
 
 from worker.contract.access import DEFAULT_TENANT
-from worker.contract.states import LIVE_STATUSES, AttemptCause, BatchStatus, EventState, Outcome, ShardState
+from worker.contract.requests import RequestKind
+from worker.contract.states import (
+    LIVE_STATUSES,
+    AttemptCause,
+    BatchStatus,
+    EventState,
+    Lane,
+    Outcome,
+    ShardState,
+)
 
 NAMING_CONVENTION = {
     "ix": "%(table_name)s_%(column_0_N_name)s_index",
@@ -37,7 +46,7 @@ NAMING_CONVENTION = {
 }
 
 
-def _one_of(column: str, values: type[StrEnum]) -> Enum:
+def one_of(column: str, values: type[StrEnum]) -> Enum:
     """Text with a CHECK, read back as the enumeration's members."""
     return Enum(
         values,
@@ -57,14 +66,17 @@ class Table(DeclarativeBase):
         str: Text,
         int: BigInteger,
         datetime: DateTime(timezone=True),
-        dict[str, Any]: JSONB,
+        dict[str, Any]: JSONB(none_as_null=True),
+        list[Any]: JSONB(none_as_null=True),
         list[int]: ARRAY(Integer),
         list[str]: ARRAY(Text),
-        BatchStatus: _one_of("status", BatchStatus),
-        ShardState: _one_of("state", ShardState),
-        EventState: _one_of("state", EventState),
-        Outcome: _one_of("outcome", Outcome),
-        AttemptCause: _one_of("cause", AttemptCause),
+        BatchStatus: one_of("status", BatchStatus),
+        ShardState: one_of("state", ShardState),
+        EventState: one_of("state", EventState),
+        Outcome: one_of("outcome", Outcome),
+        AttemptCause: one_of("cause", AttemptCause),
+        RequestKind: one_of("kind", RequestKind),
+        Lane: one_of("lane", Lane),
     }
 
 
@@ -98,19 +110,22 @@ class BatchRow(Owned, Table):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     status: Mapped[BatchStatus]
+    lane: Mapped[Lane] = mapped_column(server_default=Lane.BATCH.value)
     params: Mapped[dict[str, Any]]  # SamplingParams for every request that has none of its own
     metadata_: Mapped[dict[str, Any]] = mapped_column("metadata")
     priority: Mapped[int] = mapped_column(server_default="0")  # higher runs sooner
     callback_url: Mapped[str | None]
 
+    input_file_id: Mapped[str | None]  # None: its requests came with it
+    num_unread: Mapped[int] = mapped_column(server_default="0")  # lines of that file without a request yet
     num_requests: Mapped[int]
     num_completed: Mapped[int] = mapped_column(server_default="0")
     num_failed: Mapped[int] = mapped_column(server_default="0")
     num_cancelled: Mapped[int] = mapped_column(server_default="0")
 
     num_prompt_tokens: Mapped[int]  # of every request
-    max_output_tokens: Mapped[int]  # the sum of every request's max_tokens
-    settled_max_tokens: Mapped[int] = mapped_column(server_default="0")  # max_tokens of those with a result
+    max_output_tokens: Mapped[int]  # the most that every request can generate together
+    settled_max_tokens: Mapped[int] = mapped_column(server_default="0")  # the same of those with a result
     input_tokens: Mapped[int] = mapped_column(server_default="0")  # usage, of those with a result
     cached_tokens: Mapped[int] = mapped_column(server_default="0")
     output_tokens: Mapped[int] = mapped_column(server_default="0")
@@ -164,6 +179,11 @@ class ShardRow(Owned, Table):
         Index(
             "shards_running_index", "lease_expires_at", postgresql_where=is_in("state", {ShardState.RUNNING})
         ),
+        Index(
+            "shards_interactive_index",
+            "id",
+            postgresql_where=text("state IN ('ready') AND lane IN ('interactive')"),
+        ),
         {"postgresql_with": {"fillfactor": 70, "autovacuum_vacuum_scale_factor": 0.02}},
     )
 
@@ -171,6 +191,7 @@ class ShardRow(Owned, Table):
     batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"))
     position: Mapped[int]
     state: Mapped[ShardState]
+    lane: Mapped[Lane] = mapped_column(server_default=Lane.BATCH.value)
     priority: Mapped[int]
     expires_at: Mapped[datetime | None]  # its batch's
     num_requests: Mapped[int]
@@ -208,10 +229,15 @@ class RequestRow(Table):
     shard_id: Mapped[int] = mapped_column(ForeignKey("shards.id", ondelete="CASCADE"))
     position: Mapped[int]  # in the batch, from 0
     custom_id: Mapped[str | None]
+    kind: Mapped[RequestKind] = mapped_column(server_default=RequestKind.GENERATION.value)
     prompt: Mapped[str]
+    inputs: Mapped[list[Any] | None]  # several prompts, or token ids, instead of `prompt`
     add_special_tokens: Mapped[bool]  # false where a chat template has written them already
-    params: Mapped[dict[str, Any] | None]  # None: the batch's
-    max_tokens: Mapped[int]  # its own, or what its prompt leaves of the model's context
+    params: Mapped[dict[str, Any] | None]  # of its kind; None: the batch's
+    is_streamed: Mapped[bool] = mapped_column(
+        server_default=text("false")
+    )  # its tokens are told as they come
+    max_tokens: Mapped[int]  # of one choice: its own, or what its prompt leaves of the model's context
     num_prompt_tokens: Mapped[int]
     cancelled_at: Mapped[datetime | None]  # when its cancel was asked for, while it ran
 
@@ -252,6 +278,7 @@ class ResultRow(Table):
     outcome: Mapped[Outcome]
     output: Mapped[str | None]
     finish_reason: Mapped[str | None]
+    payload: Mapped[dict[str, Any] | None]  # worker.contract.results.Payload
     num_prompt_tokens: Mapped[int]
     num_cached_tokens: Mapped[int]
     num_output_tokens: Mapped[int]

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from worker.contract.access import DEFAULT_TENANT
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS, BatchEnded, Ping
+from worker.contract.results import Output, num_bytes
 from worker.contract.states import EventState
 from worker.store import deliveries, endpoints, requests
 from worker.store.tables import BatchRow
@@ -101,11 +102,11 @@ def _receivers(
     return found
 
 
-def _inline_outputs(session: Session, batch: BatchRow) -> list[str | None] | None:
+def _inline_outputs(session: Session, batch: BatchRow) -> list[Output] | None:
     if batch.num_requests > INLINE_OUTPUTS:
         return None
     outputs = requests.outputs(session, batch.id)
-    size = sum(len(output.encode()) for output in outputs if output)
+    size = sum(map(num_bytes, outputs))
     return outputs if size <= INLINE_OUTPUT_BYTES else None
 
 

@@ -32,6 +32,13 @@ def slots(session: Session, queue: str) -> int:
     return int(session.scalar(total) or 0)
 
 
+def infos(session: Session, queue: str) -> list[dict[str, Any]]:
+    """Return what each live worker of a queue says of itself, the one that started first first."""
+    is_live = WorkerRow.seen_at > func.now() - SEEN_WITHIN
+    chosen = select(WorkerRow.info).where(WorkerRow.queue == queue, is_live).order_by(WorkerRow.started_at)
+    return list(session.scalars(chosen))
+
+
 def forget_the_dead(session: Session) -> None:
     """Drop workers that have not been seen for a day."""
     session.execute(delete(WorkerRow).where(WorkerRow.seen_at < func.now() - FORGET_AFTER))

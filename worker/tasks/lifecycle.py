@@ -17,12 +17,15 @@ from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
 from worker.engine.sampling import SamplingParams
 from worker.engine.step import GenerationRequest
+from worker.interactive_runner import InteractiveRunner
+from worker.queue.feed import FeedWriter
 from worker.settings import Settings, settings
 from worker.shard_runner import ShardRunner
 from worker.shard_saver import ShardSaver
 from worker.store import workers
 from worker.store.session import Store
 from worker.tasks.engine_rate import EngineRate
+from worker.tasks.interactive import InteractiveLane
 from worker.tasks.listening import listen
 
 logger = logging.getLogger(__name__)
@@ -60,12 +63,14 @@ class EngineStep(bootsteps.StartStopStep):
         """Load the model, then say that this worker is alive for as long as it makes progress."""
         global _runner  # noqa: PLW0603 - one engine a process is the point
         config = settings()
-        self._store = Store(config.database_url, pool_size=config.shards_in_flight + 2)
+        self._store = Store(
+            config.database_url, pool_size=config.shards_in_flight + config.interactive_in_flight + 2
+        )
         self._engine = EngineThread(lambda: _warm_engine(config), on_failure=_exit_failed)
         self._beat = threading.Thread(target=self._keep_beating, args=(parent.hostname,), daemon=True)
         self._beat.start()
         self._engine.start()
-        info = asdict(self._engine.model_info)
+        info = asdict(self._engine.model_info) | self._engine.limits
         logger.info("engine ready: %s", info)
         _runner = ShardRunner(
             store=self._store,
@@ -78,7 +83,26 @@ class EngineStep(bootsteps.StartStopStep):
             draining=self._stopping,
             checkpoint_tokens=config.checkpoint_tokens,
         )
-        listen(config.database_url, _runner, self._stopping)
+        self._feed = FeedWriter(config.redis_url)
+        interactive = InteractiveRunner(
+            store=self._store,
+            engine=self._engine,
+            feed=self._feed,
+            worker=parent.hostname,
+            lease=timedelta(seconds=config.lease_seconds),
+            save_seconds=config.save_seconds,
+            drain_seconds=config.drain_seconds,
+            draining=self._stopping,
+        )
+        self._lane = InteractiveLane(
+            interactive,
+            self._store,
+            config.database_url,
+            slots=config.interactive_in_flight,
+            sweep_seconds=config.sweep_seconds,
+        )
+        self._lane.start()
+        listen(config.database_url, (_runner, interactive), self._stopping)
         self._info = info
         self._ready.set()
 
@@ -87,7 +111,9 @@ class EngineStep(bootsteps.StartStopStep):
         logger.info("draining for at most %g s", settings().drain_seconds)
         self._stopping.set()
         self._beat.join()
+        self._lane.stop()
         parent.pool.executor.shutdown(wait=True, cancel_futures=True)
+        self._feed.close()
         self._engine.stop()
         self._store.close()
 

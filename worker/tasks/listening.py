@@ -5,6 +5,7 @@ import threading
 
 from psycopg import OperationalError
 
+from worker.interactive_runner import InteractiveRunner
 from worker.shard_runner import ShardRunner
 from worker.store.notify import changed_batches
 
@@ -13,7 +14,9 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 
 
-def listen(url: str, runner: ShardRunner, stopping: threading.Event) -> threading.Thread:
+def listen(
+    url: str, runners: tuple[ShardRunner | InteractiveRunner, ...], stopping: threading.Event
+) -> threading.Thread:
     """Start a thread that passes on what it hears, until `stopping`; survive Postgres going away."""
 
     def follow() -> None:
@@ -23,7 +26,8 @@ def listen(url: str, runner: ShardRunner, stopping: threading.Event) -> threadin
                     if stopping.is_set():
                         return
                     if batch_id is not None:
-                        runner.batch_changed(batch_id)
+                        for runner in runners:
+                            runner.batch_changed(batch_id)
             except OperationalError as error:
                 logger.warning("not listening for a while: %s", str(error).splitlines()[0])
                 stopping.wait(LOOK_SECONDS)

@@ -140,7 +140,7 @@ def test_a_waiting_request_is_cancelled_at_once(client: TestClient, store: Store
     batch_id = submit(store, num_requests=2, shard_size=2)
     answer = client.post(f"/v1/batch/{batch_id}/requests/0/cancel").json()
     assert answer["counts"] == {"total": 2, "pending": 1, "completed": 0, "failed": 0, "cancelled": 1}
-    assert [one.prompt for one in held(store, 1).requests] == ["prompt 1"]
+    assert [one.prompts for one in held(store, 1).requests] == [("prompt 1",)]
     assert client.post(f"/v1/batch/{batch_id}/requests/9/cancel").json()["error"]["param"] == "index"
 
 

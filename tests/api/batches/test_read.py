@@ -1,9 +1,14 @@
 import json
+import struct
+from dataclasses import replace
 
 from fastapi.testclient import TestClient
 
-from tests.fixtures.batches import held, run_to_the_end, submit
+from tests.fixtures.batches import LEASE, held, result, run_to_the_end, submit
+from worker.contract.results import ChoiceResult, Payload, ScoreResult, TokenLogprob
+from worker.store import shards
 from worker.store.session import Store
+from worker.store.shards import Progress
 
 
 def test_a_batch_shows_where_it_stands(client: TestClient, store: Store) -> None:
@@ -96,3 +101,35 @@ def test_bad_cursors_are_refused(client: TestClient, store: Store) -> None:
         assert answer.status_code == 422, query
         assert answer.json()["error"]["param"] == query.partition("=")[0]
     assert client.get("/v1/batch/a%00b").status_code in {404, 422}
+
+
+def test_what_an_output_cannot_say_is_read_with_the_results(client: TestClient, store: Store) -> None:
+    batch_id = submit(store, num_requests=3, shard_size=3)
+    claimed = held(store, 1)
+    logprobs = (TokenLogprob(65, -0.5, ((65, -0.5), (66, -1.0))),)
+    payloads = [
+        Payload((ChoiceResult("a", "stop", logprobs), ChoiceResult("b", "length")), (logprobs,)),
+        Payload(embeddings=(struct.pack("<2f", 0.5, -1.0),)),
+        Payload(scores=(ScoreResult((-1.0, -2.0), is_greedy=True),)),
+    ]
+    results = [
+        replace(result(request.id, output="a"), payload=payload)
+        for request, payload in zip(claimed.requests, payloads, strict=True)
+    ]
+    with store.transaction() as session:
+        shards.save(session, [Progress(claimed, results, running_tokens=0, is_last=True)], lease=LEASE)
+    found = client.get(f"/v1/batch/{batch_id}/results").json()["data"]
+    token = client.app.state.services.checkpoint.token_text  # type: ignore[attr-defined]
+    told = {"token": token(65), "token_id": 65, "logprob": -0.5}
+    told["top"] = [
+        {"token": token(65), "token_id": 65, "logprob": -0.5, "top": None},
+        {"token": token(66), "token_id": 66, "logprob": -1.0, "top": None},
+    ]
+    assert found[0]["choices"] == [
+        {"text": "a", "finish_reason": "stop", "logprobs": [told]},
+        {"text": "b", "finish_reason": "length", "logprobs": None},
+    ]
+    assert found[0]["prompt_logprobs"] == [told]
+    assert found[1]["embedding"] == [0.5, -1.0]
+    assert found[2]["scores"] == [{"logprob": -3.0, "token_logprobs": [-1.0, -2.0], "is_greedy": True}]
+    assert client.get(f"/v1/batch/{batch_id}").json()["outputs"] == [["a", "b"], "a", "a"]

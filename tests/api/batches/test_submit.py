@@ -191,3 +191,114 @@ def test_one_key_makes_one_batch_when_retries_race(client: TestClient, store: St
     assert len(ids) == 6
     assert len(set(ids)) == 1
     assert count(store) == 1
+
+
+EVERY_OPTION = {
+    "max_tokens": 9,
+    "temperature": 0.3,
+    "top_p": 0.8,
+    "top_k": 7,
+    "min_p": 0.1,
+    "seed": -5,
+    "stop": ["a", "b"],
+    "stop_token_ids": [3, 4],
+    "ignore_eos": True,
+    "min_tokens": 2,
+    "repetition_penalty": 1.2,
+    "frequency_penalty": -0.5,
+    "presence_penalty": 0.6,
+    "logit_bias": {"5": -1.5},
+    "logprobs": 2,
+    "prompt_logprobs": 1,
+    "n": 2,
+    "best_of": 3,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
+}
+
+
+def test_every_sampling_option_is_stored(client: TestClient, store: Store) -> None:
+    answer = client.post("/v1/batch/async", json={"prompts": ["one"], **EVERY_OPTION})
+    assert answer.status_code == 202, answer.text
+    expected = EVERY_OPTION | {"logit_bias": [[5, -1.5]]}
+    del expected["response_format"]
+    with store.transaction() as session:
+        assert session.scalar(text("SELECT params FROM batches")) == expected | {
+            "format": {"kind": "json_schema", "source": {"type": "object"}}
+        }
+        assert session.scalar(text("SELECT max_output_tokens FROM batches")) == 9 * 3
+
+
+def test_a_request_may_leave_its_batchs_format(client: TestClient, store: Store) -> None:
+    requests = [{"prompt": "a"}, {"prompt": "b", "response_format": {"type": "text"}}]
+    answer = client.post("/v1/batch/async", json={"requests": requests, "guided_choice": ["x", "y"]})
+    assert answer.status_code == 202, answer.text
+    with store.transaction() as session:
+        shared = session.scalar(text("SELECT params FROM batches"))
+        own = session.scalars(text("SELECT params FROM requests ORDER BY position")).all()
+    assert shared == {"format": {"kind": "choice", "source": ["x", "y"]}}
+    assert own == [None, {}]
+
+
+def test_readings_are_requests_too(client: TestClient, store: Store) -> None:
+    requests = [
+        {"prompt": "a", "kind": "embedding", "pooling": "mean", "dimensions": 4},
+        {"prompt": "b", "kind": "scoring", "continuations": [" c", " d"]},
+    ]
+    answer = client.post("/v1/batch/async", json={"requests": requests})
+    assert answer.status_code == 202, answer.text
+    with store.transaction() as session:
+        rows = session.execute(text("SELECT kind, params FROM requests ORDER BY position")).all()
+        assert session.scalar(text("SELECT max_output_tokens FROM batches")) == 0
+    assert [kind for kind, _ in rows] == ["embedding", "scoring"]
+    assert (rows[0][1]["pooling"], rows[0][1]["dimensions"]) == ("mean", 4)
+    assert rows[1][1] == {"continuations": [" c", " d"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"n": 0}, "n"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"frequency_penalty": 2.1}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"min_tokens": 300}, "min_tokens"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"256": 1}}, "logit_bias"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"guided_regex": "a[b"}, "guided_regex"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "text"}}}},
+            "response_format.json_schema.schema",
+        ),
+    ],
+)
+def test_a_bad_option_is_named(
+    client: TestClient, store: Store, options: dict[str, object], param: str
+) -> None:
+    for body, path in (
+        ({"prompts": ["a"], **options}, param),
+        ({"requests": [{"prompt": "a"}, {"prompt": "b", **options}]}, f"requests[1].{param}"),
+    ):
+        answer = client.post("/v1/batch/async", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (422, path), answer.text
+    assert count(store) == 0
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        ({"prompt": "a", "kind": "embedding", "temperature": 1}, "temperature"),
+        ({"prompt": "a", "kind": "scoring"}, "continuations"),
+        ({"prompt": "a", "pooling": "mean"}, "pooling"),
+        ({"prompt": "a", "kind": "picture"}, "kind"),
+    ],
+)
+def test_options_go_with_their_kind(
+    client: TestClient, store: Store, request_: dict[str, object], param: str
+) -> None:
+    answer = client.post("/v1/batch/async", json={"requests": [request_]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, f"requests[0].{param}")
+    assert count(store) == 0

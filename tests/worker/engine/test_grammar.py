@@ -18,10 +18,9 @@ from tests.fixtures.statistics import assert_follows
 from tests.fixtures.tiny_llama import END, load_reference, tiny_tokenizer, write_tiny_llama
 from worker.engine import grammar as grammar_module
 from worker.engine.engine_thread import EngineThread
-from worker.engine.errors import InvalidRequestError
-from worker.engine.grammar import MAX_SOURCE_CHARACTERS, Grammar
 from worker.engine.sampling import SamplingParams
 from worker.engine.step import Completion, GenerationRequest
+from worker.grammar import MAX_SOURCE_CHARACTERS, Grammar, GrammarError
 
 PROMPT = (0, *range(40, 61))
 MAX_TOKENS = 400
@@ -224,9 +223,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_grammar_is_that_requests_error(model: Path, name: str) -> None:
     grammar, message = BAD[name]
-    with pytest.raises(
-        InvalidRequestError, match=f"(?s)^{re.escape(message) if '[' in message else message}"
-    ):
+    with pytest.raises(GrammarError, match=f"(?s)^{re.escape(message) if '[' in message else message}"):
         grammar.check()
     bad = GenerationRequest(0, PROMPT, params(grammar, n=2))
     good = GenerationRequest(1, PROMPT, params(GRAMMARS["choice"][0]))
@@ -240,9 +237,9 @@ def test_a_bad_grammar_is_that_requests_error(model: Path, name: str) -> None:
 
 @pytest.mark.parametrize("make", [lambda: Grammar.json_schema("{nope"), lambda: Grammar.choice([])])
 def test_what_is_no_grammar_at_all(make: Callable[[], Grammar]) -> None:
-    with pytest.raises(InvalidRequestError, match=r"^(json_schema|choice): "):
+    with pytest.raises(GrammarError, match=r"^(json_schema|choice): "):
         make()
-    with pytest.raises(InvalidRequestError, match=r"^regex: "):
+    with pytest.raises(GrammarError, match=r"^regex: "):
         Grammar.regex("\ud83d")
 
 
@@ -269,7 +266,8 @@ def test_a_grammar_that_becomes_too_complex_fails_its_request_alone(model: Path)
 def test_deep_references_do_not_overflow_the_stack(tmp_path: Path, count: int) -> None:
     """On a common stack the process dies; so in a process of its own."""
     code = f"""
-from worker.engine.grammar import Grammar, GrammarCompiler
+from worker.engine.grammar import GrammarCompiler
+from worker.grammar import Grammar
 from worker.engine.tokenizer import Tokenizer
 from pathlib import Path
 import sys
@@ -288,7 +286,7 @@ except Exception as error:
     command = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == (["compiled"] if count == 2000 else ["InvalidRequestError", "True"])
+    assert done.stdout.split() == (["compiled"] if count == 2000 else ["GrammarError", "True"])
 
 
 def test_a_checkpoint_without_an_end_token_takes_no_grammar(model: Path, tmp_path: Path) -> None:
@@ -309,13 +307,13 @@ def test_a_checkpoint_without_an_end_token_takes_no_grammar(model: Path, tmp_pat
 
 def test_grammars_are_compiled_once_and_by_the_caller(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     callers: list[str] = []
-    deep = grammar_module._on_deep_stack
+    deep = grammar_module.on_deep_stack
 
     def recorded(work: Callable[[], Any]) -> Any:
         callers.append(threading.current_thread().name)
         return deep(work)
 
-    monkeypatch.setattr(grammar_module, "_on_deep_stack", recorded)
+    monkeypatch.setattr(grammar_module, "on_deep_stack", recorded)
     thread = EngineThread(lambda: make_engine(model))
     thread.start()
     requests = requests_for([PROMPT] * 3, params(GRAMMARS["choice"][0], n=3))
@@ -331,5 +329,5 @@ def test_grammars_are_compiled_once_and_by_the_caller(model: Path, monkeypatch: 
 
 def test_checking_needs_no_torch() -> None:
     """So that the API can refuse a bad grammar without loading an engine."""
-    code = "import sys, worker.engine.grammar; assert not {'torch', 'transformers'} & {*sys.modules}"
+    code = "import sys, worker.grammar; assert not {'torch', 'transformers'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -28,12 +28,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 20),
         job=st.sampled_from(["one", "two"]),
         can_stop=st.booleans(),
+        is_urgent=st.booleans(),
+        is_alone=st.sampled_from([False, False, True]),
     )
-    def add(self, head: tuple[int, ...], tail: list[int], max_tokens: int, job: str, can_stop: bool) -> None:
+    def add(
+        self,
+        head: tuple[int, ...],
+        tail: list[int],
+        max_tokens: int,
+        job: str,
+        can_stop: bool,
+        is_urgent: bool,
+        is_alone: bool,
+    ) -> None:
         prompt = [*head, *tail] or [1]
         stop = frozenset({END}) if can_stop else frozenset[int]()
         max_tokens = min(max_tokens, LONGEST - len(prompt))
         sequence = make_sequence(len(self.added), prompt, max_tokens, job=job, stop_token_ids=stop)
+        sequence.is_urgent, sequence.is_alone = is_urgent, is_alone
         self.added.append(sequence)
         self.scheduler.add(sequence)
 

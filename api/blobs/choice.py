@@ -1,0 +1,22 @@
+"""Which blob store the settings ask for."""
+
+from api.blobs.local import LocalBlobs
+from api.blobs.store import BlobStore
+from worker.settings import Settings
+
+
+def blob_store(config: Settings) -> BlobStore:
+    """Return the store that HEADRACE_BLOB_URL names, by default a directory in HEADRACE_DATA_DIR.
+
+    Raises:
+        SystemExit: it is a bucket, and the library for that is not installed.
+
+    """
+    if config.blob_url is None:
+        return LocalBlobs(config.data_dir / "blobs")
+    try:
+        # Imported here: a deployment with a local directory does not have the library for buckets.
+        from api.blobs.s3 import S3Blobs  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise SystemExit("HEADRACE_BLOB_URL names a bucket: install headrace[s3]") from None
+    return S3Blobs(config.blob_url)

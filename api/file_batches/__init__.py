@@ -1,0 +1,1 @@
+"""Batches made from files, as OpenAI's clients know them."""

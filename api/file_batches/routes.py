@@ -1,0 +1,76 @@
+"""/v1/batches: make one from a file, look, list, cancel. What OpenAI's clients call, unmodified."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+
+from api.batches.routes import BatchId
+from api.dependencies import READ, SUBMIT, IdempotencyDependency, ServicesDependency
+from api.errors import documented
+from api.file_batches import service
+from api.file_batches.schemas import FileBatch, FileBatchList, FileBatchSubmission
+from api.files.routes import After
+
+router = APIRouter(prefix="/v1/batches", tags=["batches"])
+
+
+@router.post(
+    "",
+    dependencies=[SUBMIT],
+    responses=documented(400, 401, 403, 404, 422, 429, 503),
+    summary="Make a batch from a file",
+)
+def create_batch(
+    submission: FileBatchSubmission,
+    services: ServicesDependency,
+    key: IdempotencyDependency,
+    retry_count: Annotated[
+        int,
+        Header(alias="x-stainless-retry-count", ge=0, description="their clients count retries."),
+    ] = 0,
+) -> FileBatch:
+    """Store a batch durably and answer at once; its lines are read later. A retry makes no second one."""
+    return service.create(services, submission, key, is_retry=retry_count > 0)
+
+
+@router.get(
+    "",
+    dependencies=[READ],
+    responses=documented(401, 403, 422, 429, 503),
+    summary="List batches made from files",
+)
+def list_batches(
+    services: ServicesDependency,
+    after: After = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> FileBatchList:
+    """Return batches, the newest first."""
+    data, has_more = service.page(services, after=after, limit=limit)
+    return FileBatchList(
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        has_more=has_more,
+    )
+
+
+@router.get(
+    "/{batch_id}",
+    dependencies=[READ],
+    responses=documented(401, 403, 404, 422, 429, 503),
+    summary="Look at a batch made from a file",
+)
+def get_batch(batch_id: BatchId, services: ServicesDependency) -> FileBatch:
+    """Return a batch as it stands now. Results can be read at /v1/batch/{batch_id}/results before it ends."""
+    return service.get(services, batch_id)
+
+
+@router.post(
+    "/{batch_id}/cancel",
+    dependencies=[SUBMIT],
+    responses=documented(401, 403, 404, 422, 429, 503),
+    summary="Cancel a batch made from a file",
+)
+def cancel_batch(batch_id: BatchId, services: ServicesDependency) -> FileBatch:
+    """Stop a batch: what is finished goes into its files. A batch that has ended is left alone."""
+    return service.cancel(services, batch_id)

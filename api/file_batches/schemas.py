@@ -1,0 +1,163 @@
+"""The shapes of /v1/batches, as OpenAI's clients write and read them. Times are Unix seconds."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from api.batches.schemas import InputTokensDetails, Metadata, Priority, Window
+from api.errors import LineError
+from api.files.schemas import ExpiresAfter
+from api.schema import NonEmptyText, Schema
+from worker.contract.states import BatchStatus, FilesStage
+from worker.store.batch_files import BatchFilesView
+from worker.store.batches import BatchView
+
+Status = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
+
+
+class FileBatchSubmission(Schema):
+    """A batch on its way in."""
+
+    input_file_id: Annotated[NonEmptyText, Field(max_length=64)]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+    completion_window: Window
+    metadata: Metadata | None = None
+    output_expires_after: ExpiresAfter | None = None
+    callback_url: NonEmptyText | None = Field(
+        default=None, description="Called once when the batch has ended."
+    )
+    priority: Priority = 0
+
+
+class Errors(BaseModel):
+    """Why a batch failed, line by line."""
+
+    object: Literal["list"] = "list"
+    data: list[LineError]
+
+
+class RequestCounts(BaseModel):
+    """Requests by what has become of them; they add up to `total`."""
+
+    total: int
+    completed: int
+    failed: int
+    cancelled: int
+    pending: int
+
+
+class OutputTokensDetails(BaseModel):
+    """Of the output tokens."""
+
+    reasoning_tokens: Literal[0] = 0
+
+
+class BatchUsage(BaseModel):
+    """Tokens of the requests that have a result, by the model's tokenizer."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+    total_tokens: int
+
+
+class FileBatch(BaseModel):
+    """A batch as it stands now."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    errors: Errors | None
+    input_file_id: str
+    completion_window: str
+    status: Status
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    usage: BatchUsage
+    metadata: dict[str, str] | None
+
+
+class FileBatchList(BaseModel):
+    """Batches, the newest first. Pass `last_id` as `after` to read on."""
+
+    object: Literal["list"] = "list"
+    data: list[FileBatch]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def to_file_batch(view: BatchView, its: BatchFilesView) -> FileBatch:
+    """Return a batch as the client sees it."""
+    status = _status(view, its)
+    ended_at = {status: its.written_at or view.finished_at}
+    return FileBatch(
+        id=view.id,
+        endpoint=its.endpoint,
+        errors=None if its.errors is None else Errors(data=[LineError(**error) for error in its.errors]),
+        input_file_id=its.input_file_id,
+        completion_window=its.completion_window,
+        status=status,
+        output_file_id=its.output_file_id,
+        error_file_id=its.error_file_id,
+        created_at=int(view.created_at.timestamp()),
+        in_progress_at=_seconds(min(filter(None, (view.started_at, its.read_at)), default=None)),
+        expires_at=_seconds(view.expires_at),
+        finalizing_at=None if view.status is BatchStatus.FAILED else _seconds(view.finished_at),
+        completed_at=_seconds(ended_at.get("completed")),
+        failed_at=_seconds(ended_at.get("failed")),
+        expired_at=_seconds(ended_at.get("expired")),
+        cancelling_at=_seconds(its.cancelled_at),
+        cancelled_at=_seconds(ended_at.get("cancelled")),
+        request_counts=RequestCounts(
+            total=view.num_requests,
+            completed=view.num_completed,
+            failed=view.num_failed,
+            cancelled=view.num_cancelled,
+            pending=view.num_requests - view.num_settled,
+        ),
+        usage=BatchUsage(
+            input_tokens=view.input_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=view.cached_tokens),
+            output_tokens=view.output_tokens,
+            total_tokens=view.input_tokens + view.output_tokens,
+        ),
+        metadata=view.metadata or None,
+    )
+
+
+def _status(view: BatchView, its: BatchFilesView) -> Status:
+    """Return how OpenAI calls it. A batch has ended for its customer when its files are there."""
+    match view.status:
+        case BatchStatus.PENDING:
+            return "validating" if its.stage is FilesStage.READING else "in_progress"
+        case BatchStatus.PROCESSING:
+            return "in_progress"
+        case BatchStatus.CANCELLING:
+            return "cancelling"
+        case BatchStatus.COMPLETED:
+            return "completed" if its.stage is FilesStage.DONE else "finalizing"
+        case BatchStatus.EXPIRED:
+            return "expired" if its.stage is FilesStage.DONE else "finalizing"
+        case BatchStatus.CANCELLED:
+            return "cancelled" if its.stage is FilesStage.DONE else "cancelling"
+        case BatchStatus.FAILED:
+            return "failed"
+
+
+def _seconds(time: datetime | None) -> int | None:
+    return None if time is None else int(time.timestamp())

@@ -1,0 +1,116 @@
+"""What can be done with batches made from files. Each function is one transaction."""
+
+from datetime import timedelta
+
+from sqlalchemy.orm import Session
+
+from api.batches.schemas import parse_window
+from api.dependencies import IdempotencyKey, Services
+from api.errors import InvalidInputError, KeyReusedError, NotFoundError
+from api.file_batches.schemas import FileBatch, FileBatchSubmission, to_file_batch
+from api.targets import check_url
+from worker.store import batch_files, batches, files, idempotency
+from worker.store.batch_files import NewFileBatch
+
+# A client that lost the answer tries again within seconds, and says so in a header.
+RETRIES_WITHIN = timedelta(minutes=10)
+
+
+def create(
+    services: Services, submission: FileBatchSubmission, key: IdempotencyKey | None, *, is_retry: bool
+) -> FileBatch:
+    """Store a batch whose lines are read afterwards. A retry is answered with the batch it made before.
+
+    Raises:
+        NotFoundError: no such file.
+        InvalidInputError: the file is no batch's input.
+        KeyReusedError: the idempotency key came with another body before.
+        QuotaExceededError: it is more than the tenant may have now.
+
+    """
+    if submission.callback_url is not None:
+        check_url(services.settings, submission.callback_url, param="callback_url")
+    with services.store.transaction() as session:
+        batch_id = None if key is None else _find(session, key)
+        if batch_id is None:
+            new = _to_new(session, submission)
+            # Held by every submission, so that a retry waits for the one whose answer was lost.
+            earlier = batch_files.find_same(session, new, within=RETRIES_WITHIN)
+            batch_id = earlier if is_retry and key is None else None
+            if batch_id is None:
+                batch_id = batch_files.submit(session, new)
+            if key is not None:
+                idempotency.remember(session, key.key, key.fingerprint, batch_id)
+        return _answer(session, batch_id)
+
+
+def get(services: Services, batch_id: str) -> FileBatch:
+    """Return a batch as it stands now.
+
+    Raises:
+        NotFoundError: no such batch.
+
+    """
+    with services.store.transaction() as session:
+        return _answer(session, batch_id)
+
+
+def cancel(services: Services, batch_id: str) -> FileBatch:
+    """Ask a batch to stop; one that has ended is left alone.
+
+    Raises:
+        NotFoundError: no such batch.
+
+    """
+    with services.store.transaction() as session:
+        if batch_files.get(session, batch_id) is not None:
+            batches.cancel(session, batch_id)
+        return _answer(session, batch_id)
+
+
+def page(services: Services, *, after: str | None, limit: int) -> tuple[list[FileBatch], bool]:
+    """Return a page of batches, the newest first, and whether there are more."""
+    with services.store.transaction() as session:
+        found = batch_files.page(session, after=after, limit=limit + 1)
+        views = batches.get_many(session, [its.batch_id for its in found[:limit]])
+    return [to_file_batch(views[its.batch_id], its) for its in found[:limit]], len(found) > limit
+
+
+def _answer(session: Session, batch_id: str) -> FileBatch:
+    its = batch_files.get(session, batch_id)
+    view = batches.get(session, batch_id)
+    if its is None or view is None:
+        raise NotFoundError(f"no batch {batch_id}", param="batch_id")
+    return to_file_batch(view, its)
+
+
+def _find(session: Session, key: IdempotencyKey) -> str | None:
+    try:
+        return idempotency.find(session, key.key, key.fingerprint)
+    except idempotency.FingerprintMismatchError as error:
+        raise KeyReusedError(
+            "this Idempotency-Key was used for another body", param="Idempotency-Key"
+        ) from error
+
+
+def _to_new(session: Session, submission: FileBatchSubmission) -> NewFileBatch:
+    file = files.get(session, submission.input_file_id)
+    if file is None:
+        raise NotFoundError(f"no file {submission.input_file_id}", param="input_file_id")
+    if file.num_lines is None:
+        raise InvalidInputError(
+            f"input_file_id: {file.id} has the purpose {file.purpose}, not batch", param="input_file_id"
+        )
+    lifetime = submission.output_expires_after
+    return NewFileBatch(
+        endpoint=submission.endpoint,
+        input_file_id=file.id,
+        num_lines=file.num_lines,
+        num_bytes=file.num_bytes,
+        completion_window=submission.completion_window,
+        window=parse_window(submission.completion_window),
+        metadata=dict(submission.metadata or {}),
+        callback_url=submission.callback_url,
+        priority=submission.priority,
+        output_lifetime=None if lifetime is None else timedelta(seconds=lifetime.seconds),
+    )

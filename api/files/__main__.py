@@ -1,0 +1,80 @@
+"""`python -m api.files`: read batches out of files and write their results into files, until SIGTERM.
+
+Any number may run: each batch is taken under a lease with a fence. Nothing of Redis is needed here.
+"""
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+from psycopg import OperationalError as ListenError
+from sqlalchemy.exc import OperationalError
+
+from api.blobs.store import BlobError
+from api.checkpoint import CheckpointError
+from api.dependencies import Services, open_services
+from api.files.reading import BatchReader
+from api.files.tidying import tidy
+from api.files.writing import ResultWriter
+from worker.settings import settings
+from worker.store.notify import FILES, wake_ups
+from worker.telemetry import configure_logging
+
+logger = logging.getLogger("api.files")
+
+TIDY_SECONDS = 300.0
+
+
+def work(services: Services, turn: Callable[[], bool], stopping: threading.Event) -> None:
+    """Take turns while there is something to do, and look again on each notification; survive what fails."""
+    seconds = services.settings.sweep_seconds
+    while not stopping.is_set():
+        try:
+            for _ in wake_ups(services.settings.database_url, every_seconds=seconds, channel=FILES):
+                while not stopping.is_set() and turn():
+                    pass
+                if stopping.is_set():
+                    return
+        except (OperationalError, ListenError) as error:
+            logger.warning("Postgres does not answer, trying again: %s", str(error).splitlines()[0])
+            stopping.wait(seconds)
+        except Exception:
+            logger.exception("a batch's files could not be worked on; its lease will run out")
+            stopping.wait(seconds)
+
+
+def tidy_now_and_then(services: Services, stopping: threading.Event) -> None:
+    """Tidy every few minutes."""
+    while not stopping.wait(TIDY_SECONDS):
+        try:
+            tidy(services)
+        except (OperationalError, BlobError, OSError) as error:
+            logger.warning("tidying failed, trying again later: %s", error)
+
+
+def run(services: Services, stopping: threading.Event) -> None:
+    """Read, write and tidy side by side until `stopping` is set."""
+    reader, writer = BatchReader(services, stopping), ResultWriter(services, stopping)
+    threads = [
+        threading.Thread(target=work, args=(services, reader.turn, stopping)),
+        threading.Thread(target=work, args=(services, writer.turn, stopping)),
+        threading.Thread(target=tidy_now_and_then, args=(services, stopping)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    configure_logging(settings().log_level, settings().log_format)
+    stopping = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stopping.set())
+    try:
+        services = open_services(settings())
+    except CheckpointError as error:
+        sys.exit(f"HEADRACE_MODEL cannot be served: {error}")
+    run(services, stopping)

@@ -1,0 +1,91 @@
+"""Reads a form whose file is not held back: fields as they come, the file's bytes into a sink."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from fastapi import Request as HttpRequest
+from starlette.requests import ClientDisconnect
+
+from api.errors import ApiError, InvalidInputError
+from api.files.gunzip import Gunzip
+from api.files.multipart import Field, FilePiece, FileStart, MultipartReader
+from api.files.service import storage_full
+
+# A refused body of more than this is cut off instead.
+MAX_DRAINED_BYTES = 512 << 20
+
+Sink = Callable[[bytes], Iterator[None]]
+
+
+async def read_form(http_request: HttpRequest, *, file_field: str, sink: Sink) -> dict[str, str]:
+    """Return the fields of a form, the file's name among them as the file's field.
+
+    A refused body is read to its end first: a client that is still sending does not listen.
+
+    Raises:
+        InvalidInputError: the body is no form, or the file is not in it, or is not the only one.
+        StorageFullError: the file cannot be written.
+
+    """
+    pieces = _body(http_request)
+    try:
+        return await _read(http_request.headers.get("content-type", ""), pieces, file_field, sink)
+    except ApiError:
+        await _drain(http_request)
+        raise
+    except OSError as error:
+        raise storage_full(error) from error
+
+
+async def _read(
+    content_type: str, pieces: AsyncIterator[bytes], file_field: str, sink: Sink
+) -> dict[str, str]:
+    reader = MultipartReader(content_type)
+    fields: dict[str, str] = {}
+    async for data in pieces:
+        for event in reader.feed(data):
+            if isinstance(event, FilePiece):
+                for _ in sink(event.data):
+                    await asyncio.sleep(0)  # status polls have their turn
+            else:
+                _add(fields, event, file_field)
+    reader.close()
+    if file_field not in fields:
+        raise InvalidInputError(f"{file_field}: required", param=file_field)
+    return fields
+
+
+def _add(fields: dict[str, str], event: Field | FileStart, file_field: str) -> None:
+    if event.name in fields:
+        raise InvalidInputError(f"{event.name}: given twice", param=event.name)
+    is_file = isinstance(event, FileStart)
+    if is_file != (event.name == file_field):
+        wanted = "be a file, with a filename" if event.name == file_field else "not be a file"
+        raise InvalidInputError(f"{event.name}: must {wanted}", param=event.name)
+    fields[event.name] = event.filename if isinstance(event, FileStart) else event.value
+
+
+async def _drain(http_request: HttpRequest) -> None:
+    drained = 0
+    try:
+        async for data in http_request.stream():
+            drained += len(data)
+            if drained > MAX_DRAINED_BYTES:
+                return
+    except (RuntimeError, ClientDisconnect):  # it was read to its end, or nobody sends it any more
+        return
+
+
+async def _body(http_request: HttpRequest) -> AsyncIterator[bytes]:
+    encoding = http_request.headers.get("content-encoding", "identity").lower()
+    if encoding not in {"identity", "gzip"}:
+        raise InvalidInputError(f"content-encoding: {encoding} is not supported", param="content-encoding")
+    gunzip = Gunzip() if encoding == "gzip" else None
+    async for data in http_request.stream():
+        if gunzip is None:
+            yield data
+            continue
+        for piece in gunzip.feed(data):
+            yield piece
+    if gunzip is not None and (last := gunzip.close()):
+        yield last

@@ -1,0 +1,161 @@
+"""The lines of a batch's input file: found in a stream, read, and checked one by one."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+from api.errors import LineError, explain
+from api.schema import NonEmptyText
+
+BOM = b"\xef\xbb\xbf"
+FIELDS = frozenset({"custom_id", "method", "url", "body"})
+MAX_ERRORS = 20  # wrong lines that are told at once
+
+_custom_id = TypeAdapter(Annotated[NonEmptyText, Field(max_length=64)])
+
+
+class WrongLineError(Exception):
+    """A line that cannot be run."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+
+    def at(self, line: int) -> LineError:
+        """Return it as a client reads it."""
+        return LineError(code=self.code, message=self.message, param=self.param, line=line)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One request of a file, its body unchecked."""
+
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+
+class LineSplitter:
+    """Cuts a stream into lines, numbered from 1; none may be longer than `max_bytes`."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.offset = 0  # of what follows the last line that was yielded or skipped
+        self._rest = b""
+        self.number = 0
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield the lines that some more bytes complete; blank ones only count.
+
+        Raises:
+            WrongLineError: a line is too long; `number` is its number.
+
+        """
+        *whole, rest = data.split(b"\n")
+        if whole:
+            whole[0] = self._rest + whole[0]
+            self._rest = rest
+        else:
+            self._rest += rest
+        for line in whole:
+            self.number += 1
+            self.offset += len(line) + 1
+            self._check(line)
+            if stripped := _stripped(line, self.number):
+                yield self.number, stripped
+        self._check(self._rest, is_next=True)
+
+    def close(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the last line, if no line feed ended it."""
+        if self._rest:
+            yield from self.feed(b"\n")
+
+    def _check(self, line: bytes, *, is_next: bool = False) -> None:
+        if len(line) > self._max_bytes:
+            raise LineTooLongError(self.number + is_next, self._max_bytes)
+
+
+class LineTooLongError(WrongLineError):
+    """A line over the limit: whatever follows is not looked at."""
+
+    def __init__(self, number: int, max_bytes: int) -> None:
+        super().__init__("line_too_long", f"longer than {max_bytes} bytes")
+        self.number = number
+
+
+def _stripped(line: bytes, number: int) -> bytes:
+    return (line.removeprefix(BOM) if number == 1 else line).strip()
+
+
+def read_line(text: bytes) -> Line:
+    """Read a line and check what lines of every endpoint share.
+
+    Raises:
+        WrongLineError: it is no request.
+
+    """
+    try:
+        value = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise WrongLineError("invalid_json", f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise WrongLineError("invalid_json", "not a JSON object")
+    custom_id = value.get("custom_id")
+    if custom_id is None:
+        raise WrongLineError("missing_field", "custom_id: required", "custom_id")
+    try:
+        _custom_id.validate_python(custom_id, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise WrongLineError(first["type"], f"custom_id: {explain(first)}", "custom_id") from error
+    if value.get("method") != "POST":
+        raise WrongLineError("invalid_method", "method: must be 'POST'", "method")
+    if unknown := value.keys() - FIELDS:
+        param = min(unknown)
+        raise WrongLineError("unknown_field", f"{param}: unknown field", param)
+    url, body = value.get("url"), value.get("body")
+    if not isinstance(url, str):
+        raise WrongLineError("invalid_url", "url: must be a path such as /v1/chat/completions", "url")
+    if not isinstance(body, dict):
+        raise WrongLineError("invalid_body", "body: must be an object", "body")
+    return Line(custom_id, url, body)
+
+
+@dataclass(slots=True)
+class LineChecker:
+    """Checks every line of a file as it passes by. Holds the custom_ids, and nothing else of the lines."""
+
+    translate: Callable[[Line], object]  # raises WrongLineError
+    max_lines: int
+    num_lines: int = 0
+    urls: set[str] = field(default_factory=set)
+    errors: list[LineError] = field(default_factory=list)
+    _custom_ids: set[bytes] = field(default_factory=set)  # bytes take less room than str
+
+    def check(self, number: int, text: bytes) -> None:
+        """Check a line; what is wrong is noted in `errors`, up to MAX_ERRORS of them."""
+        if len(self.errors) >= MAX_ERRORS:
+            return
+        try:
+            self._check(text)
+        except WrongLineError as error:
+            self.errors.append(error.at(number))
+
+    def _check(self, text: bytes) -> None:
+        self.num_lines += 1
+        if self.num_lines > self.max_lines:
+            raise WrongLineError("too_many_lines", f"a file may have at most {self.max_lines} requests")
+        line = read_line(text)
+        key = line.custom_id.encode()
+        if key in self._custom_ids:
+            raise WrongLineError(
+                "duplicate_custom_id", f"custom_id: {line.custom_id!r} was used before", "custom_id"
+            )
+        self._custom_ids.add(key)
+        self.urls.add(line.url)
+        self.translate(line)

@@ -1,0 +1,140 @@
+"""A multipart/form-data body as it arrives: fields whole, the file in pieces, nothing held back."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from email.message import Message
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser
+
+from api.errors import InvalidInputError
+
+MAX_FIELD_BYTES = 1024
+MAX_FIELDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A form field that has arrived whole."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileStart:
+    """The next pieces belong to this file."""
+
+    name: str
+    filename: str
+
+
+@dataclass(frozen=True, slots=True)
+class FilePiece:
+    """Some bytes of the file."""
+
+    data: bytes
+
+
+Event = Field | FileStart | FilePiece
+
+
+class MultipartReader:
+    """Turns the bytes of a body into events.
+
+    Raises:
+        InvalidInputError: the body is not multipart/form-data, or a field is too long.
+
+    """
+
+    def __init__(self, content_type: str) -> None:
+        header = Message()
+        header["content-type"] = content_type
+        boundary = header.get_param("boundary")
+        if header.get_content_type() != "multipart/form-data" or not isinstance(boundary, str):
+            raise InvalidInputError("the body must be multipart/form-data with a boundary", param="body")
+        self._events: list[Event] = []
+        self._disposition = b""
+        self._header_name = b""
+        self._header_value = b""
+        self._field: tuple[str, bytearray] | None = None
+        self._num_fields = 0
+        self._is_over = False
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._part_begin,
+                    "on_header_field": self._on_header_name,
+                    "on_header_value": self._on_header_value,
+                    "on_header_end": self._header_end,
+                    "on_headers_finished": self._headers_finished,
+                    "on_part_data": self._part_data,
+                    "on_part_end": self._part_end,
+                    "on_end": self._end,
+                },
+            )
+        except FormParserError as error:
+            raise InvalidInputError(f"the body cannot be read: {error}", param="body") from error
+
+    def feed(self, data: bytes) -> Iterator[Event]:
+        """Take some of the body; return what has come of it."""
+        try:
+            self._parser.write(data)
+        except FormParserError as error:
+            raise InvalidInputError(f"the body is not multipart/form-data: {error}", param="body") from error
+        events, self._events = self._events, []
+        return iter(events)
+
+    def close(self) -> None:
+        """Say that the body has ended; raises InvalidInputError if it should not have."""
+        if not self._is_over:
+            raise InvalidInputError("the body ends before its last boundary", param="body")
+
+    def _part_begin(self) -> None:
+        self._disposition = b""
+        self._num_fields += 1
+        if self._num_fields > MAX_FIELDS:
+            raise InvalidInputError(f"the form has more than {MAX_FIELDS} fields", param="body")
+
+    def _on_header_name(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def _header_end(self) -> None:
+        if self._header_name.lower() == b"content-disposition":
+            self._disposition = self._header_value
+        self._header_name = self._header_value = b""
+
+    def _headers_finished(self) -> None:
+        header = Message()
+        header["content-disposition"] = self._disposition.decode("utf-8", "replace")
+        name = header.get_param("name", header="content-disposition")
+        if not isinstance(name, str):
+            raise InvalidInputError("a part of the form has no name", param="body")
+        filename = header.get_filename()
+        if filename is None:
+            self._field = name, bytearray()
+        else:
+            self._field = None
+            self._events.append(FileStart(name, filename.replace("\x00", "")[-255:]))
+
+    def _part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._field is None:
+            self._events.append(FilePiece(data[start:end]))
+            return
+        name, value = self._field
+        value += data[start:end]
+        if len(value) > MAX_FIELD_BYTES:
+            raise InvalidInputError(f"{name}: longer than {MAX_FIELD_BYTES} bytes", param=name)
+
+    def _part_end(self) -> None:
+        if self._field is not None:
+            name, value = self._field
+            self._events.append(Field(name, value.decode("utf-8", "replace").replace("\x00", "")))
+            self._field = None
+
+    def _end(self) -> None:
+        self._is_over = True

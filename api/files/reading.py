@@ -1,0 +1,127 @@
+"""Reads batches out of their input files: lines become requests, some thousands a transaction."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import islice
+from threading import Event
+
+from api.blobs.store import BlobError, MissingBlobError
+from api.dependencies import Services
+from api.errors import LineError
+from api.files.lines import MAX_ERRORS, Line, LineSplitter, WrongLineError, read_line
+from api.files.translator import Translator
+from worker.store import batch_files, files
+from worker.store.batch_files import FilesClaim
+from worker.store.files import FileView
+from worker.store.requests import NewRequest
+
+logger = logging.getLogger(__name__)
+
+LEASE = timedelta(seconds=60)
+CHUNK_LINES = 2048  # a transaction
+TURN_CHUNKS = 16  # then the next batch has its turn
+RETRY_AFTER = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReader:
+    """Takes turns at the batches whose input is not read yet."""
+
+    services: Services
+    stopping: Event
+
+    def turn(self) -> bool:
+        """Read some of a batch's input; False: no batch waits for that."""
+        with self.services.store.transaction() as session:
+            held = batch_files.claim_to_read(session, lease=LEASE)
+        if held is None:
+            return False
+        own = replace(self.services, store=self.services.store.of_tenant(held.tenant_id))
+        replace(self, services=own).work_on(held)
+        return True
+
+    def work_on(self, held: FilesClaim) -> None:
+        """Read some of a held batch's input, as its tenant."""
+        with self.services.store.transaction() as session:
+            file = files.get(session, held.input_file_id)
+        if file is None:
+            self._refuse_missing(held)
+            return
+        try:
+            self._read(held, file)
+        except MissingBlobError:
+            self._refuse_missing(held)
+        except BlobError as error:
+            logger.warning("%s is not read yet: %s", held.batch_id, error)
+            self._put_back(held, RETRY_AFTER)
+
+    def _read(self, held: FilesClaim, file: FileView) -> None:
+        translate = Translator(self.services.checkpoint, self.services.settings.max_prompt_bytes)
+        was_checked = (file.endpoint, file.model) == (held.endpoint, self.services.checkpoint.name)
+        if not was_checked and (errors := self._errors(held, file, translate)):
+            self._refuse(held, errors)
+            return
+        splitter = LineSplitter(self.services.settings.max_line_bytes)
+        requests = (translate(read_line(line)) for _, line in self._lines(splitter, file, held.read_offset))
+        for _ in range(TURN_CHUNKS):
+            try:
+                chunk = list(islice(requests, CHUNK_LINES))
+            except WrongLineError as error:  # something has changed since the file was checked
+                self._refuse(held, [error.at(splitter.number)])
+                return
+            num_left = self._store(held, chunk, held.read_offset + splitter.offset)
+            if not num_left:
+                return
+            if self.stopping.is_set():
+                break
+        self._put_back(held, timedelta())
+
+    def _store(self, held: FilesClaim, chunk: list[NewRequest], read_offset: int) -> int | None:
+        with self.services.store.transaction() as session:
+            return batch_files.add_requests(
+                session,
+                held,
+                chunk,
+                read_offset=read_offset,
+                shard_size=self.services.settings.shard_size,
+                lease=LEASE,
+            )
+
+    def _lines(self, splitter: LineSplitter, file: FileView, start: int) -> Iterator[tuple[int, bytes]]:
+        for piece in self.services.blobs.read(file.sha256, start, file.num_bytes):
+            yield from splitter.feed(piece)
+        yield from splitter.close()
+
+    def _errors(self, held: FilesClaim, file: FileView, translate: Translator) -> list[LineError]:
+        """Return what keeps this file from being run now, though it could be when it was checked."""
+        errors: list[LineError] = []
+        for number, text in self._lines(LineSplitter(self.services.settings.max_line_bytes), file, 0):
+            try:
+                line = read_line(text)
+                _check_endpoint(line, held.endpoint)
+                translate(line)
+            except WrongLineError as error:
+                errors.append(error.at(number))
+                if len(errors) == MAX_ERRORS:
+                    break
+        return errors
+
+    def _refuse_missing(self, held: FilesClaim) -> None:
+        message = f"the input file {held.input_file_id} is gone"
+        self._refuse(held, [LineError(code="file_not_found", message=message, param="input_file_id")])
+
+    def _refuse(self, held: FilesClaim, errors: list[LineError]) -> None:
+        with self.services.store.transaction() as session:
+            batch_files.stop_reading(session, held, [error.model_dump() for error in errors])
+
+    def _put_back(self, held: FilesClaim, after: timedelta) -> None:
+        with self.services.store.transaction() as session:
+            batch_files.put_back(session, held, after=after)
+
+
+def _check_endpoint(line: Line, endpoint: str) -> None:
+    if line.url != endpoint:
+        message = f"url: is {line.url}, the batch's endpoint is {endpoint}"
+        raise WrongLineError("mismatched_endpoint", message, "url")

@@ -1,0 +1,176 @@
+"""/v1/files: put in, look, read, delete. What OpenAI's clients call, unmodified."""
+
+import re
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Path, Query
+from fastapi import Request as HttpRequest
+from fastapi.responses import StreamingResponse
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
+
+from api.dependencies import READ, SUBMIT, ServicesDependency
+from api.errors import InvalidInputError, RangeError, documented
+from api.files import service
+from api.files.form import read_form
+from api.files.schemas import HOUR, MONTH, ExpiresAfter, FileDeleted, FileList, FileObject, to_file
+from api.schema import Text
+
+JSON_LINES = "application/jsonl"
+RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+
+router = APIRouter(prefix="/v1/files", tags=["files"])
+
+FileId = Annotated[Text, Path(examples=["file-0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b"], max_length=64)]
+After = Annotated[Text | None, Query(max_length=64, description="The `last_id` of the page before.")]
+
+_seconds = {"type": "integer", "minimum": HOUR, "maximum": MONTH}
+FORM: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["purpose", "file"],
+                    "properties": {
+                        "purpose": {"type": "string", "enum": ["batch"]},
+                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                        "expires_after[seconds]": _seconds,
+                        "file": {"type": "string", "format": "binary", "description": "May be gzip."},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@router.post(
+    "",
+    dependencies=[SUBMIT],
+    responses=documented(401, 403, 413, 422, 429, 503),
+    openapi_extra=FORM,
+    summary="Put a file in",
+)
+async def create_file(http_request: HttpRequest, services: ServicesDependency) -> FileObject:
+    """Take in a batch's input: JSON lines, checked one by one while they arrive; all wrong ones are named."""
+    intake = await run_in_threadpool(service.intake, services)
+    try:
+        form = await read_form(http_request, file_field="file", sink=intake.feed)
+        lifetime = _check_fields(form)
+        received = await run_in_threadpool(intake.finish)
+        view = await run_in_threadpool(
+            service.keep, services, received, filename=form["file"], lifetime_seconds=lifetime
+        )
+    finally:
+        await run_in_threadpool(intake.close)
+    return to_file(view)
+
+
+@router.get("", dependencies=[READ], responses=documented(401, 403, 422, 429, 503), summary="List files")
+def list_files(
+    services: ServicesDependency,
+    purpose: Annotated[Text | None, Query(max_length=64)] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    after: After = None,
+    order: Literal["asc", "desc"] = "desc",
+) -> FileList:
+    """Return files by the time they were made, the newest first unless `order` says otherwise."""
+    found, has_more = service.page(services, purpose=purpose, after=after, limit=limit, order=order)
+    data = [to_file(view) for view in found]
+    return FileList(
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        has_more=has_more,
+    )
+
+
+@router.get(
+    "/{file_id}",
+    dependencies=[READ],
+    responses=documented(401, 403, 404, 422, 429, 503),
+    summary="Look at a file",
+)
+def get_file(file_id: FileId, services: ServicesDependency) -> FileObject:
+    """Return what is known of a file."""
+    return to_file(service.get(services, file_id))
+
+
+@router.get(
+    "/{file_id}/content",
+    dependencies=[READ],
+    response_class=StreamingResponse,
+    responses={
+        HTTPStatus.OK: {"content": {JSON_LINES: {"schema": {"type": "string"}}}},
+        HTTPStatus.PARTIAL_CONTENT: {"description": "The bytes asked for."},
+        **documented(401, 403, 404, 416, 422, 429, 503),
+    },
+    summary="Read a file",
+)
+def get_content(
+    file_id: FileId,
+    services: ServicesDependency,
+    wanted: Annotated[str | None, Header(alias="range", description="One range, such as bytes=0-99.")] = None,
+) -> StreamingResponse:
+    """Stream a file's bytes, or the range of them that is asked for."""
+    view = service.get(services, file_id)
+    start, end = (0, view.num_bytes) if wanted is None else _range(wanted, view.num_bytes)
+    is_part = (start, end) != (0, view.num_bytes)
+    headers = {"accept-ranges": "bytes", "content-length": str(end - start), "etag": f'"{view.sha256}"'}
+    if is_part:
+        headers["content-range"] = f"bytes {start}-{end - 1}/{view.num_bytes}"
+    return StreamingResponse(
+        service.read(services, view, start, end),
+        status_code=HTTPStatus.PARTIAL_CONTENT if is_part else HTTPStatus.OK,
+        media_type=JSON_LINES,
+        headers=headers,
+    )
+
+
+@router.delete(
+    "/{file_id}",
+    dependencies=[SUBMIT],
+    responses=documented(401, 403, 404, 409, 422, 429, 503),
+    summary="Delete a file",
+)
+def delete_file(file_id: FileId, services: ServicesDependency) -> FileDeleted:
+    """Delete a file. A batch that was made of it goes on."""
+    service.remove(services, file_id)
+    return FileDeleted(id=file_id)
+
+
+def _check_fields(form: dict[str, str]) -> int | None:
+    """Check a form's fields; return how long the file is to be kept, in seconds."""
+    if unknown := form.keys() - {"purpose", "file", "expires_after[anchor]", "expires_after[seconds]"}:
+        name = min(unknown)
+        raise InvalidInputError(f"{name}: unknown field", param=name)
+    if form.get("purpose") != "batch":
+        given = repr(form["purpose"]) if "purpose" in form else "missing"
+        raise InvalidInputError(f"purpose: must be 'batch', is {given}", param="purpose")
+    parts = {name[14:-1]: value for name, value in form.items() if name.startswith("expires_after[")}
+    if not parts:
+        return None
+    try:
+        return ExpiresAfter.model_validate(parts, strict=False).seconds
+    except ValidationError as error:
+        first = error.errors(include_context=False)[0]
+        param = f"expires_after[{first['loc'][0]}]"
+        raise InvalidInputError(f"{param}: {first['msg']}", param=param) from error
+
+
+def _range(wanted: str, num_bytes: int) -> tuple[int, int]:
+    """Return [start, end) of a Range header; all of it for one that may be ignored (RFC 9110, 14.2)."""
+    match = RANGE.fullmatch(wanted)
+    if match is None or wanted == "bytes=-":
+        return 0, num_bytes
+    first, last = match.groups()
+    if not first:
+        start, end = max(0, num_bytes - int(last)), num_bytes
+    else:
+        start, end = int(first), min(num_bytes, int(last) + 1 if last else num_bytes)
+    if start >= end:
+        raise RangeError(f"range: the file has {num_bytes} bytes", param="range")
+    return start, end

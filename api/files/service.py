@@ -1,0 +1,155 @@
+"""What can be done with files. A blob is written before the row that names it commits."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+from sqlalchemy.orm import Session
+
+from api.blobs.store import MissingBlobError, StorageError
+from api.dependencies import Services
+from api.errors import ConflictError, NotFoundError, StorageFullError
+from api.files.intake import Intake, Limits, Received
+from api.files.translator import Translator
+from worker.store import files
+from worker.store.files import FileView, NewFile
+
+
+def intake(services: Services) -> Intake:
+    """Return what takes in a batch's input file.
+
+    Raises:
+        StorageFullError: it cannot be spooled.
+
+    """
+    config = services.settings
+    limits = Limits(config.max_file_bytes, config.max_line_bytes, config.max_requests_per_batch)
+    try:
+        return Intake(services.spool, limits, Translator(services.checkpoint, config.max_prompt_bytes))
+    except OSError as error:
+        raise storage_full(error) from error
+
+
+def storage_full(error: Exception) -> StorageFullError:
+    """Return what a client is told when files cannot be kept."""
+    return StorageFullError(f"the file cannot be kept: {error}; nothing was accepted, try again")
+
+
+def keep(services: Services, received: Received, *, filename: str, lifetime_seconds: int | None) -> FileView:
+    """Keep a received batch input: its blob, then its row.
+
+    Raises:
+        StorageFullError: the blob cannot be kept.
+
+    """
+    new = to_row(services, received, filename=filename, lifetime_seconds=lifetime_seconds)
+    keep_blob(services, received.path, received.sha256)
+    with services.store.transaction() as session:
+        name_blob(services, session, received.path, received.sha256)
+        return files.add(session, new)
+
+
+def to_row(services: Services, received: Received, *, filename: str, lifetime_seconds: int | None) -> NewFile:
+    """Return the row of a received batch input."""
+    return NewFile(
+        purpose=files.BATCH_INPUT,
+        filename=filename,
+        sha256=received.sha256,
+        num_bytes=received.num_bytes,
+        num_lines=received.num_lines,
+        endpoint=received.endpoint,
+        model=services.checkpoint.name,
+        lifetime=None if lifetime_seconds is None else timedelta(seconds=lifetime_seconds),
+    )
+
+
+def keep_blob(services: Services, path: Path, sha256: str) -> None:
+    """Keep a spooled file's bytes; outside any transaction, because it takes its time.
+
+    Raises:
+        StorageFullError: the blob cannot be kept.
+
+    """
+    try:
+        services.blobs.keep(path, sha256)
+    except StorageError as error:
+        raise storage_full(error) from error
+
+
+def name_blob(services: Services, session: Session, path: Path, sha256: str) -> None:
+    """Lock a blob for the row that is about to name it; keep it again if the sweep was faster.
+
+    Raises:
+        StorageFullError: the blob cannot be kept.
+
+    """
+    files.lock_blob(session, sha256)
+    try:
+        if not services.blobs.has(sha256):
+            services.blobs.keep(path, sha256)
+    except StorageError as error:
+        raise storage_full(error) from error
+
+
+def get(services: Services, file_id: str) -> FileView:
+    """Return a file.
+
+    Raises:
+        NotFoundError: no such file.
+
+    """
+    with services.store.transaction() as session:
+        view = files.get(session, file_id)
+    if view is None:
+        raise NotFoundError(f"no file {file_id}", param="file_id")
+    return view
+
+
+def page(
+    services: Services,
+    *,
+    purpose: str | None,
+    after: str | None,
+    limit: int,
+    order: Literal["asc", "desc"],
+) -> tuple[list[FileView], bool]:
+    """Return a page of files, and whether there are more."""
+    with services.store.transaction() as session:
+        found = files.page(session, purpose=purpose, after=after, limit=limit + 1, order=order)
+    return list(found[:limit]), len(found) > limit
+
+
+def read(services: Services, view: FileView, start: int, end: int) -> Iterator[bytes]:
+    """Yield a file's bytes [start, end).
+
+    Raises:
+        NotFoundError: the bytes are gone.
+        StorageFullError: the file store does not answer.
+
+    """
+    try:
+        return services.blobs.read(view.sha256, start, end)
+    except MissingBlobError as error:
+        raise NotFoundError(f"the content of {view.id} is gone", param="file_id") from error
+    except StorageError as error:
+        raise StorageFullError(f"the file store does not answer: {error}") from error
+
+
+def remove(services: Services, file_id: str) -> None:
+    """Delete a file.
+
+    Raises:
+        NotFoundError: no such file.
+        ConflictError: a batch is being made of it.
+
+    """
+    with services.store.transaction() as session:
+        if files.is_being_read(session, file_id):
+            raise ConflictError(
+                f"a batch is being made of {file_id}: delete it when that is in_progress",
+                param="file_id",
+                code="file_in_use",
+            )
+        if not files.remove(session, file_id):
+            raise NotFoundError(f"no file {file_id}", param="file_id")

@@ -1,0 +1,39 @@
+"""Drops what nobody names any more: expired files and uploads, blobs without a row, spools of the dead."""
+
+import time
+from collections.abc import Iterator
+from itertools import islice
+
+from api.dependencies import Services
+from worker.store import files, uploads
+
+AT_ONCE = 500
+SPOOL_SECONDS = 86_400.0  # a longer upload than this is given up
+
+
+def tidy(services: Services) -> None:
+    """Do everything that is due, once."""
+    with services.store.transaction() as session:
+        files.remove_expired(session)
+        uploads.expire(session, limit=AT_ONCE)
+        horizon = files.orphan_horizon(session)
+    old = (sha256 for sha256, since in services.blobs.kept() if since < horizon)
+    while some := list(islice(old, AT_ONCE)):
+        for sha256 in _orphans(services, some):
+            _drop(services, sha256)
+    for path in services.spool.glob("*"):
+        if path.stat().st_mtime < time.time() - SPOOL_SECONDS:
+            path.unlink(missing_ok=True)
+
+
+def _orphans(services: Services, sha256s: list[str]) -> Iterator[str]:
+    with services.store.transaction() as session:
+        named = files.named_blobs(session, sha256s)
+    return (sha256 for sha256 in sha256s if sha256 not in named)
+
+
+def _drop(services: Services, sha256: str) -> None:
+    with services.store.transaction() as session:
+        files.lock_blob(session, sha256)  # whoever is about to name it waits, and looks again
+        if not files.named_blobs(session, [sha256]):
+            services.blobs.drop(sha256)

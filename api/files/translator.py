@@ -1,0 +1,36 @@
+"""From a line of a file to the request that is stored of it."""
+
+from dataclasses import replace
+
+from api.checkpoint import Checkpoint
+from api.errors import ApiError
+from api.files.lines import Line, WrongLineError
+from api.openai.bodies import Endpoint
+from api.openai.requests import from_line
+from worker.store.requests import NewRequest
+
+
+class Translator:
+    """Turns lines into requests. Tokens are not counted here: docs/decisions/0012."""
+
+    def __init__(self, checkpoint: Checkpoint, max_prompt_bytes: int) -> None:
+        self._checkpoint = checkpoint
+        self._max_prompt_bytes = max_prompt_bytes
+
+    def __call__(self, line: Line) -> NewRequest:
+        """Return the request of a line; raises WrongLineError for one that no engine would take."""
+        try:
+            endpoint = Endpoint(line.url)
+        except ValueError:
+            known = ", ".join(Endpoint)
+            raise WrongLineError("invalid_url", f"url: must be one of {known}", "url") from None
+        try:
+            request = from_line(self._checkpoint, endpoint, line.body, custom_id=line.custom_id)
+        except ApiError as error:
+            raise WrongLineError(error.code or "invalid_body", error.message, error.param) from error
+        for prompt in request.prompts:
+            if isinstance(prompt, str) and len(prompt.encode()) > self._max_prompt_bytes:
+                message = f"body: a prompt is over the limit of {self._max_prompt_bytes} bytes"
+                raise WrongLineError("prompt_too_long", message, "body")
+        most = self._checkpoint.max_model_len - 1
+        return request if request.max_tokens <= most else replace(request, max_tokens=most)

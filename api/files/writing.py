@@ -1,0 +1,135 @@
+"""Writes the results of batches that have ended into files, in the order in which they came."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from threading import Event
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from api.blobs.store import StorageError
+from api.checkpoint import Checkpoint
+from api.dependencies import Services
+from api.files import service
+from api.files.intake import Spool
+from api.generate.outputs import failure
+from api.openai.bodies import Endpoint
+from api.openai.responses import to_response
+from worker.contract.states import Outcome
+from worker.store import batch_files, files, requests
+from worker.store.batch_files import FilesClaim, WrittenFiles
+from worker.store.files import NewFile
+from worker.store.requests import ResultView
+
+logger = logging.getLogger(__name__)
+
+LEASE = timedelta(seconds=60)
+PAGE = 1000
+RETRY_AFTER = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultWriter:
+    """Takes the batches that have ended one after the other."""
+
+    services: Services
+    stopping: Event
+
+    def turn(self) -> bool:
+        """Write a batch's files; False: no batch waits for that."""
+        with self.services.store.transaction() as session:
+            held = batch_files.claim_to_write(session, lease=LEASE)
+        if held is None:
+            return False
+        own = replace(self.services, store=self.services.store.of_tenant(held.tenant_id))
+        replace(self, services=own).work_on(held)
+        return True
+
+    def work_on(self, held: FilesClaim) -> None:
+        """Write a held batch's files, as its tenant."""
+        output = error = None
+        try:
+            output, error = self._spool(), self._spool()
+            if self._write(held, output, error):
+                self._finish(held, output, error)
+        except (OSError, StorageError) as problem:
+            logger.warning("the files of %s are not written yet: %s", held.batch_id, problem)
+            with self.services.store.transaction() as session:
+                batch_files.put_back(session, held, after=RETRY_AFTER)
+        finally:
+            for spool in (output, error):
+                if spool is not None:
+                    spool.close()
+
+    def _spool(self) -> Spool:
+        return Spool(self.services.spool, sys.maxsize)
+
+    def _write(self, held: FilesClaim, output: Spool, error: Spool) -> bool:
+        """Write every result; False: the claim is lost, or we are to stop."""
+        endpoint = Endpoint(held.endpoint)
+        for result in self._results(held):
+            line = to_line(self.services.checkpoint, endpoint, held.batch_id, result)
+            text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+            spool = output if result.outcome is Outcome.COMPLETED else error
+            spool.write(text.encode() + b"\n")
+        with self.services.store.transaction() as session:
+            if not self.stopping.is_set():
+                return batch_files.renew(session, held, lease=LEASE)
+            batch_files.put_back(session, held)
+            return False
+
+    def _results(self, held: FilesClaim) -> Iterator[ResultView]:
+        after = 0
+        while not self.stopping.is_set():
+            with self.services.store.transaction() as session:
+                if not batch_files.renew(session, held, lease=LEASE):
+                    return
+                found = requests.results_page(session, held.batch_id, after=after, limit=PAGE)
+            yield from found
+            if len(found) < PAGE:
+                return
+            after = found[-1].sequence
+
+    def _finish(self, held: FilesClaim, output: Spool, error: Spool) -> None:
+        for spool in (output, error):
+            if spool.num_bytes:
+                spool.flush()
+                self.services.blobs.keep(spool.path, spool.sha256)
+        with self.services.store.transaction() as session:
+            written = WrittenFiles(
+                self._add(session, held, output, "output"), self._add(session, held, error, "error")
+            )
+            if not batch_files.finish(session, held, written):
+                session.rollback()
+
+    def _add(self, session: Session, held: FilesClaim, spool: Spool, kind: str) -> str | None:
+        if not spool.num_bytes:
+            return None
+        service.name_blob(self.services, session, spool.path, spool.sha256)
+        new = NewFile(
+            purpose=files.BATCH_OUTPUT,
+            filename=f"{held.batch_id}_{kind}.jsonl",
+            sha256=spool.sha256,
+            num_bytes=spool.num_bytes,
+            lifetime=held.output_lifetime,
+        )
+        return files.add(session, new).id
+
+
+def to_line(checkpoint: Checkpoint, endpoint: Endpoint, batch_id: str, result: ResultView) -> dict[str, Any]:
+    """Return a result as a line of the output file, or of the error file. Its ids never change."""
+    name = f"{batch_id.removeprefix('batch_')}-{result.position}"
+    line = {"id": f"batch_req_{name}", "custom_id": result.custom_id, "response": None, "error": None}
+    if result.outcome is Outcome.CANCELLED:
+        return line | {"error": {"code": result.error_code, "message": result.error_message}}
+    failed = failure(result)
+    if failed is None:
+        status, body = 200, to_response(checkpoint, endpoint, result, batch_id=batch_id)
+    else:
+        detail = {"message": failed.message, "type": failed.type, "param": failed.param, "code": failed.code}
+        status, body = int(failed.status), {"error": detail}
+    return line | {"response": {"status_code": status, "request_id": f"req_{name}", "body": body}}

@@ -1,0 +1,1 @@
+"""Work that somebody waits for: through the same durable queue as batches, in a lane of its own."""

@@ -1,0 +1,72 @@
+"""The outputs of a request as they grow: what was told of them, and at the end what is certain."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from api.errors import ApiError, RequestFailedError
+from worker.contract.feed import Told
+from worker.contract.results import ChoiceResult, Logprobs, Payload
+from worker.contract.states import Outcome
+from worker.store.requests import ResultView
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is new of one choice."""
+
+    index: int
+    offset: int  # characters before it
+    text: str
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class _Choice:
+    num_characters: int = 0
+    num_tokens: int = 0
+    is_finished: bool = False
+    has_gap: bool = False
+
+
+@dataclass(slots=True)
+class GrowingOutputs:
+    """Passes on what follows on what it has; after a gap it waits for the result, which has it all."""
+
+    _choices: dict[int, _Choice] = field(default_factory=dict)
+
+    def take(self, told: Told) -> Piece | None:
+        """Return what is new, or None."""
+        choice = self._choices.setdefault(told.index, _Choice())
+        if choice.has_gap or told.offset != choice.num_characters:
+            choice.has_gap = True
+            return None
+        if not (told.text or told.finish_reason or told.logprobs):
+            return None
+        choice.num_characters += len(told.text)
+        choice.num_tokens += told.num_tokens
+        choice.is_finished = told.finish_reason is not None
+        return Piece(told.index, told.offset, told.text, told.logprobs, told.finish_reason)
+
+    def rest(self, result: ResultView) -> Iterator[Piece]:
+        """Yield what a completed result has and was not told."""
+        for index, whole in enumerate(choices_of(result)):
+            choice = self._choices.setdefault(index, _Choice())
+            if not choice.is_finished:
+                logprobs = None if whole.logprobs is None else whole.logprobs[choice.num_tokens :]
+                text = whole.text[choice.num_characters :]
+                yield Piece(index, choice.num_characters, text, logprobs, whole.finish_reason)
+                choice.is_finished = True
+
+
+def choices_of(result: ResultView) -> tuple[ChoiceResult, ...]:
+    """Return every choice of a completed generation."""
+    payload = result.payload or Payload()
+    return payload.choices or (ChoiceResult(result.output or "", result.finish_reason or "stop"),)
+
+
+def failure(result: ResultView) -> ApiError | None:
+    """Return what is to be told of a request without a complete output; None: it has one."""
+    if result.outcome is Outcome.COMPLETED:
+        return None
+    return RequestFailedError(result.error_message or "the request failed", code=result.error_code)

@@ -1,0 +1,170 @@
+"""/v1/generate, /v1/generate/batch, /v1/batch/sync, /v1/model/info: the plain API for whoever waits."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from api.batches import service as batches_service
+from api.dependencies import READ, SUBMIT, Services, ServicesDependency
+from api.errors import ApiError, WaitLimitError, documented, still_running
+from api.generate.events import DONE, error_event, event
+from api.generate.outputs import GrowingOutputs, choices_of, failure
+from api.generate.schemas import (
+    GenerateAnswer,
+    GenerateBatchAnswer,
+    GenerateBody,
+    Generated,
+    ModelInfoAnswer,
+    PromptsBody,
+    SyncAnswer,
+    SyncBody,
+)
+from api.generate.service import model_info, to_batch
+from api.generate.waiting import Work, submitted
+from worker.contract.sampling import Optimization
+from worker.store.batches import NewBatch
+from worker.store.requests import ResultView
+
+router = APIRouter(prefix="/v1", tags=["generate"])
+
+GENERATE_TOKENS = 100
+
+
+@router.post(
+    "/generate",
+    dependencies=[SUBMIT],
+    responses=documented(400, 401, 403, 413, 422, 429, 500, 503, 504),
+    response_model=GenerateAnswer,
+    summary="Continue a prompt and wait for it",
+)
+async def generate(
+    body: GenerateBody, http_request: HttpRequest, services: ServicesDependency
+) -> GenerateAnswer | StreamingResponse:
+    """Continue a prompt; with `stream`, as server-sent events, the last of which is the whole answer."""
+    batch = await run_in_threadpool(
+        to_batch, services, body, [body.prompt], max_tokens=GENERATE_TOKENS, optimization=body.optimization
+    )
+    if body.stream:
+        return StreamingResponse(
+            _stream(services, http_request, batch, body.optimization), media_type="text/event-stream"
+        )
+    async with submitted(services, http_request, batch) as work:
+        (result,) = await work.results(services.settings.wait_seconds)
+    return _to_answer(work, result, body.optimization)
+
+
+async def _stream(
+    services: Services, http_request: HttpRequest, batch: NewBatch, optimization: Optimization
+) -> AsyncGenerator[str, None]:
+    outputs = GrowingOutputs()
+    try:
+        async with submitted(services, http_request, batch) as work:
+            async for told in work.told(services.settings.wait_seconds):
+                if piece := outputs.take(told):
+                    yield event({"index": piece.index, "text": piece.text})
+            (result,) = await work.results(services.settings.wait_seconds)
+            answer = _to_answer(work, result, optimization)
+            for piece in outputs.rest(result):
+                yield event({"index": piece.index, "text": piece.text})
+            yield event(answer.model_dump(mode="json"))
+            yield DONE
+    except ApiError as error:
+        yield error_event(error)
+
+
+@router.post(
+    "/generate/batch",
+    dependencies=[SUBMIT],
+    responses=documented(400, 401, 403, 413, 422, 429, 500, 503, 504),
+    summary="Continue prompts and wait for them",
+)
+async def generate_batch(
+    body: PromptsBody, http_request: HttpRequest, services: ServicesDependency
+) -> GenerateBatchAnswer:
+    """Continue several prompts together."""
+    batch = await run_in_threadpool(to_batch, services, body, body.prompts, max_tokens=GENERATE_TOKENS)
+    async with submitted(services, http_request, batch) as work:
+        results = await work.results(services.settings.wait_seconds)
+        seconds = work.seconds
+    num_tokens = sum(result.num_output_tokens for result in results)
+    return GenerateBatchAnswer(
+        batch_id=work.batch_id,
+        results=[_to_generated(result) for result in results],
+        total_latency_ms=round(seconds * 1000, 1),
+        throughput_tokens_per_sec=round(num_tokens / seconds, 1),
+    )
+
+
+@router.post(
+    "/batch/sync",
+    dependencies=[SUBMIT],
+    responses=documented(401, 403, 413, 422, 429, 503),
+    response_model=SyncAnswer,
+    summary="Submit a small batch and wait for it",
+)
+async def batch_sync(
+    body: SyncBody, http_request: HttpRequest, services: ServicesDependency
+) -> SyncAnswer | JSONResponse:
+    """Wait for the outputs; what takes longer goes on, and is read as any batch is."""
+    batch = await run_in_threadpool(to_batch, services, body, body.prompts, max_tokens=256)
+    async with submitted(services, http_request, batch, keep=True) as work:
+        try:
+            results = await work.results(body.wait_seconds)
+        except WaitLimitError:
+            answer = await run_in_threadpool(
+                batches_service.answer, services, work.batch_id, include_outputs=False
+            )
+            return still_running(answer)
+        seconds = work.seconds
+    num_output_tokens = sum(result.num_output_tokens for result in results)
+    return SyncAnswer(
+        batch_id=work.batch_id,
+        outputs=[_to_output(result) for result in results],
+        total_tokens=num_output_tokens + sum(result.num_prompt_tokens for result in results),
+        latency_ms=round(seconds * 1000, 1),
+        throughput_tokens_per_sec=round(num_output_tokens / seconds, 1),
+    )
+
+
+@router.get(
+    "/model/info",
+    dependencies=[READ],
+    responses=documented(401, 403, 429, 503),
+    summary="Look at the engine that runs",
+)
+def get_model_info(services: ServicesDependency) -> ModelInfoAnswer:
+    """Return what the live workers say of their engine."""
+    return model_info(services)
+
+
+def _to_answer(work: Work, result: ResultView, optimization: Optimization) -> GenerateAnswer:
+    found = _to_generated(result)
+    return GenerateAnswer(
+        **found.model_dump(),
+        latency_ms=round(work.seconds * 1000, 1),
+        optimization_used=optimization,
+        batch_id=work.batch_id,
+    )
+
+
+def _to_generated(result: ResultView) -> Generated:
+    if (error := failure(result)) is not None:
+        raise error
+    texts = [choice.text for choice in choices_of(result)]
+    return Generated(
+        text=texts[0],
+        texts=texts if len(texts) > 1 else None,
+        finish_reason=result.finish_reason or "stop",
+        tokens_generated=result.num_output_tokens,
+        prompt_tokens=result.num_prompt_tokens,
+        cached_tokens=result.num_cached_tokens,
+    )
+
+
+def _to_output(result: ResultView) -> Any:
+    texts = [choice.text for choice in choices_of(result)]
+    return result.output if len(texts) == 1 else texts

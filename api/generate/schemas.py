@@ -1,0 +1,89 @@
+"""The shapes of the routes that wait for outputs."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from api.sampling import SamplingFields
+from api.schema import NonEmptyText
+from worker.contract.sampling import Optimization
+
+MAX_PROMPTS = 256
+
+
+class GenerateBody(SamplingFields):
+    """One prompt, and how to continue it."""
+
+    prompt: NonEmptyText
+    stream: bool = False
+    optimization: Optimization = Field(
+        default=Optimization.FULL,
+        strict=False,
+        description="none: alone in its Steps, nothing cached. basic: batched. full: every cache too.",
+    )
+
+
+class PromptsBody(SamplingFields):
+    """Several prompts, continued together."""
+
+    prompts: Annotated[list[NonEmptyText], Field(min_length=1, max_length=MAX_PROMPTS)]
+
+
+class SyncBody(PromptsBody):
+    """Several prompts, and how long to wait for them."""
+
+    wait_seconds: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = Field(
+        default=60.0, description="After that the answer is 202 with the batch's id, and the work goes on."
+    )
+
+
+class Generated(BaseModel):
+    """One prompt's output."""
+
+    text: str
+    texts: list[str] | None = Field(default=None, description="every choice, if several were asked for")
+    finish_reason: str
+    tokens_generated: int
+    prompt_tokens: int
+    cached_tokens: int = Field(description="of the prompt, read from the prefix cache")
+
+
+class GenerateAnswer(Generated):
+    """One output, and what it took."""
+
+    latency_ms: float
+    optimization_used: Optimization
+    batch_id: str
+
+
+class GenerateBatchAnswer(BaseModel):
+    """Several outputs, and what they took."""
+
+    batch_id: str
+    results: list[Generated]
+    total_latency_ms: float
+    throughput_tokens_per_sec: float
+
+
+class SyncAnswer(BaseModel):
+    """Several outputs, and what they took."""
+
+    batch_id: str
+    outputs: list[str | list[str] | None]
+    total_tokens: int = Field(description="of prompts and outputs")
+    latency_ms: float
+    throughput_tokens_per_sec: float = Field(description="of outputs")
+
+
+class ModelInfoAnswer(BaseModel):
+    """The engine that runs, by the word of its worker."""
+
+    model_name: str
+    architecture: str
+    quantization: str = Field(description="the dtype that weights are computed in")
+    device: str
+    batch_size: int = Field(description="most Sequences that run at once")
+    max_sequence_length: int
+    num_parameters: int
+    workers: int = Field(description="that are alive")
+    details: dict[str, Any]

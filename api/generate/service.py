@@ -1,0 +1,63 @@
+"""From prompts to work, and what is known of the engine."""
+
+from collections.abc import Sequence
+
+from api.dependencies import Services
+from api.errors import NoWorkerError
+from api.generate.schemas import ModelInfoAnswer
+from api.prompts import fit
+from api.sampling import SamplingFields, to_params
+from worker.contract.messages import GPU_QUEUE
+from worker.contract.sampling import Optimization, SamplingParams
+from worker.store import workers
+from worker.store.batches import NewBatch
+from worker.store.requests import NewRequest
+
+
+def to_batch(
+    services: Services,
+    fields: SamplingFields,
+    prompts: Sequence[str],
+    *,
+    max_tokens: int,
+    optimization: Optimization = Optimization.FULL,
+) -> NewBatch:
+    """Return the work of continuing prompts; raises InvalidInputError naming the field that is wrong."""
+    defaults = SamplingParams(max_tokens=max_tokens, optimization=optimization)
+    params = to_params(fields, defaults, services.checkpoint)
+    is_streamed = bool(getattr(fields, "stream", False))
+    found = [
+        NewRequest(prompt=prompt, max_tokens=params.max_tokens, is_streamed=is_streamed) for prompt in prompts
+    ]
+    fitted = fit(
+        services.checkpoint,
+        found,
+        max_prompt_bytes=services.settings.max_prompt_bytes,
+        name=lambda i: "prompt" if hasattr(fields, "prompt") else f"prompts[{i}]",
+    )
+    return NewBatch(params=params, requests=fitted)
+
+
+def model_info(services: Services) -> ModelInfoAnswer:
+    """Return what live gpu workers say of their engine.
+
+    Raises:
+        NoWorkerError: there is none.
+
+    """
+    with services.store.transaction() as session:
+        found = workers.infos(session, GPU_QUEUE)
+    if not found:
+        raise NoWorkerError("no gpu worker is alive, so no engine runs")
+    info = found[0]
+    return ModelInfoAnswer(
+        model_name=info["name"],
+        architecture=info["architecture"],
+        quantization=info["dtype"],
+        device=info["device"],
+        batch_size=info["max_num_sequences"],
+        max_sequence_length=info["max_model_len"],
+        num_parameters=info["num_parameters"],
+        workers=len(found),
+        details=info,
+    )

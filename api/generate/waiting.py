@@ -1,0 +1,116 @@
+"""Submits interactive work and follows it to its end. The rows are the truth; the feed only hurries."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import anyio
+from fastapi import Request as HttpRequest
+from starlette.concurrency import run_in_threadpool
+
+from api.dependencies import Services
+from api.errors import ClientGoneError, NoWorkerError, WaitLimitError
+from worker.contract.feed import Told
+from worker.contract.messages import GPU_QUEUE
+from worker.contract.states import Lane
+from worker.queue.feed import Feed
+from worker.store import batches, requests, workers
+from worker.store.batches import NewBatch
+from worker.store.requests import ResultView
+
+# How often the rows are asked when the feed says nothing, as it does while Redis is away.
+LOOK_SECONDS = 0.5
+MOST_RESULTS = 10_000
+
+
+@dataclass(slots=True)
+class Work:
+    """Interactive work under way."""
+
+    services: Services
+    http_request: HttpRequest
+    batch_id: str
+    num_requests: int
+    feed: Feed
+    started_at: float = field(default_factory=time.monotonic)
+    is_settled: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken so far."""
+        return time.monotonic() - self.started_at
+
+    async def told(self, wait_seconds: float) -> AsyncIterator[Told]:
+        """Yield what is told, until every request has its result.
+
+        Raises:
+            WaitLimitError: that took longer than `wait_seconds`; the work goes on.
+            ClientGoneError: nobody is there any more to tell.
+
+        """
+        looked_at = time.monotonic()
+        while not self.is_settled:
+            left = wait_seconds - self.seconds
+            if left <= 0:
+                raise WaitLimitError(f"not finished within {wait_seconds:g} s", code="wait_limit")
+            message = await self.feed.next(min(LOOK_SECONDS, left))
+            if isinstance(message, Told):
+                yield message
+                if time.monotonic() - looked_at < LOOK_SECONDS:
+                    continue
+            looked_at = time.monotonic()
+            self.is_settled = await run_in_threadpool(self._look)
+            if not self.is_settled and await self.http_request.is_disconnected():
+                raise ClientGoneError("the client went away")
+
+    async def results(self, wait_seconds: float) -> list[ResultView]:
+        """Return every result in the order of the requests, once they are there; raises as `told` does."""
+        async for _ in self.told(wait_seconds):
+            pass
+        return await run_in_threadpool(self._results)
+
+    def _look(self) -> bool:
+        with self.services.store.transaction() as session:
+            view = batches.get(session, self.batch_id)
+        return view is None or view.status.is_terminal
+
+    def _results(self) -> list[ResultView]:
+        with self.services.store.transaction() as session:
+            found = requests.results_page(session, self.batch_id, after=0, limit=MOST_RESULTS)
+        return sorted(found, key=lambda result: result.position)
+
+    def cancel(self) -> None:
+        """Stop what still runs: nobody waits for it."""
+        with self.services.store.transaction() as session:
+            batches.cancel(session, self.batch_id)
+
+
+@asynccontextmanager
+async def submitted(
+    services: Services, http_request: HttpRequest, batch: NewBatch, *, keep: bool = False
+) -> AsyncIterator[Work]:
+    """Submit interactive work, and cancel what is left of it at the end unless it is to be kept.
+
+    Raises:
+        NoWorkerError: no worker is alive, so nothing was submitted; not if the work is to be kept.
+
+    """
+    batch = replace(batch, id=batches.new_id(), lane=Lane.INTERACTIVE)
+    assert batch.id is not None  # noqa: S101 - it was given just now
+    async with services.feeds.open(batch.id) as feed:
+        await run_in_threadpool(_submit, services, batch, needs_worker=not keep)
+        work = Work(services, http_request, batch.id, len(batch.requests), feed)
+        try:
+            yield work
+        finally:
+            if not (work.is_settled or keep):
+                with anyio.CancelScope(shield=True):
+                    await run_in_threadpool(work.cancel)
+
+
+def _submit(services: Services, batch: NewBatch, *, needs_worker: bool) -> None:
+    with services.store.transaction() as session:
+        if needs_worker and not workers.slots(session, GPU_QUEUE):
+            raise NoWorkerError("no gpu worker is alive; nothing was accepted, try again")
+        batches.submit(session, batch, shard_size=services.settings.shard_size)

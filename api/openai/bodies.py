@@ -1,0 +1,168 @@
+"""The bodies that OpenAI's clients send. What is not built is refused; what changes no output is accepted."""
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, JsonValue, ValidationError
+
+from api.errors import InvalidInputError, explain, field_path
+from api.sampling import CommonSamplingFields, MaxTokens, NumLogprobs, SamplingFields, TokenId
+from api.schema import NonEmptyText, Schema, Text
+
+
+class Endpoint(StrEnum):
+    """What a body is for, as a line of a batch names it in `url`."""
+
+    CHAT_COMPLETIONS = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    EMBEDDINGS = "/v1/embeddings"
+
+
+def _nothing(value: object) -> None:
+    if value not in (None, False, "", [], {}):
+        raise ValueError("not supported by this server")
+
+
+# A field of OpenAI's that is not built: only a value that asks for nothing is accepted.
+Unsupported = Annotated[None, BeforeValidator(_nothing)]
+# A field that changes no output.
+Ignored = Annotated[JsonValue, Field(description="Accepted, and of no effect.")]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+MAX_PROMPTS = 2048
+Prompts = (
+    NonEmptyText
+    | TokenIds
+    | Annotated[list[NonEmptyText], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+)
+
+
+class TextPart(Schema):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class ChatMessage(Schema):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | list[TextPart] | None = None
+    name: Ignored = None
+    refusal: Unsupported = None
+    audio: Unsupported = None
+    annotations: Ignored = None
+    function_call: Unsupported = None
+    tool_calls: Unsupported = None
+
+    def for_template(self) -> dict[str, str]:
+        """Return the turn as a chat template takes it."""
+        content = self.content or ""
+        if not isinstance(content, str):
+            content = "\n".join(part.text for part in content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class StreamOptions(Schema):
+    """What a stream holds beside tokens."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Ignored = None
+
+
+class Streamed(Schema):
+    """What the two kinds of completion have in common beside sampling."""
+
+    model: NonEmptyText
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Ignored = None
+    metadata: Ignored = None
+
+
+class ChatBody(CommonSamplingFields, Streamed):
+    """A chat completion."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+    parallel_tool_calls: Ignored = None
+    modalities: list[Literal["text"]] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    tools: Unsupported = None
+    functions: Unsupported = None
+    function_call: Literal["none", "auto"] | None = None
+    audio: Unsupported = None
+    prediction: Unsupported = None
+    reasoning_effort: Literal["none"] | None = None
+    verbosity: Unsupported = None
+    web_search_options: Unsupported = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens are wanted beside each; None: no logprobs at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionBody(SamplingFields, Streamed):
+    """A completion of one or several prompts."""
+
+    prompt: Prompts
+    echo: Unsupported = None
+    suffix: Unsupported = None
+
+
+class EmbeddingBody(Schema):
+    """The embeddings of one or several texts."""
+
+    model: NonEmptyText
+    input: Prompts
+    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    pooling: Literal["last", "mean"] = "last"
+    normalize: bool = True
+    user: Ignored = None
+
+
+Body = ChatBody | CompletionBody | EmbeddingBody
+
+BODIES: dict[Endpoint, type[Body]] = {
+    Endpoint.CHAT_COMPLETIONS: ChatBody,
+    Endpoint.COMPLETIONS: CompletionBody,
+    Endpoint.EMBEDDINGS: EmbeddingBody,
+}
+
+
+def read_body(endpoint: Endpoint, body: Any, path: str = "") -> Body:
+    """Check a body that came as JSON.
+
+    Raises:
+        InvalidInputError: a field is wrong; `param` is its name after `path`.
+
+    """
+    try:
+        return BODIES[endpoint].model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = field_path(_without_branches(first["loc"], body, is_missing=first["type"] == "missing"))
+        param = ".".join(part for part in (path, name) if part) or "body"
+        raise InvalidInputError(f"{param}: {explain(first)}", param=param, code=first["type"]) from error
+
+
+def _without_branches(location: tuple[str | int, ...], body: Any, *, is_missing: bool) -> list[str | int]:
+    """Return a location without the names that pydantic gives the branches of unions."""
+    found: list[str | int] = []
+    for part in location:
+        is_key = isinstance(body, dict) and part in body
+        is_index = isinstance(body, list) and isinstance(part, int) and part < len(body)
+        if is_key or is_index:
+            body = body[part]
+            found.append(part)
+    return [*found, location[-1]] if is_missing else found

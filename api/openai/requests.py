@@ -1,0 +1,136 @@
+"""From a body to a request that can be stored, and the checks that a shape alone cannot make."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from api.checkpoint import ChatTemplateError, Checkpoint
+from api.errors import ModelNotFoundError
+from api.openai.bodies import Body, ChatBody, CompletionBody, EmbeddingBody, Endpoint, read_body
+from api.sampling import refusal, to_params
+from worker.contract.requests import EmbeddingParams, Prompt
+from worker.contract.sampling import SamplingParams
+from worker.store.requests import NewRequest
+
+NO_LIMIT = 2**31 - 1  # but for what the context leaves
+CHAT_DEFAULTS = SamplingParams(max_tokens=NO_LIMIT, temperature=1.0)
+COMPLETION_DEFAULTS = SamplingParams(max_tokens=16, temperature=1.0)
+
+
+def from_line(
+    checkpoint: Checkpoint, endpoint: Endpoint, body: Any, *, custom_id: str | None, path: str = "body"
+) -> NewRequest:
+    """Return the request of one line of a batch; its tokens are still to be counted by `api.prompts.fit`.
+
+    Raises:
+        InvalidInputError: a field is wrong; `param` is its name after `path`.
+        ModelNotFoundError: another model is served.
+
+    """
+    read = read_body(endpoint, body, path)
+    if not isinstance(read, EmbeddingBody) and read.stream:
+        raise refusal(path, "stream", "a batch cannot be streamed")
+    return to_request(checkpoint, read, custom_id=custom_id, path=path)
+
+
+def to_request(
+    checkpoint: Checkpoint, body: Body, *, custom_id: str | None = None, path: str = ""
+) -> NewRequest:
+    """Return the request of a body; its tokens are still to be counted by `api.prompts.fit`.
+
+    Raises:
+        InvalidInputError: a field is wrong; `param` is its name after `path`.
+        ModelNotFoundError: another model is served.
+
+    """
+    check_model(checkpoint, body.model, path)
+    if isinstance(body, ChatBody):
+        return _chat(checkpoint, body, custom_id, path)
+    if isinstance(body, CompletionBody):
+        return _completion(checkpoint, body, custom_id, path)
+    return _embedding(checkpoint, body, custom_id, path)
+
+
+def check_model(checkpoint: Checkpoint, model: str, path: str = "") -> None:
+    """Raise ModelNotFoundError unless this is the model that is served."""
+    if model != checkpoint.name:
+        param = f"{path}.model" if path else "model"
+        raise ModelNotFoundError(
+            f"{param}: there is no model {model!r} here; this server has {checkpoint.name!r}",
+            param=param,
+            code="model_not_found",
+        )
+
+
+def prompts_field(body: Body) -> str:
+    """Return the name of the field that holds a body's prompts."""
+    if isinstance(body, ChatBody):
+        return "messages"
+    return "prompt" if isinstance(body, CompletionBody) else "input"
+
+
+def _chat(checkpoint: Checkpoint, body: ChatBody, custom_id: str | None, path: str) -> NewRequest:
+    if body.top_logprobs and not body.logprobs:
+        raise refusal(path, "top_logprobs", "needs logprobs to be true")
+    if body.max_completion_tokens is not None:
+        if body.max_tokens not in {None, body.max_completion_tokens}:
+            raise refusal(path, "max_tokens", "differs from max_completion_tokens")
+        body = body.model_copy(update={"max_tokens": body.max_completion_tokens})
+    _check_stream(body, path)
+    params = to_params(body, CHAT_DEFAULTS, checkpoint, path)
+    try:
+        prompt = checkpoint.render_chat([message.for_template() for message in body.messages])
+    except ChatTemplateError as error:
+        raise refusal(path, "messages", str(error)) from error
+    return NewRequest(
+        prompt=prompt,
+        max_tokens=params.max_tokens,
+        custom_id=custom_id,
+        params=params,
+        add_special_tokens=False,
+        is_streamed=bool(body.stream),
+    )
+
+
+def _completion(checkpoint: Checkpoint, body: CompletionBody, custom_id: str | None, path: str) -> NewRequest:
+    _check_stream(body, path)
+    params = to_params(body, COMPLETION_DEFAULTS, checkpoint, path)
+    prompt, inputs = _to_inputs(body.prompt)
+    return NewRequest(
+        prompt=prompt,
+        inputs=inputs,
+        max_tokens=params.max_tokens,
+        custom_id=custom_id,
+        params=params,
+        is_streamed=bool(body.stream),
+    )
+
+
+def _check_stream(body: ChatBody | CompletionBody, path: str) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise refusal(path, "stream_options", "needs stream to be true")
+    if body.stream and body.best_of is not None and body.best_of > (body.n or 1):
+        raise refusal(path, "best_of", "what is kept is known at the end only, so it cannot be streamed")
+
+
+def _embedding(checkpoint: Checkpoint, body: EmbeddingBody, custom_id: str | None, path: str) -> NewRequest:
+    if body.dimensions is not None and checkpoint.hidden_size and body.dimensions > checkpoint.hidden_size:
+        raise refusal(path, "dimensions", f"the model's vectors have {checkpoint.hidden_size}")
+    prompt, inputs = _to_inputs(body.input)
+    return NewRequest(
+        prompt=prompt,
+        inputs=inputs,
+        max_tokens=1,
+        custom_id=custom_id,
+        params=EmbeddingParams(body.pooling, body.normalize, body.dimensions, body.encoding_format),
+    )
+
+
+def _to_inputs(
+    given: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+) -> tuple[str, tuple[Prompt, ...] | None]:
+    """Return one text, or what is given instead."""
+    if isinstance(given, str):
+        return given, None
+    if isinstance(given[0], int):
+        return "", (tuple(given),)  # type: ignore[arg-type]
+    return "", tuple(one if isinstance(one, str) else tuple(one) for one in given)  # type: ignore[arg-type]

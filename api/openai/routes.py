@@ -1,0 +1,149 @@
+"""/v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, as OpenAI's clients call them."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Path
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from api.dependencies import READ, SUBMIT, Services, ServicesDependency
+from api.errors import documented
+from api.generate.outputs import failure
+from api.generate.waiting import submitted
+from api.openai.bodies import Body, ChatBody, CompletionBody, EmbeddingBody, Endpoint
+from api.openai.requests import check_model, prompts_field, to_request
+from api.openai.responses import to_model, to_response
+from api.openai.streaming import chunks
+from api.prompts import fit
+from worker.contract.sampling import SamplingParams
+from worker.store.batches import NewBatch
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+
+ERRORS = documented(400, 401, 403, 404, 413, 429, 500, 503, 504)
+EVENTS = "text/event-stream"
+
+
+@router.post(
+    "/chat/completions",
+    dependencies=[SUBMIT],
+    responses=ERRORS,
+    response_model=None,
+    summary="Complete a chat",
+)
+async def chat_completions(
+    body: ChatBody, http_request: HttpRequest, services: ServicesDependency
+) -> JSONResponse | StreamingResponse:
+    """Answer a conversation, whole or as a stream of server-sent events."""
+    return await _complete(services, http_request, Endpoint.CHAT_COMPLETIONS, body)
+
+
+@router.post(
+    "/completions", dependencies=[SUBMIT], responses=ERRORS, response_model=None, summary="Complete prompts"
+)
+async def completions(
+    body: CompletionBody, http_request: HttpRequest, services: ServicesDependency
+) -> JSONResponse | StreamingResponse:
+    """Continue prompts, whole or as a stream of server-sent events."""
+    return await _complete(services, http_request, Endpoint.COMPLETIONS, body)
+
+
+@router.post(
+    "/embeddings", dependencies=[SUBMIT], responses=ERRORS, response_model=None, summary="Embed texts"
+)
+async def embeddings(
+    body: EmbeddingBody, http_request: HttpRequest, services: ServicesDependency
+) -> JSONResponse:
+    """Turn texts into vectors."""
+    batch = await run_in_threadpool(_to_batch, services, body)
+    return await _whole(services, http_request, Endpoint.EMBEDDINGS, batch)
+
+
+@router.get("/models", dependencies=[READ], responses=documented(401, 403, 429), summary="List the models")
+def models(services: ServicesDependency) -> dict[str, Any]:
+    """List what is served: one model."""
+    return {"object": "list", "data": [to_model(services.checkpoint)]}
+
+
+@router.get(
+    "/models/{model}",
+    dependencies=[READ],
+    responses=documented(401, 403, 404, 429),
+    summary="Look at a model",
+)
+def get_model(model: str = Path(max_length=256), *, services: ServicesDependency) -> dict[str, Any]:
+    """Return the model of this name."""
+    check_model(services.checkpoint, model)
+    return to_model(services.checkpoint)
+
+
+async def _complete(
+    services: Services, http_request: HttpRequest, endpoint: Endpoint, body: ChatBody | CompletionBody
+) -> JSONResponse | StreamingResponse:
+    batch = await run_in_threadpool(_to_batch, services, body)
+    if not body.stream:
+        return await _whole(services, http_request, endpoint, batch)
+    options = body.stream_options
+    stream = _stream(
+        services,
+        http_request,
+        endpoint,
+        batch,
+        include_usage=options is not None and bool(options.include_usage),
+    )
+    # The first event now: what cannot be accepted is then an answer of its own, with a status.
+    first = await anext(stream)
+
+    async def events() -> AsyncIterator[str]:
+        try:
+            yield first
+            async for one in stream:
+                yield one
+        finally:
+            await stream.aclose()
+
+    return StreamingResponse(events(), media_type=EVENTS, headers={"Cache-Control": "no-cache"})
+
+
+def _to_batch(services: Services, body: Body) -> NewBatch:
+    request = to_request(services.checkpoint, body)
+    field = prompts_field(body)
+    fitted = fit(
+        services.checkpoint,
+        [request],
+        max_prompt_bytes=services.settings.max_prompt_bytes,
+        name=lambda _: field,
+    )
+    return NewBatch(params=SamplingParams(), requests=fitted)
+
+
+async def _whole(
+    services: Services, http_request: HttpRequest, endpoint: Endpoint, batch: NewBatch
+) -> JSONResponse:
+    async with submitted(services, http_request, batch) as work:
+        (result,) = await work.results(services.settings.wait_seconds)
+    if (error := failure(result)) is not None:
+        raise error
+    return JSONResponse(to_response(services.checkpoint, endpoint, result, batch_id=work.batch_id))
+
+
+async def _stream(
+    services: Services,
+    http_request: HttpRequest,
+    endpoint: Endpoint,
+    batch: NewBatch,
+    *,
+    include_usage: bool,
+) -> AsyncGenerator[str, None]:
+    async with submitted(services, http_request, batch) as work:
+        found = chunks(
+            work,
+            services.checkpoint,
+            endpoint,
+            wait_seconds=services.settings.wait_seconds,
+            include_usage=include_usage,
+        )
+        async for chunk in found:
+            yield chunk

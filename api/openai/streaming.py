@@ -1,0 +1,82 @@
+"""Chunks of a completion as OpenAI's clients read them: server-sent events."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from api.checkpoint import Checkpoint
+from api.errors import ApiError
+from api.generate.events import DONE, error_event, event
+from api.generate.outputs import GrowingOutputs, Piece, failure
+from api.generate.waiting import Work
+from api.openai.bodies import Endpoint
+from api.openai.responses import (
+    response_id,
+    to_chat_logprobs,
+    to_completion_logprobs,
+    to_usage,
+)
+
+
+async def chunks(
+    work: Work, checkpoint: Checkpoint, endpoint: Endpoint, *, wait_seconds: float, include_usage: bool
+) -> AsyncIterator[str]:
+    """Yield the events of a completion until [DONE]; errors on the way are events too."""
+    is_chat = endpoint is Endpoint.CHAT_COMPLETIONS
+    base = {
+        "id": response_id(endpoint, work.batch_id, 0),
+        "object": "chat.completion.chunk" if is_chat else "text_completion",
+        "created": int(time.time()),
+        "model": checkpoint.name,
+        "system_fingerprint": None,
+    }
+    if include_usage:
+        base["usage"] = None
+    begun: set[int] = set()
+
+    def write(piece: Piece) -> str:
+        if not is_chat:
+            return event(base | {"choices": [_completion_choice(checkpoint, piece)]})
+        first = piece.index not in begun
+        begun.add(piece.index)
+        return event(base | {"choices": [_chat_choice(checkpoint, piece, first=first)]})
+
+    outputs = GrowingOutputs()
+    try:
+        async for told in work.told(wait_seconds):
+            if piece := outputs.take(told):
+                yield write(piece)
+        (result,) = await work.results(wait_seconds)
+    except ApiError as error:
+        yield error_event(error)
+        return
+    if (failed := failure(result)) is not None:
+        yield error_event(failed)
+        return
+    for piece in outputs.rest(result):
+        yield write(piece)
+    if include_usage:
+        yield event(base | {"choices": [], "usage": to_usage(result)})
+    yield DONE
+
+
+def _chat_choice(checkpoint: Checkpoint, piece: Piece, *, first: bool) -> dict[str, Any]:
+    logprobs = None if piece.logprobs is None else to_chat_logprobs(checkpoint, piece.logprobs)
+    return {
+        "index": piece.index,
+        "delta": ({"role": "assistant"} if first else {}) | {"content": piece.text},
+        "logprobs": logprobs,
+        "finish_reason": piece.finish_reason,
+    }
+
+
+def _completion_choice(checkpoint: Checkpoint, piece: Piece) -> dict[str, Any]:
+    logprobs = None
+    if piece.logprobs is not None:
+        logprobs = to_completion_logprobs(checkpoint, piece.logprobs, offset=piece.offset)
+    return {
+        "index": piece.index,
+        "text": piece.text,
+        "logprobs": logprobs,
+        "finish_reason": piece.finish_reason,
+    }

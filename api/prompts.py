@@ -1,0 +1,75 @@
+"""Prompts against the served model: their size, their tokens, what they leave of the context."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from api.checkpoint import Checkpoint
+from api.errors import InvalidInputError
+from worker.contract.requests import RequestKind, kind_of
+from worker.store.requests import NewRequest
+
+
+def fit(
+    checkpoint: Checkpoint,
+    requests: Sequence[NewRequest],
+    *,
+    max_prompt_bytes: int,
+    name: Callable[[int], str],
+) -> list[NewRequest]:
+    """Count the prompts' tokens, check them against the context, cap max_tokens by what is left of it.
+
+    `name` gives the path of the field that a request's prompts came in.
+
+    Raises:
+        InvalidInputError: a prompt that cannot be run.
+
+    """
+    counts: list[list[int]] = [[0] * len(request.prompts) for request in requests]
+    texts: dict[bool, list[tuple[int, int, str]]] = {True: [], False: []}
+    for i, request in enumerate(requests):
+        for j, prompt in enumerate(request.prompts):
+            if not isinstance(prompt, str):
+                counts[i][j] = _count_ids(checkpoint, prompt, _path(request, name(i), j))
+            elif len(prompt) > max_prompt_bytes or len(prompt.encode()) > max_prompt_bytes:
+                path = _path(request, name(i), j)
+                raise InvalidInputError(
+                    f"{path}: the prompt is over the limit of {max_prompt_bytes} bytes", param=path
+                )
+            else:
+                texts[request.add_special_tokens].append((i, j, prompt))
+    for has_special, chosen in texts.items():
+        found = checkpoint.count_tokens([text for *_, text in chosen], add_special_tokens=has_special)
+        for (i, j, _), count in zip(chosen, found, strict=True):
+            counts[i][j] = count
+    return [_fitted(checkpoint, request, counts[i], name(i)) for i, request in enumerate(requests)]
+
+
+def _fitted(checkpoint: Checkpoint, request: NewRequest, counts: Sequence[int], name: str) -> NewRequest:
+    context = checkpoint.max_model_len
+    is_generating = kind_of(request.params) is RequestKind.GENERATION
+    for j, count in enumerate(counts):
+        if count == 0:
+            path = _path(request, name, j)
+            raise InvalidInputError(f"{path}: the prompt has no tokens", param=path)
+        if count + is_generating > context:
+            path = _path(request, name, j)
+            rest = ", and one must be left for the output" if is_generating else ""
+            raise InvalidInputError(
+                f"{path}: the prompt has {count} tokens; the context of model {checkpoint.name} is "
+                f"{context}{rest}",
+                param=path,
+                code="context_length_exceeded",
+            )
+    max_tokens = min(request.max_tokens, context - min(counts))
+    return replace(request, num_prompt_tokens=sum(counts), max_tokens=max_tokens)
+
+
+def _count_ids(checkpoint: Checkpoint, token_ids: Sequence[int], path: str) -> int:
+    most = checkpoint.vocab_size - 1
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= most:
+        raise InvalidInputError(f"{path}: has a token id outside 0..{most}", param=path)
+    return len(token_ids)
+
+
+def _path(request: NewRequest, name: str, index: int) -> str:
+    return name if len(request.prompts) == 1 else f"{name}[{index}]"

@@ -1,0 +1,209 @@
+"""The sampling fields that every route takes, and the parameters they become."""
+
+import json
+from dataclasses import replace
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, JsonValue
+
+from api.checkpoint import Checkpoint
+from api.errors import InvalidInputError
+from api.schema import NonEmptyText, Schema, Text
+from worker.contract.sampling import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    FormatKind,
+    OutputFormat,
+    SamplingParams,
+)
+from worker.grammar import Grammar, GrammarError
+
+MAX_STOP_STRINGS = 16
+FORMAT_FIELDS = ("response_format", "guided_regex", "guided_choice")
+
+MaxTokens = Annotated[
+    int, Field(ge=1, lt=2**31, description="Most tokens to generate; also ends at the model's context.")
+]
+Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False, description="0 is greedy.")]
+TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+TopK = Annotated[int, Field(ge=0, le=1_000_000, description="0 is off.")]
+MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+StopString = Annotated[NonEmptyText, Field(max_length=256)]
+Stop = StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63, description="The same seed gives the same tokens.")]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+NumLogprobs = Annotated[
+    int, Field(ge=0, le=MAX_LOGPROBS, description="Likeliest tokens to report beside each; 0: its own only.")
+]
+NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
+
+
+class JsonSchemaFormat(Schema):
+    """A schema with the name that OpenAI's clients give it."""
+
+    name: Text | None = None
+    description: Text | None = None
+    json_schema: dict[str, JsonValue] = Field(alias="schema")
+    strict: bool | None = Field(default=None, description="Outputs always fit, whatever this says.")
+
+
+class TextResponse(Schema):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectResponse(Schema):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaResponse(Schema):
+    """JSON that is valid by a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchemaFormat
+
+
+ResponseFormat = Annotated[
+    TextResponse | JsonObjectResponse | JsonSchemaResponse, Field(discriminator="type")
+]
+
+
+class CommonSamplingFields(Schema):
+    """How tokens are chosen, but for logprobs, of which the faces differ."""
+
+    max_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = Field(
+        default=None, description="What is added to a token's logit, by token id."
+    )
+    prompt_logprobs: NumLogprobs | None = None
+    n: NumChoices | None = None
+    best_of: NumChoices | None = Field(
+        default=None, description="Generate so many and keep the `n` with the highest mean logprob."
+    )
+    response_format: ResponseFormat | None = None
+    guided_regex: Text | None = None
+    guided_choice: Annotated[list[Text], Field(min_length=1, max_length=1024)] | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens are wanted beside each; None: no logprobs at all."""
+        return None
+
+
+class SamplingFields(CommonSamplingFields):
+    """How tokens are chosen. What is left out has the batch's value, or the default."""
+
+    logprobs: NumLogprobs | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens are wanted beside each; None: no logprobs at all."""
+        return self.logprobs
+
+
+def to_params(
+    fields: CommonSamplingFields, defaults: SamplingParams, checkpoint: Checkpoint, path: str = ""
+) -> SamplingParams:
+    """Return `defaults` with what the fields say, checked against the model.
+
+    Raises:
+        InvalidInputError: fields that do not go together; `param` is the field's name after `path`.
+
+    """
+    changes: dict[str, Any] = {
+        name: value
+        for name in SamplingParams.__dataclass_fields__
+        if name not in {"format", "logprobs", "optimization"} and (value := getattr(fields, name)) is not None
+    }
+    if fields.num_logprobs is not None:
+        changes["logprobs"] = fields.num_logprobs
+    if "stop" in changes:
+        stop = changes["stop"]
+        changes["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    if "stop_token_ids" in changes:
+        changes["stop_token_ids"] = tuple(changes["stop_token_ids"])
+    if "logit_bias" in changes:
+        changes["logit_bias"] = _to_biases(changes["logit_bias"], path)
+    found = _to_format(fields, path)
+    if found is not None:
+        changes["format"] = found[0]
+    params = replace(defaults, **changes) if changes or found else defaults
+    _check(params, checkpoint, path)
+    return params
+
+
+def _to_biases(given: dict[str, float], path: str) -> tuple[tuple[int, float], ...]:
+    try:
+        return tuple((int(token), float(bias)) for token, bias in given.items())
+    except ValueError as error:
+        raise refusal(path, "logit_bias", "its keys must be token ids") from error
+
+
+def _to_format(fields: CommonSamplingFields, path: str) -> tuple[OutputFormat | None] | None:
+    """Return the format that is asked for in a tuple, since none may be; None when nothing is said."""
+    named = [name for name in FORMAT_FIELDS if getattr(fields, name) is not None]
+    if not named:
+        return None
+    if len(named) > 1:
+        raise refusal(path, named[1], f"cannot be combined with {named[0]}")
+    response = fields.response_format
+    found: OutputFormat | None = None
+    if fields.guided_regex is not None:
+        found = OutputFormat(FormatKind.REGEX, fields.guided_regex)
+    elif fields.guided_choice is not None:
+        found = OutputFormat(FormatKind.CHOICE, fields.guided_choice)
+    elif isinstance(response, JsonSchemaResponse):
+        found = OutputFormat(FormatKind.JSON_SCHEMA, response.json_schema.json_schema)
+    elif isinstance(response, JsonObjectResponse):
+        found = OutputFormat(FormatKind.JSON_OBJECT)
+    if found is not None and (problem := _problem(found.kind, json.dumps(found.source))):
+        name = "response_format.json_schema.schema" if found.kind is FormatKind.JSON_SCHEMA else named[0]
+        raise refusal(path, name, problem)
+    return (found,)
+
+
+@lru_cache(1024)
+def _problem(kind: FormatKind, source: str) -> str:
+    try:
+        Grammar.of(kind.value, json.loads(source)).check()
+    except GrammarError as error:
+        return str(error).partition(": ")[2]
+    return ""
+
+
+def _check(params: SamplingParams, checkpoint: Checkpoint, path: str) -> None:
+    if params.best_of is not None and params.best_of < params.n:
+        raise refusal(path, "best_of", "must be at least n")
+    if params.min_tokens > params.max_tokens:
+        raise refusal(path, "min_tokens", "must be at most max_tokens")
+    most = checkpoint.vocab_size - 1
+    for name, token_ids in (
+        ("logit_bias", [token for token, _ in params.logit_bias]),
+        ("stop_token_ids", params.stop_token_ids),
+    ):
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= most:
+            raise refusal(path, name, f"has a token id outside 0..{most}")
+
+
+def refusal(path: str, name: str, message: str) -> InvalidInputError:
+    """Return the error of a field below `path`."""
+    param = f"{path}.{name}" if path else name
+    return InvalidInputError(f"{param}: {message}", param=param)

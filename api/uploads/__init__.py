@@ -1,0 +1,1 @@
+"""Uploads: files that come in parts."""

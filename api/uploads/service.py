@@ -1,0 +1,188 @@
+"""What can be done with uploads. A part is a blob until the upload is completed or its time is over."""
+
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+
+from api.blobs.store import MissingBlobError, StorageError
+from api.dependencies import Services
+from api.errors import BodyTooLargeError, ConflictError, InvalidInputError, NotFoundError
+from api.files import service as file_service
+from api.files.intake import Received, Spool
+from api.files.schemas import UploadCompletion, UploadSubmission
+from worker.contract.states import UploadStatus
+from worker.store import files, uploads
+from worker.store.files import FileView
+from worker.store.uploads import NewUpload, PartView, UploadView
+
+MAX_PART_BYTES = 64 << 20
+
+
+def create(services: Services, submission: UploadSubmission) -> UploadView:
+    """Begin an upload.
+
+    Raises:
+        BodyTooLargeError: what is announced is over the limit of a file.
+
+    """
+    most = services.settings.max_file_bytes
+    if submission.bytes > most:
+        raise BodyTooLargeError(f"bytes: over the limit of {most}", param="bytes")
+    new = NewUpload(
+        purpose=submission.purpose,
+        filename=submission.filename,
+        mime_type=submission.mime_type,
+        num_bytes=submission.bytes,
+        file_lifetime_seconds=submission.expires_after.seconds if submission.expires_after else None,
+    )
+    with services.store.transaction() as session:
+        return uploads.add(session, new)
+
+
+def spool(services: Services) -> Spool:
+    """Return what takes in a part.
+
+    Raises:
+        StorageFullError: it cannot be spooled.
+
+    """
+    try:
+        return Spool(services.spool, MAX_PART_BYTES, name="data")
+    except OSError as error:
+        raise file_service.storage_full(error) from error
+
+
+def check_open(services: Services, upload_id: str) -> None:
+    """Refuse a part before it is read, if the upload takes none.
+
+    Raises:
+        NotFoundError: no such upload.
+        ConflictError: the upload is over.
+
+    """
+    with services.store.transaction() as session:
+        _pending(uploads.get(session, upload_id), upload_id)
+
+
+def add_part(services: Services, upload_id: str, part: Spool) -> PartView:
+    """Keep a part that has arrived.
+
+    Raises:
+        NotFoundError: no such upload.
+        ConflictError: the upload is over.
+        BodyTooLargeError: there is more than the limit of a file now.
+        StorageFullError: it cannot be kept.
+
+    """
+    part.flush()
+    file_service.keep_blob(services, part.path, part.sha256)
+    with services.store.transaction() as session:
+        upload = _pending(uploads.get(session, upload_id, lock=True), upload_id)
+        # A part that was sent again, because its answer was lost, is there twice until the end.
+        most = 2 * upload.num_bytes
+        if uploads.num_part_bytes(session, upload_id) + part.num_bytes > most:
+            raise BodyTooLargeError(f"data: over twice the {upload.num_bytes} bytes announced", param="data")
+        file_service.name_blob(services, session, part.path, part.sha256)
+        return uploads.add_part(session, upload_id, sha256=part.sha256, num_bytes=part.num_bytes)
+
+
+def complete(
+    services: Services, upload_id: str, completion: UploadCompletion
+) -> tuple[UploadView, FileView | None]:
+    """Make a file of the parts, in the order given. A completed upload is answered as it was.
+
+    Raises:
+        NotFoundError: no such upload.
+        ConflictError: the upload is over.
+        InvalidInputError: the parts are not what was announced, or not a batch's input.
+        StorageFullError: it cannot be kept.
+
+    """
+    with services.store.transaction() as session:
+        upload = uploads.get(session, upload_id)
+        if upload is not None and upload.status is UploadStatus.COMPLETED:
+            return upload, files.get(session, upload.file_id or "")
+        upload = _pending(upload, upload_id)
+        known = uploads.parts(session, upload_id)
+    parts = _chosen(completion.part_ids, known, upload)
+    intake = file_service.intake(services)
+    try:
+        digest = hashlib.md5(usedforsecurity=False)
+        for piece in _pieces(services, parts):
+            digest.update(piece)
+            for _ in intake.feed(piece):
+                time.sleep(0)  # others have their turn
+        if completion.md5 is not None and completion.md5.lower() != digest.hexdigest():
+            raise InvalidInputError(f"md5: the parts have {digest.hexdigest()}", param="md5")
+        return _finish(services, upload, intake.finish())
+    finally:
+        intake.close()
+
+
+def cancel(services: Services, upload_id: str) -> UploadView:
+    """End an upload; its parts are gone. A cancelled one is answered as it is.
+
+    Raises:
+        NotFoundError: no such upload.
+        ConflictError: the upload is over.
+
+    """
+    with services.store.transaction() as session:
+        upload = uploads.get(session, upload_id, lock=True)
+        if upload is not None and upload.status is UploadStatus.CANCELLED:
+            return upload
+        _pending(upload, upload_id)
+        uploads.end(session, upload_id, UploadStatus.CANCELLED)
+        ended = uploads.get(session, upload_id)
+    if ended is None:
+        raise NotFoundError(f"no upload {upload_id}", param="upload_id")
+    return ended
+
+
+def _pending(upload: UploadView | None, upload_id: str) -> UploadView:
+    if upload is None:
+        raise NotFoundError(f"no upload {upload_id}", param="upload_id")
+    if upload.status is not UploadStatus.PENDING:
+        raise ConflictError(f"upload {upload_id} is {upload.status}", param="upload_id", code="upload_over")
+    return upload
+
+
+def _chosen(part_ids: Sequence[str], known: dict[str, PartView], upload: UploadView) -> list[PartView]:
+    for i, part_id in enumerate(part_ids):
+        if part_id not in known:
+            raise InvalidInputError(
+                f"part_ids[{i}]: {part_id} is no part of {upload.id}", param=f"part_ids[{i}]"
+            )
+    if len(set(part_ids)) != len(part_ids):
+        raise InvalidInputError("part_ids: a part is named twice", param="part_ids")
+    parts = [known[part_id] for part_id in part_ids]
+    total = sum(part.num_bytes for part in parts)
+    if total != upload.num_bytes:
+        raise InvalidInputError(
+            f"part_ids: the parts have {total} bytes, {upload.num_bytes} were announced", param="part_ids"
+        )
+    return parts
+
+
+def _pieces(services: Services, parts: Sequence[PartView]) -> Iterator[bytes]:
+    for part in parts:
+        try:
+            yield from services.blobs.read(part.sha256)
+        except (MissingBlobError, StorageError) as error:
+            raise file_service.storage_full(error) from error
+
+
+def _finish(services: Services, upload: UploadView, received: Received) -> tuple[UploadView, FileView | None]:
+    file_service.keep_blob(services, received.path, received.sha256)
+    with services.store.transaction() as session:
+        now = uploads.get(session, upload.id, lock=True)
+        if now is not None and now.status is UploadStatus.COMPLETED:  # by a retry that was faster
+            return now, files.get(session, now.file_id or "")
+        _pending(now, upload.id)
+        file_service.name_blob(services, session, received.path, received.sha256)
+        new = file_service.to_row(
+            services, received, filename=upload.filename, lifetime_seconds=upload.file_lifetime_seconds
+        )
+        file = files.add(session, new)
+        uploads.end(session, upload.id, UploadStatus.COMPLETED, file.id)
+        return uploads.get(session, upload.id) or upload, file

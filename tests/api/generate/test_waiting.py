@@ -1,0 +1,182 @@
+"""Whoever waits gets what the rows say, whatever becomes of the tokens told on the way."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import text
+
+from api.main import create_app
+from tests.fixtures.batches import LEASE, held, result
+from tests.fixtures.deployment import eventually, free_port
+from worker.contract.feed import Saved, Told
+from worker.contract.messages import GPU_QUEUE
+from worker.contract.results import RequestError
+from worker.contract.states import Outcome
+from worker.queue.feed import FeedWriter
+from worker.settings import Settings, settings
+from worker.store import shards, workers
+from worker.store.session import Store
+from worker.store.shards import Claim, Progress
+
+TEXT = "the whole text"
+INFO = {"name": "demo", "architecture": "Llama", "dtype": "int8", "device": "cpu", "max_num_sequences": 8}
+INFO |= {"max_model_len": 64, "num_parameters": 5}
+
+
+@pytest.fixture
+def alive(store: Store) -> None:
+    """A gpu worker that says that it is alive."""
+    with store.transaction() as session:
+        workers.seen(session, name="gpu@here", queue=GPU_QUEUE, slots=1, info=INFO)
+
+
+def answer(store: Store, claimed: Claim, output: str = TEXT, error: str | None = None) -> None:
+    """Save what a worker would."""
+    results = [result(request.id, output=output) for request in claimed.requests]
+    if error is not None:
+        failure = RequestError("generation_failed", error)
+        results = [replace(one, outcome=Outcome.FAILED, output=None, error=failure) for one in results]
+    with store.transaction() as session:
+        shards.save(session, [Progress(claimed, results, running_tokens=0, is_last=True)], lease=LEASE)
+
+
+@contextmanager
+def working(store: Store, work: Callable[[Claim], None]) -> Iterator[None]:
+    """Do this with the next interactive shard, as a worker would."""
+
+    def ready() -> list[int]:
+        with store.transaction() as session:
+            return shards.ready_interactive(session, limit=1)
+
+    def run() -> None:
+        (shard_id,) = eventually(ready, what="an interactive shard")
+        work(held(store, shard_id))
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run)
+        yield
+        running.result(60)
+
+
+def body(**options: Any) -> dict[str, Any]:
+    return {"prompt": "hello", **options}
+
+
+def pieces(response: Any) -> list[dict[str, Any]]:
+    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    assert events[-1] == "[DONE]"
+    return [json.loads(one) for one in events[:-1]]
+
+
+@pytest.mark.usefixtures("alive")
+def test_an_answer_needs_nothing_but_the_rows(client: TestClient, store: Store) -> None:
+    with working(store, lambda claimed: answer(store, claimed)):
+        found = client.post("/v1/generate", json=body())
+    assert found.status_code == 200, found.text
+    assert (found.json()["text"], found.json()["tokens_generated"]) == (TEXT, 7)
+
+
+@pytest.mark.usefixtures("alive")
+def test_what_was_lost_of_a_stream_comes_from_the_result(client: TestClient, store: Store) -> None:
+    feed = FeedWriter(settings().redis_url)
+
+    def work(claimed: Claim) -> None:
+        # "whole " is lost, so what follows it must not be passed on.
+        for offset, piece in ((0, "the "), (10, "te"), (12, "xt")):
+            feed.tell(claimed.batch_id, Told(0, 0, offset, piece, 1))
+        answer(store, claimed)
+        feed.tell(claimed.batch_id, Saved())
+
+    with working(store, work):
+        found = client.post("/v1/generate", json=body(stream=True))
+    feed.close()
+    *parts, whole = pieces(found)
+    assert [part["text"] for part in parts] == ["the ", "whole text"]
+    assert whole["text"] == TEXT
+
+
+@pytest.mark.usefixtures("alive")
+def test_without_redis_the_text_comes_at_once(store: Store, config: Settings) -> None:
+    away = config.model_copy(update={"redis_url": f"redis://127.0.0.1:{free_port()}/0"})
+    with TestClient(create_app(away)) as client, working(store, lambda claimed: answer(store, claimed)):
+        found = client.post("/v1/generate", json=body(stream=True))
+    *parts, whole = pieces(found)
+    assert [part["text"] for part in parts] == [TEXT] == [whole["text"]]
+
+
+@pytest.mark.usefixtures("alive")
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_request_that_fails_is_an_error(client: TestClient, store: Store, is_streamed: bool) -> None:
+    with working(store, lambda claimed: answer(store, claimed, error="a bad grammar")):
+        found = client.post("/v1/generate", json=body(stream=is_streamed))
+    said = json.loads(found.text.removeprefix("data: "))["error"]
+    assert (said["message"], said["code"]) == ("a bad grammar", "generation_failed")
+    assert found.status_code == (200 if is_streamed else 400)
+
+
+def test_without_a_worker_nothing_is_accepted(client: TestClient, store: Store) -> None:
+    for path in ("/v1/generate", "/v1/completions"):
+        model = {"model": client.get("/v1/models").json()["data"][0]["id"]} if "comp" in path else {}
+        for stream in (False, True):
+            found = client.post(path, json=body(stream=stream, **model))
+            assert "no gpu worker" in found.text
+    assert client.get("/v1/model/info").status_code == 503
+    with store.transaction() as session:
+        assert session.scalar(text("SELECT count(*) FROM batches")) == 0
+
+
+@pytest.mark.usefixtures("alive")
+def test_who_waits_too_long_is_told_so_and_the_work_ends(store: Store, config: Settings) -> None:
+    short = config.model_copy(update={"wait_seconds": 0.2})
+    with TestClient(create_app(short)) as client:
+        found = client.post("/v1/generate", json=body())
+    assert (found.status_code, found.json()["error"]["code"]) == (504, "wait_limit")
+    with store.transaction() as session:
+        assert session.scalar(text("SELECT status FROM batches")) == "cancelled"
+
+
+def test_a_synchronous_batch_outlives_the_wait(client: TestClient, store: Store) -> None:
+    found = client.post("/v1/batch/sync", json={"prompts": ["a", "b"], "wait_seconds": 0})
+    assert found.status_code == 202, found.text
+    batch_id = found.json()["batch_id"]
+    with working(store, lambda claimed: answer(store, claimed)):
+        pass
+    assert client.get(f"/v1/batch/{batch_id}").json()["outputs"] == [TEXT, TEXT]
+    with working(store, lambda claimed: answer(store, claimed)):
+        whole = client.post("/v1/batch/sync", json={"prompts": ["a", "b"]})
+    assert whole.json()["outputs"] == [TEXT, TEXT]
+    assert whole.json()["total_tokens"] == 20
+
+
+@pytest.mark.usefixtures("alive")
+def test_interactive_work_takes_no_ticket_and_no_list_shows_it(client: TestClient, store: Store) -> None:
+    from datetime import timedelta
+
+    from worker.store import tickets
+
+    seen = threading.Event()
+
+    def work(claimed: Claim) -> None:
+        assert client.get("/v1/batch/stats").json()["total_batches"] == 0
+        seen.set()
+        answer(store, claimed)
+
+    with store.transaction() as session:
+        assert list(tickets.issue_shards(session, window=8, reissue_after=timedelta(0))) == []
+    with working(store, work):
+        client.post("/v1/generate", json=body())
+    assert seen.is_set()
+
+
+@pytest.mark.usefixtures("alive")
+def test_the_engine_that_runs_is_described(client: TestClient) -> None:
+    found = client.get("/v1/model/info").json()
+    assert (found["model_name"], found["quantization"], found["batch_size"]) == ("demo", "int8", 8)
+    assert (found["max_sequence_length"], found["workers"]) == (64, 1)

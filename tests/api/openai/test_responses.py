@@ -1,0 +1,101 @@
+"""The bodies, read back by the types of OpenAI's own client."""
+
+import base64
+import struct
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from openai.types import Completion, CreateEmbeddingResponse, Model
+from openai.types.chat import ChatCompletion
+
+from api.checkpoint import Checkpoint
+from api.generate.outputs import failure
+from api.openai.bodies import Endpoint
+from api.openai.responses import to_model, to_response
+from tests.fixtures.checkpoint import write_checkpoint
+from worker.contract.results import ChoiceResult, Payload, TokenLogprob
+from worker.contract.states import Outcome
+from worker.store.requests import ResultView
+
+CHAT, COMPLETIONS, EMBEDDINGS = Endpoint
+RESULT = ResultView(
+    request_id=1,
+    sequence=1,
+    position=4,
+    custom_id=None,
+    outcome=Outcome.COMPLETED,
+    output="hi",
+    finish_reason="length",
+    payload=None,
+    num_prompt_tokens=3,
+    num_cached_tokens=1,
+    num_output_tokens=7,
+    error_code=None,
+    error_message=None,
+    created_at=datetime(2026, 1, 1, tzinfo=UTC),
+)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    return Checkpoint.load(write_checkpoint(tmp_path))
+
+
+def test_a_chat(checkpoint: Checkpoint) -> None:
+    found = ChatCompletion.model_validate(to_response(checkpoint, CHAT, RESULT, batch_id="batch_ab"))
+    assert (found.id, found.object, found.model) == ("chatcmpl-ab-4", "chat.completion", checkpoint.name)
+    assert (found.choices[0].message.content, found.choices[0].finish_reason) == ("hi", "length")
+    assert found.usage is not None
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens, found.usage.total_tokens) == (3, 7, 10)
+    assert found.usage.prompt_tokens_details is not None
+    assert found.usage.prompt_tokens_details.cached_tokens == 1
+    assert found.created == 1767225600
+
+
+def test_choices_with_logprobs(checkpoint: Checkpoint) -> None:
+    first, second = (checkpoint._tokenizer.encode(text).ids[0] for text in "ab")
+    partial = checkpoint._tokenizer.encode("é").ids[0]
+    logprobs = (TokenLogprob(first, -0.5, ((first, -0.5), (second, -1.0))), TokenLogprob(partial, -2.0))
+    payload = Payload((ChoiceResult("aé", "stop", logprobs), ChoiceResult("b", "length", ())))
+    result = replace(RESULT, payload=payload)
+    chat = ChatCompletion.model_validate(to_response(checkpoint, CHAT, result, batch_id="batch_ab"))
+    assert [choice.index for choice in chat.choices] == [0, 1]
+    assert chat.choices[0].logprobs is not None
+    assert chat.choices[0].logprobs.content is not None
+    told, cut = chat.choices[0].logprobs.content
+    assert (told.token, told.logprob, told.bytes) == ("a", -0.5, [97])
+    assert [(other.token, other.logprob) for other in told.top_logprobs] == [("a", -0.5), ("b", -1.0)]
+    assert (cut.token, cut.bytes) == ("\ufffd", [0xC3])
+    text = Completion.model_validate(to_response(checkpoint, COMPLETIONS, result, batch_id="batch_ab"))
+    assert [choice.text for choice in text.choices] == ["aé", "b"]
+    assert text.choices[0].logprobs is not None
+    assert text.choices[0].logprobs.tokens == ["a", "\ufffd"]
+    assert text.choices[0].logprobs.top_logprobs == [{"a": -0.5, "b": -1.0}, {}]
+    assert text.choices[0].logprobs.text_offset == [0, 1]
+
+
+@pytest.mark.parametrize("is_base64", [False, True])
+def test_embeddings(checkpoint: Checkpoint, is_base64: bool) -> None:
+    payload = Payload(embeddings=(struct.pack("<2f", 0.5, -1), struct.pack("<1f", 2)), is_base64=is_base64)
+    body = to_response(checkpoint, EMBEDDINGS, replace(RESULT, payload=payload), batch_id="batch_ab")
+    vectors = [one["embedding"] for one in body["data"]]
+    if is_base64:
+        assert [base64.b64decode(vector) for vector in vectors] == list(payload.embeddings)
+    else:
+        found = CreateEmbeddingResponse.model_validate(body)
+        assert [one.embedding for one in found.data] == [[0.5, -1.0], [2.0]]
+        assert found.usage.prompt_tokens == 3
+
+
+def test_models(checkpoint: Checkpoint) -> None:
+    assert Model.model_validate(to_model(checkpoint)).id == checkpoint.name
+
+
+@pytest.mark.parametrize(("code", "status"), [("generation_failed", 400), ("attempts_exhausted", 500)])
+def test_a_failed_request_says_whose_fault_it_was(code: str, status: int) -> None:
+    error = failure(replace(RESULT, outcome=Outcome.FAILED, error_code=code, error_message="why"))
+    assert error is not None
+    assert (error.status, error.message, error.code) == (status, "why", code)
+    assert failure(RESULT) is None

@@ -1,0 +1,180 @@
+"""Runs one interactive shard: claim, submit as urgent, tell what comes, save at once. Knows no Celery."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from threading import Event
+from typing import Protocol, cast
+
+from sqlalchemy.exc import OperationalError
+
+from worker.contract.feed import Message, Saved, Told
+from worker.contract.results import NewResult, storable
+from worker.contract.sampling import SamplingParams
+from worker.engine.engine_thread import EngineThread
+from worker.engine.errors import InvalidRequestError
+from worker.engine.step import Delta, Outcome, Request
+from worker.engine.submission import Submission
+from worker.store import shards
+from worker.store.session import Store
+from worker.store.shards import Claim, Progress
+from worker.store.shards import Saved as Verdict
+from worker.translation import (
+    PartId,
+    Parts,
+    failed,
+    is_cancelled,
+    num_output_tokens,
+    to_engine,
+    to_logprobs,
+    to_result,
+)
+
+logger = logging.getLogger(__name__)
+
+URGENT = 1
+
+
+class Feed(Protocol):
+    """Where to tell what comes."""
+
+    def tell(self, batch_id: str, message: Message) -> None:
+        """Tell whoever listens to a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class InteractiveRunner:
+    """Runs interactive shards on one engine, for one worker process."""
+
+    store: Store
+    engine: EngineThread
+    feed: Feed
+    worker: str
+    lease: timedelta
+    save_seconds: float
+    drain_seconds: float
+    draining: Event
+    _runs: set["_Run"] = field(default_factory=set)  # those that go on now
+
+    def run(self, shard_id: int) -> None:
+        """Run a shard to its end, if it is ready and nobody else has it."""
+        if self.draining.is_set():
+            return
+        with self.store.transaction() as session:
+            held = shards.claim(session, shard_id, worker=self.worker, lease=self.lease)
+        if held is None:
+            return
+        run = _Run(held, self.feed)
+        run.submit(self.engine)
+        self._runs.add(run)
+        try:
+            self._follow(run)
+        finally:
+            self._runs.discard(run)
+            run.work.cancel()
+
+    def batch_changed(self, batch_id: str) -> None:
+        """Have the runs of this batch save now, and hear what has changed."""
+        for run in self._runs.copy():
+            if run.held.batch_id == batch_id:
+                run.must_save.set()
+                run.work.wake()
+
+    def _follow(self, run: "_Run") -> None:
+        must_leave_at = float("inf")
+        while True:
+            is_done = run.collect(self.save_seconds)
+            if self.draining.is_set():
+                must_leave_at = min(must_leave_at, time.monotonic() + self.drain_seconds)
+            is_over_time = time.monotonic() >= must_leave_at
+            try:
+                verdict = self._save(run, is_last=is_done)
+                if is_done or verdict is Verdict.LOST:
+                    return
+                if verdict is not Verdict.CONTINUE or is_over_time:
+                    with self.store.transaction() as session:
+                        shards.release(session, run.held)
+                    return
+            except OperationalError as error:
+                logger.warning("shard %s is not saved yet: %s", run.held.shard_id, str(error).splitlines()[0])
+                if is_over_time:
+                    return
+                time.sleep(self.save_seconds)
+
+    def _save(self, run: "_Run", *, is_last: bool) -> Verdict:
+        # As in worker/shard_runner.py: the lease follows the engine.
+        idle_seconds = time.monotonic() - self.engine.last_progress_at
+        lease = self.lease if idle_seconds < self.lease.total_seconds() / 2 else None
+        progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last)
+        with self.store.transaction() as session:
+            (verdict,) = shards.save(session, [progress], lease=lease)
+        if run.unsaved:
+            self.feed.tell(run.held.batch_id, Saved())
+        run.unsaved.clear()
+        return verdict
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """What one run has in hand."""
+
+    held: Claim
+    feed: Feed
+    unsaved: list[NewResult] = field(default_factory=list)
+    finished_tokens: int = 0
+    must_save: Event = field(default_factory=Event)
+    parts: Parts = field(init=False)
+    work: Submission[Outcome] = field(init=False)
+
+    @property
+    def running_tokens(self) -> int:
+        """Tokens generated so far by requests that are not finished."""
+        return max(0, self.work.num_output_tokens - self.finished_tokens)
+
+    def submit(self, engine: EngineThread) -> None:
+        """Give the engine what the shard holds."""
+        self.parts = Parts(self.held.requests)
+        asked: list[Request] = []
+        for request in self.held.requests:
+            try:
+                asked += to_engine(request, None, priority=URGENT)
+            except InvalidRequestError as error:
+                self.unsaved.append(failed(request, str(error)))
+        self.work = engine.submit(asked, self._tell)
+
+    def collect(self, seconds: float) -> bool:
+        """Take what finishes within `seconds`; say whether that was the last."""
+        deadline = time.monotonic() + seconds
+        while not self.work.is_done and not self.must_save.is_set():
+            wait = deadline - time.monotonic()
+            if wait <= 0:
+                break
+            self._keep(self.work.take(wait))
+        self.must_save.clear()
+        return self.work.is_done
+
+    def _tell(self, delta: Delta) -> None:
+        request_id, part = cast("PartId", delta.id)
+        request = self.parts.requests[request_id]
+        per_prompt = request.params.num_choices if isinstance(request.params, SamplingParams) else 1
+        self.feed.tell(
+            self.held.batch_id,
+            Told(
+                position=request.position,
+                index=part * per_prompt + delta.index,
+                offset=delta.offset,
+                text=storable(delta.text),
+                num_tokens=len(delta.token_ids),
+                logprobs=None if delta.logprobs is None else to_logprobs(delta.token_ids, delta.logprobs),
+                finish_reason=None if delta.finish_reason is None else delta.finish_reason.value,
+            ),
+        )
+
+    def _keep(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            whole = None if is_cancelled(outcome) else self.parts.add(outcome)
+            if whole is not None:
+                self.unsaved.append(to_result(*whole))
+                self.finished_tokens += num_output_tokens(whole[1])

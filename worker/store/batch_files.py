@@ -1,0 +1,323 @@
+"""The files of a Batch: its requests read out of one, its results written into two.
+
+Both are done under a lease with a fence, as shards are run. Lock order: the batch, then its row here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import ColumnElement, func, insert, select, tuple_, update
+from sqlalchemy.orm import Session
+
+from worker.contract.sampling import SamplingParams
+from worker.contract.states import LIVE_STATUSES, BatchStatus, FilesStage
+from worker.store import batches, quotas, webhooks
+from worker.store.file_tables import BatchFilesRow
+from worker.store.notify import wake_dispatcher, wake_files
+from worker.store.quotas import Demand
+from worker.store.requests import NewRequest
+from worker.store.session import tenant_of
+from worker.store.tables import BatchRow
+
+# What a quota of tokens is told of a file whose tokens nobody has counted.
+BYTES_PER_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class NewFileBatch:
+    """A batch on its way in whose requests are the lines of a file."""
+
+    endpoint: str
+    input_file_id: str
+    num_lines: int
+    num_bytes: int
+    completion_window: str
+    window: timedelta
+    metadata: dict[str, Any]
+    callback_url: str | None
+    priority: int
+    output_lifetime: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFilesView:
+    """The files of a batch as they stand now."""
+
+    batch_id: str
+    stage: FilesStage
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    output_file_id: str | None
+    error_file_id: str | None
+    errors: list[dict[str, Any]] | None
+    read_at: datetime | None
+    written_at: datetime | None
+    cancelled_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class FilesClaim:
+    """The files of a batch, held: the fence is the proof, good until somebody claims them again."""
+
+    batch_id: str
+    tenant_id: str
+    fence: int
+    endpoint: str
+    input_file_id: str
+    read_offset: int
+    output_lifetime: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFiles:
+    """What came of a batch's results. None: there were none of that kind."""
+
+    output_file_id: str | None
+    error_file_id: str | None
+
+
+def submit(session: Session, new: NewFileBatch) -> str:
+    """Write a batch whose requests are still lines; return its id. The caller commits.
+
+    Raises:
+        QuotaExceededError: it is more than its tenant may have now.
+
+    """
+    batch_id = f"batch_{uuid4().hex}"
+    quotas.check(session, Demand(new.num_lines, new.num_bytes // BYTES_PER_TOKEN, new.num_bytes))
+    session.execute(
+        insert(BatchRow).values(
+            id=batch_id,
+            tenant_id=tenant_of(session),
+            stored_bytes=new.num_bytes,
+            status=BatchStatus.PENDING,
+            params=SamplingParams().to_json(),
+            metadata_=new.metadata,
+            priority=new.priority,
+            callback_url=new.callback_url,
+            input_file_id=new.input_file_id,
+            num_unread=new.num_lines,
+            num_requests=new.num_lines,
+            num_prompt_tokens=0,
+            max_output_tokens=0,
+            expires_at=func.now() + new.window,
+        )
+    )
+    lifetime = new.output_lifetime
+    session.execute(
+        insert(BatchFilesRow).values(
+            batch_id=batch_id,
+            stage=FilesStage.READING,
+            endpoint=new.endpoint,
+            input_file_id=new.input_file_id,
+            completion_window=new.completion_window,
+            output_lifetime_seconds=None if lifetime is None else int(lifetime.total_seconds()),
+        )
+    )
+    wake_files(session)
+    return batch_id
+
+
+def find_same(session: Session, new: NewFileBatch, *, within: timedelta) -> str | None:
+    """Return the batch that the same submission made a moment ago, or None.
+
+    Holds the submission until the transaction ends, so of two at once the second waits for the first.
+    """
+    same = f"{new.endpoint} {new.input_file_id} {new.completion_window}"
+    session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(same, 0))))
+    return session.scalar(
+        select(BatchFilesRow.batch_id)
+        .join(BatchRow, BatchRow.id == BatchFilesRow.batch_id)
+        .where(
+            BatchFilesRow.input_file_id == new.input_file_id,
+            BatchFilesRow.endpoint == new.endpoint,
+            BatchFilesRow.completion_window == new.completion_window,
+            BatchRow.metadata_ == new.metadata,
+            BatchRow.created_at > func.now() - within,
+        )
+        .order_by(BatchRow.created_at.desc())
+        .limit(1)
+    )
+
+
+def get(session: Session, batch_id: str) -> BatchFilesView | None:
+    """Return the files of a batch, or None: it was not made from one, or there is none."""
+    found = session.execute(_views().where(BatchFilesRow.batch_id == batch_id)).one_or_none()
+    return None if found is None else _view(*found)
+
+
+def page(session: Session, *, after: str | None, limit: int) -> list[BatchFilesView]:
+    """Return the files of batches, the newest first, those after batch `after`."""
+    query = _views()
+    if after is not None:
+        last = session.execute(
+            select(BatchRow.created_at, BatchRow.id).where(BatchRow.id == after)
+        ).one_or_none()
+        if last is None:
+            return []
+        query = query.where(tuple_(BatchRow.created_at, BatchRow.id) < tuple(last))
+    rows = session.execute(query.order_by(BatchRow.created_at.desc(), BatchRow.id.desc()).limit(limit))
+    return [_view(*found) for found in rows]
+
+
+def claim_to_read(session: Session, *, lease: timedelta) -> FilesClaim | None:
+    """Take a batch whose input is to be read, the one that has waited for longest; None: there is none."""
+    return _claim(session, BatchFilesRow.stage == FilesStage.READING, lease)
+
+
+def claim_to_write(session: Session, *, lease: timedelta) -> FilesClaim | None:
+    """Take a batch that has ended and whose files are to be written; None: there is none."""
+    has_ended = select(BatchRow.id).where(
+        BatchRow.id == BatchFilesRow.batch_id, BatchRow.status.not_in(LIVE_STATUSES)
+    )
+    is_running = BatchFilesRow.stage == FilesStage.RUNNING
+    return _claim(session, is_running & has_ended.exists(), lease)
+
+
+def renew(session: Session, held: FilesClaim, *, lease: timedelta) -> bool:
+    """Keep a claim for longer; False: somebody else has the files now."""
+    return _move(session, held, due_at=func.now() + lease)
+
+
+def put_back(session: Session, held: FilesClaim, *, after: timedelta = timedelta()) -> None:
+    """Hand the files back, to be taken again after a while."""
+    _move(session, held, due_at=func.now() + after)
+
+
+def add_requests(
+    session: Session,
+    held: FilesClaim,
+    given: Sequence[NewRequest],
+    *,
+    read_offset: int,
+    shard_size: int,
+    lease: timedelta,
+) -> int | None:
+    """Store the next lines of a batch's input as requests; return how many are left, None: the claim is lost.
+
+    With the last one the batch may run to its end, or ends if it was cancelled meanwhile.
+    """
+    batch = batches.lock(session, held.batch_id)
+    if batch is None or not _move(session, held, read_offset=read_offset, due_at=func.now() + lease):
+        return None
+    batches.add_shards(
+        session,
+        batch.id,
+        given,
+        shard_size=shard_size,
+        priority=batch.priority,
+        expires_at=batch.expires_at,
+        first_position=batch.num_requests - batch.num_unread,
+    )
+    batch.num_unread -= len(given)
+    batch.num_prompt_tokens += sum(request.num_prompt_tokens for request in given)
+    defaults = SamplingParams.from_json(batch.params)
+    batch.max_output_tokens += sum(request.max_output_tokens(defaults) for request in given)
+    if not batch.num_unread:
+        _move(session, held, stage=FilesStage.RUNNING, read_at=func.now(), due_at=func.now())
+        session.flush()
+        batches.settle(session, batch)
+    wake_dispatcher(session)
+    return batch.num_unread
+
+
+def stop_reading(session: Session, held: FilesClaim, errors: list[dict[str, Any]]) -> None:
+    """End a batch whose input cannot be run, saying why. If some of it was read already, it is cancelled."""
+    batch = batches.lock(session, held.batch_id)
+    if batch is None or not _move(session, held, errors=errors, read_at=func.now(), due_at=func.now()):
+        return
+    if batch.num_unread == batch.num_requests:
+        _move(session, held, stage=FilesStage.DONE)
+        batches.fail(session, batch)
+        return
+    _move(session, held, stage=FilesStage.RUNNING)
+    batch.num_requests -= batch.num_unread
+    batch.num_unread = 0
+    session.flush()
+    batches.cancel(session, batch.id)
+
+
+def finish(session: Session, held: FilesClaim, written: WrittenFiles) -> bool:
+    """Name the files that an ended batch's results were written to; False: the claim is lost.
+
+    Now the batch has ended for its customer too: the event is written here.
+    """
+    batch = batches.lock(session, held.batch_id)
+    if batch is None or not _move(
+        session,
+        held,
+        stage=FilesStage.DONE,
+        output_file_id=written.output_file_id,
+        error_file_id=written.error_file_id,
+        written_at=func.now(),
+    ):
+        return False
+    webhooks.record_end(session, batch)
+    wake_dispatcher(session)
+    return True
+
+
+def _claim(session: Session, is_wanted: ColumnElement[bool], lease: timedelta) -> FilesClaim | None:
+    due = (
+        select(BatchFilesRow.batch_id)
+        .where(is_wanted, BatchFilesRow.due_at <= func.now())
+        .order_by(BatchFilesRow.due_at)
+        .limit(1)
+        .with_for_update(skip_locked=True, of=BatchFilesRow)
+        .scalar_subquery()
+    )
+    row = session.scalar(
+        update(BatchFilesRow)
+        .where(BatchFilesRow.batch_id == due)
+        .values(fence=BatchFilesRow.fence + 1, due_at=func.now() + lease)
+        .returning(BatchFilesRow)
+    )
+    if row is None:
+        return None
+    seconds = row.output_lifetime_seconds
+    tenant_id = session.scalars(select(BatchRow.tenant_id).where(BatchRow.id == row.batch_id)).one()
+    return FilesClaim(
+        batch_id=row.batch_id,
+        tenant_id=tenant_id,
+        fence=row.fence,
+        endpoint=row.endpoint,
+        input_file_id=row.input_file_id,
+        read_offset=row.read_offset,
+        output_lifetime=None if seconds is None else timedelta(seconds=seconds),
+    )
+
+
+def _move(session: Session, held: FilesClaim, **changes: Any) -> bool:
+    """Change a held row; False: the claim is lost, nothing was changed."""
+    moved = session.execute(
+        update(BatchFilesRow)
+        .where(BatchFilesRow.batch_id == held.batch_id, BatchFilesRow.fence == held.fence)
+        .values(**changes)
+        .returning(BatchFilesRow.batch_id)
+        .execution_options(synchronize_session=False)
+    )
+    return moved.one_or_none() is not None
+
+
+def _views() -> Any:
+    return select(BatchFilesRow, BatchRow.cancelled_at).join(BatchRow, BatchRow.id == BatchFilesRow.batch_id)
+
+
+def _view(row: BatchFilesRow, cancelled_at: datetime | None) -> BatchFilesView:
+    return BatchFilesView(
+        batch_id=row.batch_id,
+        stage=row.stage,
+        endpoint=row.endpoint,
+        input_file_id=row.input_file_id,
+        completion_window=row.completion_window,
+        output_file_id=row.output_file_id,
+        error_file_id=row.error_file_id,
+        errors=row.errors,
+        read_at=row.read_at,
+        written_at=row.written_at,
+        cancelled_at=cancelled_at,
+    )

@@ -1,0 +1,68 @@
+"""Takes interactive shards without a ticket: a notification, or a look round, and they run at once.
+
+They have slots of their own, which no batch can fill.
+"""
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from psycopg import OperationalError as ListenError
+from sqlalchemy.exc import OperationalError
+
+from worker.interactive_runner import InteractiveRunner
+from worker.store import shards
+from worker.store.notify import interactive_shards
+from worker.store.session import Store
+
+logger = logging.getLogger(__name__)
+
+
+class InteractiveLane:
+    """Runs what is ready, a thread each. `stop` before the engine does."""
+
+    def __init__(
+        self, runner: InteractiveRunner, store: Store, url: str, *, slots: int, sweep_seconds: float
+    ) -> None:
+        self._runner = runner
+        self._store = store
+        self._url = url
+        self._slots = slots
+        self._sweep_seconds = sweep_seconds
+        self._stopping = threading.Event()
+        self._pool = ThreadPoolExecutor(slots, "interactive")
+        self._thread = threading.Thread(target=self._listen, name="interactive", daemon=True)
+
+    def start(self) -> None:
+        """Begin to take work."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more, and wait for what runs; a draining runner hands back what takes too long."""
+        self._stopping.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _listen(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                for shard_id in interactive_shards(self._url, every_seconds=self._sweep_seconds):
+                    if self._stopping.is_set():
+                        return
+                    for ready in [shard_id] if shard_id is not None else self._ready():
+                        self._pool.submit(self._run, ready)
+            except (OperationalError, ListenError) as error:
+                logger.warning("Postgres does not answer, trying again: %s", str(error).splitlines()[0])
+                self._stopping.wait(self._sweep_seconds)
+            except RuntimeError:  # the pool was shut down meanwhile
+                return
+
+    def _ready(self) -> list[int]:
+        """Return what a lost notification, a lapsed lease or a hand-back has left."""
+        with self._store.transaction() as session:
+            return shards.ready_interactive(session, limit=self._slots)
+
+    def _run(self, shard_id: int) -> None:
+        try:
+            self._runner.run(shard_id)
+        except Exception:
+            logger.exception("interactive shard %s", shard_id)
