@@ -4,7 +4,8 @@ from tests.faults.harness.services import Postgres
 
 SQL = """
 CREATE TABLE audit_claims (
-    id bigserial PRIMARY KEY, at timestamptz DEFAULT clock_timestamp(), shard_id bigint, fence int, worker text
+    id bigserial PRIMARY KEY, at timestamptz DEFAULT clock_timestamp(),
+    shard_id bigint, fence int, worker text
 );
 CREATE TABLE audit_breaches (id bigserial PRIMARY KEY, at timestamptz DEFAULT clock_timestamp(), what text);
 
@@ -24,9 +25,11 @@ CREATE TRIGGER audit AFTER UPDATE ON shards FOR EACH ROW EXECUTE FUNCTION audit_
 CREATE FUNCTION audit_batch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     IF OLD.status NOT IN ('pending', 'processing', 'cancelling')
         AND (NEW.status, NEW.finished_at, NEW.num_completed, NEW.num_failed, NEW.num_cancelled)
-            IS DISTINCT FROM (OLD.status, OLD.finished_at, OLD.num_completed, OLD.num_failed, OLD.num_cancelled)
+            IS DISTINCT FROM
+            (OLD.status, OLD.finished_at, OLD.num_completed, OLD.num_failed, OLD.num_cancelled)
     THEN
-        INSERT INTO audit_breaches (what) VALUES (format('batch %s changed after it was %s', NEW.id, OLD.status));
+        INSERT INTO audit_breaches (what)
+        VALUES (format('batch %s changed after it was %s', NEW.id, OLD.status));
     END IF;
     RETURN NULL;
 END $$;

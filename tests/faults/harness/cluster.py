@@ -31,6 +31,7 @@ PROCESSES = {
     "callbacks": "callbacks",
     "dispatcher1": "dispatcher",
     "dispatcher2": "dispatcher",
+    "files": "files",
 }
 GPUS = ("gpu1", "gpu2")
 

@@ -1,5 +1,6 @@
 """The faults: each function does one and returns how many seconds later work had resumed."""
 
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -105,6 +106,32 @@ def stop_dispatcher(scene: Scene) -> float:
 
 
 @_fault
+def kill_files(scene: Scene) -> float:
+    """SIGKILL the files process: what it read or wrote goes on where it was."""
+    busy = "SELECT count(*) FROM batch_files WHERE due_at > now() AND stage <> 'done'"
+    scene.wait(lambda: scene.query(busy)[0][0], "a batch's files at work")
+    scene.cluster.members["files"].send(signal.SIGKILL)
+    done = "SELECT count(*) FROM batch_files WHERE stage = 'done'"
+    before = scene.query(done)[0][0]
+    return scene.wait(lambda: scene.query(done)[0][0] > before, "a batch's files were written")
+
+
+@_fault
+def files_disk_full(scene: Scene) -> float:
+    """Let neither the API nor the files process write a byte into a file: uploads are refused, none is half."""
+    victims = [one.process for name in ("web", "files") if (one := scene.cluster.members[name]).process]
+    for process in victims:
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    time.sleep(scene.rng.uniform(2, 6))
+    for process in victims:
+        if process.poll() is None:
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    count = "SELECT count(*) FROM files"
+    before = scene.query(count)[0][0]
+    return scene.wait(lambda: scene.query(count)[0][0] > before, "a file was kept")
+
+
+@_fault
 def redis_flushall(scene: Scene) -> float:
     """Empty Redis: tickets are issued again."""
     with scene.cluster.redis.client() as redis:
@@ -206,7 +233,9 @@ def doubled_tickets(scene: Scene) -> float:
     tickets += [(DELIVER_EVENT, CALLBACKS_QUEUE, row) for (row,) in deliveries]
     tickets *= 2
     scene.rng.shuffle(tickets)
-    with Celery("faults", broker=f"redis://127.0.0.1:{scene.cluster.redis.port}/0", set_as_current=False) as app:
+    with Celery(
+        "faults", broker=f"redis://127.0.0.1:{scene.cluster.redis.port}/0", set_as_current=False
+    ) as app:
         for task, queue, row_id in tickets:
             app.send_task(task, args=[row_id], queue=queue, ignore_result=True)
     return scene.next_claim()

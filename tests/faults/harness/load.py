@@ -1,8 +1,10 @@
 """Clients that submit batches until each is accepted, and change their minds about some of them."""
 
+import json
 import random
 import threading
 import time
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -13,6 +15,7 @@ import psycopg
 from tests.faults.harness.cluster import Cluster
 
 NUM_CLIENTS = 2
+ENDPOINT = "/v1/completions"
 BACKLOG = 120  # requests without a result that there always are
 PAUSE_SECONDS = 0.3
 WORDS = ("quick", "brown", "lazy", "jugs", "liquor", "café", "東京", "vixen")
@@ -27,7 +30,7 @@ class Sent:
     """A batch that was accepted, with what it asked for."""
 
     batch_id: str
-    fate: str  # run, cancel or pause
+    fate: str  # run, cancel, pause, or file: its requests came in a file, as its results go
     prompts: tuple[str, ...]
     max_tokens: int
 
@@ -68,7 +71,7 @@ class Load:
                     continue
                 sent = self._submit(client, rng)
                 self.sent.append(sent)
-                if sent.fate != "run":
+                if sent.fate in {"cancel", "pause"}:
                     time.sleep(rng.uniform(0, 2))
                     for action in ("cancel",) if sent.fate == "cancel" else ("pause", "resume"):
                         self._insist(client, f"/v1/batch/{sent.batch_id}/{action}", {409})
@@ -82,10 +85,13 @@ class Load:
 
     def _submit(self, client: httpx.Client, rng: random.Random) -> Sent:
         prompts = tuple(
-            f"{rng.choice(WORDS)} {rng.choice(WORDS)} {rng.randrange(30)}" for _ in range(rng.randrange(5, 40))
+            f"{rng.choice(WORDS)} {rng.choice(WORDS)} {rng.randrange(30)}"
+            for _ in range(rng.randrange(5, 40))
         )
         max_tokens = rng.choice((10, 40, 100))
-        fate = rng.choice(("run",) * 8 + ("cancel", "pause"))
+        fate = rng.choice(("run",) * 6 + ("file",) * 3 + ("cancel", "pause"))
+        if fate == "file":
+            return Sent(self._submit_file(client, prompts, max_tokens), fate, prompts, max_tokens)
         body = {
             "prompts": prompts,
             "max_tokens": max_tokens,
@@ -94,21 +100,44 @@ class Load:
             "callback_url": self.callback_url,
             "priority": rng.choice((0, 0, 0, 5)),
         }
-        answer = self._insist(client, "/v1/batch/async", set(), body, {"Idempotency-Key": uuid4().hex})
+        answer = self._insist(client, "/v1/batch/async", json=body, headers={"Idempotency-Key": uuid4().hex})
         return Sent(str(answer["batch_id"]), fate, prompts, max_tokens)
+
+    def _submit_file(self, client: httpx.Client, prompts: Sequence[str], max_tokens: int) -> str:
+        options = {"model": "model", "max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
+        lines = [
+            {
+                "custom_id": str(number),
+                "method": "POST",
+                "url": ENDPOINT,
+                "body": options | {"prompt": prompt},
+            }
+            for number, prompt in enumerate(prompts)
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        file = self._insist(
+            client, "/v1/files", data={"purpose": "batch"}, files={"file": ("input.jsonl", text.encode())}
+        )
+        body = {
+            "input_file_id": file["id"],
+            "endpoint": ENDPOINT,
+            "completion_window": "24h",
+            "callback_url": self.callback_url,
+        }
+        key = {"Idempotency-Key": uuid4().hex}
+        return str(self._insist(client, "/v1/batches", json=body, headers=key)["id"])
 
     def _insist(
         self,
         client: httpx.Client,
         path: str,
-        accepted: set[int],
-        body: dict[str, Any] | None = None,
-        headers: dict[str, str] | None = None,
+        accepted: Container[int] = (),
+        **sent: Any,
     ) -> dict[str, Any]:
         """Post until there is an answer that is neither lost nor a 503."""
         while True:
             try:
-                answer = client.post(path, json=body, headers=headers)
+                answer = client.post(path, **sent)
             except httpx.HTTPError as error:
                 self._count(type(error).__name__)
             else:

@@ -27,7 +27,7 @@ CHECK_EVERY = 32  # Steps
 _directory = Path(os.environ["HEADRACE_TEST_FACTS"])
 _facts = (_directory / f"{os.getpid()}.jsonl").open("a", buffering=1)
 _step, _claim, _time = Engine.step, shards.claim, time.time
-_shift = 0.0
+_shift = [0.0]
 
 
 def _note(**fact: Any) -> None:
@@ -59,15 +59,14 @@ def _watched_claim(session: Session, shard_id: int, *, worker: str, lease: timed
 
 def _follow_the_clock() -> None:
     """Take over by how much this process's clock is to be wrong."""
-    global _shift
     file = _directory / f"clock.{os.environ['HEADRACE_TEST_NAME']}"
     while True:
         if file.exists():
-            _shift = float(file.read_text() or 0)
+            _shift[0] = float(file.read_text() or 0)
         time.sleep(0.2)
 
 
 threading.Thread(target=_follow_the_clock, daemon=True).start()
-time.time = lambda: _time() + _shift
+time.time = lambda: _time() + _shift[0]
 Engine.step = _watched_step  # type: ignore[method-assign]
 shards.claim = _watched_claim
