@@ -93,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face checkpoint directory")
     parser.add_argument("--workload", type=Path, required=True, help="JSON lines")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--kv-cache-dtype", choices=("int8",), help="default: that of activations")
     parser.add_argument("--threads", type=int, default=None, help="default: torch's own choice")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True, help="result file")
@@ -104,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = EngineConfig(
             model=options.model,
             dtype=options.dtype,
+            kv_cache_dtype=options.kv_cache_dtype,
             num_threads=options.threads,
             enable_prefix_cache=not options.no_prefix_cache,
         )
@@ -112,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     result |= {"model": options.model.resolve().name, "dtype": options.dtype, "threads": options.threads}
-    result |= {"prefix_cache": not options.no_prefix_cache}
+    result |= {"prefix_cache": not options.no_prefix_cache, "kv_cache_dtype": options.kv_cache_dtype}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
     print(json.dumps({key: value for key, value in result.items() if key != "outputs"}))

@@ -50,6 +50,8 @@ def our_side(options: argparse.Namespace, name: str, dtype: str, *flags: str) ->
             out = Path(folder) / "result.json"
             command = [sys.executable, "-m", "benchmarks.offline", "--model", str(options.model.resolve())]
             command += ["--workload", str(options.workload.resolve()), "--dtype", dtype, *flags]
+            if options.kv_cache_dtype is not None:
+                command += ["--kv-cache-dtype", options.kv_cache_dtype]
             command += ["--threads", str(options.threads), "--runs", str(options.runs), "--out", str(out)]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
             if done.returncode:
@@ -57,7 +59,7 @@ def our_side(options: argparse.Namespace, name: str, dtype: str, *flags: str) ->
             result = dict(json.loads(out.read_text(encoding="utf-8")))
             return result | {
                 "versions": {package: importlib.metadata.version(package) for package in ("torch", "numba")},
-                "options": {"prefix_cache": int(result["prefix_cache"])},
+                "options": {key: result[key] for key in ("prefix_cache", "kv_cache_dtype")},
             }
 
     return Side(name, dtype, turn)
@@ -115,6 +117,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face checkpoint directory")
     parser.add_argument("--workload", type=Path, required=True, help="JSON lines")
     parser.add_argument("--dtype", choices=OUR_DTYPES, default="bf16")
+    parser.add_argument("--kv-cache-dtype", choices=("int8",), help="ours; a peer has its own default")
     parser.add_argument("--peer-dtype", help="default: the same, or the next wider one the peer has")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=3)

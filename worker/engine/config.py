@@ -26,7 +26,7 @@ class EngineConfig:
     # int8, fp8 (on a GPU): weights and activations of products; the KV cache is bf16, the rest float32 on a
     # CPU and bf16 on a GPU.
     dtype: str = "bf16"
-    # None: the dtype of activations. int8 and fp8 have a scale a token and head; on a GPU only.
+    # None: the dtype of activations. int8 and fp8 have a scale a token and head; fp8 on a GPU only.
     kv_cache_dtype: str | None = None
     block_size: int = 16  # tokens in a Block
     # None: as many as max_num_sequences can use, within kv_cache_bytes.

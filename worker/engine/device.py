@@ -26,10 +26,8 @@ def open_device(config: EngineConfig) -> torch.device:
         raise ConfigError("dtype int8 needs a torch with oneDNN: use bf16 or f32")
     if config.dtype == "fp8":
         raise ConfigError("dtype fp8 needs device 'cuda': a CPU has int8, bf16 and f32")
-    if config.kv_cache_dtype is not None:
-        raise ConfigError(
-            f"kv_cache_dtype {config.kv_cache_dtype} needs device 'cuda': a CPU's cache is bf16 or f32"
-        )
+    if config.kv_cache_dtype == "fp8":
+        raise ConfigError("kv_cache_dtype fp8 needs device 'cuda': a CPU has int8")
     return torch.device("cpu")
 
 

@@ -81,4 +81,5 @@ def allocate_kv_cache(
         return [
             GpuLayerCache.allocate(*shape, dtype=dtype, kv_format=kv_format, device=device) for _ in layers
         ]
-    return [LayerCache.allocate(*shape, dtype) for _ in layers]
+    stored = torch.int8 if config.kv_cache_dtype == "int8" else dtype
+    return [LayerCache.allocate(*shape, stored) for _ in layers]

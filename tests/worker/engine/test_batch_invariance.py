@@ -141,3 +141,15 @@ def test_sampled_tokens_are_the_same(checkpoint: Path) -> None:
     for index in ids:
         alone |= Watched(checkpoint).run([index], temperature=1.0)
     assert together == alone
+
+
+def test_same_bits_with_an_int8_cache(checkpoint: Path) -> None:
+    ids = range(len(_prompts()))
+    apart = Watched(checkpoint, kv_cache_dtype="int8", enable_prefix_cache=False)
+    tokens: dict[int, tuple[int, ...]] = {}
+    for index in ids:
+        tokens |= apart.run([index])
+    together = Watched(checkpoint, kv_cache_dtype="int8", max_num_sequences=16, max_tokens_per_step=37)
+    together.run(ids)
+    together.logits.clear()
+    _assert_same((tokens, apart.logits), together, together.run(ids))

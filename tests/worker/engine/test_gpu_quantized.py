@@ -164,6 +164,16 @@ def test_a_quantized_cache_changes_logits_little(kv_cache_dtype: str, plain: Pat
         assert 1e-5 < relative_error(found.logits[key], exact.logits[key]) < 0.07
 
 
+def test_a_cpu_has_an_int8_cache_too(plain: Path) -> None:
+    found = generate(plain, device="cpu", dtype="f32", kv_cache_dtype="int8")
+    caches = found.engine._runner._kv_cache
+    stored = sum(memory.nbytes for cache in caches for memory in (cache.keys, cache.values, cache.scales))
+    assert found.engine.model_info.kv_cache_bytes == stored
+    exact = generate(plain, device="cpu", dtype="f32")
+    for key in enumerate(map(len, PROMPTS)):
+        assert 1e-5 < relative_error(found.logits[key], exact.logits[key]) < 0.07
+
+
 def relative_error(found: Tensor, exact: Tensor) -> float:
     return float((found.float() - exact.float()).square().mean().sqrt() / exact.float().std())
 
@@ -171,7 +181,7 @@ def relative_error(found: Tensor, exact: Tensor) -> float:
 def test_what_a_cpu_does_not_have_is_refused(plain: Path) -> None:
     with pytest.raises(ConfigError, match="dtype fp8 needs device 'cuda'"):
         make_engine(plain, device="cpu", dtype="fp8")
-    with pytest.raises(ConfigError, match="kv_cache_dtype int8 needs device 'cuda'"):
-        make_engine(plain, device="cpu", kv_cache_dtype="int8")
+    with pytest.raises(ConfigError, match="kv_cache_dtype fp8 needs device 'cuda'"):
+        make_engine(plain, device="cpu", kv_cache_dtype="fp8")
     with pytest.raises(ConfigError, match="kv_cache_dtype 'int3' is none of int8, fp8"):
         EngineConfig(plain, kv_cache_dtype="int3")
