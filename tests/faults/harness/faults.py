@@ -118,7 +118,7 @@ def kill_files(scene: Scene) -> float:
 
 @_fault
 def files_disk_full(scene: Scene) -> float:
-    """Let neither the API nor the files process write a byte into a file: uploads are refused, none is half."""
+    """Let the API and the files process write no byte into a file: uploads are refused whole."""
     victims = [one.process for name in ("web", "files") if (one := scene.cluster.members[name]).process]
     for process in victims:
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
