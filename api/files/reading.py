@@ -20,8 +20,8 @@ from worker.store.requests import NewRequest
 
 logger = logging.getLogger(__name__)
 
-LEASE = timedelta(seconds=8)
-RENEW_SECONDS = 2.0
+LEASE = timedelta(seconds=6)
+RENEW_SECONDS = 1.5
 LONGEST_SECONDS = 3600.0
 CHUNK_LINES = 2048  # a transaction
 TURN_CHUNKS = 16  # then the next batch has its turn

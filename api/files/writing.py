@@ -28,8 +28,8 @@ from worker.store.requests import ResultView
 
 logger = logging.getLogger(__name__)
 
-LEASE = timedelta(seconds=8)
-RENEW_SECONDS = 2.0
+LEASE = timedelta(seconds=6)
+RENEW_SECONDS = 1.5
 LONGEST_SECONDS = 3600.0
 PAGE = 1000
 RETRY_AFTER = timedelta(seconds=5)
