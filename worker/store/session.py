@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Engine
@@ -28,7 +28,7 @@ SESSION_OPTIONS = {
 }
 # Between two statements. What a worker that was stopped or cut off has locked, the others wait for.
 IDLE_SECONDS = 5.0
-KEEPALIVES = {
+KEEPALIVES: dict[str, Any] = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,

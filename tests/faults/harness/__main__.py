@@ -19,7 +19,6 @@ from tests.faults.harness.schedule import plan
 from tests.fixtures.tiny_llama import write_tiny_llama
 
 QUIET_SECONDS = 600.0
-SKIP_EVERY_SECONDS = 10.0
 LIVE = "SELECT count(*) FROM batches WHERE status IN ('pending', 'processing', 'cancelling')"
 
 
@@ -61,16 +60,12 @@ def run_seed(seed: int, count: int, kinds: list[str], directory: Path, model: Pa
 def _wait_until_quiet(scene: Scene) -> None:
     """Wait for every batch to end and every event to arrive, however far away its next attempt is."""
     scene.wait(lambda: scene.query(LIVE) == [(0,)], "the end of every batch", seconds=QUIET_SECONDS)
-    skipped_at = 0.0
-
-    def delivered() -> bool:
-        nonlocal skipped_at
-        if time.monotonic() - skipped_at > SKIP_EVERY_SECONDS:
-            scene.skip_hours()
-            skipped_at = time.monotonic()
-        return not scene.undelivered()
-
-    scene.wait(delivered, "the delivery of every event", seconds=QUIET_SECONDS)
+    scene.wait(
+        lambda: not scene.undelivered(),
+        "the delivery of every event",
+        seconds=QUIET_SECONDS,
+        now_and_then=scene.skip_hours,
+    )
 
 
 def main() -> int:

@@ -264,8 +264,12 @@ def _bad_receiver(mood: str) -> Fault:
         finally:
             scene.receiver.mood = "well"
         waiting = scene.undelivered()
-        scene.skip_hours()
-        return scene.wait(lambda: not waiting & scene.undelivered(), "what was refused was delivered")
+        return scene.wait(
+            lambda: not waiting & scene.undelivered(),
+            "what was refused was delivered",
+            # An attempt that was under way when the receiver recovered fails yet, and waits again.
+            now_and_then=scene.skip_hours,
+        )
 
     return inject
 

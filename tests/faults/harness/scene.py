@@ -13,6 +13,7 @@ from tests.faults.harness.receiver import Record
 
 RECOVERY_SECONDS = 180.0  # more than this is no recovery
 LOOK_SECONDS = 0.05
+NOW_AND_THEN_SECONDS = 3.0
 
 
 class NotRecoveredError(Exception):
@@ -31,14 +32,25 @@ class Scene:
         """Ask the database, past every fault but those of the database itself."""
         return self.cluster.postgres.query(statement, *parameters)
 
-    def wait(self, condition: Callable[[], Any], what: str, *, seconds: float = RECOVERY_SECONDS) -> float:
-        """Return how long it took until a condition was true.
+    def wait(
+        self,
+        condition: Callable[[], Any],
+        what: str,
+        *,
+        seconds: float = RECOVERY_SECONDS,
+        now_and_then: Callable[[], object] = lambda: None,
+    ) -> float:
+        """Return how long it took until a condition was true, doing something else now and then.
 
         Raises:
             NotRecoveredError: it was not within `seconds`.
         """
         started = time.monotonic()
+        done_at = float("-inf")
         while not self._holds(condition):
+            if time.monotonic() - done_at > NOW_AND_THEN_SECONDS:
+                self._holds(now_and_then)
+                done_at = time.monotonic()
             if time.monotonic() - started > seconds:
                 raise NotRecoveredError(f"{what} did not happen within {seconds:g} s")
             time.sleep(LOOK_SECONDS)
