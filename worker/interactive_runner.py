@@ -8,8 +8,6 @@ from datetime import timedelta
 from threading import Event
 from typing import Protocol, cast
 
-from sqlalchemy.exc import OperationalError
-
 from worker.contract.feed import Message, Saved, Told
 from worker.contract.results import NewResult, storable
 from worker.contract.sampling import SamplingParams
@@ -20,7 +18,7 @@ from worker.engine.step import Delta, Outcome, Request
 from worker.engine.submission import Submission
 from worker.run_meters import RunMeters
 from worker.store import shards
-from worker.store.session import Store
+from worker.store.session import DATABASE_AWAY, Store
 from worker.store.shards import Claim, Progress
 from worker.store.shards import Saved as Verdict
 from worker.translation import (
@@ -100,7 +98,7 @@ class InteractiveRunner:
                     with self.store.transaction() as session:
                         shards.release(session, run.held)
                     return
-            except OperationalError as error:
+            except DATABASE_AWAY as error:
                 logger.warning("shard %s is not saved yet: %s", run.held.shard_id, str(error).splitlines()[0])
                 if is_over_time:
                     return

@@ -11,8 +11,6 @@ from datetime import timedelta
 from enum import StrEnum
 from threading import Event
 
-from sqlalchemy.exc import OperationalError
-
 from worker.contract.results import CacheEntry, NewResult
 from worker.engine.engine_thread import EngineThread
 from worker.engine.errors import InvalidRequestError
@@ -26,7 +24,7 @@ from worker.solo import Solo
 from worker.store import fair_share, requests, shards
 from worker.store.partial_outputs import PartialOutput
 from worker.store.requests import ShardRequest
-from worker.store.session import Store
+from worker.store.session import DATABASE_AWAY, Store
 from worker.store.shards import Claim, Progress, Saved
 from worker.translation import (
     Parts,
@@ -166,7 +164,7 @@ class ShardRunner:
                 if is_done or run.is_stuck:
                     return self._hand_back(run)
                 self._obey(run, saved, must_leave=must_leave)
-            except OperationalError as error:
+            except DATABASE_AWAY as error:
                 # The results stay with us until Postgres is back, or until somebody claims the shard.
                 logger.warning("shard %s is not saved yet: %s", run.held.shard_id, str(error).splitlines()[0])
                 if must_leave:

@@ -317,9 +317,10 @@ def expired(session: Session, *, limit: int) -> list[tuple[int, str]]:
 def return_expired(session: Session, shard_id: int, batch_id: str, *, max_attempts: int) -> bool:
     """Return a shard whose lease ran out to the ready; say whether it still had to be.
 
-    `max_attempts` as in `poison.judge`.
+    One whose batch is locked waits for the next sweep: a session that holds on to its lock must not keep the
+    dispatcher from all other batches. `max_attempts` as in `poison.judge`.
     """
-    batch = batches.lock(session, batch_id)
+    batch = batches.lock(session, batch_id, skip_locked=True)
     shard = session.scalar(
         select(ShardRow)
         .where(

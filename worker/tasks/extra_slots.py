@@ -7,11 +7,9 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from sqlalchemy.exc import OperationalError
-
 from worker.shard_runner import ShardRunner
 from worker.store import fair_slots
-from worker.store.session import Store
+from worker.store.session import DATABASE_AWAY, Store
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +45,7 @@ class ExtraSlots:
             try:
                 with self._store.transaction() as session:
                     found = fair_slots.next_shard(session, worker=self._runner.worker, slots=self._slots)
-            except OperationalError as error:
+            except DATABASE_AWAY as error:
                 logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
                 continue
             if found is not None:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from celery import bootsteps
-from sqlalchemy.exc import OperationalError
 
 from worker.contract.messages import GPU_QUEUE
 from worker.engine.config import EngineConfig
@@ -27,7 +26,7 @@ from worker.settings import Settings, settings
 from worker.shard_runner import ShardRunner
 from worker.shard_saver import ShardSaver
 from worker.store import workers
-from worker.store.session import Store
+from worker.store.session import DATABASE_AWAY, Store
 from worker.tasks.embedding import embed
 from worker.tasks.engine_rate import EngineRate
 from worker.tasks.extra_slots import ExtraSlots
@@ -141,7 +140,7 @@ class EngineStep(bootsteps.StartStopStep):
     def _write_meters(self) -> None:
         try:
             self._meters.write(self._engine.stats)
-        except OperationalError as error:
+        except DATABASE_AWAY as error:
             logger.warning("meters are not written yet: %s", str(error).splitlines()[0])
 
     def _keep_beating(self, name: str) -> None:
@@ -163,7 +162,7 @@ class EngineStep(bootsteps.StartStopStep):
                         "output_tokens_per_second": rate.read(self._engine) if is_ready else None
                     }
                     workers.seen(session, name=name, queue=GPU_QUEUE, slots=slots, info=info)
-            except OperationalError as error:
+            except DATABASE_AWAY as error:
                 logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
                 if self._stopping.is_set():
                     return
