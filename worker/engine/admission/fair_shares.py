@@ -1,7 +1,7 @@
 """Whose turn it is: waiting Sequences of several groups, each group with a queue of its own.
 
 Start-time fair queueing with tokens as the cost, as between shards (worker/store/fair_share.py), a row at a
-time: docs/decisions/0014.
+time: docs/decisions/0013.
 """
 
 from collections.abc import Callable, Hashable
