@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-gpu test-slow fuzz lint bench bench-interactive bench-gpu quality up format clean
+.PHONY: demo test test-gpu test-slow faults fuzz lint bench bench-interactive bench-gpu quality up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
@@ -21,13 +21,18 @@ up: $(VENV)/.local ## start everything and stay
 	$(EMBEDDED) $(BIN)/python -m worker.up
 
 test: $(VENV)/.dev ## the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-gpu: $(VENV)/.dev ## kernels and engine on the GPU of this machine
 	$(BIN)/python -m pytest tests/kernels tests/worker/engine --device cuda
 
 test-slow: $(VENV)/.dev ## what kills worker after worker
 	$(BIN)/python -m pytest -m slow
+
+SEEDS ?= 10
+FAULTS ?= 20
+faults: $(VENV)/.dev ## a real deployment under load and faults, by seed; the last line is JSON (docs/faults.md)
+	$(BIN)/python -m tests.faults.harness --seeds $(SEEDS) --faults $(FAULTS)
 
 fuzz: $(VENV)/.dev ## a great many generated inputs
 	$(BIN)/python -m pytest -m fuzz

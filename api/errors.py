@@ -32,11 +32,10 @@ from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy.exc import InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
 from worker.store.quotas import QuotaExceededError
+from worker.store.session import DATABASE_AWAY
 
 logger = logging.getLogger(__name__)
 
@@ -338,9 +337,6 @@ def install(app: FastAPI) -> None:
             headers=dict(error.headers or {}),
         )
 
-    @app.exception_handler(OperationalError)
-    @app.exception_handler(InterfaceError)
-    @app.exception_handler(PoolTimeoutError)
     def _database_away(_: HttpRequest, error: Exception) -> JSONResponse:
         logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
         return error_response(
@@ -349,6 +345,9 @@ def install(app: FastAPI) -> None:
             "service_unavailable",
             headers={"Retry-After": RETRY_AFTER_SECONDS},
         )
+
+    for away in DATABASE_AWAY:
+        app.add_exception_handler(away, _database_away)
 
     @app.exception_handler(Exception)
     def _unexpected(_: HttpRequest, error: Exception) -> JSONResponse:

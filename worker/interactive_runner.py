@@ -8,18 +8,17 @@ from datetime import timedelta
 from threading import Event
 from typing import Protocol, cast
 
-from sqlalchemy.exc import OperationalError
-
 from worker.contract.feed import Message, Saved, Told
 from worker.contract.results import NewResult, storable
 from worker.contract.sampling import SamplingParams
 from worker.engine.engine_thread import EngineThread
 from worker.engine.errors import InvalidRequestError
+from worker.engine.share import Share
 from worker.engine.step import Delta, Outcome, Request
 from worker.engine.submission import Submission
 from worker.run_meters import RunMeters
 from worker.store import shards
-from worker.store.session import Store
+from worker.store.session import DATABASE_AWAY, Store
 from worker.store.shards import Claim, Progress
 from worker.store.shards import Saved as Verdict
 from worker.translation import (
@@ -99,7 +98,7 @@ class InteractiveRunner:
                     with self.store.transaction() as session:
                         shards.release(session, run.held)
                     return
-            except OperationalError as error:
+            except DATABASE_AWAY as error:
                 logger.warning("shard %s is not saved yet: %s", run.held.shard_id, str(error).splitlines()[0])
                 if is_over_time:
                     return
@@ -142,10 +141,11 @@ class _Run:
     def submit(self, engine: EngineThread) -> None:
         """Give the engine what the shard holds."""
         self.parts = Parts(self.held.requests)
+        share = Share(self.held.tenant_id, self.held.weight)
         asked: list[Request] = []
         for request in self.held.requests:
             try:
-                asked += to_engine(request, None, priority=URGENT)
+                asked += to_engine(request, None, share=share, priority=URGENT)
             except InvalidRequestError as error:
                 self.unsaved.append(failed(request, str(error)))
         self.work = engine.submit(asked, self._tell)

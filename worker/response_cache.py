@@ -6,15 +6,13 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy.exc import OperationalError
-
 from worker.contract.caching import DEFAULT_SIMILARITY, CacheMode, Source, cache_key, sampling_digest
 from worker.contract.results import CacheEntry, NewResult, Payload
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import Outcome
 from worker.store import response_cache
 from worker.store.requests import ShardRequest
-from worker.store.session import Store
+from worker.store.session import DATABASE_AWAY, Store
 from worker.store.shards import Claim
 
 logger = logging.getLogger(__name__)
@@ -59,7 +57,7 @@ class ResponseCache:
             ]
             if semantic:
                 self._answer_nearly(semantic, held.cache_similarity or DEFAULT_SIMILARITY, lookup)
-        except OperationalError as error:
+        except DATABASE_AWAY as error:
             logger.warning("the response cache does not answer: %s", str(error).splitlines()[0])
         return lookup
 

@@ -11,11 +11,10 @@ from datetime import timedelta
 from enum import StrEnum
 from threading import Event
 
-from sqlalchemy.exc import OperationalError
-
 from worker.contract.results import CacheEntry, NewResult
 from worker.engine.engine_thread import EngineThread
 from worker.engine.errors import InvalidRequestError
+from worker.engine.share import Share
 from worker.engine.step import Completion, Outcome, Request
 from worker.engine.submission import Submission
 from worker.response_cache import Lookup, ResponseCache
@@ -25,7 +24,7 @@ from worker.solo import Solo
 from worker.store import fair_share, requests, shards
 from worker.store.partial_outputs import PartialOutput
 from worker.store.requests import ShardRequest
-from worker.store.session import Store
+from worker.store.session import DATABASE_AWAY, Store
 from worker.store.shards import Claim, Progress, Saved
 from worker.translation import (
     Parts,
@@ -75,19 +74,29 @@ class ShardRunner:
     _solo: Solo = field(default_factory=Solo)
     _runs: set["_Run"] = field(default_factory=set)  # those that go on now
 
+    @property
+    def num_running(self) -> int:
+        """Shards that run now."""
+        return len(self._runs)
+
     def run(self, shard_id: int) -> Ending:
-        """Run a shard to its end, or as far as it may go."""
+        """Run the shard whose turn it is, once for each ticket, to its end or as far as it may go."""
         tried: list[int] = []
         while shard_id not in tried and len(tried) < CLAIM_ATTEMPTS and not self.draining.is_set():
             with self.store.transaction() as session:
                 # The shard whose turn it is need not be the one that the ticket names.
                 tried.append(fair_share.first(session, tried=tried) or shard_id)
-                alone = shards.is_suspect(session, tried[-1])
-            with self._solo.enter(alone=alone, give_up=self.draining.is_set) as is_in:
-                ending = self._claim_and_run(tried[-1]) if is_in else Ending.NOTHING_TO_DO
+            ending = self.run_this(tried[-1])
             if ending is not Ending.NOTHING_TO_DO:
                 return ending
         return Ending.NOTHING_TO_DO
+
+    def run_this(self, shard_id: int) -> Ending:
+        """Run this shard and no other, if it is ready."""
+        with self.store.transaction() as session:
+            alone = shards.is_suspect(session, shard_id)
+        with self._solo.enter(alone=alone, give_up=self.draining.is_set) as is_in:
+            return self._claim_and_run(shard_id) if is_in else Ending.NOTHING_TO_DO
 
     def batch_changed(self, batch_id: str) -> None:
         """Have each run of this batch save now, and hear what has changed."""
@@ -106,11 +115,13 @@ class ShardRunner:
         to_run = [request for request in held.requests if request.id not in answered]
         parts = Parts(to_run)
         known = {request.id: self._known_tokens(request) for request in to_run if can_resume(request)}
+        share = Share(held.tenant_id, held.weight)
         asked: list[Request] = []
         unsaved = lookup.answers
         for request in to_run:
             try:
-                asked += to_engine(request, held.batch_id, output_token_ids=known.get(request.id, ()))
+                tokens = known.get(request.id, ())
+                asked += to_engine(request, held.batch_id, share=share, output_token_ids=tokens)
             except InvalidRequestError as error:
                 unsaved.append(failed(request, str(error)))
                 known.pop(request.id, None)
@@ -153,7 +164,7 @@ class ShardRunner:
                 if is_done or run.is_stuck:
                     return self._hand_back(run)
                 self._obey(run, saved, must_leave=must_leave)
-            except OperationalError as error:
+            except DATABASE_AWAY as error:
                 # The results stay with us until Postgres is back, or until somebody claims the shard.
                 logger.warning("shard %s is not saved yet: %s", run.held.shard_id, str(error).splitlines()[0])
                 if must_leave:

@@ -24,6 +24,7 @@ from worker.engine.readout import TokenLogprobs
 from worker.engine.sampling import SamplingParams as EngineSampling
 from worker.engine.scoring import Scores, ScoringRequest
 from worker.engine.sequence import FinishReason
+from worker.engine.share import ONLY, Share
 from worker.engine.step import Completion, GenerationRequest
 from worker.engine.step import Outcome as EngineOutcome
 from worker.engine.step import Request as EngineRequest
@@ -61,7 +62,12 @@ class Parts:
 
 
 def to_engine(
-    request: ShardRequest, job: str | None, *, priority: int = 0, output_token_ids: Sequence[int] = ()
+    request: ShardRequest,
+    job: str | None,
+    *,
+    share: Share = ONLY,
+    priority: int = 0,
+    output_token_ids: Sequence[int] = (),
 ) -> list[EngineRequest]:
     """Return one engine request for each prompt, with PartIds; raises InvalidRequestError naming a field.
 
@@ -81,12 +87,15 @@ def to_engine(
                 dimensions=params.dimensions,
                 priority=priority,
                 add_special_tokens=special,
+                share=share,
             )
             for part, prompt in prompts
         ]
     if isinstance(params, ScoringParams):
         return [
-            ScoringRequest(part, prompt, params.continuations, priority=priority, add_special_tokens=special)
+            ScoringRequest(
+                part, prompt, params.continuations, priority, add_special_tokens=special, share=share
+            )
             for part, prompt in prompts
         ]
     sampling = _to_sampling(params, request.max_tokens)
@@ -96,6 +105,7 @@ def to_engine(
             prompt=prompt,
             params=sampling,
             add_special_tokens=special,
+            share=share,
             job=job,
             priority=priority,
             is_streamed=request.is_streamed,

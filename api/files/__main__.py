@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable
 
 from psycopg import OperationalError as ListenError
-from sqlalchemy.exc import OperationalError
 
 from api.blobs.store import BlobError
 from api.checkpoint import CheckpointError
@@ -20,6 +19,7 @@ from api.files.tidying import tidy
 from api.files.writing import ResultWriter
 from worker.settings import settings
 from worker.store.notify import FILES, wake_ups
+from worker.store.session import DATABASE_AWAY
 from worker.telemetry import configure_logging
 
 logger = logging.getLogger("api.files")
@@ -37,7 +37,7 @@ def work(services: Services, turn: Callable[[], bool], stopping: threading.Event
                     pass
                 if stopping.is_set():
                     return
-        except (OperationalError, ListenError) as error:
+        except (*DATABASE_AWAY, ListenError) as error:
             logger.warning("Postgres does not answer, trying again: %s", str(error).splitlines()[0])
             stopping.wait(seconds)
         except Exception:
@@ -50,7 +50,7 @@ def tidy_now_and_then(services: Services, stopping: threading.Event) -> None:
     while not stopping.wait(TIDY_SECONDS):
         try:
             tidy(services)
-        except (OperationalError, BlobError, OSError) as error:
+        except (*DATABASE_AWAY, BlobError, OSError) as error:
             logger.warning("tidying failed, trying again later: %s", error)
 
 

@@ -15,11 +15,14 @@ from api.files.translator import Translator
 from worker.store import batch_files, files
 from worker.store.batch_files import FilesClaim
 from worker.store.files import FileView
+from worker.store.renewing import renewing
 from worker.store.requests import NewRequest
 
 logger = logging.getLogger(__name__)
 
-LEASE = timedelta(seconds=60)
+LEASE = timedelta(seconds=6)
+RENEW_SECONDS = 1.5
+LONGEST_SECONDS = 3600.0
 CHUNK_LINES = 2048  # a transaction
 TURN_CHUNKS = 16  # then the next batch has its turn
 RETRY_AFTER = timedelta(seconds=5)
@@ -50,7 +53,13 @@ class BatchReader:
             self._refuse_missing(held)
             return
         try:
-            self._read(held, file)
+            with renewing(
+                self.services.store,
+                lambda session: batch_files.renew(session, held, lease=LEASE),
+                every_seconds=RENEW_SECONDS,
+                at_most_seconds=LONGEST_SECONDS,
+            ):
+                self._read(held, file)
         except MissingBlobError:
             self._refuse_missing(held)
         except BlobError as error:

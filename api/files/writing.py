@@ -23,11 +23,14 @@ from worker.contract.states import Outcome
 from worker.store import batch_files, files, result_views
 from worker.store.batch_files import FilesClaim, WrittenFiles
 from worker.store.files import NewFile
+from worker.store.renewing import renewing
 from worker.store.result_views import ResultView
 
 logger = logging.getLogger(__name__)
 
-LEASE = timedelta(seconds=60)
+LEASE = timedelta(seconds=6)
+RENEW_SECONDS = 1.5
+LONGEST_SECONDS = 3600.0
 PAGE = 1000
 RETRY_AFTER = timedelta(seconds=5)
 
@@ -54,8 +57,14 @@ class ResultWriter:
         output = error = None
         try:
             output, error = self._spool(), self._spool()
-            if self._write(held, output, error):
-                self._finish(held, output, error)
+            with renewing(
+                self.services.store,
+                lambda session: batch_files.renew(session, held, lease=LEASE),
+                every_seconds=RENEW_SECONDS,
+                at_most_seconds=LONGEST_SECONDS,
+            ):
+                if self._write(held, output, error):
+                    self._finish(held, output, error)
         except (OSError, StorageError) as problem:
             logger.warning("the files of %s are not written yet: %s", held.batch_id, problem)
             with self.services.store.transaction() as session:

@@ -8,13 +8,12 @@ from datetime import timedelta
 from types import FrameType
 
 from psycopg import OperationalError as ListenError
-from sqlalchemy.exc import OperationalError
 
 from worker.dispatcher.dispatcher import Dispatcher
 from worker.queue.broker import Broker
 from worker.settings import Settings, settings
 from worker.store.notify import wake_ups
-from worker.store.session import Store
+from worker.store.session import DATABASE_AWAY, Store
 from worker.telemetry import configure_logging
 
 logger = logging.getLogger("worker.dispatcher")
@@ -46,7 +45,7 @@ def run(config: Settings) -> None:
                 if now - tidied_at >= TIDY_SECONDS:
                     dispatcher.tidy()
                     tidied_at = now
-        except (OperationalError, ListenError) as error:
+        except (*DATABASE_AWAY, ListenError) as error:
             logger.warning("Postgres does not answer, trying again: %s", str(error).splitlines()[0])
             time.sleep(config.sweep_seconds)
 

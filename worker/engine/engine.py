@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Tokens
 
-from worker.engine.admission import make_policy
+from worker.engine.admission import make_admission
 from worker.engine.block_pool import BlockPool
 from worker.engine.chosen_tokens import Chosen
 from worker.engine.config import EngineConfig
@@ -57,7 +57,7 @@ class Engine:
         pool = BlockPool(self.model_info.num_blocks, PrefixCache() if config.enable_prefix_cache else None)
         self._scheduler = Scheduler(
             pool,
-            make_policy(
+            make_admission(
                 config.admission,
                 pool,
                 block_size=config.block_size,
@@ -231,6 +231,7 @@ class Engine:
                 max_length=min(len(token_ids) + params.max_tokens, info.max_model_len),
                 readout=readout if index == 0 else None,
                 job=request.job,
+                share=request.share,
                 is_shareable=request.is_cached,
                 is_urgent=request.priority > 0,
                 is_alone=request.is_alone,

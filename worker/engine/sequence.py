@@ -8,6 +8,7 @@ from enum import StrEnum
 from worker.engine.grammar import GrammarMatcher
 from worker.engine.readout import Readout, TokenLogprobs
 from worker.engine.sampling import SamplingParams
+from worker.engine.share import ONLY, Share
 
 
 class SequenceState(StrEnum):
@@ -39,6 +40,7 @@ class Sequence:
     seed: int
     stop_token_ids: frozenset[int]
     job: Hashable | None = None
+    share: Share = ONLY
     state: SequenceState = SequenceState.WAITING
     # The most tokens it may have, prompt and output; the Engine sets it.
     max_length: int = sys.maxsize

@@ -9,6 +9,7 @@ from worker.engine.readout import TokenLogprobs
 from worker.engine.sampling import SamplingParams
 from worker.engine.scoring import Scores, ScoringRequest
 from worker.engine.sequence import FinishReason, Sequence
+from worker.engine.share import ONLY, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class GenerationRequest:
     params: SamplingParams = field(default_factory=SamplingParams)
     add_special_tokens: bool = True
     job: Hashable | None = None  # requests of one job are expected to have outputs of like length
+    share: Share = ONLY  # whose share of the engine its tokens are
     priority: int = 0  # above 0: urgent, it goes before all others
     is_streamed: bool = False  # its text is told as it comes
     is_cached: bool = True  # the prefix cache may serve it, and keep it

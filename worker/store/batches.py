@@ -151,12 +151,15 @@ def digest_of(request: NewRequest, batch_params: SamplingParams) -> bytes | None
     )
 
 
-def lock(session: Session, batch_id: str) -> BatchRow | None:
-    """Lock the batch's row, before any of its shards, until the transaction ends."""
+def lock(session: Session, batch_id: str, *, skip_locked: bool = False) -> BatchRow | None:
+    """Lock the batch's row, before any of its shards, until the transaction ends.
+
+    None: there is no such batch, or, with `skip_locked`, somebody else has it locked.
+    """
     return session.scalar(
         select(BatchRow)
         .where(BatchRow.id == batch_id)
-        .with_for_update(key_share=True)
+        .with_for_update(key_share=True, skip_locked=skip_locked)
         .execution_options(populate_existing=True)
     )
 

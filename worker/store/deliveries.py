@@ -140,6 +140,19 @@ def _sealed_secrets(session: Session, endpoint: WebhookEndpointRow) -> tuple[str
     return tuple(secret for secret in (endpoint.sealed_secret, old) if secret is not None)
 
 
+def renew(session: Session, held: DeliveryClaim, *, lease: timedelta) -> None:
+    """Keep a delivery that is still being sent."""
+    session.execute(
+        update(DeliveryRow)
+        .where(
+            DeliveryRow.id == held.id,
+            DeliveryRow.fence == held.fence,
+            DeliveryRow.state == EventState.SENDING,
+        )
+        .values(lease_expires_at=func.now() + lease)
+    )
+
+
 def record_attempt(session: Session, held: DeliveryClaim, attempt: Attempt, outcome: Outcome) -> None:
     """Log an attempt, tell the breaker, and move the delivery on as the outcome says."""
     # The receiver first, as in `claim`.

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, delete, func, insert, or_, select, tuple_
+from sqlalchemy import ColumnElement, delete, func, insert, or_, select, text, tuple_
 from sqlalchemy.orm import Session
 
 from worker.contract.states import FilesStage
@@ -119,6 +119,8 @@ def remove_expired(session: Session) -> None:
 
 def lock_blob(session: Session, sha256: str) -> None:
     """Keep others from naming or dropping a blob until the transaction ends."""
+    # Its bytes are copied meanwhile, perhaps into a bucket.
+    session.execute(text("SET LOCAL idle_in_transaction_session_timeout = '10min'"))
     session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(sha256, 0))))
 
 

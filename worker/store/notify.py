@@ -9,6 +9,8 @@ from sqlalchemy import func, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
+from worker.store.session import KEEPALIVES
+
 DISPATCH = "headrace_dispatch"
 FILES = "headrace_files"
 WORKERS = "headrace_control"
@@ -80,6 +82,6 @@ def _payloads(url: str, channel: str, *, every_seconds: float) -> Iterator[str |
 @contextmanager
 def _listening(url: str, channel: str) -> Iterator["psycopg.Connection[TupleRow]"]:
     address = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-    with closing(psycopg.connect(address, autocommit=True, connect_timeout=5)) as connection:
+    with closing(psycopg.connect(address, autocommit=True, connect_timeout=5, **KEEPALIVES)) as connection:
         connection.execute(f"LISTEN {channel}".encode())
         yield connection

@@ -3,31 +3,44 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Engine
+from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker, with_loader_criteria
 
 from worker.contract.access import DEFAULT_TENANT
 from worker.store.schema import Owned
 
+# What a transaction raises when Postgres goes away, ends the session, or is too busy: all of it was done or
+# nothing, and it may be tried again. The session's end in an idle transaction is an InternalError.
+DATABASE_AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeoutError)
+
 # A transaction here is a few statements; one that waits longer than this is stuck behind something.
-CONNECTION_OPTIONS = " ".join(
-    f"-c {name}={value}"
-    for name, value in {
-        "statement_timeout": "60s",
-        "lock_timeout": "10s",
-        "idle_in_transaction_session_timeout": "60s",
-        "timezone": "UTC",
-    }.items()
-)
+SESSION_OPTIONS = {
+    "statement_timeout": "60s",
+    "lock_timeout": "10s",
+    "timezone": "UTC",
+    # A client that takes nothing more, whose machine is gone perhaps, keeps its locks no longer than this.
+    "tcp_user_timeout": "10s",
+}
+# Between two statements. What a worker that was stopped or cut off has locked, the others wait for.
+IDLE_SECONDS = 5.0
+KEEPALIVES: dict[str, Any] = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,  # milliseconds
+}
 
 
 class Store:
     """A pool of connections to one database."""
 
-    def __init__(self, url: str, *, pool_size: int = 10) -> None:
+    def __init__(self, url: str, *, pool_size: int = 10, idle_seconds: float = IDLE_SECONDS) -> None:
+        options = SESSION_OPTIONS | {"idle_in_transaction_session_timeout": f"{round(idle_seconds * 1000)}ms"}
         self.engine: Engine = create_engine(
             url,
             pool_size=pool_size,
@@ -36,9 +49,10 @@ class Store:
             pool_timeout=10,
             hide_parameters=True,  # prompts and outputs do not belong in a log
             connect_args={
-                "options": CONNECTION_OPTIONS,
+                "options": " ".join(f"-c {name}={value}" for name, value in options.items()),
                 "connect_timeout": 5,
                 "application_name": "headrace",
+                **KEEPALIVES,
             },
         )
         self._sessions = sessionmaker(self.engine, expire_on_commit=False)

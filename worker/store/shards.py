@@ -24,6 +24,7 @@ from worker.store import (
     response_cache,
     stop_rules,
 )
+from worker.store.access_tables import TenantRow
 from worker.store.notify import wake_dispatcher
 from worker.store.partial_outputs import PartialOutput
 from worker.store.requests import ShardRequest
@@ -47,6 +48,7 @@ class Claim:
     attempt: int
     requests: Sequence[ShardRequest]  # of identical ones, the first
     tenant_id: str = DEFAULT_TENANT
+    weight: int = 1  # the tenant's share beside others
     cache: CacheMode = CacheMode.OFF  # of requests that have none of their own
     cache_similarity: float | None = None
 
@@ -105,15 +107,17 @@ def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> 
     if batch.lane is Lane.BATCH:
         wake_dispatcher(session)
     remaining = requests.remaining(session, shard_id, batch.params)
+    tenant = session.get(TenantRow, batch.tenant_id)
     return Claim(
         shard_id,
         batch.id,
         shard.fence,
         shard.attempts,
         remaining,
-        batch.tenant_id,
-        batch.cache,
-        batch.cache_similarity,
+        tenant_id=batch.tenant_id,
+        weight=1 if tenant is None else tenant.weight,
+        cache=batch.cache,
+        cache_similarity=batch.cache_similarity,
     )
 
 
@@ -313,9 +317,10 @@ def expired(session: Session, *, limit: int) -> list[tuple[int, str]]:
 def return_expired(session: Session, shard_id: int, batch_id: str, *, max_attempts: int) -> bool:
     """Return a shard whose lease ran out to the ready; say whether it still had to be.
 
-    `max_attempts` as in `poison.judge`.
+    One whose batch is locked waits for the next sweep: a session that holds on to its lock must not keep the
+    dispatcher from all other batches. `max_attempts` as in `poison.judge`.
     """
-    batch = batches.lock(session, batch_id)
+    batch = batches.lock(session, batch_id, skip_locked=True)
     shard = session.scalar(
         select(ShardRow)
         .where(

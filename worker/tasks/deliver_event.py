@@ -1,17 +1,20 @@
 """`deliver_event`: one attempt at one delivery. For `celery -A worker.tasks.deliver_event worker`."""
 
+import logging
 from datetime import timedelta
 from functools import cache
 
 from worker.contract.messages import DELIVER_EVENT
 from worker.queue.celery_app import app
 from worker.settings import settings
-from worker.store.session import Store
+from worker.store.session import DATABASE_AWAY, Store
 from worker.webhooks.delivery import Deliverer
 from worker.webhooks.sealing import Sealer
 from worker.webhooks.targets import Targets
 
 __all__ = ["app", "deliver_event"]
+
+logger = logging.getLogger(__name__)
 
 app.conf.worker_concurrency = settings().callbacks_in_flight
 
@@ -32,4 +35,7 @@ def _deliverer() -> Deliverer:
 @app.task(name=DELIVER_EVENT)
 def deliver_event(delivery_id: str) -> None:
     """Try to deliver a webhook event to one receiver, if it is due and nobody else is at it."""
-    _deliverer().deliver(delivery_id)
+    try:
+        _deliverer().deliver(delivery_id)
+    except DATABASE_AWAY as error:  # it gets another ticket, or its lease runs out
+        logger.warning("delivery %s: Postgres does not answer: %s", delivery_id, str(error).splitlines()[0])

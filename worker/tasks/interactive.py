@@ -8,12 +8,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from psycopg import OperationalError as ListenError
-from sqlalchemy.exc import OperationalError
 
 from worker.interactive_runner import InteractiveRunner
 from worker.store import shards
 from worker.store.notify import interactive_shards
-from worker.store.session import Store
+from worker.store.session import DATABASE_AWAY, Store
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ class InteractiveLane:
                         return
                     for ready in [shard_id] if shard_id is not None else self._ready():
                         self._pool.submit(self._run, ready)
-            except (OperationalError, ListenError) as error:
+            except (*DATABASE_AWAY, ListenError) as error:
                 logger.warning("Postgres does not answer, trying again: %s", str(error).splitlines()[0])
                 self._stopping.wait(self._sweep_seconds)
             except RuntimeError:  # the pool was shut down meanwhile

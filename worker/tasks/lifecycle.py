@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from celery import bootsteps
-from sqlalchemy.exc import OperationalError
 
 from worker.contract.messages import GPU_QUEUE
 from worker.engine.config import EngineConfig
@@ -27,9 +26,10 @@ from worker.settings import Settings, settings
 from worker.shard_runner import ShardRunner
 from worker.shard_saver import ShardSaver
 from worker.store import workers
-from worker.store.session import Store
+from worker.store.session import DATABASE_AWAY, Store
 from worker.tasks.embedding import embed
 from worker.tasks.engine_rate import EngineRate
+from worker.tasks.extra_slots import ExtraSlots
 from worker.tasks.interactive import InteractiveLane
 from worker.tasks.listening import listen
 from worker.tasks.meters import MeterWriter
@@ -70,7 +70,7 @@ class EngineStep(bootsteps.StartStopStep):
         global _runner  # noqa: PLW0603 - one engine a process is the point
         config = settings()
         self._store = Store(
-            config.database_url, pool_size=config.shards_in_flight + config.interactive_in_flight + 2
+            config.database_url, pool_size=2 * config.shards_in_flight + config.interactive_in_flight + 3
         )
         self._engine = EngineThread(lambda: _warm_engine(config), on_failure=_exit_failed)
         self._beat = threading.Thread(target=self._keep_beating, args=(parent.hostname,), daemon=True)
@@ -118,6 +118,8 @@ class EngineStep(bootsteps.StartStopStep):
             sweep_seconds=config.sweep_seconds,
         )
         self._lane.start()
+        self._extra_slots = ExtraSlots(_runner, self._store, slots=config.shards_in_flight)
+        self._extra_slots.start()
         listen(config.database_url, (_runner, interactive), self._stopping)
         self._info = info
         self._ready.set()
@@ -128,6 +130,7 @@ class EngineStep(bootsteps.StartStopStep):
         self._stopping.set()
         self._beat.join()
         self._lane.stop()
+        self._extra_slots.stop()
         parent.pool.executor.shutdown(wait=True, cancel_futures=True)
         self._write_meters()
         self._feed.close()
@@ -137,7 +140,7 @@ class EngineStep(bootsteps.StartStopStep):
     def _write_meters(self) -> None:
         try:
             self._meters.write(self._engine.stats)
-        except OperationalError as error:
+        except DATABASE_AWAY as error:
             logger.warning("meters are not written yet: %s", str(error).splitlines()[0])
 
     def _keep_beating(self, name: str) -> None:
@@ -159,7 +162,7 @@ class EngineStep(bootsteps.StartStopStep):
                         "output_tokens_per_second": rate.read(self._engine) if is_ready else None
                     }
                     workers.seen(session, name=name, queue=GPU_QUEUE, slots=slots, info=info)
-            except OperationalError as error:
+            except DATABASE_AWAY as error:
                 logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
                 if self._stopping.is_set():
                     return

@@ -5,6 +5,7 @@ import logging
 from worker.contract.messages import RUN_SHARD
 from worker.queue.celery_app import app
 from worker.settings import settings
+from worker.store.session import DATABASE_AWAY
 from worker.tasks import lifecycle
 
 __all__ = ["app", "run_shard"]
@@ -18,5 +19,9 @@ app.steps["worker"].add(lifecycle.EngineStep)
 @app.task(name=RUN_SHARD)
 def run_shard(shard_id: int) -> None:
     """Run a shard, if it is ready and nobody else has it."""
-    ending = lifecycle.runner().run(shard_id)
-    logger.info("shard %s: %s", shard_id, ending)
+    try:
+        ending = lifecycle.runner().run(shard_id)
+    except DATABASE_AWAY as error:  # the shard gets another ticket, or its lease runs out
+        logger.warning("shard %s was not claimed: %s", shard_id, str(error).splitlines()[0])
+    else:
+        logger.info("shard %s: %s", shard_id, ending)

@@ -7,6 +7,7 @@ from datetime import timedelta
 from worker.contract.states import EventState
 from worker.store import deliveries
 from worker.store.deliveries import Attempt, DeliveryClaim, Outcome
+from worker.store.renewing import renewing
 from worker.store.session import Store
 from worker.webhooks.backoff import retry_in
 from worker.webhooks.sealing import Sealer, SealError
@@ -18,8 +19,10 @@ logger = logging.getLogger(__name__)
 GONE = 410
 TOO_MANY_REQUESTS = 429
 SERVER_ERROR = 500
-# The lease outlives the attempt, so an event is sent twice only if its sender died or hung.
-LEASE_MARGIN = timedelta(seconds=30)
+# Renewed while the attempt lasts, so an event is sent twice only if its sender died, hung or lost Postgres,
+# and then soon.
+LEASE = timedelta(seconds=6)
+RENEW_SECONDS = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,16 @@ class Deliverer:
     def deliver(self, delivery_id: str) -> Answer | None:
         """Claim a delivery, post it, record the attempt; None when there was nothing to deliver."""
         with self.store.transaction() as session:
-            held = deliveries.claim(
-                session, delivery_id, lease=self.timeout + LEASE_MARGIN, most_at_once=self.most_at_once
-            )
+            held = deliveries.claim(session, delivery_id, lease=LEASE, most_at_once=self.most_at_once)
         if held is None:
             return None
-        answer = self._send(held)
+        with renewing(
+            self.store,
+            lambda session: deliveries.renew(session, held, lease=LEASE),
+            every_seconds=RENEW_SECONDS,
+            at_most_seconds=self.timeout.total_seconds() + LEASE.total_seconds(),
+        ):
+            answer = self._send(held)
         outcome = _outcome(answer, held.attempt)
         said = f"HTTP {answer.status_code}" if answer.status_code else answer.error
         logger.info("%s attempt %d: %s, now %s", held.event_id, held.number, said, outcome.state)

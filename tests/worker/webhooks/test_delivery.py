@@ -1,15 +1,18 @@
 import json
 from datetime import timedelta
 
+import pytest
 from sqlalchemy import text
 
 from tests.fixtures.batches import held, run_to_the_end, submit
+from tests.fixtures.deployment import eventually
 from tests.fixtures.receiver import receiver
 from tests.fixtures.webhooks import deliverer
 from worker.contract.states import EventState
 from worker.store import deliveries, delivery_log
 from worker.store.delivery_log import DeliveryView
 from worker.store.session import Store
+from worker.webhooks import delivery as delivery_module
 from worker.webhooks.backoff import DELAYS, retry_in
 from worker.webhooks.sender import Answer
 
@@ -112,3 +115,27 @@ def test_the_schedule() -> None:
     longer = retry_in(1, retry_after=60)
     assert longer is not None
     assert longer.total_seconds() == 60
+
+
+def test_a_slow_receiver_does_not_cost_the_lease(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery_module, "RENEW_SECONDS", 0.05)
+    with receiver() as hook:
+        ended_batch(store, hook.url)
+        with store.transaction() as session:
+            delivery_id = session.scalar(text("SELECT id FROM deliveries"))
+        expiries: set[object] = set()
+
+        def slowly(*_: object, **__: object) -> Answer:
+            def renewed() -> bool:
+                with store.transaction() as session:
+                    expiries.add(session.scalar(text("SELECT lease_expires_at FROM deliveries")))
+                return len(expiries) > 2
+
+            eventually(renewed, what="a lease that is renewed")
+            return Answer(1, 200)
+
+        monkeypatch.setattr(delivery_module, "send", slowly)
+        assert deliverer(store).deliver(delivery_id) == Answer(1, 200)
+    with store.transaction() as session:
+        state = session.execute(text("SELECT state, lease_expires_at FROM deliveries")).one()
+    assert tuple(state) == ("delivered", None)

@@ -1,0 +1,278 @@
+"""The faults: each function does one and returns how many seconds later work had resumed."""
+
+import resource
+import signal
+import time
+from collections.abc import Callable
+
+from celery import Celery
+
+from tests.faults.harness.cluster import GPUS, LEASE_SECONDS, WEBHOOK_SECONDS, Member
+from tests.faults.harness.receiver import MOODS
+from tests.faults.harness.scene import Scene
+from worker.contract.messages import CALLBACKS_QUEUE, DELIVER_EVENT, GPU_QUEUE, RUN_SHARD
+
+Fault = Callable[[Scene], float]
+FAULTS: dict[str, Fault] = {}
+WORK_SECONDS = 30.0  # how long a fault waits for a victim that has something to lose
+
+
+def _fault(inject: Fault) -> Fault:
+    FAULTS[inject.__name__.strip("_")] = inject
+    return inject
+
+
+def _a_worker_in_a_shard(scene: Scene) -> tuple[Member, list[tuple[int, int]]]:
+    """Stop a gpu worker at a moment when it holds shards, so that what the rows say of it stays true."""
+    found: list[tuple[Member, list[tuple[int, int]]]] = []
+
+    def holds_one() -> bool:
+        member = scene.cluster.members[scene.rng.choice(GPUS)]
+        member.send(signal.SIGSTOP)
+        if held := scene.held_by(member.worker):
+            found.append((member, held))
+            return True
+        member.send(signal.SIGCONT)
+        return False
+
+    scene.wait(holds_one, "a gpu worker with a shard")
+    return found[0]
+
+
+@_fault
+def kill_gpu(scene: Scene) -> float:
+    """SIGKILL a gpu worker that holds shards: they go on elsewhere."""
+    member, held = _a_worker_in_a_shard(scene)
+    member.send(signal.SIGKILL)
+    return scene.wait(lambda: scene.taken_over(held), "the shards of a dead worker went on")
+
+
+@_fault
+def stop_gpu(scene: Scene) -> float:
+    """SIGSTOP a gpu worker past its lease, then let it go on: its late writes must come to nothing."""
+    member, held = _a_worker_in_a_shard(scene)
+    try:
+        seconds = scene.wait(lambda: scene.taken_over(held), "the shards of a stopped worker went on")
+        time.sleep(scene.rng.uniform(0, LEASE_SECONDS))
+    finally:
+        member.send(signal.SIGCONT)
+    return seconds
+
+
+@_fault
+def kill_web(scene: Scene) -> float:
+    """SIGKILL the API: clients come back with the same keys."""
+    scene.cluster.members["web"].send(signal.SIGKILL)
+    time.sleep(0.2)
+    return 0.2 + scene.wait(scene.cluster.is_healthy, "the API answered")
+
+
+@_fault
+def kill_callbacks(scene: Scene) -> float:
+    """SIGKILL the callbacks worker while it sends: what it was sending is sent again."""
+    scene.receiver.delay = WEBHOOK_SECONDS / 2
+    sending = "SELECT id, fence FROM deliveries WHERE state = 'sending'"
+    held: list[tuple[str, int]] = []
+    try:
+        scene.wait(lambda: held.extend(scene.query(sending)) or held, "a delivery under way")
+        scene.cluster.members["callbacks"].send(signal.SIGKILL)
+    finally:
+        scene.receiver.delay = 0.0
+    still = "SELECT count(*) FROM deliveries WHERE state <> 'delivered' AND id = ANY(%s)"
+    return scene.wait(
+        lambda: scene.query(still, [delivery_id for delivery_id, _ in held]) == [(0,)],
+        "what a dead worker was sending was delivered",
+    )
+
+
+@_fault
+def kill_dispatcher(scene: Scene) -> float:
+    """SIGKILL one dispatcher: the other does the same work."""
+    scene.cluster.members[scene.rng.choice(("dispatcher1", "dispatcher2"))].send(signal.SIGKILL)
+    return scene.next_claim()
+
+
+@_fault
+def stop_dispatcher(scene: Scene) -> float:
+    """SIGSTOP one dispatcher for a while, in a transaction perhaps."""
+    member = scene.cluster.members[scene.rng.choice(("dispatcher1", "dispatcher2"))]
+    member.send(signal.SIGSTOP)
+    try:
+        seconds = scene.next_claim()
+        time.sleep(scene.rng.uniform(0, LEASE_SECONDS))
+    finally:
+        member.send(signal.SIGCONT)
+    return seconds
+
+
+@_fault
+def kill_files(scene: Scene) -> float:
+    """SIGKILL the files process: what it read or wrote goes on where it was."""
+    busy = "SELECT count(*) FROM batch_files WHERE due_at > now() AND stage <> 'done'"
+    scene.wait(lambda: scene.query(busy)[0][0], "a batch's files at work")
+    scene.cluster.members["files"].send(signal.SIGKILL)
+    done = "SELECT count(*) FROM batch_files WHERE stage = 'done'"
+    before = scene.query(done)[0][0]
+    return scene.wait(lambda: scene.query(done)[0][0] > before, "a batch's files were written")
+
+
+@_fault
+def files_disk_full(scene: Scene) -> float:
+    """Let the API and the files process write no byte into a file: uploads are refused whole."""
+    victims = [one.process for name in ("web", "files") if (one := scene.cluster.members[name]).process]
+    for process in victims:
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    time.sleep(scene.rng.uniform(2, 6))
+    for process in victims:
+        if process.poll() is None:
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    count = "SELECT count(*) FROM files"
+    before = scene.query(count)[0][0]
+    return scene.wait(lambda: scene.query(count)[0][0] > before, "a file was kept")
+
+
+@_fault
+def redis_flushall(scene: Scene) -> float:
+    """Empty Redis: tickets are issued again."""
+    with scene.cluster.redis.client() as redis:
+        redis.flushall()
+    return scene.next_claim()
+
+
+@_fault
+def redis_kill(scene: Scene) -> float:
+    """SIGKILL Redis, which keeps nothing, and start it again after a while."""
+    scene.cluster.redis.stop(signal.SIGKILL)
+    time.sleep(scene.rng.uniform(0, 4))
+    scene.cluster.redis.start()
+    return scene.next_claim()
+
+
+@_fault
+def redis_stall(scene: Scene) -> float:
+    """SIGSTOP Redis: it accepts connections and says nothing."""
+    scene.cluster.redis.send(signal.SIGSTOP)
+    time.sleep(scene.rng.uniform(2, 8))
+    scene.cluster.redis.send(signal.SIGCONT)
+    return scene.next_claim()
+
+
+@_fault
+def redis_reset(scene: Scene) -> float:
+    """Reset every connection to Redis."""
+    for member in scene.cluster.members.values():
+        member.redis.reset()
+    return scene.next_claim()
+
+
+@_fault
+def postgres_fast_restart(scene: Scene) -> float:
+    """Restart Postgres: sessions are ended, what was committed is written."""
+    return _restart_postgres(scene, signal.SIGINT)
+
+
+@_fault
+def postgres_immediate_restart(scene: Scene) -> float:
+    """Stop Postgres at once and have it recover from its log."""
+    return _restart_postgres(scene, signal.SIGQUIT)
+
+
+def _restart_postgres(scene: Scene, signum: signal.Signals) -> float:
+    scene.cluster.postgres.stop(signum)
+    time.sleep(scene.rng.uniform(0, 3))
+    scene.cluster.postgres.start()
+    return scene.next_result()
+
+
+@_fault
+def postgres_backends_ended(scene: Scene) -> float:
+    """End every session of the deployment, in the middle of what it is doing."""
+    for _ in range(scene.rng.randrange(1, 5)):
+        scene.query(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name <> 'harness'"
+            " AND backend_type = 'client backend'"
+        )
+        time.sleep(scene.rng.uniform(0, 0.5))
+    return scene.next_result()
+
+
+@_fault
+def postgres_reset(scene: Scene) -> float:
+    """Reset every connection to Postgres: whether the last commit was done, nobody has heard."""
+    for _ in range(scene.rng.randrange(1, 5)):
+        for member in scene.cluster.members.values():
+            member.postgres.reset()
+        time.sleep(scene.rng.uniform(0, 0.5))
+    return scene.next_result()
+
+
+@_fault
+def partition_gpu(scene: Scene) -> float:
+    """Forward nothing between a gpu worker and Postgres past its lease; then go on, or reset."""
+    member = scene.cluster.members[scene.rng.choice(GPUS)]
+    scene.wait(lambda: scene.held_by(member.worker), "a gpu worker with a shard")
+    member.postgres.stall()
+    try:
+        time.sleep(0.5)  # what was on its way has arrived
+        held = scene.held_by(member.worker)
+        seconds = 0.5 + scene.wait(lambda: scene.taken_over(held), "the shards of a lost worker went on")
+        time.sleep(scene.rng.uniform(0, LEASE_SECONDS))
+    finally:
+        if scene.rng.random() < 0.5:
+            member.postgres.reset()
+        member.postgres.heal()
+    return seconds
+
+
+@_fault
+def doubled_tickets(scene: Scene) -> float:
+    """Publish tickets for all sorts of rows, each twice and in any order."""
+    shards = scene.query("SELECT id FROM shards ORDER BY random() LIMIT 20")
+    deliveries = scene.query("SELECT id FROM deliveries ORDER BY random() LIMIT 20")
+    tickets = [(RUN_SHARD, GPU_QUEUE, row) for (row,) in shards]
+    tickets += [(DELIVER_EVENT, CALLBACKS_QUEUE, row) for (row,) in deliveries]
+    tickets *= 2
+    scene.rng.shuffle(tickets)
+    with Celery(
+        "faults", broker=f"redis://127.0.0.1:{scene.cluster.redis.port}/0", set_as_current=False
+    ) as app:
+        for task, queue, row_id in tickets:
+            app.send_task(task, args=[row_id], queue=queue, ignore_result=True)
+    return scene.next_claim()
+
+
+@_fault
+def clock_jump(scene: Scene) -> float:
+    """Have a gpu worker's clock jump by up to a day, to the future or back."""
+    member = scene.cluster.members[scene.rng.choice(GPUS)]
+    shift = scene.rng.uniform(-86_400, 86_400)
+    (scene.cluster.directory / "facts" / f"clock.{member.name}").write_text(str(shift))
+    return scene.next_result()
+
+
+def _bad_receiver(mood: str) -> Fault:
+    def inject(scene: Scene) -> float:
+        """Have the receiver misbehave for what its senders take for hours, then behave."""
+        scene.receiver.mood = mood
+        try:
+            refused = scene.receiver.num_refused
+            scene.wait(lambda: scene.receiver.num_refused > refused, "a delivery that is refused")
+            for _ in range(scene.rng.randrange(3)):
+                time.sleep(WEBHOOK_SECONDS)
+                scene.skip_hours()
+            time.sleep(WEBHOOK_SECONDS)
+        finally:
+            scene.receiver.mood = "well"
+        waiting = scene.undelivered()
+        return scene.wait(
+            lambda: not waiting & scene.undelivered(),
+            "what was refused was delivered",
+            # An attempt that was under way when the receiver recovered fails yet, and waits again.
+            now_and_then=scene.skip_hours,
+        )
+
+    return inject
+
+
+for _mood in MOODS:
+    FAULTS[f"receiver_{_mood}"] = _bad_receiver(_mood)
