@@ -15,7 +15,8 @@ from api.generate.outputs import failure
 from api.openai.bodies import Endpoint
 from api.openai.responses import to_model, to_response
 from tests.fixtures.checkpoint import write_checkpoint
-from worker.contract.results import ChoiceResult, Payload, TokenLogprob
+from worker.contract.caching import Source
+from worker.contract.results import ChoiceResult, DeviceSeconds, Payload, TokenLogprob
 from worker.contract.states import Outcome
 from worker.store.result_views import ResultView
 
@@ -34,6 +35,9 @@ RESULT = ResultView(
     num_output_tokens=7,
     error_code=None,
     error_message=None,
+    source=Source.ENGINE,
+    similarity=None,
+    seconds=DeviceSeconds(),
     created_at=datetime(2026, 1, 1, tzinfo=UTC),
 )
 
