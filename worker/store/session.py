@@ -90,8 +90,9 @@ class Store:
 def _limit_transactions(seconds: float, connection: Any, _: object) -> None:
     # A session that waits for the rest of a message is not idle; this ends it too, from Postgres 17 on.
     if connection.info.server_version >= 170000:
+        connection.autocommit = True  # what is set in a transaction goes with its rollback
         connection.execute(f"SET transaction_timeout = {round(seconds * 1000)}")
-        connection.commit()
+        connection.autocommit = False
 
 
 def tenant_of(session: Session) -> str:
