@@ -21,7 +21,7 @@ up: $(VENV)/.local ## start everything and stay
 	$(EMBEDDED) $(BIN)/python -m worker.up
 
 test: $(VENV)/.dev ## the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-gpu: $(VENV)/.dev ## kernels and engine on the GPU of this machine
 	$(BIN)/python -m pytest tests/kernels tests/worker/engine --device cuda

@@ -10,9 +10,11 @@ from api.audit import routes as audit
 from api.batches import control_routes, progress_routes
 from api.batches import routes as batches
 from api.dependencies import open_services
+from api.estimates import routes as estimates
 from api.file_batches import routes as file_batches
 from api.files import routes as files
 from api.generate import routes as generate
+from api.metrics import routes as metrics
 from api.middleware import BodyLimit, SecurityHeaders
 from api.openai import routes as openai
 from api.slow_clients import SlowBodies
@@ -44,9 +46,11 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.add_middleware(SlowBodies)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.add_middleware(SecurityHeaders)
+    metrics.install(app, services.store)
     app.include_router(health.router)
     app.include_router(generate.router)
     app.include_router(openai.router)
+    app.include_router(estimates.router)
     app.include_router(batches.router)
     app.include_router(files.router)
     app.include_router(uploads.router)

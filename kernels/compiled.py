@@ -1,5 +1,6 @@
 """Compiles CPU kernels with Numba, and keeps what was compiled."""
 
+import fcntl
 import hashlib
 import os
 import tempfile
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core.compiler_lock import global_compiler_lock
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -32,7 +34,10 @@ _NOT_COMPILED = {
 
 def kernel(function: _Function) -> _Function:
     """Compile a function on its first call, without the interpreter's lock, and keep it on disk."""
-    compiled: Any = numba.njit(nogil=True, cache=_IS_KEPT, **_OPTIONS)(function)
+    compiled: Any = numba.njit(nogil=True, cache=_FOLDER is not None, **_OPTIONS)(function)
+    if _FOLDER is not None:
+        lock = _FOLDER / f"{function.__module__}.{function.__qualname__}.lock"
+        compiled.compile = _one_process_at_a_time(compiled.compile, lock)
     return cast("_Function", compiled)
 
 
@@ -42,7 +47,22 @@ def inlined(function: _Function) -> _Function:
     return cast("_Function", compiled)
 
 
-def _keep_compiled() -> bool:
+def _one_process_at_a_time(compile_: Callable[[Any], Any], path: Path) -> Callable[[Any], Any]:
+    """Have processes that start together wait for the first one's code, rather than all compile the same.
+
+    It also keeps Numba's index whole, in which two that write at once lose an entry.
+    """
+
+    def compile_alone(signature: Any) -> Any:
+        # Numba's own lock comes first, as it does where a kernel compiles another that it calls.
+        with global_compiler_lock, path.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return compile_(signature)
+
+    return compile_alone
+
+
+def _keep_compiled() -> Path | None:
     """Give Numba a folder for these very sources: it would notice a change of a kernel's own file only."""
     sources = sorted(path for path in Path(__file__).parent.rglob("*.py") if path.name not in _NOT_COMPILED)
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
@@ -55,8 +75,8 @@ def _keep_compiled() -> bool:
         # What lies in it is run: it must be ours alone.
         if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK) and not folder.is_symlink():
             vars(numba.config)["CACHE_DIR"] = str(folder)
-            return True
-    return False
+            return folder
+    return None
 
 
-_IS_KEPT = _keep_compiled()
+_FOLDER = _keep_compiled()

@@ -1,4 +1,4 @@
-"""Every test has a real Postgres and a real Redis, started once for the whole run from the wheels."""
+"""Every test has a real Postgres and a real Redis, started once for each process that runs tests."""
 
 import os
 import tempfile
@@ -8,6 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler.loadscope import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+from tests.fixtures.spread import ByFile, rank
 
 # Triton is built for Linux only.
 collect_ignore_glob = [] if find_spec("triton") else ["*/test_gpu.py"]
@@ -20,15 +25,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="where test engines run")
 
 
-def pytest_configure() -> None:
-    """Start the services before any module of ours reads the environment."""
+def start_services() -> dict[str, str]:
+    """Start a Postgres and a Redis that end with this process; return where they are."""
     from worker.embedded import services
 
     directory = _stack.enter_context(
         tempfile.TemporaryDirectory(prefix="headrace-", ignore_cleanup_errors=True)
     )
     # Never a developer's own servers: the tests empty their tables.
-    os.environ.update(_stack.enter_context(services({"HEADRACE_DATA_DIR": directory})))
+    return _stack.enter_context(services({"HEADRACE_DATA_DIR": directory}))
+
+
+def pytest_configure_node(node: WorkerController) -> None:
+    """Start the services of a process that will run tests: this one outlives it, whatever becomes of it."""
+    node.workerinput["services"] = start_services()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have services before any module of ours reads the environment."""
+    given = getattr(config, "workerinput", None)
+    if given is None and config.getoption("dist") != "no":
+        return  # it only hands out tests
+    # Work this small is slower on more threads, and far slower when they share cores with others.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.update(given["services"] if given else start_services())
     for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
         if name not in {
             "HEADRACE_AUTH",
@@ -39,8 +59,14 @@ def pytest_configure() -> None:
             del os.environ[name]
 
 
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Share the tests out by file."""
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Start with what takes long; skip what needs a GPU where there is none."""
+    items.sort(key=lambda item: rank(item.nodeid))
     if marked := [item for item in items if item.get_closest_marker("gpu")]:
         import torch
 

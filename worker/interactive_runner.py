@@ -13,8 +13,10 @@ from worker.contract.results import NewResult, storable
 from worker.contract.sampling import SamplingParams
 from worker.engine.engine_thread import EngineThread
 from worker.engine.errors import InvalidRequestError
+from worker.engine.share import Share
 from worker.engine.step import Delta, Outcome, Request
 from worker.engine.submission import Submission
+from worker.run_meters import RunMeters
 from worker.store import shards
 from worker.store.session import DATABASE_AWAY, Store
 from worker.store.shards import Claim, Progress
@@ -54,6 +56,7 @@ class InteractiveRunner:
     save_seconds: float
     drain_seconds: float
     draining: Event
+    meters: RunMeters = field(default_factory=RunMeters)
     _runs: set["_Run"] = field(default_factory=set)  # those that go on now
 
     def run(self, shard_id: int) -> None:
@@ -64,7 +67,7 @@ class InteractiveRunner:
             held = shards.claim(session, shard_id, worker=self.worker, lease=self.lease)
         if held is None:
             return
-        run = _Run(held, self.feed)
+        run = _Run(held, self.feed, self.meters)
         run.submit(self.engine)
         self._runs.add(run)
         try:
@@ -108,6 +111,8 @@ class InteractiveRunner:
         progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last)
         with self.store.transaction() as session:
             (verdict,) = shards.save(session, [progress], lease=lease)
+        if verdict is not Verdict.LOST:
+            self.meters.saved(progress.results)
         if run.unsaved:
             self.feed.tell(run.held.batch_id, Saved())
         run.unsaved.clear()
@@ -120,8 +125,10 @@ class _Run:
 
     held: Claim
     feed: Feed
+    meters: RunMeters
     unsaved: list[NewResult] = field(default_factory=list)
     finished_tokens: int = 0
+    began_at: float = field(default_factory=time.monotonic)
     must_save: Event = field(default_factory=Event)
     parts: Parts = field(init=False)
     work: Submission[Outcome] = field(init=False)
@@ -134,10 +141,11 @@ class _Run:
     def submit(self, engine: EngineThread) -> None:
         """Give the engine what the shard holds."""
         self.parts = Parts(self.held.requests)
+        share = Share(self.held.tenant_id, self.held.weight)
         asked: list[Request] = []
         for request in self.held.requests:
             try:
-                asked += to_engine(request, None, priority=URGENT)
+                asked += to_engine(request, None, share=share, priority=URGENT)
             except InvalidRequestError as error:
                 self.unsaved.append(failed(request, str(error)))
         self.work = engine.submit(asked, self._tell)
@@ -175,4 +183,5 @@ class _Run:
             whole = None if is_cancelled(outcome) else self.parts.add(outcome)
             if whole is not None:
                 self.unsaved.append(to_result(*whole))
+                self.meters.took(time.monotonic() - self.began_at, whole[0].num_copies)
                 self.finished_tokens += num_output_tokens(whole[1])

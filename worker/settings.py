@@ -115,6 +115,13 @@ class Settings(BaseSettings):
     sweep_seconds: float = Field(
         default=1.0, gt=0, description="how often the dispatcher looks round unasked"
     )
+    retention_days: float | None = Field(
+        default=None, gt=0, description="how long after a batch's end its requests and results are kept"
+    )
+
+    # The response cache.
+    cache: Literal["off", "exact", "semantic"] = "off"
+    cache_ttl_seconds: float = Field(default=86_400.0, gt=0)
 
     # Webhooks.
     webhook_secret: SecretStr | None = None

@@ -11,11 +11,14 @@ from datetime import timedelta
 from enum import StrEnum
 from threading import Event
 
-from worker.contract.results import NewResult
+from worker.contract.results import CacheEntry, NewResult
 from worker.engine.engine_thread import EngineThread
 from worker.engine.errors import InvalidRequestError
+from worker.engine.share import Share
 from worker.engine.step import Completion, Outcome, Request
 from worker.engine.submission import Submission
+from worker.response_cache import Lookup, ResponseCache
+from worker.run_meters import RunMeters
 from worker.shard_saver import ShardSaver
 from worker.solo import Solo
 from worker.store import fair_share, requests, shards
@@ -65,23 +68,35 @@ class ShardRunner:
     save_seconds: float
     drain_seconds: float
     draining: Event
+    meters: RunMeters = field(default_factory=RunMeters)
+    cache: ResponseCache | None = None
     checkpoint_tokens: int = 256  # a request is saved each time it has generated so many more
     _solo: Solo = field(default_factory=Solo)
     _runs: set["_Run"] = field(default_factory=set)  # those that go on now
 
+    @property
+    def num_running(self) -> int:
+        """Shards that run now."""
+        return len(self._runs)
+
     def run(self, shard_id: int) -> Ending:
-        """Run a shard to its end, or as far as it may go."""
+        """Run the shard whose turn it is, once for each ticket, to its end or as far as it may go."""
         tried: list[int] = []
         while shard_id not in tried and len(tried) < CLAIM_ATTEMPTS and not self.draining.is_set():
             with self.store.transaction() as session:
                 # The shard whose turn it is need not be the one that the ticket names.
                 tried.append(fair_share.first(session, tried=tried) or shard_id)
-                alone = shards.is_suspect(session, tried[-1])
-            with self._solo.enter(alone=alone, give_up=self.draining.is_set) as is_in:
-                ending = self._claim_and_run(tried[-1]) if is_in else Ending.NOTHING_TO_DO
+            ending = self.run_this(tried[-1])
             if ending is not Ending.NOTHING_TO_DO:
                 return ending
         return Ending.NOTHING_TO_DO
+
+    def run_this(self, shard_id: int) -> Ending:
+        """Run this shard and no other, if it is ready."""
+        with self.store.transaction() as session:
+            alone = shards.is_suspect(session, shard_id)
+        with self._solo.enter(alone=alone, give_up=self.draining.is_set) as is_in:
+            return self._claim_and_run(shard_id) if is_in else Ending.NOTHING_TO_DO
 
     def batch_changed(self, batch_id: str) -> None:
         """Have each run of this batch save now, and hear what has changed."""
@@ -95,13 +110,18 @@ class ShardRunner:
             held = shards.claim(session, shard_id, worker=self.worker, lease=self.lease)
         if held is None:
             return Ending.NOTHING_TO_DO
-        parts = Parts(held.requests)
-        known = {request.id: self._known_tokens(request) for request in held.requests if can_resume(request)}
+        lookup = self._look_up(held)
+        answered = {answer.request_id for answer in lookup.answers}
+        to_run = [request for request in held.requests if request.id not in answered]
+        parts = Parts(to_run)
+        known = {request.id: self._known_tokens(request) for request in to_run if can_resume(request)}
+        share = Share(held.tenant_id, held.weight)
         asked: list[Request] = []
-        unsaved: list[NewResult] = []
-        for request in held.requests:
+        unsaved = lookup.answers
+        for request in to_run:
             try:
-                asked += to_engine(request, held.batch_id, output_token_ids=known.get(request.id, ()))
+                tokens = known.get(request.id, ())
+                asked += to_engine(request, held.batch_id, share=share, output_token_ids=tokens)
             except InvalidRequestError as error:
                 unsaved.append(failed(request, str(error)))
                 known.pop(request.id, None)
@@ -110,6 +130,8 @@ class ShardRunner:
             work=self.engine.submit(asked),
             parts=parts,
             unsaved=unsaved,
+            meters=self.meters,
+            entries=lookup.entries,
             checkpoints={request_id: len(tokens) for request_id, tokens in known.items()},
             resumed_tokens=sum(map(len, known.values())),
         )
@@ -119,6 +141,11 @@ class ShardRunner:
         finally:
             self._runs.discard(run)
             run.work.cancel()
+
+    def _look_up(self, held: Claim) -> Lookup:
+        lookup = Lookup() if self.cache is None else self.cache.look_up(held)
+        self.meters.looked_up(lookup.num_asked)
+        return lookup
 
     def _known_tokens(self, request: ShardRequest) -> Sequence[int]:
         kept = request.partial_output
@@ -164,6 +191,8 @@ class ShardRunner:
         fresh = {} if is_last else self._fresh_checkpoints(run)
         progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last, fresh)
         saved = self.saver.save(progress, lease=lease)
+        if saved is not Saved.LOST:
+            self.meters.saved(progress.results)
         run.unsaved.clear()
         run.checkpoints |= {request_id: len(one.token_ids) for request_id, one in fresh.items()}
         return saved
@@ -204,6 +233,8 @@ class _Run:
     work: Submission[Outcome]
     parts: Parts
     unsaved: list[NewResult]
+    meters: RunMeters
+    entries: dict[int, CacheEntry]  # of requests whose answers are to be kept, by id
     checkpoints: dict[int, int]  # id of each request that can be resumed -> tokens of it that are stored
     resumed_tokens: int  # generated by earlier runs
     finished_tokens: int = 0
@@ -213,6 +244,7 @@ class _Run:
     cut_at: float | None = None
     unfinished: dict[int, Outcome] = field(default_factory=dict)  # of the first prompt; to go on elsewhere
     unwanted: set[int] = field(default_factory=set)  # requests cancelled one by one
+    began_at: float = field(default_factory=time.monotonic)
 
     @property
     def running_tokens(self) -> int:
@@ -233,7 +265,7 @@ class _Run:
 
     def cancel_some(self, request_ids: Sequence[int]) -> None:
         """End these requests, with what they have."""
-        if fresh := set(request_ids) - self.unwanted:
+        if fresh := (set(request_ids) & self.parts.requests.keys()) - self.unwanted:
             self.unwanted |= fresh
             self.work.cancel(*self.parts.ids(fresh))
 
@@ -263,8 +295,9 @@ class _Run:
             if is_cut and self.ending is Ending.HANDED_BACK and not is_unwanted:
                 self.unfinished[request.id] = parts[0]
                 continue
-            result = to_result(request, parts)
+            result = to_result(request, parts, keep=self.entries.get(request.id))
             if is_cut and is_unwanted:
-                result = replace(result, error=shards.REQUEST_CANCELLED)
+                result = replace(result, error=shards.REQUEST_CANCELLED, num_copies=1)
             self.unsaved.append(result)
+            self.meters.took(time.monotonic() - self.began_at, result.num_copies)
             self.finished_tokens += num_output_tokens(parts)

@@ -6,7 +6,9 @@ from typing import cast
 
 from worker.contract.requests import EmbeddingParams, ScoringParams
 from worker.contract.results import (
+    CacheEntry,
     ChoiceResult,
+    DeviceSeconds,
     Logprobs,
     NewResult,
     Payload,
@@ -22,6 +24,7 @@ from worker.engine.readout import TokenLogprobs
 from worker.engine.sampling import SamplingParams as EngineSampling
 from worker.engine.scoring import Scores, ScoringRequest
 from worker.engine.sequence import FinishReason
+from worker.engine.share import ONLY, Share
 from worker.engine.step import Completion, GenerationRequest
 from worker.engine.step import Outcome as EngineOutcome
 from worker.engine.step import Request as EngineRequest
@@ -59,7 +62,12 @@ class Parts:
 
 
 def to_engine(
-    request: ShardRequest, job: str | None, *, priority: int = 0, output_token_ids: Sequence[int] = ()
+    request: ShardRequest,
+    job: str | None,
+    *,
+    share: Share = ONLY,
+    priority: int = 0,
+    output_token_ids: Sequence[int] = (),
 ) -> list[EngineRequest]:
     """Return one engine request for each prompt, with PartIds; raises InvalidRequestError naming a field.
 
@@ -79,12 +87,15 @@ def to_engine(
                 dimensions=params.dimensions,
                 priority=priority,
                 add_special_tokens=special,
+                share=share,
             )
             for part, prompt in prompts
         ]
     if isinstance(params, ScoringParams):
         return [
-            ScoringRequest(part, prompt, params.continuations, priority=priority, add_special_tokens=special)
+            ScoringRequest(
+                part, prompt, params.continuations, priority, add_special_tokens=special, share=share
+            )
             for part, prompt in prompts
         ]
     sampling = _to_sampling(params, request.max_tokens)
@@ -94,6 +105,7 @@ def to_engine(
             prompt=prompt,
             params=sampling,
             add_special_tokens=special,
+            share=share,
             job=job,
             priority=priority,
             is_streamed=request.is_streamed,
@@ -159,10 +171,13 @@ def num_output_tokens(outcomes: Iterable[EngineOutcome]) -> int:
     return sum(outcome.num_output_tokens for outcome in outcomes if isinstance(outcome, Completion))
 
 
-def to_result(request: ShardRequest, outcomes: Sequence[EngineOutcome]) -> NewResult:
+def to_result(
+    request: ShardRequest, outcomes: Sequence[EngineOutcome], *, keep: CacheEntry | None = None
+) -> NewResult:
     """Return the result of a request all of whose prompts have an outcome, in their order.
 
-    One that was cut off has the text so far, if it is the only one asked for.
+    One that was cut off has the text so far, if it is the only one asked for. `keep`: under what it goes to
+    the response cache if it was run to its end.
     """
     if any(map(is_cancelled, outcomes)):
         return _cut_off(request, outcomes)
@@ -201,6 +216,9 @@ def to_result(request: ShardRequest, outcomes: Sequence[EngineOutcome]) -> NewRe
         num_output_tokens=num_output_tokens(outcomes),
         max_tokens=request.max_output_tokens,
         payload=None if is_plain and not payload.prompt_logprobs else payload,
+        seconds=_device_seconds(outcomes),
+        num_copies=request.num_copies,
+        keep=keep,
     )
 
 
@@ -215,6 +233,8 @@ def _cut_off(request: ShardRequest, outcomes: Sequence[EngineOutcome]) -> NewRes
         num_cached_tokens=sum(outcome.num_cached_tokens for outcome in outcomes),
         num_output_tokens=num_output_tokens(outcomes),
         max_tokens=request.max_output_tokens,
+        seconds=_device_seconds(outcomes),
+        num_copies=request.num_copies,
     )
 
 
@@ -230,6 +250,16 @@ def failed(request: ShardRequest, error: str, *, num_output_tokens: int = 0) -> 
         num_output_tokens=num_output_tokens,
         max_tokens=request.max_output_tokens,
         error=RequestError("generation_failed", error),
+        num_copies=request.num_copies,
+    )
+
+
+def _device_seconds(outcomes: Iterable[EngineOutcome]) -> DeviceSeconds:
+    completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
+    return DeviceSeconds(
+        sum(completion.prefill_seconds for completion in completions),
+        sum(completion.decode_seconds for completion in completions),
+        sum(completion.padding_seconds for completion in completions),
     )
 
 

@@ -4,27 +4,31 @@ from collections.abc import Sequence
 
 from api.batches.eta import estimate, expected_tokens
 from api.batches.progress_schemas import AttemptAnswer, EtaRange
-from api.batches.schemas import (
-    BatchAnswer,
-    Callback,
+from api.batches.result_schemas import (
     ChoiceAnswer,
-    Counts,
-    InputTokensDetails,
+    DeviceTime,
     RequestErrorAnswer,
     RequestUsage,
     ResultAnswer,
     ScoreAnswer,
     TokenAnswer,
-    Tokens,
-    Usage,
 )
+from api.batches.schemas import BatchAnswer, Callback, Counts, InputTokensDetails, Tokens, Usage
 from api.batches.waiting import Line, explain
 from api.checkpoint import Checkpoint
-from worker.contract.results import ChoiceResult, Logprobs, Output, Payload, ScoreResult, to_floats
+from worker.contract.results import (
+    ChoiceResult,
+    DeviceSeconds,
+    Logprobs,
+    Output,
+    Payload,
+    ScoreResult,
+    to_floats,
+)
 from worker.store.attempts import AttemptView
-from worker.store.batches import BatchView
+from worker.store.batch_views import BatchView
 from worker.store.delivery_log import DeliveryView
-from worker.store.requests import ResultView
+from worker.store.result_views import ResultView
 
 
 def to_answer(
@@ -63,7 +67,10 @@ def to_answer(
             input_tokens_details=InputTokensDetails(cached_tokens=view.cached_tokens),
             output_tokens=view.output_tokens,
             total_tokens=view.input_tokens + view.output_tokens,
+            device_seconds=_to_device_time(view.seconds),
         ),
+        deduplicated=view.num_deduplicated,
+        cached=view.num_cache_hits,
         eta_seconds=None if eta is None else eta.seconds,
         eta_range=None if eta is None else EtaRange(low_seconds=eta.low, high_seconds=eta.high),
         waiting=explain(view, line),
@@ -79,7 +86,17 @@ def to_answer(
         started_at=view.started_at,
         expires_at=view.expires_at,
         finished_at=view.finished_at,
+        results_dropped_at=view.results_dropped_at,
         outputs=outputs,
+    )
+
+
+def _to_device_time(seconds: DeviceSeconds) -> DeviceTime:
+    return DeviceTime(
+        prefill=round(seconds.prefill, 6),
+        decode=round(seconds.decode, 6),
+        padding=round(seconds.padding, 6),
+        total=round(seconds.prefill + seconds.decode + seconds.padding, 6),
     )
 
 
@@ -119,7 +136,10 @@ def to_result(row: ResultView, checkpoint: Checkpoint, attempts: Sequence[Attemp
             input_tokens=row.num_prompt_tokens,
             cached_tokens=row.num_cached_tokens,
             output_tokens=row.num_output_tokens,
+            device_seconds=_to_device_time(row.seconds),
         ),
+        source=row.source,
+        similarity=row.similarity,
         error=error,
         attempts=[AttemptAnswer.model_validate(one, from_attributes=True) for one in attempts],
     )

@@ -5,8 +5,8 @@ from typing import Never
 
 from api.dependencies import IdempotencyKey, Services
 from api.errors import ConflictError, KeyReusedError, NotFoundError
-from worker.store import batches, control, idempotency, retries
-from worker.store.batches import BatchView
+from worker.store import batch_views, control, idempotency, retries
+from worker.store.batch_views import BatchView
 from worker.store.control import Done
 
 
@@ -94,7 +94,7 @@ def retry(
             raise ConflictError(f"{batch_id} still runs: retry it when it has ended") from error
         except retries.NothingToRetryError as error:
             raise ConflictError(f"{batch_id} has no such requests", code="nothing_to_retry") from error
-        view = None if new_id is None else batches.get(session, new_id)
+        view = None if new_id is None else batch_views.get(session, new_id)
     if view is None:
         _refuse(Done.NO_BATCH, batch_id)
     return view

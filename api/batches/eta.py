@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import sqrt
 
-from worker.store.batches import BatchView
+from worker.store.batch_views import BatchView
 
 NINE_IN_TEN = 1.645  # standard deviations to each side of a normal distribution's mean
 RATE_DEVIATION = 0.1  # of the measured rate, relative

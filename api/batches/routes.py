@@ -11,14 +11,8 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.batches import service
-from api.batches.schemas import (
-    BatchAccepted,
-    BatchAnswer,
-    BatchPage,
-    BatchStats,
-    BatchSubmission,
-    ResultPage,
-)
+from api.batches.result_schemas import ResultPage
+from api.batches.schemas import BatchAccepted, BatchAnswer, BatchPage, BatchStats, BatchSubmission
 from api.dependencies import READ, SUBMIT, IdempotencyDependency, Services, ServicesDependency
 from api.errors import documented
 from api.schema import Text

@@ -6,12 +6,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
-from api.batches.progress_schemas import AttemptAnswer, EtaRange, Waiting
+from api.batches.progress_schemas import EtaRange, Waiting
+from api.batches.result_schemas import DeviceTime, RequestErrorAnswer
 from api.sampling import SamplingFields
 from api.schema import NonEmptyText, Schema, Text
+from worker.contract.caching import DEFAULT_SIMILARITY
 from worker.contract.requests import RequestKind
 from worker.contract.results import Output
-from worker.contract.states import BatchStatus, EventState, Outcome
+from worker.contract.states import BatchStatus, EventState
 
 WINDOW = re.compile(r"^([1-9][0-9]{0,5})([smhd])$")
 WINDOW_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -38,6 +40,7 @@ Metadata = Annotated[
     dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]],
     Field(max_length=16),
 ]
+Cache = Literal["off", "exact", "semantic"]
 
 
 class Message(Schema):
@@ -65,6 +68,7 @@ class BatchRequest(SamplingFields):
     continuations: Annotated[list[NonEmptyText], Field(min_length=1, max_length=1024)] | None = Field(
         default=None, description="What to score, each with the space that parts it from the prompt."
     )
+    cache: Cache | None = None
 
     @model_validator(mode="after")
     def _has_one_input(self) -> Self:
@@ -118,6 +122,18 @@ class BatchSubmission(SamplingFields):
         lt=2**53,
         description="The batch stops once it has used so many tokens, input and output; looked at each save.",
     )
+    cache: Cache | None = Field(
+        default=None,
+        description="Whether greedy and seeded requests may be answered from the response cache: `exact` by"
+        " the same request, `semantic` also by one that means nearly the same. Default: HEADRACE_CACHE.",
+    )
+    cache_similarity: float = Field(
+        default=DEFAULT_SIMILARITY,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description="The least cosine similarity of two prompts that share an answer of the semantic cache.",
+    )
     metadata: Metadata = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -137,13 +153,6 @@ class BatchAccepted(BaseModel):
     requests: int
     created_at: datetime
     retry_of: str | None = None
-
-
-class RequestErrorAnswer(BaseModel):
-    """Why a request has no complete output, or a batch none for all of its requests."""
-
-    code: str
-    message: str
 
 
 class Counts(BaseModel):
@@ -169,6 +178,7 @@ class Usage(BaseModel):
     input_tokens_details: InputTokensDetails
     output_tokens: int
     total_tokens: int
+    device_seconds: DeviceTime
 
 
 class Tokens(BaseModel):
@@ -207,7 +217,10 @@ class BatchAnswer(BaseModel):
                         "input_tokens_details": {"cached_tokens": 0},
                         "output_tokens": 24,
                         "total_tokens": 31,
+                        "device_seconds": {"prefill": 0.01, "decode": 0.2, "padding": 0.0, "total": 0.21},
                     },
+                    "deduplicated": 0,
+                    "cached": 0,
                     "eta_seconds": 1.9,
                     "priority": 0,
                     "metadata": {"dataset": "docstrings"},
@@ -229,6 +242,8 @@ class BatchAnswer(BaseModel):
     counts: Counts
     tokens: Tokens
     usage: Usage
+    deduplicated: int = Field(description="requests answered by an identical one of this batch")
+    cached: int = Field(description="requests answered by the response cache")
     eta_seconds: float | None = Field(description="null before there is anything to judge by, and at the end")
     eta_range: EtaRange | None = None
     waiting: Waiting | None = Field(default=None, description="null while it runs, and at the end")
@@ -243,101 +258,12 @@ class BatchAnswer(BaseModel):
     started_at: datetime | None
     expires_at: datetime | None = None
     finished_at: datetime | None = None
+    results_dropped_at: datetime | None = Field(default=None, description="when retention took the results")
     outputs: list[Output] | None = Field(
         description="in the order of the requests, a list of texts where several choices were asked for, "
         "null where there is none (yet); small batches only"
     )
     error: RequestErrorAnswer | None = Field(default=None, description="the rule that stopped the batch")
-
-
-class RequestUsage(BaseModel):
-    """Tokens of one request."""
-
-    input_tokens: int
-    cached_tokens: int
-    output_tokens: int
-
-
-class TokenAnswer(BaseModel):
-    """A token with its logprob, and the likeliest ones at its place."""
-
-    token: str
-    token_id: int
-    logprob: float
-    top: list["TokenAnswer"] | None = None
-
-
-class ChoiceAnswer(BaseModel):
-    """One of a request's outputs."""
-
-    text: str
-    finish_reason: str
-    logprobs: list[TokenAnswer] | None = None
-
-
-class ScoreAnswer(BaseModel):
-    """How likely a continuation is."""
-
-    logprob: float = Field(description="of the whole continuation")
-    token_logprobs: list[float]
-    is_greedy: bool = Field(description="whether each token is the most likely one")
-
-
-class ResultAnswer(BaseModel):
-    """One request's outcome."""
-
-    sequence: int = Field(description="order of completion, from 1: the cursor")
-    index: int = Field(description="position in the submission, from 0")
-    custom_id: str | None
-    status: Outcome
-    output: str | None
-    finish_reason: str | None
-    choices: list[ChoiceAnswer] | None = Field(
-        default=None, description="if several, or logprobs, were asked for"
-    )
-    prompt_logprobs: list[TokenAnswer] | None = Field(
-        default=None, description="of each token after the first"
-    )
-    embedding: list[float] | None = None
-    scores: list[ScoreAnswer] | None = None
-    usage: RequestUsage
-    error: RequestErrorAnswer | None = None
-    attempts: list[AttemptAnswer] = Field(
-        default_factory=list, description="tries before this outcome that were cut short, and why"
-    )
-
-
-class ResultPage(BaseModel):
-    """Results in order of completion. Pass `next` as `after` to read on."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "object": "list",
-                    "data": [
-                        {
-                            "sequence": 1,
-                            "index": 0,
-                            "custom_id": "row-1",
-                            "status": "completed",
-                            "output": '    """Return the lines of a file."""',
-                            "finish_reason": "stop",
-                            "usage": {"input_tokens": 7, "cached_tokens": 0, "output_tokens": 12},
-                            "error": None,
-                        }
-                    ],
-                    "next": 1,
-                    "has_more": True,
-                }
-            ]
-        }
-    )
-
-    object: Literal["list"] = "list"
-    data: list[ResultAnswer]
-    next: int
-    has_more: bool = Field(description="whether more results are there, or may still come")
 
 
 class BatchPage(BaseModel):

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from api.batches.answers import to_answer, to_result
 from api.batches.deadlines import check_deadline
-from api.batches.schemas import BatchAnswer, BatchPage, BatchStats, BatchSubmission, ResultAnswer
+from api.batches.result_schemas import ResultAnswer
+from api.batches.schemas import BatchAnswer, BatchPage, BatchStats, BatchSubmission
 from api.batches.submission import to_batch
 from api.batches.waiting import read_line
 from api.dependencies import IdempotencyKey, Services
@@ -12,8 +13,8 @@ from api.errors import KeyReusedError, NotFoundError
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS
 from worker.contract.results import num_bytes
 from worker.contract.states import BatchStatus
-from worker.store import attempts, batches, delivery_log, idempotency, requests
-from worker.store.batches import BatchView
+from worker.store import attempts, batch_views, batches, delivery_log, idempotency, result_views
+from worker.store.batch_views import BatchView
 
 PAGE = 500
 
@@ -41,7 +42,7 @@ def submit(services: Services, submission: BatchSubmission, key: IdempotencyKey 
             batch_id = batches.submit(session, batch, shard_size=services.settings.shard_size)
             if key is not None:
                 idempotency.remember(session, key.key, key.fingerprint, batch_id)
-        view = batches.get(session, batch_id)
+        view = batch_views.get(session, batch_id)
     if view is None:
         raise NotFoundError("the batch this Idempotency-Key made is gone", param="Idempotency-Key")
     return view
@@ -55,14 +56,15 @@ def answer(services: Services, batch_id: str, *, include_outputs: bool | None) -
 
     """
     with services.store.transaction() as session:
-        view = batches.get(session, batch_id)
+        view = batch_views.get(session, batch_id)
         if view is None:
             raise NotFoundError(f"no batch {batch_id}", param="batch_id")
         delivery = delivery_log.delivery_of(session, batch_id)
         line = read_line(session, view)
         outputs = None
-        if include_outputs is not False and view.num_requests <= INLINE_OUTPUTS:
-            outputs = requests.outputs(session, batch_id)
+        is_small = view.num_requests <= INLINE_OUTPUTS and view.results_dropped_at is None
+        if include_outputs is not False and is_small:
+            outputs = result_views.outputs(session, batch_id)
     if include_outputs is None and outputs and sum(map(num_bytes, outputs)) > INLINE_OUTPUT_BYTES:
         outputs = None
     return to_answer(view, delivery, outputs, line)
@@ -89,10 +91,16 @@ def page(services: Services, batch_id: str, *, after: int, limit: int) -> tuple[
     """
     with services.store.transaction() as session:
         # The batch first: a result that is saved between the two reads must not be taken for the last.
-        view = batches.get(session, batch_id)
+        view = batch_views.get(session, batch_id)
         if view is None:
             raise NotFoundError(f"no batch {batch_id}", param="batch_id")
-        rows = requests.results_page(session, batch_id, after=after, limit=limit)
+        if view.results_dropped_at is not None:
+            raise NotFoundError(
+                f"the results of {batch_id} were kept until {view.results_dropped_at:%Y-%m-%d %H:%M} UTC",
+                param="batch_id",
+                code="results_dropped",
+            )
+        rows = result_views.page(session, batch_id, after=after, limit=limit)
         tries = attempts.of_requests(session, [row.request_id for row in rows])
     last = rows[-1].sequence if rows else after
     return [to_result(row, services.checkpoint, tries.get(row.request_id, ())) for row in rows], not (
@@ -118,9 +126,9 @@ def batch_page(services: Services, *, after: str | None, limit: int, status: Bat
 
     """
     with services.store.transaction() as session:
-        if after is not None and batches.get(session, after) is None:
+        if after is not None and batch_views.get(session, after) is None:
             raise NotFoundError(f"after: no batch {after}", param="after")
-        found = batches.page(session, after=after, limit=limit + 1, status=status)
+        found = batch_views.page(session, after=after, limit=limit + 1, status=status)
         deliveries = [delivery_log.delivery_of(session, view.id) for view in found[:limit]]
     data = [to_answer(view, delivery, None) for view, delivery in zip(found, deliveries, strict=False)]
     return BatchPage(data=data, last_id=data[-1].batch_id if data else None, has_more=len(found) > limit)
@@ -129,5 +137,5 @@ def batch_page(services: Services, *, after: str | None, limit: int, status: Bat
 def stats(services: Services) -> BatchStats:
     """Return how many batches stand where."""
     with services.store.transaction() as session:
-        counts = batches.count_by_status(session)
+        counts = batch_views.count_by_status(session)
     return BatchStats(total_batches=sum(counts.values()), **{str(k): v for k, v in counts.items()})

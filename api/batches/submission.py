@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from api.batches.caching import check_cache
 from api.batches.schemas import BatchRequest, BatchSubmission, parse_window
 from api.checkpoint import ChatTemplateError, Checkpoint
 from api.dependencies import Services
@@ -9,6 +10,7 @@ from api.errors import InvalidInputError
 from api.prompts import fit
 from api.sampling import SamplingFields, refusal, to_params
 from api.targets import check_url
+from worker.contract.caching import CacheMode
 from worker.contract.requests import EmbeddingParams, Params, RequestKind, ScoringParams
 from worker.contract.sampling import SamplingParams
 from worker.store.batches import NewBatch
@@ -26,6 +28,7 @@ def to_batch(services: Services, submission: BatchSubmission) -> NewBatch:
 
     """
     window = submission.completion_window
+    check_cache(services, submission)
     if submission.callback_url is not None:
         check_url(services.settings, submission.callback_url, param="callback_url")
     params = to_params(submission, SamplingParams(), services.checkpoint)
@@ -39,6 +42,8 @@ def to_batch(services: Services, submission: BatchSubmission) -> NewBatch:
         deadline=submission.deadline,
         max_failed=submission.max_failed,
         max_total_tokens=submission.max_total_tokens,
+        cache=CacheMode(submission.cache or services.settings.cache),
+        cache_similarity=submission.cache_similarity,
     )
 
 
@@ -95,6 +100,7 @@ def _to_request(
         custom_id=request.custom_id,
         params=params,
         add_special_tokens=request.messages is None,
+        cache=None if request.cache is None else CacheMode(request.cache),
     )
 
 

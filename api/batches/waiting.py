@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 from api.batches.progress_schemas import Waiting
 from worker.contract.states import BatchStatus
 from worker.store import queueing
-from worker.store.batches import BatchView
+from worker.store.batch_views import BatchView
 from worker.store.queueing import Ahead, Capacity
 
 

@@ -13,7 +13,7 @@ import httpx
 from worker.settings import settings
 from worker.up import ROOT, read_procfile, start, up
 
-READY_SECONDS = 120.0
+READY_SECONDS = 300.0
 
 
 class SessionError(Exception):

@@ -11,7 +11,7 @@ from api.files.schemas import ExpiresAfter
 from api.schema import NonEmptyText, Schema
 from worker.contract.states import BatchStatus, FilesStage
 from worker.store.batch_files import BatchFilesView
-from worker.store.batches import BatchView
+from worker.store.batch_views import BatchView
 
 Status = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"

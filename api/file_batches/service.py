@@ -9,7 +9,8 @@ from api.dependencies import IdempotencyKey, Services
 from api.errors import InvalidInputError, KeyReusedError, NotFoundError
 from api.file_batches.schemas import FileBatch, FileBatchSubmission, to_file_batch
 from api.targets import check_url
-from worker.store import batch_files, batches, files, idempotency
+from worker.contract.caching import CacheMode
+from worker.store import batch_files, batch_views, batches, files, idempotency
 from worker.store.batch_files import NewFileBatch
 
 # A client that lost the answer tries again within seconds, and says so in a header.
@@ -33,7 +34,7 @@ def create(
     with services.store.transaction() as session:
         batch_id = None if key is None else _find(session, key)
         if batch_id is None:
-            new = _to_new(session, submission)
+            new = _to_new(session, submission, CacheMode(services.settings.cache))
             # Held by every submission, so that a retry waits for the one whose answer was lost.
             earlier = batch_files.find_same(session, new, within=RETRIES_WITHIN)
             batch_id = earlier if is_retry and key is None else None
@@ -72,13 +73,13 @@ def page(services: Services, *, after: str | None, limit: int) -> tuple[list[Fil
     """Return a page of batches, the newest first, and whether there are more."""
     with services.store.transaction() as session:
         found = batch_files.page(session, after=after, limit=limit + 1)
-        views = batches.get_many(session, [its.batch_id for its in found[:limit]])
+        views = batch_views.get_many(session, [its.batch_id for its in found[:limit]])
     return [to_file_batch(views[its.batch_id], its) for its in found[:limit]], len(found) > limit
 
 
 def _answer(session: Session, batch_id: str) -> FileBatch:
     its = batch_files.get(session, batch_id)
-    view = batches.get(session, batch_id)
+    view = batch_views.get(session, batch_id)
     if its is None or view is None:
         raise NotFoundError(f"no batch {batch_id}", param="batch_id")
     return to_file_batch(view, its)
@@ -93,7 +94,7 @@ def _find(session: Session, key: IdempotencyKey) -> str | None:
         ) from error
 
 
-def _to_new(session: Session, submission: FileBatchSubmission) -> NewFileBatch:
+def _to_new(session: Session, submission: FileBatchSubmission, cache: CacheMode) -> NewFileBatch:
     file = files.get(session, submission.input_file_id)
     if file is None:
         raise NotFoundError(f"no file {submission.input_file_id}", param="input_file_id")
@@ -113,4 +114,5 @@ def _to_new(session: Session, submission: FileBatchSubmission) -> NewFileBatch:
         callback_url=submission.callback_url,
         priority=submission.priority,
         output_lifetime=None if lifetime is None else timedelta(seconds=lifetime.seconds),
+        cache=cache,
     )

@@ -20,11 +20,11 @@ from api.generate.outputs import failure
 from api.openai.bodies import Endpoint
 from api.openai.responses import to_response
 from worker.contract.states import Outcome
-from worker.store import batch_files, files, requests
+from worker.store import batch_files, files, result_views
 from worker.store.batch_files import FilesClaim, WrittenFiles
 from worker.store.files import NewFile
 from worker.store.renewing import renewing
-from worker.store.requests import ResultView
+from worker.store.result_views import ResultView
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class ResultWriter:
             with self.services.store.transaction() as session:
                 if not batch_files.renew(session, held, lease=LEASE):
                     return
-                found = requests.results_page(session, held.batch_id, after=after, limit=PAGE)
+                found = result_views.page(session, held.batch_id, after=after, limit=PAGE)
             yield from found
             if len(found) < PAGE:
                 return

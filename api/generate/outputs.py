@@ -7,7 +7,7 @@ from api.errors import ApiError, RequestFailedError
 from worker.contract.feed import Told
 from worker.contract.results import ChoiceResult, Logprobs, Payload
 from worker.contract.states import Outcome
-from worker.store.requests import ResultView
+from worker.store.result_views import ResultView
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from api.generate.service import model_info, to_batch
 from api.generate.waiting import Work, submitted
 from worker.contract.sampling import Optimization
 from worker.store.batches import NewBatch
-from worker.store.requests import ResultView
+from worker.store.result_views import ResultView
 
 router = APIRouter(prefix="/v1", tags=["generate"])
 

@@ -15,9 +15,9 @@ from worker.contract.feed import Told
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.states import Lane
 from worker.queue.feed import Feed
-from worker.store import batches, requests, workers
+from worker.store import batch_views, batches, result_views, workers
 from worker.store.batches import NewBatch
-from worker.store.requests import ResultView
+from worker.store.result_views import ResultView
 
 # How often the rows are asked when the feed says nothing, as it does while Redis is away.
 LOOK_SECONDS = 0.5
@@ -72,12 +72,12 @@ class Work:
 
     def _look(self) -> bool:
         with self.services.store.transaction() as session:
-            view = batches.get(session, self.batch_id)
+            view = batch_views.get(session, self.batch_id)
         return view is None or view.status.is_terminal
 
     def _results(self) -> list[ResultView]:
         with self.services.store.transaction() as session:
-            found = requests.results_page(session, self.batch_id, after=0, limit=MOST_RESULTS)
+            found = result_views.page(session, self.batch_id, after=0, limit=MOST_RESULTS)
         return sorted(found, key=lambda result: result.position)
 
     def cancel(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from api.checkpoint import Checkpoint
 from api.openai.bodies import Endpoint
 from worker.contract.results import ChoiceResult, Logprobs, Payload, to_floats
-from worker.store.requests import ResultView
+from worker.store.result_views import ResultView
 
 ID_PREFIXES = {Endpoint.CHAT_COMPLETIONS: "chatcmpl-", Endpoint.COMPLETIONS: "cmpl-"}
 OBJECTS = {Endpoint.CHAT_COMPLETIONS: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from api.batches.schemas import BatchAnswer, BatchSubmission, ResultPage
+from api.batches.result_schemas import ResultPage
+from api.batches.schemas import BatchAnswer, BatchSubmission
 from api.checkpoint import ChatTemplateError, Checkpoint, CheckpointError
 from api.errors import ErrorBody
 from api.main import create_app
@@ -49,10 +50,15 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
     assert set(document["paths"]) == {
         "/health",
+        "/metrics",
+        "/v1/cache",
+        "/v1/cache/stats",
+        "/v1/metrics",
         "/ready",
         "/v1/audit",
         "/v1/batch",
         "/v1/batch/async",
+        "/v1/batch/estimate",
         "/v1/batch/stats",
         "/v1/batch/sync",
         "/v1/chat/completions",

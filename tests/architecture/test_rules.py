@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import kernels
+from tests.fixtures.spread import DEPLOYMENTS
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("api", "worker", "kernels")
@@ -124,3 +125,14 @@ def test_the_engine_is_pure() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_whole_deployments_run_one_at_a_time() -> None:
+    """Two at once share two cores and a Redis: what waits for either may wait for too long."""
+    starting = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("*.py")
+        if re.search(r"^\s*with deployment\(", path.read_text(), re.MULTILINE)
+    }
+    assert starting
+    assert {path for path in starting if not path.startswith(DEPLOYMENTS)} == set()

@@ -18,7 +18,7 @@ CLIENTS = {"1.109.1": Path(sys.prefix) / "openai-1", "3.52.0": None}
 Play = Callable[..., str]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # as in tests/end_to_end
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     data_dir = tmp_path_factory.mktemp("data")
     template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"

@@ -46,7 +46,7 @@ def refused(kind: type[openai.APIStatusError], call: Callable[[], object]) -> An
 
 def wait(client: OpenAI, batch_id: str, *statuses: str) -> Any:
     """Poll until a batch has ended."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 240
     seen = []
     while time.monotonic() < deadline:
         batch = client.batches.retrieve(batch_id)

@@ -54,7 +54,7 @@ class Images:
     def run(self, process: str, command: str) -> tuple[int, str]:
         """Run a command to its end; return its exit status and what it said."""
         started = self.start(process, command)
-        said, _ = started.communicate(timeout=60)
+        said, _ = started.communicate(timeout=240)
         return started.returncode, said
 
     def is_well(self, process: str) -> bool:
@@ -100,7 +100,7 @@ def running(images: Images) -> Iterator[dict[str, "subprocess.Popen[str]"]]:
     for process in started.values():
         process.send_signal(signal.SIGTERM)
     for process in started.values():
-        process.communicate(timeout=30)
+        process.communicate(timeout=90)
 
 
 def test_a_health_check_fails_before_its_process_runs(images: Images) -> None:

@@ -15,7 +15,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="session")
+# Not for the session: the next folder's deployment uses the same Redis.
+@pytest.fixture(scope="package")
 def running(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with deployment(tmp_path_factory.mktemp("logs"), tiny_model) as started:
         yield started

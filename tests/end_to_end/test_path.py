@@ -45,7 +45,7 @@ def test_cancel_stops_a_running_batch_and_keeps_what_is_done(running: Deployment
         batch_id = running.submit(prompts=PROMPTS * 20, max_tokens=60, ignore_eos=True, callback_url=hook.url)
         running.wait_for_progress(batch_id, 0.02)
         running.client.post(f"/v1/batch/{batch_id}/cancel")
-        batch = running.wait_for(batch_id, "cancelled", seconds=10)
+        batch = running.wait_for(batch_id, "cancelled")
         event = json.loads(hook.wait_for(1)[0][1])
     counts = batch["counts"]
     assert counts["completed"] + counts["cancelled"] == counts["total"] == 1600
@@ -57,7 +57,7 @@ def test_cancel_stops_a_running_batch_and_keeps_what_is_done(running: Deployment
 
 def test_a_window_that_closes_expires_the_batch(running: Deployment) -> None:
     batch_id = running.submit(prompts=PROMPTS * 20, max_tokens=60, ignore_eos=True, completion_window="1s")
-    counts = running.wait_for(batch_id, "expired", seconds=20)["counts"]
+    counts = running.wait_for(batch_id, "expired")["counts"]
     assert counts["completed"] + counts["cancelled"] == counts["total"]
 
 

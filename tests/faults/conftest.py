@@ -6,7 +6,8 @@ from tests.fixtures.deployment import Deployment, deployment
 from tests.fixtures.tiny_llama import write_tiny_llama
 
 
-@pytest.fixture(scope="session")
+# Not for the session: the next folder's deployment uses the same Redis.
+@pytest.fixture(scope="package")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     directory = tmp_path_factory.mktemp("faults")
     model = write_tiny_llama(directory / "model")

@@ -35,9 +35,3 @@ def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 
     monkeypatch.setattr(torch, "empty", filled)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    """Work this small is slower on more threads, and far slower when they share cores with others."""
-    torch.set_num_threads(1)

@@ -15,8 +15,8 @@ from worker.engine.sequence import FinishReason
 from worker.engine.step import Delta
 from worker.interactive_runner import InteractiveRunner
 from worker.settings import settings
-from worker.store import batches
-from worker.store.batches import BatchView
+from worker.store import batch_views, batches
+from worker.store.batch_views import BatchView
 from worker.store.session import Store
 from worker.tasks.interactive import InteractiveLane
 
@@ -48,7 +48,7 @@ class Bench:
 
     def view(self, batch_id: str) -> BatchView:
         with self.store.transaction() as session:
-            found = batches.get(session, batch_id)
+            found = batch_views.get(session, batch_id)
         assert found is not None
         return found
 
@@ -67,14 +67,14 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def test_an_interactive_shard_is_urgent_told_and_saved(bench: Bench, pool: ThreadPoolExecutor) -> None:
     batch_id = bench.submit()
     running: Future[None] = pool.submit(bench.runner.run, 1)
-    assert bench.engine.submitted.wait(10)
+    assert bench.engine.submitted.wait(60)
     (request,) = bench.engine.requests
     assert (request.priority, request.job) == (1, None)
     assert bench.engine.work.on_delta is not None
     bench.engine.work.on_delta(Delta(request.id, 0, 0, "a\x00", (5,), None))
     bench.engine.work.on_delta(Delta(request.id, 0, 2, "", (6,), None, FinishReason.STOP))
     bench.engine.finish(0)
-    running.result(10)
+    running.result(60)
     assert bench.told == [Told(0, 0, 0, "a\ufffd", 1), Told(0, 0, 2, "", 1, None, "stop"), Saved()]
     assert bench.view(batch_id).status is BatchStatus.COMPLETED
 
@@ -82,11 +82,11 @@ def test_an_interactive_shard_is_urgent_told_and_saved(bench: Bench, pool: Threa
 def test_nobody_waits_for_a_cancelled_one(bench: Bench, pool: ThreadPoolExecutor) -> None:
     batch_id = bench.submit()
     running = pool.submit(bench.runner.run, 1)
-    assert bench.engine.submitted.wait(10)
+    assert bench.engine.submitted.wait(60)
     with bench.store.transaction() as session:
         batches.cancel(session, batch_id)
     bench.runner.batch_changed(batch_id)
-    running.result(10)
+    running.result(60)
     assert bench.engine.cancelled.is_set()
     assert bench.view(batch_id).status is BatchStatus.CANCELLED
 
@@ -94,14 +94,14 @@ def test_nobody_waits_for_a_cancelled_one(bench: Bench, pool: ThreadPoolExecutor
 def test_draining_hands_it_to_another_worker(bench: Bench, pool: ThreadPoolExecutor) -> None:
     batch_id = bench.submit()
     running = pool.submit(bench.runner.run, 1)
-    assert bench.engine.submitted.wait(10)
+    assert bench.engine.submitted.wait(60)
     bench.draining.set()
-    running.result(10)
+    running.result(60)
     bench.draining.clear()
     bench.engine.submitted.clear()
     again = pool.submit(bench.runner.run, 1)
     bench.engine.finish(0)
-    again.result(10)
+    again.result(60)
     assert bench.view(batch_id).num_completed == 1
 
 

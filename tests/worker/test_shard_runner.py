@@ -18,10 +18,12 @@ from worker.engine.engine_thread import EngineThread
 from worker.engine.sampling import SamplingParams
 from worker.shard_runner import Ending, ShardRunner
 from worker.shard_saver import ShardSaver
-from worker.store import batches, control, partial_outputs, requests, shards
-from worker.store.batches import BatchView, NewBatch
+from worker.store import batch_views, batches, control, partial_outputs, result_views, shards
+from worker.store.batch_views import BatchView
+from worker.store.batches import NewBatch
 from worker.store.partial_outputs import PartialOutput
-from worker.store.requests import NewRequest, ResultView
+from worker.store.requests import NewRequest
+from worker.store.result_views import ResultView
 from worker.store.session import Store
 from worker.store.shards import Claim
 
@@ -56,12 +58,12 @@ class Bench:
 
     def _run(self) -> Future[Ending]:
         ending = self._pool.submit(self.runner.run, 1)
-        assert self.engine.submitted.wait(10)
+        assert self.engine.submitted.wait(60)
         return ending
 
     def go_on(self) -> Future[Ending]:
         ending = self._pool.submit(self.runner.run, 1)
-        assert self.engine.submitted.wait(10)
+        assert self.engine.submitted.wait(60)
         return ending
 
     def take_over(self) -> Claim:
@@ -79,13 +81,13 @@ class Bench:
 
     def view(self) -> BatchView:
         with self.store.transaction() as session:
-            found = batches.get(session, self.batch_id)
+            found = batch_views.get(session, self.batch_id)
         assert found is not None
         return found
 
     def results(self) -> list[ResultView]:
         with self.store.transaction() as session:
-            return requests.results_page(session, self.batch_id, after=0, limit=10)
+            return result_views.page(session, self.batch_id, after=0, limit=10)
 
 
 @pytest.fixture
@@ -101,7 +103,7 @@ def test_a_shard_runs_to_its_end(bench: Bench) -> None:
     bench.engine.finish(2, 0)
     eventually(lambda: bench.view().num_completed == 2)
     bench.engine.finish(1, 3)
-    assert ending.result(10) is Ending.FINISHED
+    assert ending.result(60) is Ending.FINISHED
     view = bench.view()
     assert (view.status, view.num_completed, view.output_tokens) == (BatchStatus.COMPLETED, 4, 12)
     assert [result.output for result in bench.results()] == [f"out prompt {i}" for i in (2, 0, 1, 3)]
@@ -110,7 +112,7 @@ def test_a_shard_runs_to_its_end(bench: Bench) -> None:
 def test_the_engine_is_given_what_the_request_says(bench: Bench) -> None:
     ending = bench.start(max_tokens=17)
     bench.engine.finish(0, 1, 2, 3)
-    ending.result(10)
+    ending.result(60)
     assert {request.params for request in bench.engine.requests} == {SamplingParams(17, temperature=0.7)}
     assert [request.prompt for request in bench.engine.requests] == [f"prompt {i}" for i in range(4)]
     assert {request.job for request in bench.engine.requests} == {bench.batch_id}
@@ -124,7 +126,7 @@ def test_live_tokens_show_before_anything_is_finished(bench: Bench) -> None:
     eventually(lambda: bench.view().num_completed == 1)
     assert (bench.view().running_tokens, bench.view().output_tokens) == (9, 3)
     bench.engine.finish(1, 2, 3)
-    assert ending.result(10) is Ending.FINISHED
+    assert ending.result(60) is Ending.FINISHED
     assert bench.view().running_tokens == 0
 
 
@@ -132,7 +134,7 @@ def test_one_bad_request_does_not_fail_the_others(bench: Bench) -> None:
     ending = bench.start()
     bench.engine.finish(1, error="the prompt is empty")
     bench.engine.finish(0, 2, 3)
-    assert ending.result(10) is Ending.FINISHED
+    assert ending.result(60) is Ending.FINISHED
     view = bench.view()
     assert (view.status, view.num_completed, view.num_failed) == (BatchStatus.COMPLETED, 3, 1)
     failed = next(result for result in bench.results() if result.error_code)
@@ -144,7 +146,7 @@ def test_a_cancelled_batch_stops_the_work(bench: Bench) -> None:
     bench.engine.finish(3)
     with bench.store.transaction() as session:
         batches.cancel(session, bench.batch_id)
-    assert ending.result(10) is Ending.STOPPED
+    assert ending.result(60) is Ending.STOPPED
     assert bench.engine.cancelled.is_set()
     view = bench.view()
     assert (view.status, view.num_completed, view.num_cancelled) == (BatchStatus.CANCELLED, 1, 3)
@@ -165,7 +167,7 @@ def test_what_a_cancel_cuts_off_is_kept(bench: Bench) -> None:
     bench.engine.partial = {(2, 0): (5, 6, 7, 8)}
     with bench.store.transaction() as session:
         batches.cancel(session, bench.batch_id)
-    assert ending.result(10) is Ending.STOPPED
+    assert ending.result(60) is Ending.STOPPED
     cut = {result.position: result for result in bench.results()}[1]
     assert (cut.output, cut.num_output_tokens, cut.finish_reason) == ("text of 4", 4, "cancelled")
     assert cut.error_code == "batch_cancelled"
@@ -180,7 +182,7 @@ def test_one_request_is_cancelled_and_the_others_go_on(bench: Bench) -> None:
         control.cancel_request(session, bench.batch_id, 2)
     eventually(lambda: bench.view().num_cancelled == 1)
     bench.engine.finish(0, 1, 3)
-    assert ending.result(10) is Ending.FINISHED
+    assert ending.result(60) is Ending.FINISHED
     assert bench.view().status is BatchStatus.COMPLETED
     cut = next(result for result in bench.results() if result.error_code)
     assert (cut.position, cut.output, cut.error_code) == (2, "text of 2", "request_cancelled")
@@ -192,7 +194,7 @@ def test_a_paused_batch_goes_on_from_what_it_had(bench: Bench) -> None:
     bench.engine.finish(3)
     with bench.store.transaction() as session:
         control.pause(session, bench.batch_id)
-    assert ending.result(10) is Ending.HANDED_BACK
+    assert ending.result(60) is Ending.HANDED_BACK
     assert bench.view().status is BatchStatus.PROCESSING
     assert bench.runner.run(1) is Ending.NOTHING_TO_DO
     with bench.store.transaction() as session:
@@ -203,7 +205,7 @@ def test_a_paused_batch_goes_on_from_what_it_had(bench: Bench) -> None:
     assert given == {(1, 0): (5, 6, 7), (2, 0): (), (3, 0): ()}
     eventually(lambda: bench.view().running_tokens == 3)
     bench.engine.finish(0, 1, 2)
-    assert again.result(10) is Ending.FINISHED
+    assert again.result(60) is Ending.FINISHED
     with bench.store.transaction() as session:
         assert session.scalar(text("SELECT count(*) FROM partial_outputs")) == 0
 
@@ -222,7 +224,7 @@ def test_long_outputs_are_saved_while_they_run(bench: Bench) -> None:
     kept = {one.id: one.partial_output.token_ids for one in taken.requests if one.partial_output}
     assert kept == {1: [5, 6, 7, 8], 2: [1, 2, 3, 4, 5]}
     assert {one.id for one in taken.requests} == {1, 2, 4}
-    assert ending.result(10) is Ending.LOST
+    assert ending.result(60) is Ending.LOST
 
 
 def test_tokens_of_another_model_are_not_gone_on_from(bench: Bench) -> None:
@@ -233,7 +235,7 @@ def test_tokens_of_another_model_are_not_gone_on_from(bench: Bench) -> None:
     ending = bench.go_on()
     assert [tuple(one.output_token_ids) for one in bench.engine.requests] == [(), (3, 4), (), ()]
     bench.engine.finish(0, 1, 2, 3)
-    assert ending.result(10) is Ending.FINISHED
+    assert ending.result(60) is Ending.FINISHED
 
 
 def test_a_suspect_waits_until_it_is_alone(bench: Bench) -> None:
@@ -247,12 +249,12 @@ def test_a_suspect_waits_until_it_is_alone(bench: Bench) -> None:
         alone.result(0.3)
     assert bench.engine.work is first
     bench.engine.finish(0, 1, 2, 3)
-    assert ending.result(10) is Ending.FINISHED
+    assert ending.result(60) is Ending.FINISHED
     eventually(lambda: bench.engine.work is not first)
     bench.engine.finish(0)
-    assert alone.result(10) is Ending.FINISHED
+    assert alone.result(60) is Ending.FINISHED
     with bench.store.transaction() as session:
-        found = batches.get(session, other)
+        found = batch_views.get(session, other)
     assert found is not None
     assert found.status is BatchStatus.COMPLETED
 
@@ -263,7 +265,7 @@ def test_an_engine_that_does_not_stop_is_left(bench: Bench, monkeypatch: pytest.
     bench.engine.stuck_for = 100.0
     with bench.store.transaction() as session:
         batches.cancel(session, bench.batch_id)
-    assert ending.result(20) is Ending.STOPPED
+    assert ending.result(60) is Ending.STOPPED
     assert bench.view().status is BatchStatus.CANCELLED
 
 
@@ -271,7 +273,7 @@ def test_draining_hands_the_rest_back(bench: Bench) -> None:
     ending = bench.start()
     bench.engine.finish(0)
     bench.draining.set()
-    assert ending.result(10) is Ending.HANDED_BACK
+    assert ending.result(60) is Ending.HANDED_BACK
     assert bench.engine.cancelled.is_set()
     again = claim(bench.store, 1)
     assert again is not None
@@ -283,14 +285,14 @@ def test_draining_lets_what_is_nearly_done_finish(bench: Bench) -> None:
     ending = bench.start()
     bench.draining.set()
     bench.engine.finish(0, 1, 2, 3)
-    assert ending.result(10) is Ending.FINISHED
+    assert ending.result(60) is Ending.FINISHED
 
 
 def test_a_lost_shard_is_left_to_its_new_holder(bench: Bench) -> None:
     ending = bench.start()
     bench.take_over()
     bench.engine.finish(0, 1, 2, 3)
-    assert ending.result(10) is Ending.LOST
+    assert ending.result(60) is Ending.LOST
     assert bench.results() == []
 
 
@@ -303,10 +305,10 @@ def test_a_stuck_engine_lets_its_lease_run_out(bench: Bench) -> None:
         with bench.store.transaction() as session:
             return bool(shards.expired(session, limit=1))
 
-    eventually(expired, seconds=10)
+    eventually(expired)
     bench.engine.stuck_for = 0.0
     bench.engine.finish(0, 1, 2, 3)
-    assert ending.result(10) is Ending.FINISHED
+    assert ending.result(60) is Ending.FINISHED
 
 
 def test_a_ticket_for_nothing_does_nothing(bench: Bench) -> None:
@@ -327,7 +329,7 @@ def test_results_outlive_an_absent_postgres(bench: Bench, monkeypatch: pytest.Mo
     monkeypatch.setattr(shards, "save", away)
     ending = bench.start()
     bench.engine.finish(0, 1, 2, 3)
-    assert ending.result(10) is Ending.FINISHED
+    assert ending.result(60) is Ending.FINISHED
     assert bench.view().num_completed == 4
 
 
@@ -346,9 +348,28 @@ def test_a_request_that_cannot_be_put_fails_alone(bench: Bench) -> None:
     eventually(lambda: bench.view().num_failed == 1)
     assert bench.view().num_completed == 0
     bench.engine.finish(0)
-    assert ending.result(10) is Ending.FINISHED
+    assert ending.result(60) is Ending.FINISHED
     failed, completed = bench.results()
     assert failed.error_message == "choice: there is no option to choose from"
     assert completed.payload is not None
     assert [choice.text for choice in completed.payload.choices] == ["out two", "out (3, 4)"]
     assert completed.num_output_tokens == 6
+
+
+def test_a_copy_of_a_cancelled_request_is_run_after_all(bench: Bench) -> None:
+    twins = [NewRequest(prompt="same", max_tokens=9), NewRequest(prompt="same", max_tokens=9)]
+    ending = bench.start_on(NewBatch(params=StoredSampling(temperature=0), requests=twins))
+    assert [request.prompt for request in bench.engine.requests] == ["same"]
+    with bench.store.transaction() as session:
+        control.cancel_request(session, bench.batch_id, 0)
+    bench.runner.batch_changed(bench.batch_id)
+    assert ending.result(10) is Ending.FINISHED
+    assert [result.position for result in bench.results()] == [0]
+    bench.engine.submitted.clear()
+    ending = bench.go_on()
+    assert len(bench.engine.requests) == 1
+    bench.engine.finish(0)
+    assert ending.result(10) is Ending.FINISHED
+    view = bench.view()
+    assert (view.status, view.num_completed, view.num_cancelled) == (BatchStatus.COMPLETED, 1, 1)
+    assert [result.output for result in bench.results()][1] == "out same"

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from tests.fixtures.batches import LEASE, held, result, submit
 from worker.shard_saver import ShardSaver
-from worker.store import batches
+from worker.store import batch_views
 from worker.store.session import Store
 from worker.store.shards import Claim, Progress, Saved
 
@@ -58,7 +58,7 @@ def test_shards_that_meet_share_a_transaction(store: Store, counting: CountingSt
     assert save_together(counting, claims) == [Saved.CONTINUE] * 4
     assert counting.transactions < 4
     with store.transaction() as session:
-        view = batches.get(session, batch_id)
+        view = batch_views.get(session, batch_id)
     assert view is not None
     assert view.num_completed == 4
     assert view.running_tokens == 1 + 2 + 3 + 4
@@ -72,7 +72,7 @@ def test_batches_are_saved_apart_and_a_lost_shard_writes_nothing(
     claims[1] = replace(claims[1], fence=claims[1].fence + 1)
     assert save_together(counting, claims) == [Saved.CONTINUE, Saved.LOST, Saved.CONTINUE]
     with store.transaction() as session:
-        done = [batches.get(session, batch_id) for batch_id in (first, second)]
+        done = [batch_views.get(session, batch_id) for batch_id in (first, second)]
     assert [view.num_completed for view in done if view is not None] == [1, 1]
 
 

@@ -26,11 +26,11 @@ def test_a_process_that_dies_comes_back_and_all_stop_together() -> None:
     def pids() -> list[int]:
         return [int(line.split()[-1]) for line in output.getvalue().splitlines() if "pid" in line]
 
-    eventually(lambda: len(pids()) == 1, seconds=10)
+    eventually(lambda: len(pids()) == 1)
     os.kill(pids()[0], signal.SIGKILL)
-    eventually(lambda: len(pids()) == 2, seconds=10)
+    eventually(lambda: len(pids()) == 2)
     stopping.set()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert "short      | ended with status -9; starting it again in" in output.getvalue()
     with pytest.raises(ProcessLookupError):

@@ -4,8 +4,10 @@ import base64
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Self
 
+from worker.contract.caching import Source
 from worker.contract.states import Outcome
 
 MIN_LOGPROB = -9999.0  # what stands for minus infinity, which JSON cannot say
@@ -17,6 +19,25 @@ class RequestError:
 
     code: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSeconds:
+    """What a request cost on the device: for its prompt's tokens, its output's, and filling beside them."""
+
+    prefill: float = 0.0
+    decode: float = 0.0
+    padding: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """Under what an answer is kept in the response cache, and for how long."""
+
+    key: bytes  # of model, prompt and sampling
+    group: bytes  # of model and sampling
+    ttl: timedelta
+    embedding: tuple[float, ...] | None = None  # of the prompt, for the semantic cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +144,11 @@ class NewResult:
     max_tokens: int  # it could have generated, over all its choices
     error: RequestError | None = None
     payload: Payload | None = None  # None: output says it all
+    seconds: DeviceSeconds = DeviceSeconds()
+    source: Source = Source.ENGINE
+    similarity: float | None = None  # of the prompt whose answer it is, from the semantic cache
+    num_copies: int = 1  # requests of its shard that it answers: itself, and those identical to it
+    keep: CacheEntry | None = None  # for whoever asks the same later
 
 
 def storable(text: str) -> str:

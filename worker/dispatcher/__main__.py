@@ -4,6 +4,7 @@ import logging
 import signal
 import sys
 import time
+from datetime import timedelta
 from types import FrameType
 
 from psycopg import OperationalError as ListenError
@@ -23,11 +24,13 @@ TIDY_SECONDS = 60.0
 def run(config: Settings) -> None:
     """Dispatch until the process is told to stop; survive Postgres and Redis going away."""
     store = Store(config.database_url, pool_size=2)
+    days = config.retention_days
     dispatcher = Dispatcher(
         store,
         Broker(config.redis_url),
         config.max_attempts,
         callbacks_per_receiver=config.callbacks_per_receiver,
+        results_kept_for=None if days is None else timedelta(days=days),
     )
     swept_at = tidied_at = float("-inf")
     while True:

@@ -15,7 +15,19 @@ from redis import RedisError
 from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE, Ticket
 from worker.queue.broker import Broker
 from worker.queue.publish import publish
-from worker.store import batches, deliveries, idempotency, receivers, shards, tickets, webhooks, workers
+from worker.store import (
+    batches,
+    deliveries,
+    idempotency,
+    meters,
+    receivers,
+    response_cache,
+    retention,
+    shards,
+    tickets,
+    webhooks,
+    workers,
+)
 from worker.store.session import Store
 
 logger = logging.getLogger(__name__)
@@ -27,6 +39,8 @@ MIN_WINDOW = 8
 REISSUE_WHEN_EMPTY = timedelta(seconds=2)
 REISSUE_ALWAYS = timedelta(seconds=60)
 SWEEP_LIMIT = 100
+# Requests that one sweep drops: enough to keep up with what comes in, few enough to be done at once.
+DROP_LIMIT = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +52,7 @@ class Dispatcher:
     max_attempts: int
     publish: Callable[[Ticket], None] = publish
     callbacks_per_receiver: int = 2
+    results_kept_for: timedelta | None = None  # None: for ever
 
     def sweep(self) -> None:
         """Do everything that is due, once."""
@@ -45,6 +60,9 @@ class Dispatcher:
         with self.store.transaction() as session:
             batches.settle_stopping(session, limit=SWEEP_LIMIT)
         self.issue()
+        if self.results_kept_for is not None:
+            with self.store.transaction() as session:
+                retention.drop_old_results(session, kept_for=self.results_kept_for, limit=DROP_LIMIT)
 
     def issue(self) -> None:
         """Ticket what is due: all that a notification calls for."""
@@ -57,6 +75,9 @@ class Dispatcher:
             idempotency.forget_the_old(session)
             workers.forget_the_dead(session)
             receivers.forget_the_idle(session)
+        with self.store.transaction() as session:
+            meters.fold_the_old(session)
+            response_cache.drop_expired(session)
 
     def _return_expired_leases(self) -> None:
         with self.store.transaction() as session:

@@ -18,6 +18,7 @@ class DecodeGraphs:
     def __init__(self, decode: PaddedDecode, max_num_sequences: int) -> None:
         self._decode = decode
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.num_rows = 0  # of the graph replayed last
         began, pool = time.monotonic(), None
         # From the largest on, so that the others find room in its memory.
         for size in reversed(graph_sizes(max_num_sequences)):
@@ -42,6 +43,7 @@ class DecodeGraphs:
         size = next(size for size in self._sizes if size >= count)
         self._decode.fill(step, size, before)
         graph, logits = self._graphs[size]
+        self.num_rows = size
         graph.replay()
         return logits[:count]
 

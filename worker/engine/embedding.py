@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from worker.engine.errors import InvalidRequestError
+from worker.engine.share import ONLY, Share
 
 
 class Pooling(StrEnum):
@@ -28,6 +29,7 @@ class EmbeddingRequest:
     dimensions: int | None = None  # None: all
     priority: int = 0  # among work that generates nothing; higher goes first
     add_special_tokens: bool = True
+    share: Share = ONLY
 
     def __post_init__(self) -> None:
         if self.pooling not in tuple(Pooling):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Tokens
 
-from worker.engine.admission import make_policy
+from worker.engine.admission import make_admission
 from worker.engine.block_pool import BlockPool
 from worker.engine.chosen_tokens import Chosen
 from worker.engine.config import EngineConfig
@@ -34,6 +34,7 @@ from worker.engine.step import (
     StepOutput,
     StepPlan,
 )
+from worker.engine.step_meter import StepMeter
 from worker.engine.stopping import StopChecker, finish_reason, output_text
 from worker.engine.tokenizer import Tokenizer
 
@@ -56,7 +57,7 @@ class Engine:
         pool = BlockPool(self.model_info.num_blocks, PrefixCache() if config.enable_prefix_cache else None)
         self._scheduler = Scheduler(
             pool,
-            make_policy(
+            make_admission(
                 config.admission,
                 pool,
                 block_size=config.block_size,
@@ -67,6 +68,7 @@ class Engine:
             max_tokens_per_step=config.max_tokens_per_step,
             stats=self.stats,
         )
+        self._meter = StepMeter(self.stats, num_rows=config.max_num_sequences)
         self._open: dict[Hashable, OpenRequest] = {}
         self._stop_checkers: dict[Sequence, StopChecker] = {}
         self._running: Chosen | None = None  # what the last Step chooses, while only the device knows
@@ -153,10 +155,13 @@ class Engine:
         """
         self._readings.release()
         plan = self._scheduler.schedule()
+        self._meter.begin()
         try:
             started = self._runner.execute(plan) if plan.entries else None
         except OutOfMemoryError as error:
             return self._shrink(plan, error)
+        if started is not None:
+            self._meter.started(plan, self._runner.num_padding)
         before, self._running = self._running, started
         new_tokens: Counter[Hashable] = Counter()
         ended, self._completions = self._completions, []
@@ -170,6 +175,7 @@ class Engine:
             else:
                 for sequence in self._running.sequences:
                     sequence.num_pending_tokens = 1
+                self._meter.pause()
         deltas, self._deltas = self._deltas, []
         self.stats.steps += bool(plan.entries)
         self.stats.decode_tokens += new_tokens.total()
@@ -225,6 +231,7 @@ class Engine:
                 max_length=min(len(token_ids) + params.max_tokens, info.max_model_len),
                 readout=readout if index == 0 else None,
                 job=request.job,
+                share=request.share,
                 is_shareable=request.is_cached,
                 is_urgent=request.priority > 0,
                 is_alone=request.is_alone,
@@ -259,7 +266,9 @@ class Engine:
     def _take(self, chosen: Chosen, new_tokens: Counter[Hashable]) -> list[Completion]:
         """Give Sequences what a Step chose for them, count it, and return what ended with it."""
         ended = []
-        for sequence, token_id in zip(chosen.sequences, chosen.tokens(), strict=True):
+        token_ids = chosen.tokens()
+        self._meter.ended()
+        for sequence, token_id in zip(chosen.sequences, token_ids, strict=True):
             sequence.num_pending_tokens = 0
             # It may be over: by the token before, `cancel`, or another choice of its request that failed.
             if sequence.state is SequenceState.FINISHED:

@@ -37,6 +37,7 @@ class ModelRunner:
     """Loads a checkpoint and runs Steps on it, on the thread that made it."""
 
     _gpu: "GpuSteps | None" = None
+    num_padding = 0  # rows of the last Step that belonged to nobody
     _before: Tensor | None = None  # what the last Step has chosen, if that is still on the device
 
     def __init__(self, config: EngineConfig) -> None:
@@ -130,12 +131,14 @@ class ModelRunner:
 
     def _logits(self, step: PackedStep) -> Tensor | None:
         """Run the model, hand out what is read in another way, return the sampled rows' logits, if any."""
+        self.num_padding = 0
         if self._gpu is None:
             placed = self._placement.place(step)
         else:
             if self._gpu.graphs is not None:
                 logits = self._gpu.graphs.logits(step, self._before)
                 if logits is not None:
+                    self.num_padding = self._gpu.graphs.num_rows - len(step.num_tokens)
                     return logits
             placed = self._gpu.placement.place(step, self._before)
         hidden = self._model.forward(placed, self._kv_cache)

@@ -136,5 +136,6 @@ def _sequence(
         readout=readout,
         is_generating=False,
         is_urgent=request.priority > 0,
+        share=request.share,
         is_shareable=is_shareable,
     )

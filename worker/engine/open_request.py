@@ -41,6 +41,9 @@ class OpenRequest:
             num_output_tokens=self.num_output_tokens,
             prompt_logprobs=tuple(readout.logprobs) if isinstance(readout, PromptReadout) else None,
             prompt_token_ids=tuple(readout.next_token_ids) if isinstance(readout, PromptReadout) else (),
+            prefill_seconds=sum(sequence.prefill_seconds for sequence in self.sequences),
+            decode_seconds=sum(sequence.decode_seconds for sequence in self.sequences),
+            padding_seconds=sum(sequence.padding_seconds for sequence in self.sequences),
         )
 
     @property

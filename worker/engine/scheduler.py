@@ -8,7 +8,7 @@ from bisect import insort
 from collections.abc import Container
 from heapq import heappop, heappush
 
-from worker.engine.admission.policy import AdmissionPolicy
+from worker.engine.admission.fair_shares import FairShares
 from worker.engine.block_pool import BlockPool
 from worker.engine.prefix_cache import extend_hashes
 from worker.engine.sequence import FinishReason, Sequence, SequenceState
@@ -30,7 +30,7 @@ class Scheduler:
     def __init__(
         self,
         block_pool: BlockPool,
-        policy: AdmissionPolicy,
+        admission: FairShares,
         *,
         block_size: int,
         max_num_sequences: int,
@@ -39,7 +39,7 @@ class Scheduler:
     ) -> None:
         self.block_pool = block_pool
         self.stats = stats or EngineStats()
-        self._policy = policy
+        self._admission = admission
         self._block_size = block_size
         self._max_num_sequences = max_num_sequences
         self.limits = StepLimits(max_num_sequences, max_tokens_per_step)
@@ -84,7 +84,7 @@ class Scheduler:
         if self._running and not entries:  # who should be alone found no Block: the first always does
             turn = Turn(alone=self._running[0])
             entries = self._share_out(turn)
-        self._policy.start_step()
+        self._admission.start_step()
         can_admit = turn.is_for_all and not self._must_make_room and not self._is_settled
         if can_admit and self.stats.preemptions == preemptions:
             self._admit_waiting(entries)
@@ -127,13 +127,12 @@ class Scheduler:
     def finish(self, sequence: Sequence, reason: FinishReason | None = None) -> None:
         """Take a Sequence out, running or waiting, and release what it holds; `reason`: of a generation."""
         if reason in {FinishReason.STOP, FinishReason.LENGTH} and not sequence.is_urgent:
-            self._policy.learn(sequence, is_cut=reason is FinishReason.LENGTH)
+            self._admission.learn(sequence, is_cut=reason is FinishReason.LENGTH)
         self._is_settled = False
         if sequence.state is SequenceState.RUNNING:
-            self._running.remove(sequence)
-            self._release(sequence)
+            self._stop(sequence)
         elif sequence.state is SequenceState.WAITING:
-            self._num_waiting -= 1
+            self._leave_queue(sequence)
         sequence.state = SequenceState.FINISHED
 
     def check_integrity(self) -> None:
@@ -145,7 +144,7 @@ class Scheduler:
         if sequence.is_urgent:
             heappush(self._urgent, (sequence.arrival, sequence))
         else:
-            self._policy.add(sequence)
+            self._admission.add(sequence)
         self._num_waiting += 1
         self._is_settled = False
 
@@ -183,11 +182,20 @@ class Scheduler:
         sequence.block_table.extend(self.block_pool.allocate(missing))
         return True
 
+    def _leave_queue(self, sequence: Sequence) -> None:
+        self._num_waiting -= 1
+        if not sequence.is_urgent:
+            self._admission.left_queue(sequence)
+
     def _preempt(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
-        self._release(sequence)
+        self._stop(sequence)
         self._enqueue(sequence)
         self.stats.preemptions += 1
+
+    def _stop(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._admission.stopped(sequence)
+        self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         self.block_pool.release(sequence.block_table)
@@ -207,29 +215,57 @@ class Scheduler:
         num_held = 0
         while (
             budget
-            and self._free_rows
-            and len(self._running) < self.limits.max_num_sequences
             and num_held < self._max_num_sequences
+            and (self._has_free_row() or self._admission.may_displace())
         ):
-            sequence = self._policy.pop()
+            sequence = self._admission.pop()
             if sequence is None:
                 self._is_settled = not num_held
                 return
             digests = self._digests(sequence)
             cached = self.block_pool.match(digests)
-            if len(cached) < len(digests) and digests[len(cached)] in self._in_flight:
-                # Another Sequence computes this prefix now: wait a Step and share it.
-                self._policy.put_back(sequence, is_refused=False)
+            # Another Sequence computes this prefix now: wait a Step and share it. And who has just given way
+            # has a token on the device perhaps, which the host does not know yet.
+            is_computed = len(cached) < len(digests) and digests[len(cached)] in self._in_flight
+            if is_computed or sequence.num_pending_tokens:
+                self._admission.put_back(sequence, is_refused=False)
                 num_held += 1
                 continue
-            num_needed = self._num_needed(sequence, cached)
-            if not self._policy.has_room(sequence, num_needed, self._running):
-                self._policy.put_back(sequence, is_refused=True)
+            num_given = self._make_room(sequence, cached, entries)
+            if num_given is None:
+                self._admission.put_back(sequence, is_refused=True)
                 continue
             self._admit(sequence, cached)
+            budget += num_given
             num_tokens = min(sequence.num_uncomputed_tokens, budget)
             entries.append(_entry(sequence, num_tokens))
             budget -= num_tokens
+
+    def _make_room(
+        self, sequence: Sequence, cached: list[int], entries: list[ScheduledSequence]
+    ) -> int | None:
+        """Find a row and Blocks, preempting Sequences of groups far ahead; None: there is no room.
+
+        Returns how many tokens of the Step those had.
+        """
+        num_given = 0
+        while not (
+            self._has_free_row()
+            and self._admission.has_room(sequence, self._num_needed(sequence, cached), self._running)
+        ):
+            num_urgent = sum(running.is_urgent for running in self._running)
+            # As for urgent ones, the oldest is spared.
+            victim = self._admission.displaced_by(sequence, self._running[num_urgent + 1 :])
+            if victim is None:
+                return None
+            self._preempt(victim)
+            self._admission.made_way(sequence)
+            num_given += sum(entry.num_tokens for entry in entries if entry.sequence is victim)
+            entries[:] = [entry for entry in entries if entry.sequence is not victim]
+        return num_given
+
+    def _has_free_row(self) -> bool:
+        return bool(self._free_rows) and len(self._running) < self.limits.max_num_sequences
 
     def _admit_urgent(self) -> None:
         """Admit urgent Sequences, in order of arrival, by preempting others where there is no room."""
@@ -279,7 +315,8 @@ class Scheduler:
             self._in_flight.setdefault(digest, sequence)
         sequence.row = self._free_rows.pop()
         sequence.state = SequenceState.RUNNING
-        self._num_waiting -= 1
+        self._leave_queue(sequence)
+        self._admission.started(sequence)
         insort(self._running, sequence, key=_order)
 
     def _offer_blocks(self, sequence: Sequence) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from worker.engine.errors import InvalidRequestError
+from worker.engine.share import ONLY, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class ScoringRequest:
     continuations: Sequence[str | Sequence[int]]
     priority: int = 0  # among work that generates nothing; higher goes first
     add_special_tokens: bool = True  # to the prompt
+    share: Share = ONLY
 
     def __post_init__(self) -> None:
         if not self.continuations or isinstance(self.continuations, str):

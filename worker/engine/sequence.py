@@ -8,6 +8,7 @@ from enum import StrEnum
 from worker.engine.grammar import GrammarMatcher
 from worker.engine.readout import Readout, TokenLogprobs
 from worker.engine.sampling import SamplingParams
+from worker.engine.share import ONLY, Share
 
 
 class SequenceState(StrEnum):
@@ -39,6 +40,7 @@ class Sequence:
     seed: int
     stop_token_ids: frozenset[int]
     job: Hashable | None = None
+    share: Share = ONLY
     state: SequenceState = SequenceState.WAITING
     # The most tokens it may have, prompt and output; the Engine sets it.
     max_length: int = sys.maxsize
@@ -62,6 +64,10 @@ class Sequence:
     is_urgent: bool = False  # somebody waits for it: it goes before all others
     is_alone: bool = False  # its Steps hold nothing else
     matcher: GrammarMatcher | None = None
+    # Its share of the Steps it was in.
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    padding_seconds: float = 0.0
     # Read for every Sequence in every Step, so worked out once.
     has_logit_rules: bool = field(init=False)
     needs_logprobs: bool = field(init=False)

@@ -9,6 +9,7 @@ from worker.engine.readout import TokenLogprobs
 from worker.engine.sampling import SamplingParams
 from worker.engine.scoring import Scores, ScoringRequest
 from worker.engine.sequence import FinishReason, Sequence
+from worker.engine.share import ONLY, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class GenerationRequest:
     params: SamplingParams = field(default_factory=SamplingParams)
     add_special_tokens: bool = True
     job: Hashable | None = None  # requests of one job are expected to have outputs of like length
+    share: Share = ONLY  # whose share of the engine its tokens are
     priority: int = 0  # above 0: urgent, it goes before all others
     is_streamed: bool = False  # its text is told as it comes
     is_cached: bool = True  # the prefix cache may serve it, and keep it
@@ -76,6 +78,9 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of each prompt token after the first
     prompt_token_ids: tuple[int, ...] = ()  # those tokens, when their logprobs are asked for
     error: str | None = None
+    prefill_seconds: float = 0.0  # its share of the Steps it was in (worker/engine/step_meter.py)
+    decode_seconds: float = 0.0
+    padding_seconds: float = 0.0
 
     @classmethod
     def failed(cls, request_id: Hashable, error: str, num_output_tokens: int = 0) -> "Completion":
@@ -157,6 +162,13 @@ class EngineStats:
     preemptions: int = 0
     shrunk_steps: int = 0  # that ran out of memory and were run again in smaller ones
     resumed_tokens: int = 0  # of preempted Sequences, found in the prefix cache when they came back
+    computed_tokens: int = 0  # rows run through the model for a Sequence
+    padding_tokens: int = 0  # rows run through it to fill a Step up
+    scheduled_sequences: int = 0  # summed over Steps
+    sequence_rows: int = 0  # how many there was room for, summed likewise
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    padding_seconds: float = 0.0
 
     @property
     def prefix_hit_rate(self) -> float:

@@ -12,6 +12,7 @@ from uuid import uuid4
 from sqlalchemy import ColumnElement, func, insert, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from worker.contract.caching import CacheMode
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, FilesStage
 from worker.store import batches, quotas, webhooks
@@ -40,6 +41,7 @@ class NewFileBatch:
     callback_url: str | None
     priority: int
     output_lifetime: timedelta | None
+    cache: CacheMode = CacheMode.OFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ def submit(session: Session, new: NewFileBatch) -> str:
             num_requests=new.num_lines,
             num_prompt_tokens=0,
             max_output_tokens=0,
+            cache=new.cache,
             expires_at=func.now() + new.window,
         )
     )
@@ -204,10 +207,12 @@ def add_requests(
     batch = batches.lock(session, held.batch_id)
     if batch is None or not _move(session, held, read_offset=read_offset, due_at=func.now() + lease):
         return None
+    defaults = SamplingParams.from_json(batch.params)
     batches.add_shards(
         session,
         batch.id,
         given,
+        batch_params=defaults,
         shard_size=shard_size,
         priority=batch.priority,
         expires_at=batch.expires_at,
@@ -215,7 +220,6 @@ def add_requests(
     )
     batch.num_unread -= len(given)
     batch.num_prompt_tokens += sum(request.num_prompt_tokens for request in given)
-    defaults = SamplingParams.from_json(batch.params)
     batch.max_output_tokens += sum(request.max_output_tokens(defaults) for request in given)
     if not batch.num_unread:
         _move(session, held, stage=FilesStage.RUNNING, read_at=func.now(), due_at=func.now())

@@ -1,4 +1,4 @@
-"""Batches: submit, look up, cancel, and settle into the one terminal state."""
+"""Batches: submit, cancel, and settle into the one terminal state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,14 +6,16 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Select, func, insert, select, true, tuple_, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
+from worker.contract.caching import DEFAULT_SIMILARITY, CacheMode, request_digest
 from worker.contract.results import RequestError
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, Outcome, ShardState
 from worker.store import quotas, requests, webhooks
 from worker.store.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
+from worker.store.placement import Placement
 from worker.store.quotas import Demand
 from worker.store.requests import NewRequest
 from worker.store.session import tenant_of
@@ -34,61 +36,9 @@ class NewBatch:
     max_failed: int | None = None
     max_total_tokens: int | None = None
     lane: Lane = Lane.BATCH
+    cache: CacheMode = CacheMode.OFF
+    cache_similarity: float = DEFAULT_SIMILARITY
     id: str | None = None  # None: a new one
-
-
-@dataclass(frozen=True, slots=True)
-class BatchView:
-    """A batch as it stands now, running requests included."""
-
-    id: str
-    status: BatchStatus
-    callback_url: str | None
-    priority: int
-    metadata: dict[str, Any]
-    input_file_id: str | None
-    num_unread: int
-    num_requests: int
-    num_completed: int
-    num_failed: int
-    num_cancelled: int
-    input_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    max_output_tokens: int
-    settled_max_tokens: int
-    running_tokens: int
-    created_at: datetime
-    started_at: datetime | None
-    expires_at: datetime | None
-    finished_at: datetime | None
-    read_at: datetime
-    paused_at: datetime | None
-    max_failed: int | None
-    max_total_tokens: int | None
-    error_code: str | None
-    error_message: str | None
-    retry_of: str | None
-    completed_output_tokens: int
-    output_tokens_squared: int
-    tokens_per_second: float | None
-    num_running_shards: int
-
-    @property
-    def num_settled(self) -> int:
-        """Requests that have a result."""
-        return self.num_completed + self.num_failed + self.num_cancelled
-
-    @property
-    def progress(self) -> float:
-        """Share of the tokens the batch may need that are done or no longer needed, 0 to 1."""
-        if self.status.is_terminal:
-            return 1.0
-        if not self.max_output_tokens:  # nothing but readings, or nothing read from its file yet
-            return self.num_settled / self.num_requests
-        # Of the lines that are still in the file we expect what the others may need.
-        expected = self.max_output_tokens * self.num_requests / (self.num_requests - self.num_unread)
-        return min(1.0, (self.settled_max_tokens + self.running_tokens) / expected)
 
 
 def new_id() -> str:
@@ -127,6 +77,8 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
             expires_at=batch.deadline if window is None else func.now() + window,
             max_failed=batch.max_failed,
             max_total_tokens=batch.max_total_tokens,
+            cache=batch.cache,
+            cache_similarity=batch.cache_similarity if batch.cache is CacheMode.SEMANTIC else None,
         )
         .returning(BatchRow.expires_at)
     )
@@ -134,6 +86,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
         session,
         batch_id,
         batch.requests,
+        batch_params=batch.params,
         shard_size=shard_size,
         priority=batch.priority,
         expires_at=expires_at,
@@ -151,14 +104,20 @@ def add_shards(
     batch_id: str,
     given: Sequence[NewRequest],
     *,
+    batch_params: SamplingParams,
     shard_size: int,
     priority: int,
     expires_at: datetime | None,
     lane: Lane = Lane.BATCH,
     first_position: int = 0,
 ) -> Sequence[int]:
-    """Write requests of a batch, and the shards that carry them; return the shards' ids."""
-    slices = [given[i : i + shard_size] for i in range(0, len(given), shard_size)]
+    """Write requests of a batch, and the shards that carry them; return the shards' ids.
+
+    Identical ones among these share a shard.
+    """
+    placement = Placement(shard_size)
+    digests = [digest_of(request, batch_params) for request in given]
+    places = [placement.place(digest) for digest in digests]
     shard_ids = session.scalars(
         insert(ShardRow).returning(ShardRow.id, sort_by_parameter_order=True),
         [
@@ -170,96 +129,26 @@ def add_shards(
                 "lane": lane,
                 "priority": priority,
                 "expires_at": expires_at,
-                "num_requests": len(part),
+                "num_requests": num_requests,
             }
-            for position, part in enumerate(slices, first_position // shard_size)
+            for position, num_requests in enumerate(placement.num_requests, first_position // shard_size)
         ],
     ).all()
-    shards = zip(shard_ids, slices, strict=True)
-    requests.copy_in(session, batch_id, shards, first_position=first_position)
+    its_shards = [shard_ids[place] for place in places]
+    requests.copy_in(session, batch_id, given, its_shards, digests, first_position=first_position)
     return shard_ids
 
 
-def get(session: Session, batch_id: str) -> BatchView | None:
-    """Return the batch as it stands now, or None."""
-    return get_many(session, [batch_id]).get(batch_id)
-
-
-def get_many(session: Session, batch_ids: Sequence[str]) -> dict[str, BatchView]:
-    """Return batches as they stand now, by id."""
-    found = session.execute(_views().where(BatchRow.id.in_(batch_ids)))
-    return {one[0].id: to_view(*one) for one in found}
-
-
-def page(
-    session: Session, *, after: str | None, limit: int, status: BatchStatus | None = None
-) -> list[BatchView]:
-    """Return batches that were submitted as such, the newest first, those after batch `after`."""
-    query = _views().where(BatchRow.lane == Lane.BATCH)
-    query = query.order_by(BatchRow.created_at.desc(), BatchRow.id.desc()).limit(limit)
-    if after is not None:
-        last = select(BatchRow.created_at, BatchRow.id).where(BatchRow.id == after).scalar_subquery()
-        query = query.where(tuple_(BatchRow.created_at, BatchRow.id) < last)
-    if status is not None:
-        query = query.where(BatchRow.status == status)
-    return [to_view(*found) for found in session.execute(query)]
-
-
-def _views() -> Select[BatchRow, int, int, datetime]:
-    running = (
-        select(
-            func.coalesce(func.sum(ShardRow.running_tokens), 0).label("tokens"), func.count().label("shards")
-        )
-        .where(ShardRow.batch_id == BatchRow.id, ShardRow.state == ShardState.RUNNING)
-        .lateral()
+def digest_of(request: NewRequest, batch_params: SamplingParams) -> bytes | None:
+    """Return what a request shares with identical ones; None: its answer differs each time."""
+    if request.is_streamed:
+        return None  # somebody watches its own tokens come
+    return request_digest(
+        request.prompts,
+        request.params or batch_params,
+        max_tokens=request.max_tokens,
+        add_special_tokens=request.add_special_tokens,
     )
-    return select(BatchRow, running.c.tokens, running.c.shards, func.now()).join(running, true())
-
-
-def to_view(row: BatchRow, running: int, num_running_shards: int, read_at: datetime) -> BatchView:
-    """Return a batch's row and what its running shards come to."""
-    return BatchView(
-        id=row.id,
-        status=row.status,
-        callback_url=row.callback_url,
-        priority=row.priority,
-        metadata=row.metadata_,
-        input_file_id=row.input_file_id,
-        num_unread=row.num_unread,
-        num_requests=row.num_requests,
-        num_completed=row.num_completed,
-        num_failed=row.num_failed,
-        num_cancelled=row.num_cancelled,
-        input_tokens=row.input_tokens,
-        cached_tokens=row.cached_tokens,
-        output_tokens=row.output_tokens,
-        max_output_tokens=row.max_output_tokens,
-        settled_max_tokens=row.settled_max_tokens,
-        running_tokens=int(running),
-        created_at=row.created_at,
-        started_at=row.started_at,
-        expires_at=row.expires_at,
-        finished_at=row.finished_at,
-        read_at=read_at,
-        paused_at=row.paused_at,
-        max_failed=row.max_failed,
-        max_total_tokens=row.max_total_tokens,
-        error_code=row.error_code,
-        error_message=row.error_message,
-        retry_of=row.retry_of,
-        completed_output_tokens=row.completed_output_tokens,
-        output_tokens_squared=row.output_tokens_squared,
-        tokens_per_second=row.tokens_per_second,
-        num_running_shards=num_running_shards,
-    )
-
-
-def count_by_status(session: Session) -> dict[BatchStatus, int]:
-    """Return how many batches stand in each status, zeros included."""
-    rows = session.execute(
-        select(BatchRow.status, func.count()).where(BatchRow.lane == Lane.BATCH).group_by(BatchRow.status)
-    )
-    return dict.fromkeys(BatchStatus, 0) | {BatchStatus(status): count for status, count in rows}
 
 
 def lock(session: Session, batch_id: str, *, skip_locked: bool = False) -> BatchRow | None:

@@ -8,7 +8,7 @@ finish is its place plus its tokens over its tenant's weight. Lower places go fi
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import CTE, ColumnElement, Float, cast, func, literal, select
+from sqlalchemy import CTE, ColumnElement, Float, cast, delete, func, literal, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -93,8 +93,10 @@ def places(session: Session, waiting: Sequence[Waiting]) -> dict[int, float]:
     virtual_time = session.scalar(running)
     if virtual_time is None:
         virtual_time = session.scalar(ticketed)
-    if virtual_time is None:  # there is no work: nobody is behind
-        virtual_time = max(finishes.values(), default=0.0)
+    if virtual_time is None:  # there is no work: nobody is behind, and nobody ahead
+        session.execute(delete(FairShareRow))
+        finishes.clear()
+        virtual_time = 0.0
     given: dict[int, float] = {}
     for shard in waiting:
         saved = virtual_time - SAVED_TOKENS

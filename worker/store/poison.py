@@ -25,16 +25,16 @@ def judge(session: Session, batch: BatchRow, shard: ShardRow, *, max_attempts: i
             shard.is_suspect = True
             shard.attempts = 0
         return
-    remaining = requests.ids_without_result(session, shard.id)
+    remaining = requests.groups_without_result(session, shard.id)
     if len(remaining) > 1:
         _bisect(session, shard, remaining)
     elif shard.attempts >= max_attempts:
         _convict(session, batch, shard)
 
 
-def _bisect(session: Session, shard: ShardRow, remaining: list[int]) -> None:
-    """Move the second half of what is left to a shard of its own."""
-    moved = remaining[len(remaining) // 2 :]
+def _bisect(session: Session, shard: ShardRow, remaining: list[list[int]]) -> None:
+    """Move the second half of what is left to a shard of its own; identical requests stay together."""
+    moved = [request_id for group in remaining[len(remaining) // 2 :] for request_id in group]
     position = select(func.max(ShardRow.position) + 1).where(ShardRow.batch_id == shard.batch_id)
     half = ShardRow(
         batch_id=shard.batch_id,

@@ -1,15 +1,15 @@
-"""Requests and their results: copied in, loaded for a shard, recorded once, read in order."""
+"""Requests and their results: copied in, loaded for a shard, recorded once."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from psycopg.types.json import Jsonb
-from sqlalchemy import bindparam, case, cast, func, insert, literal, select
-from sqlalchemy.dialects.postgresql import JSONPATH
+from sqlalchemy import Text, bindparam, case, cast, func, insert, literal, select
+from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import Session
 
+from worker.contract.caching import CacheMode
 from worker.contract.requests import (
     Params,
     Prompt,
@@ -17,7 +17,7 @@ from worker.contract.requests import (
     max_output_tokens,
     params_from_json,
 )
-from worker.contract.results import NewResult, Output, Payload, storable
+from worker.contract.results import NewResult, storable
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import Outcome
 from worker.store import partial_outputs
@@ -27,9 +27,11 @@ from worker.store.tables import PartialOutputRow, RequestRow, ResultRow
 COPY_REQUESTS = """
     COPY requests (
         batch_id, shard_id, position, custom_id, kind, prompt, inputs, add_special_tokens, params,
-        is_streamed, max_tokens, num_prompt_tokens
+        is_streamed, max_tokens, num_prompt_tokens, digest, cache
     ) FROM STDIN
 """
+# What identical requests of a shard share; a request that has no digest is like no other.
+IDENTITY = func.coalesce(func.encode(RequestRow.digest, "hex"), cast(RequestRow.id, Text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class NewRequest:
     add_special_tokens: bool = True
     inputs: tuple[Prompt, ...] | None = None  # several prompts, or token ids, instead of `prompt`
     is_streamed: bool = False
+    cache: CacheMode | None = None  # None: the batch's
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -65,7 +68,7 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True)
 class ShardRequest:
-    """One request that still has to be run."""
+    """One request that still has to be run, for itself and its copies."""
 
     id: int
     position: int
@@ -75,6 +78,9 @@ class ShardRequest:
     max_tokens: int  # of one choice
     params: Params  # but for max_tokens
     partial_output: PartialOutput | None = None  # what an earlier run of it has left
+    digest: bytes | None = None
+    cache: CacheMode | None = None  # None: the batch's
+    num_copies: int = 1  # requests of the shard that its Result answers, itself included
 
     @property
     def max_output_tokens(self) -> int:
@@ -92,63 +98,56 @@ class Missing:
     max_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class ResultView:
-    """One result as a client reads it."""
-
-    request_id: int
-    sequence: int
-    position: int
-    custom_id: str | None
-    outcome: Outcome
-    output: str | None
-    finish_reason: str | None
-    payload: Payload | None
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_output_tokens: int
-    error_code: str | None
-    error_message: str | None
-    created_at: datetime
-
-
 def copy_in(
     session: Session,
     batch_id: str,
-    shards: Iterable[tuple[int, Sequence[NewRequest]]],
+    requests: Sequence[NewRequest],
+    shard_ids: Sequence[int],
+    digests: Sequence[bytes | None],
     *,
     first_position: int = 0,
 ) -> None:
-    """Write requests of a batch by COPY, positions counting through its shards."""
+    """Write requests of a batch by COPY, each with its shard and its digest, positions counting up."""
     connection = session.connection().connection.driver_connection
     assert connection is not None  # noqa: S101 - a session in a transaction has one
-    position = first_position
     with connection.cursor() as cursor, cursor.copy(COPY_REQUESTS) as copy:
-        for shard_id, part in shards:
-            for request in part:
-                params = None if request.params is None else Jsonb(request.params.to_json())
-                copy.write_row(
-                    (
-                        batch_id,
-                        shard_id,
-                        position,
-                        request.custom_id,
-                        kind_of(request.params).value,
-                        request.prompt,
-                        None if request.inputs is None else Jsonb(request.inputs),
-                        request.add_special_tokens,
-                        params,
-                        request.is_streamed,
-                        request.max_tokens,
-                        request.num_prompt_tokens,
-                    )
+        for position, (request, shard_id, digest) in enumerate(
+            zip(requests, shard_ids, digests, strict=True), first_position
+        ):
+            params = None if request.params is None else Jsonb(request.params.to_json())
+            copy.write_row(
+                (
+                    batch_id,
+                    shard_id,
+                    position,
+                    request.custom_id,
+                    kind_of(request.params).value,
+                    request.prompt,
+                    None if request.inputs is None else Jsonb(request.inputs),
+                    request.add_special_tokens,
+                    params,
+                    request.is_streamed,
+                    request.max_tokens,
+                    request.num_prompt_tokens,
+                    digest,
+                    request.cache,
                 )
-                position += 1
+            )
 
 
 def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> list[ShardRequest]:
-    """Return the requests of a shard that have no result yet, in order."""
+    """Return the requests of a shard that have no result yet, in order, the first of identical ones only."""
     shared = SamplingParams.from_json(batch_params)
+    waiting = (
+        select(
+            RequestRow.id,
+            func.row_number().over(partition_by=IDENTITY, order_by=RequestRow.position).label("number"),
+            func.count().over(partition_by=IDENTITY).label("num_copies"),
+        )
+        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .where(RequestRow.shard_id == shard_id, ResultRow.request_id.is_(None))
+        .subquery()
+    )
     rows = session.execute(
         select(
             RequestRow.id,
@@ -160,11 +159,14 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
             RequestRow.is_streamed,
             RequestRow.max_tokens,
             RequestRow.params,
+            RequestRow.digest,
+            RequestRow.cache,
+            waiting.c.num_copies,
             PartialOutputRow,
         )
-        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .join(waiting, waiting.c.id == RequestRow.id)
         .outerjoin(PartialOutputRow, PartialOutputRow.request_id == RequestRow.id)
-        .where(RequestRow.shard_id == shard_id, ResultRow.request_id.is_(None))
+        .where(waiting.c.number == 1)
         .order_by(RequestRow.position)
     )
     return [
@@ -177,6 +179,9 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
             max_tokens=row.max_tokens,
             params=shared if row.params is None else params_from_json(row.kind, row.params),
             partial_output=_to_partial(row.PartialOutputRow),
+            digest=row.digest,
+            cache=row.cache,
+            num_copies=row.num_copies,
         )
         for row in rows
     ]
@@ -190,15 +195,31 @@ def _to_partial(kept: PartialOutputRow | None) -> PartialOutput | None:
     return None if kept is None else PartialOutput(kept.model, kept.token_ids, kept.text)
 
 
-def ids_without_result(session: Session, shard_id: int) -> list[int]:
-    """Return the ids of a shard's requests that have no result yet, in order."""
+def groups_without_result(session: Session, shard_id: int) -> list[list[int]]:
+    """Return the ids of a shard's requests that have no result yet, identical ones together, in order."""
+    ids = func.array_agg(aggregate_order_by(RequestRow.id, RequestRow.position))
     rows = session.scalars(
-        select(RequestRow.id)
+        select(ids)
         .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
         .where(RequestRow.shard_id == shard_id, ResultRow.request_id.is_(None))
-        .order_by(RequestRow.position)
+        .group_by(IDENTITY)
+        .order_by(func.min(RequestRow.position))
     )
-    return list(rows)
+    return [list(group) for group in rows]
+
+
+def shards_with_some_left(session: Session, shard_ids: Collection[int]) -> set[int]:
+    """Return those shards of which a request has no result."""
+    if not shard_ids:
+        return set()
+    return set(
+        session.scalars(
+            select(RequestRow.shard_id)
+            .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+            .where(RequestRow.shard_id.in_(shard_ids), ResultRow.request_id.is_(None))
+            .distinct()
+        )
+    )
 
 
 def without_result(session: Session, results: Sequence[NewResult]) -> list[NewResult]:
@@ -231,6 +252,11 @@ def record(session: Session, batch_id: str, results: Sequence[NewResult], *, fir
                 "num_output_tokens": result.num_output_tokens,
                 "error_code": result.error.code if result.error else None,
                 "error_message": result.error.message if result.error else None,
+                "source": result.source,
+                "similarity": result.similarity,
+                "prefill_seconds": result.seconds.prefill,
+                "decode_seconds": result.seconds.decode,
+                "padding_seconds": result.seconds.padding,
             }
             for sequence, result in enumerate(results, first_sequence)
         ],
@@ -321,46 +347,3 @@ def fail_missing(
     if tokens[1]:
         partial_outputs.forget_ended(session, batch_id)
     return Missing(count, *map(int, tokens))
-
-
-def results_page(session: Session, batch_id: str, *, after: int, limit: int) -> list[ResultView]:
-    """Return results in order of completion, those after sequence number `after`."""
-    rows = session.execute(
-        select(ResultRow, RequestRow.position, RequestRow.custom_id)
-        .join(RequestRow, RequestRow.id == ResultRow.request_id)
-        .where(ResultRow.batch_id == batch_id, ResultRow.sequence > after)
-        .order_by(ResultRow.sequence)
-        .limit(limit)
-    )
-    return [
-        ResultView(
-            request_id=row.request_id,
-            sequence=row.sequence,
-            position=position,
-            custom_id=custom_id,
-            outcome=row.outcome,
-            output=row.output,
-            finish_reason=row.finish_reason,
-            payload=None if row.payload is None else Payload.from_json(row.payload),
-            num_prompt_tokens=row.num_prompt_tokens,
-            num_cached_tokens=row.num_cached_tokens,
-            num_output_tokens=row.num_output_tokens,
-            error_code=row.error_code,
-            error_message=row.error_message,
-            created_at=row.created_at,
-        )
-        for row, position, custom_id in rows
-    ]
-
-
-def outputs(session: Session, batch_id: str) -> list[Output]:
-    """Return every output of a batch in the order of its requests; None where there is none (yet)."""
-    texts = func.jsonb_path_query_array(ResultRow.payload, cast("$.choices[*].text", JSONPATH))
-    rows = session.execute(
-        select(ResultRow.output, texts)
-        .select_from(RequestRow)
-        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
-        .where(RequestRow.batch_id == batch_id)
-        .order_by(RequestRow.position)
-    )
-    return [choices if choices and len(choices) > 1 else output for output, choices in rows]

@@ -1,8 +1,17 @@
 """Every table, for what must know them all: migrations, and keys between the files' tables."""
 
-from worker.store import access_tables, file_tables, tables, webhook_tables
+from worker.store import access_tables, cache_tables, file_tables, meter_tables, tables, webhook_tables
 
 Owned = tables.Owned
 METADATA = tables.Table.metadata
 
-__all__ = ["METADATA", "Owned", "access_tables", "file_tables", "tables", "webhook_tables"]
+__all__ = [
+    "METADATA",
+    "Owned",
+    "access_tables",
+    "cache_tables",
+    "file_tables",
+    "meter_tables",
+    "tables",
+    "webhook_tables",
+]

@@ -1,6 +1,6 @@
 """Shards: claimed with a fenced lease, saved as they go, finished or released by their holder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum, auto
@@ -9,9 +9,22 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, case, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from worker.contract.access import DEFAULT_TENANT
+from worker.contract.caching import CacheMode, Source
 from worker.contract.results import NewResult, RequestError
 from worker.contract.states import AttemptCause, BatchStatus, Lane, Outcome, ShardState
-from worker.store import attempts, batches, partial_outputs, poison, rates, requests, stop_rules
+from worker.store import (
+    attempts,
+    batches,
+    copies,
+    partial_outputs,
+    poison,
+    rates,
+    requests,
+    response_cache,
+    stop_rules,
+)
+from worker.store.access_tables import TenantRow
 from worker.store.notify import wake_dispatcher
 from worker.store.partial_outputs import PartialOutput
 from worker.store.requests import ShardRequest
@@ -19,6 +32,8 @@ from worker.store.tables import BatchRow, ShardRow
 
 # What a shard has that nobody holds and no ticket names.
 NOBODYS: dict[str, Any] = {"worker": None, "lease_expires_at": None, "ticketed_at": None}
+
+CACHES = {Source.EXACT_CACHE, Source.SEMANTIC_CACHE}
 
 REQUEST_CANCELLED = RequestError("request_cancelled", "this request was cancelled")
 
@@ -31,7 +46,11 @@ class Claim:
     batch_id: str
     fence: int
     attempt: int
-    requests: Sequence[ShardRequest]
+    requests: Sequence[ShardRequest]  # of identical ones, the first
+    tenant_id: str = DEFAULT_TENANT
+    weight: int = 1  # the tenant's share beside others
+    cache: CacheMode = CacheMode.OFF  # of requests that have none of their own
+    cache_similarity: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +107,18 @@ def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> 
     if batch.lane is Lane.BATCH:
         wake_dispatcher(session)
     remaining = requests.remaining(session, shard_id, batch.params)
-    return Claim(shard_id, batch.id, shard.fence, shard.attempts, remaining)
+    tenant = session.get(TenantRow, batch.tenant_id)
+    return Claim(
+        shard_id,
+        batch.id,
+        shard.fence,
+        shard.attempts,
+        remaining,
+        tenant_id=batch.tenant_id,
+        weight=1 if tenant is None else tenant.weight,
+        cache=batch.cache,
+        cache_similarity=batch.cache_similarity,
+    )
 
 
 def ready_interactive(session: Session, *, limit: int) -> list[int]:
@@ -108,8 +138,12 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
     if batch is None or not held:
         return [Saved.LOST] * len(progress)
     results = [result for one in held for result in one.results]
+    for one in held:
+        _settle_cancelled_copies(session, batch, one.held)
     _record(session, batch, requests.without_result(session, results))
-    finished = [one for one in held if one.is_last]
+    last = {one.held.shard_id for one in held if one.is_last}
+    unfinished = _return_unfinished(session, last)
+    finished = last - unfinished
     running = [one for one in held if not one.is_last]
     if finished:
         _update(session, finished, {"state": ShardState.FINISHED, "running_tokens": 0} | NOBODYS)
@@ -124,15 +158,37 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
                 "lease_expires_at": func.now() + lease,
                 "ticketed_at": None,
             }
-        _update(session, running, changes)
+        _update(session, tokens.keys(), changes)
     stop_rules.apply(session, batch)
-    if finished:
+    if last:
         batches.settle(session, batch)
     rates.measure(session, batch)
     return [
         _verdict(session, batch, one.held) if one.held.shard_id in held_ids else Saved.LOST
         for one in progress
     ]
+
+
+def _settle_cancelled_copies(session: Session, batch: BatchRow, held: Claim) -> None:
+    """End requests of a held shard that nobody wants and nobody runs, as others answer for them."""
+    if batch.has_cancelled_requests:
+        run = {request.id for request in held.requests}
+        unwanted = [one for one in requests.cancelled_in(session, held.shard_id) if one not in run]
+        if unwanted:
+            batches.give_missing(session, batch, Outcome.CANCELLED, REQUEST_CANCELLED, request_ids=unwanted)
+
+
+def _return_unfinished(session: Session, shard_ids: Collection[int]) -> set[int]:
+    """Return those shards to the ready that were run to their end and have requests without a result.
+
+    These are copies of one that was cancelled by itself: they are run after all.
+    """
+    unfinished = requests.shards_with_some_left(session, shard_ids)
+    if unfinished:
+        changes = {"state": ShardState.READY, "running_tokens": 0, "attempts": ShardRow.attempts - 1}
+        _update(session, unfinished, changes | NOBODYS)
+        wake_dispatcher(session)
+    return unfinished
 
 
 def _verdict(session: Session, batch: BatchRow, held: Claim) -> Saved:
@@ -184,7 +240,7 @@ def settle_cancelled_requests(session: Session, batch: BatchRow, shard_id: int) 
 
 def finish_if_done(session: Session, shard_id: int) -> None:
     """Leave a locked shard that nobody runs if each of its requests has its result."""
-    if not requests.ids_without_result(session, shard_id):
+    if not requests.shards_with_some_left(session, [shard_id]):
         session.execute(
             update(ShardRow)
             .where(ShardRow.id == shard_id)
@@ -192,10 +248,10 @@ def finish_if_done(session: Session, shard_id: int) -> None:
         )
 
 
-def _update(session: Session, progress: Sequence[Progress], changes: dict[str, Any]) -> None:
+def _update(session: Session, shard_ids: Collection[int], changes: dict[str, Any]) -> None:
     session.execute(
         update(ShardRow)
-        .where(ShardRow.id.in_([one.held.shard_id for one in progress]))
+        .where(ShardRow.id.in_(shard_ids))
         .values(changes)
         .execution_options(synchronize_session=False)
     )
@@ -239,6 +295,12 @@ def _record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> 
     batch.cached_tokens += sum(result.num_cached_tokens for result in results)
     batch.output_tokens += sum(result.num_output_tokens for result in results)
     batch.stored_bytes += sum(len((result.output or "").encode()) for result in results)
+    batch.num_cache_hits += sum(result.source in CACHES for result in results)
+    batch.prefill_seconds += sum(result.seconds.prefill for result in results)
+    batch.decode_seconds += sum(result.seconds.decode for result in results)
+    batch.padding_seconds += sum(result.seconds.padding for result in results)
+    copies.record(session, batch, results)
+    response_cache.keep(session, results, tenant_id=batch.tenant_id)
 
 
 def expired(session: Session, *, limit: int) -> list[tuple[int, str]]:

@@ -11,11 +11,13 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     DateTime,
+    Double,
     Enum,
     ForeignKey,
     Identity,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Text,
     false,
@@ -26,6 +28,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
 
 from worker.contract.access import DEFAULT_TENANT
+from worker.contract.caching import CacheMode, Source
 from worker.contract.requests import RequestKind
 from worker.contract.states import (
     LIVE_STATUSES,
@@ -65,6 +68,8 @@ class Table(DeclarativeBase):
     type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads this name from the class
         str: Text,
         int: BigInteger,
+        float: Double,
+        bytes: LargeBinary,
         datetime: DateTime(timezone=True),
         dict[str, Any]: JSONB(none_as_null=True),
         list[Any]: JSONB(none_as_null=True),
@@ -77,6 +82,8 @@ class Table(DeclarativeBase):
         AttemptCause: one_of("cause", AttemptCause),
         RequestKind: one_of("kind", RequestKind),
         Lane: one_of("lane", Lane),
+        CacheMode: one_of("cache", CacheMode),
+        Source: one_of("source", Source),
     }
 
 
@@ -106,6 +113,12 @@ class BatchRow(Owned, Table):
         Index(None, "retry_of", postgresql_where=text("retry_of IS NOT NULL")),
         Index(None, "tenant_id", "created_at", "id"),
         Index("batches_live_index", "expires_at", postgresql_where=is_in("status", LIVE_STATUSES)),
+        Index(
+            "batches_finished_index",
+            "finished_at",
+            postgresql_where=text("finished_at IS NOT NULL AND results_dropped_at IS NULL"),
+        ),
+        {"postgresql_with": {"fillfactor": 80, "autovacuum_vacuum_scale_factor": 0.02}},
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -131,12 +144,21 @@ class BatchRow(Owned, Table):
     output_tokens: Mapped[int] = mapped_column(server_default="0")
     stored_bytes: Mapped[int] = mapped_column(server_default="0")  # prompts, and outputs so far
 
+    cache: Mapped[CacheMode] = mapped_column(server_default=CacheMode.OFF)
+    cache_similarity: Mapped[float | None]  # the least at which a semantic answer is taken
+    num_deduplicated: Mapped[int] = mapped_column(server_default="0")  # answered by an identical request
+    num_cache_hits: Mapped[int] = mapped_column(server_default="0")  # answered by a cache
+    prefill_seconds: Mapped[float] = mapped_column(server_default="0")  # of the device
+    decode_seconds: Mapped[float] = mapped_column(server_default="0")
+    padding_seconds: Mapped[float] = mapped_column(server_default="0")
+
     created_at: Mapped[datetime] = created_now()
     started_at: Mapped[datetime | None]
     cancelled_at: Mapped[datetime | None]  # when the cancel was asked for
     expires_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
     paused_at: Mapped[datetime | None]  # None: it may run
+    results_dropped_at: Mapped[datetime | None]  # when retention took its requests and results
 
     max_failed: Mapped[int | None]  # more failed requests than this stop it
     max_total_tokens: Mapped[int | None]  # input and output; reaching it stops it
@@ -240,6 +262,8 @@ class RequestRow(Table):
     max_tokens: Mapped[int]  # of one choice: its own, or what its prompt leaves of the model's context
     num_prompt_tokens: Mapped[int]
     cancelled_at: Mapped[datetime | None]  # when its cancel was asked for, while it ran
+    digest: Mapped[bytes | None]  # identical requests of a shard share it; None: each is run
+    cache: Mapped[CacheMode | None]  # None: the batch's
 
 
 class PartialOutputRow(Table):
@@ -284,6 +308,11 @@ class ResultRow(Table):
     num_output_tokens: Mapped[int]
     error_code: Mapped[str | None]
     error_message: Mapped[str | None]
+    source: Mapped[Source] = mapped_column(server_default=Source.ENGINE)
+    similarity: Mapped[float | None]
+    prefill_seconds: Mapped[float] = mapped_column(server_default="0")
+    decode_seconds: Mapped[float] = mapped_column(server_default="0")
+    padding_seconds: Mapped[float] = mapped_column(server_default="0")
     created_at: Mapped[datetime] = created_now()
 
 
@@ -304,6 +333,7 @@ class WorkerRow(Table):
     """A worker process that serves a queue, and when it was last seen alive."""
 
     __tablename__ = "workers"
+    __table_args__ = ({"postgresql_with": {"fillfactor": 50, "autovacuum_vacuum_threshold": 500}},)
 
     name: Mapped[str] = mapped_column(primary_key=True)
     queue: Mapped[str]

@@ -53,6 +53,7 @@ class WebhookEventRow(Table):
             "lease_expires_at",
             postgresql_where=is_in("state", {EventState.SENDING}),
         ),
+        {"postgresql_with": {"fillfactor": 80, "autovacuum_vacuum_scale_factor": 0.02}},
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -98,6 +99,7 @@ class DeliveryRow(Table):
             postgresql_where=text("state = 'sending' OR ticketed_at IS NOT NULL"),
         ),
         Index("deliveries_failed_index", "endpoint_id", postgresql_where=is_in("state", {EventState.FAILED})),
+        {"postgresql_with": {"fillfactor": 80, "autovacuum_vacuum_scale_factor": 0.02}},
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)

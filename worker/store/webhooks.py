@@ -11,7 +11,7 @@ from worker.contract.access import DEFAULT_TENANT
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS, BatchEnded, Ping
 from worker.contract.results import Output, num_bytes
 from worker.contract.states import EventState
-from worker.store import deliveries, endpoints, requests
+from worker.store import deliveries, endpoints, result_views
 from worker.store.tables import BatchRow
 from worker.store.webhook_tables import WebhookEventRow
 
@@ -105,7 +105,7 @@ def _receivers(
 def _inline_outputs(session: Session, batch: BatchRow) -> list[Output] | None:
     if batch.num_requests > INLINE_OUTPUTS:
         return None
-    outputs = requests.outputs(session, batch.id)
+    outputs = result_views.outputs(session, batch.id)
     size = sum(map(num_bytes, outputs))
     return outputs if size <= INLINE_OUTPUT_BYTES else None
 

@@ -32,6 +32,12 @@ def slots(session: Session, queue: str) -> int:
     return int(session.scalar(total) or 0)
 
 
+def count(session: Session, queue: str) -> int:
+    """Return how many live workers a queue has."""
+    is_live = WorkerRow.seen_at > func.now() - SEEN_WITHIN
+    return session.scalar(select(func.count()).where(WorkerRow.queue == queue, is_live)) or 0
+
+
 def infos(session: Session, queue: str) -> list[dict[str, Any]]:
     """Return what each live worker of a queue says of itself, the one that started first first."""
     is_live = WorkerRow.seen_at > func.now() - SEEN_WITHIN

@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from celery import bootsteps
@@ -14,18 +15,24 @@ from worker.contract.messages import GPU_QUEUE
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
+from worker.engine.fingerprint import model_fingerprint
 from worker.engine.sampling import SamplingParams
 from worker.engine.step import GenerationRequest
 from worker.interactive_runner import InteractiveRunner
 from worker.queue.feed import FeedWriter
+from worker.response_cache import ResponseCache
+from worker.run_meters import RunMeters
 from worker.settings import Settings, settings
 from worker.shard_runner import ShardRunner
 from worker.shard_saver import ShardSaver
 from worker.store import workers
 from worker.store.session import DATABASE_AWAY, Store
+from worker.tasks.embedding import embed
 from worker.tasks.engine_rate import EngineRate
+from worker.tasks.extra_slots import ExtraSlots
 from worker.tasks.interactive import InteractiveLane
 from worker.tasks.listening import listen
+from worker.tasks.meters import MeterWriter
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +73,7 @@ class EngineStep(bootsteps.StartStopStep):
         config = settings()
         self._store = Store(
             config.database_url,
-            pool_size=config.shards_in_flight + config.interactive_in_flight + 2,
+            pool_size=2 * config.shards_in_flight + config.interactive_in_flight + 3,
             transaction_seconds=TRANSACTION_SECONDS,
         )
         self._engine = EngineThread(lambda: _warm_engine(config), on_failure=_exit_failed)
@@ -75,8 +82,17 @@ class EngineStep(bootsteps.StartStopStep):
         self._engine.start()
         info = asdict(self._engine.model_info) | self._engine.limits
         logger.info("engine ready: %s", info)
+        run_meters = RunMeters()
+        self._meters = MeterWriter(self._store, parent.hostname, run_meters)
         _runner = ShardRunner(
             store=self._store,
+            meters=run_meters,
+            cache=ResponseCache(
+                self._store,
+                model_fingerprint(engine_config(config)),
+                timedelta(seconds=config.cache_ttl_seconds),
+                partial(embed, self._engine),
+            ),
             saver=ShardSaver(self._store),
             engine=self._engine,
             worker=parent.hostname,
@@ -96,6 +112,7 @@ class EngineStep(bootsteps.StartStopStep):
             save_seconds=config.save_seconds,
             drain_seconds=config.drain_seconds,
             draining=self._stopping,
+            meters=run_meters,
         )
         self._lane = InteractiveLane(
             interactive,
@@ -105,6 +122,8 @@ class EngineStep(bootsteps.StartStopStep):
             sweep_seconds=config.sweep_seconds,
         )
         self._lane.start()
+        self._extra_slots = ExtraSlots(_runner, self._store, slots=config.shards_in_flight)
+        self._extra_slots.start()
         listen(config.database_url, (_runner, interactive), self._stopping)
         self._info = info
         self._ready.set()
@@ -115,10 +134,18 @@ class EngineStep(bootsteps.StartStopStep):
         self._stopping.set()
         self._beat.join()
         self._lane.stop()
+        self._extra_slots.stop()
         parent.pool.executor.shutdown(wait=True, cancel_futures=True)
+        self._write_meters()
         self._feed.close()
         self._engine.stop()
         self._store.close()
+
+    def _write_meters(self) -> None:
+        try:
+            self._meters.write(self._engine.stats)
+        except DATABASE_AWAY as error:
+            logger.warning("meters are not written yet: %s", str(error).splitlines()[0])
 
     def _keep_beating(self, name: str) -> None:
         """Say every few seconds that this worker lives; without slots while it loads its model."""
@@ -144,6 +171,7 @@ class EngineStep(bootsteps.StartStopStep):
                 if self._stopping.is_set():
                     return
             if self._ready.is_set():
+                self._write_meters()
                 self._stopping.wait(BEAT_SECONDS)
             else:
                 self._ready.wait(BEAT_SECONDS)

@@ -10,8 +10,8 @@ from sqlalchemy import text
 from api.batches.eta import estimate, expected_tokens
 from tests.fixtures.batches import LEASE, held, result, run_to_the_end, submit
 from worker.contract.states import BatchStatus
-from worker.store import batches, shards, workers
-from worker.store.batches import BatchView
+from worker.store import batch_views, shards, workers
+from worker.store.batch_views import BatchView
 from worker.store.session import Store
 from worker.store.shards import Progress
 
@@ -84,7 +84,7 @@ def test_events_follow_a_batch_to_its_end(client: TestClient, store: Store) -> N
 
 def view(store: Store, batch_id: str) -> BatchView:
     with store.transaction() as session:
-        found = batches.get(session, batch_id)
+        found = batch_views.get(session, batch_id)
     assert found is not None
     return found
 

@@ -17,7 +17,7 @@ from api.openai.responses import to_model, to_response
 from tests.fixtures.checkpoint import write_checkpoint
 from worker.contract.results import ChoiceResult, Payload, TokenLogprob
 from worker.contract.states import Outcome
-from worker.store.requests import ResultView
+from worker.store.result_views import ResultView
 
 CHAT, COMPLETIONS, EMBEDDINGS = Endpoint
 RESULT = ResultView(

@@ -12,7 +12,7 @@ from worker.dispatcher.dispatcher import MIN_WINDOW, Dispatcher
 from worker.queue.broker import Broker
 from worker.queue.publish import publish
 from worker.settings import settings
-from worker.store import batches, control, fair_share, idempotency, workers
+from worker.store import batch_views, control, fair_share, idempotency, workers
 from worker.store.session import Store
 
 
@@ -99,7 +99,7 @@ def test_without_redis_the_rest_of_the_sweep_goes_on(store: Store) -> None:
     Dispatcher(store, away, max_attempts=5, publish=publish).sweep()
     away.close()
     with store.transaction() as session:
-        view = batches.get(session, batch_id)
+        view = batch_views.get(session, batch_id)
     assert view is not None
     assert view.status is BatchStatus.EXPIRED
 

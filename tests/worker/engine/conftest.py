@@ -22,9 +22,3 @@ def _device(pytestconfig: pytest.Config) -> None:
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint for tests that need any one."""
     return write_tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    """Work this small is slower on more threads, and far slower when they share cores with others."""
-    torch.set_num_threads(1)

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.fixtures.scheduling import CacheModel, make_scheduler, make_sequence
 from worker.engine.admission import POLICIES
 from worker.engine.sequence import FinishReason, Sequence, SequenceState
+from worker.engine.share import ONLY, Share
 
 END = 9  # a token that ends an output
 BUDGET, ROWS, BLOCK_SIZE, NUM_BLOCKS = 24, 5, 3, 14
@@ -16,9 +17,11 @@ LONGEST = BLOCK_SIZE * NUM_BLOCKS
 class SchedulerMachine(RuleBasedStateMachine):
     """Adds, runs, ends, cancels and clears at random, over a pool that is always too small."""
 
-    @initialize(policy=st.sampled_from(POLICIES))
-    def build(self, policy: str) -> None:
-        self.scheduler = make_scheduler(NUM_BLOCKS, BLOCK_SIZE, ROWS, BUDGET, policy=policy)
+    @initialize(policy=st.sampled_from(POLICIES), saved_tokens=st.sampled_from([0, 40, 1000]))
+    def build(self, policy: str, saved_tokens: int) -> None:
+        self.scheduler = make_scheduler(
+            NUM_BLOCKS, BLOCK_SIZE, ROWS, BUDGET, policy=policy, saved_tokens=saved_tokens
+        )
         self.cache = CacheModel(BLOCK_SIZE)
         self.added: list[Sequence] = []
 
@@ -30,6 +33,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         can_stop=st.booleans(),
         is_urgent=st.booleans(),
         is_alone=st.sampled_from([False, False, True]),
+        share=st.sampled_from([ONLY, Share("a"), Share("b", 3.0)]),
     )
     def add(
         self,
@@ -40,11 +44,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         can_stop: bool,
         is_urgent: bool,
         is_alone: bool,
+        share: Share,
     ) -> None:
         prompt = [*head, *tail] or [1]
         stop = frozenset({END}) if can_stop else frozenset[int]()
         max_tokens = min(max_tokens, LONGEST - len(prompt))
-        sequence = make_sequence(len(self.added), prompt, max_tokens, job=job, stop_token_ids=stop)
+        sequence = make_sequence(
+            len(self.added), prompt, max_tokens, job=job, stop_token_ids=stop, share=share
+        )
         sequence.is_urgent, sequence.is_alone = is_urgent, is_alone
         self.added.append(sequence)
         self.scheduler.add(sequence)

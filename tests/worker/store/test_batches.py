@@ -7,8 +7,9 @@ from sqlalchemy import text
 from tests.fixtures.batches import LEASE, claim, held, result, run_to_the_end, submit
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import BatchStatus, Outcome
-from worker.store import batches, control, deliveries, requests, shards
-from worker.store.batches import BatchView, NewBatch
+from worker.store import batch_views, batches, control, deliveries, result_views, shards
+from worker.store.batch_views import BatchView
+from worker.store.batches import NewBatch
 from worker.store.partial_outputs import PartialOutput
 from worker.store.requests import NewRequest
 from worker.store.session import Store
@@ -16,7 +17,7 @@ from worker.store.session import Store
 
 def view(store: Store, batch_id: str) -> BatchView:
     with store.transaction() as session:
-        found = batches.get(session, batch_id)
+        found = batch_views.get(session, batch_id)
     assert found is not None
     assert found.num_settled <= found.num_requests
     return found
@@ -74,9 +75,9 @@ def test_results_are_read_in_order_of_completion_without_gaps(store: Store) -> N
     for shard_id in (3, 1, 2):
         run_to_the_end(store, held(store, shard_id))
     with store.transaction() as session:
-        first = requests.results_page(session, batch_id, after=0, limit=4)
-        rest = requests.results_page(session, batch_id, after=4, limit=4)
-        outputs = requests.outputs(session, batch_id)
+        first = result_views.page(session, batch_id, after=0, limit=4)
+        rest = result_views.page(session, batch_id, after=4, limit=4)
+        outputs = result_views.outputs(session, batch_id)
     assert [row.sequence for row in first + rest] == [1, 2, 3, 4, 5, 6]
     assert [row.position for row in first + rest] == [4, 5, 0, 1, 2, 3]
     assert outputs == [f"out prompt {i}" for i in range(6)]
@@ -108,7 +109,7 @@ def test_cancelling_a_running_batch_keeps_what_is_finished(store: Store) -> None
     assert (done.status, done.num_completed, done.num_cancelled) == (BatchStatus.CANCELLED, 1, 3)
     assert events(store) == 1
     with store.transaction() as session:
-        rows = requests.results_page(session, batch_id, after=0, limit=10)
+        rows = result_views.page(session, batch_id, after=0, limit=10)
     assert [row.sequence for row in rows] == [1, 2, 3, 4]
     assert [row.outcome for row in rows] == [Outcome.COMPLETED] + [Outcome.CANCELLED] * 3
     assert {row.error_code for row in rows[1:]} == {"batch_cancelled"}
@@ -181,7 +182,7 @@ def test_what_a_dead_worker_had_saved_is_kept_when_the_batch_is_cancelled(store:
     ended = view(store, batch_id)
     assert (ended.status, ended.input_tokens, ended.output_tokens) == (BatchStatus.CANCELLED, 3, 3)
     with store.transaction() as session:
-        rows = {row.position: row for row in requests.results_page(session, batch_id, after=0, limit=9)}
+        rows = {row.position: row for row in result_views.page(session, batch_id, after=0, limit=9)}
         assert session.scalar(text("SELECT count(*) FROM partial_outputs")) == 0
     assert [rows[i].output for i in range(3)] == [None, "so far", None]
     assert (rows[1].finish_reason, rows[1].num_output_tokens) == ("cancelled", 3)

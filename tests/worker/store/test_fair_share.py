@@ -4,7 +4,7 @@ from datetime import timedelta
 import pytest
 
 from tests.fixtures.batches import LEASE, held, result, submit
-from worker.store import batches, fair_share, shards, tenants, tickets
+from worker.store import batch_views, fair_share, shards, tenants, tickets
 from worker.store.fair_share import SAVED_TOKENS
 from worker.store.session import Store
 from worker.store.shards import Progress
@@ -37,7 +37,7 @@ def work(store: Store, num_shards: int, *, window: int = 4) -> list[str]:
 
 def owner(store: Store, batch_id: str, tenant: str) -> bool:
     with store.of_tenant(tenant).transaction() as session:
-        return batches.get(session, batch_id) is not None
+        return batch_views.get(session, batch_id) is not None
 
 
 def test_a_backlog_leaves_room_for_others(store: Store) -> None:

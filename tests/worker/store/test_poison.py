@@ -8,8 +8,8 @@ from sqlalchemy import text
 
 from tests.fixtures.batches import LEASE, claim, result, submit
 from worker.contract.states import AttemptCause, BatchStatus, Outcome
-from worker.store import attempts, batches, requests, shards
-from worker.store.requests import ResultView
+from worker.store import attempts, batch_views, result_views, shards
+from worker.store.result_views import ResultView
 from worker.store.session import Store
 from worker.store.shards import Claim, Progress
 
@@ -64,7 +64,7 @@ def position_of(store: Store, request_id: int) -> int:
 
 def results(store: Store, batch_id: str) -> list[ResultView]:
     with store.transaction() as session:
-        found = requests.results_page(session, batch_id, after=0, limit=1000)
+        found = result_views.page(session, batch_id, after=0, limit=1000)
     return sorted(found, key=lambda one: one.position)
 
 
@@ -80,7 +80,7 @@ def test_only_the_requests_that_kill_fail(store: Store, bad: set[int]) -> None:
     assert {one.error_code for one in found if one.position in bad} == {"worker_lost"}
     assert len(found) == 24
     with store.transaction() as session:
-        view = batches.get(session, batch_id)
+        view = batch_views.get(session, batch_id)
     assert view is not None
     assert (view.status, view.num_failed, view.num_completed) == (
         BatchStatus.COMPLETED,

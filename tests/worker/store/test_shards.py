@@ -7,7 +7,7 @@ from sqlalchemy import text
 from tests.fixtures.batches import LEASE, claim, held, result, run_to_the_end, submit
 from worker.contract.results import NewResult
 from worker.contract.states import BatchStatus
-from worker.store import batches, requests, shards
+from worker.store import batch_views, result_views, shards
 from worker.store.session import Store
 from worker.store.shards import Claim, Progress, Saved
 
@@ -33,7 +33,7 @@ def return_expired(store: Store, max_attempts: int = 5) -> int:
 
 def outcomes(store: Store, batch_id: str) -> list[str | None]:
     with store.transaction() as session:
-        return [row.error_code for row in requests.results_page(session, batch_id, after=0, limit=100)]
+        return [row.error_code for row in result_views.page(session, batch_id, after=0, limit=100)]
 
 
 def test_only_one_of_many_claims_wins(store: Store) -> None:
@@ -95,7 +95,7 @@ def test_saving_the_same_result_again_is_harmless(store: Store) -> None:
     assert save(store, claimed, once) is Saved.CONTINUE
     assert outcomes(store, batch_id) == [None]
     with store.transaction() as session:
-        view = batches.get(session, batch_id)
+        view = batch_views.get(session, batch_id)
     assert view is not None
     assert (view.num_completed, view.output_tokens, view.running_tokens) == (1, 7, 5)
 
@@ -105,7 +105,7 @@ def test_a_model_may_say_nul(store: Store) -> None:
     claimed = held(store, 1)
     save(store, claimed, [result(claimed.requests[0].id, output="a\x00b")])
     with store.transaction() as session:
-        assert requests.outputs(session, batch_id) == ["a\N{REPLACEMENT CHARACTER}b", None]
+        assert result_views.outputs(session, batch_id) == ["a\N{REPLACEMENT CHARACTER}b", None]
 
 
 def test_a_release_is_not_an_attempt(store: Store) -> None:
@@ -140,7 +140,7 @@ def test_concurrent_saves_of_many_shards_leave_a_gapless_sequence(store: Store) 
         thread.join()
     with store.transaction() as session:
         sequence = session.scalars(text("SELECT sequence FROM results ORDER BY sequence")).all()
-        view = batches.get(session, batch_id)
+        view = batch_views.get(session, batch_id)
     assert list(sequence) == list(range(1, 65))
     assert view is not None
     assert view.status is BatchStatus.COMPLETED

@@ -4,7 +4,7 @@ from sqlalchemy import delete, func, select, update
 
 from tests.fixtures.batches import submit
 from worker.contract.states import BatchStatus
-from worker.store import batches, idempotency
+from worker.store import batch_views, batches, idempotency
 from worker.store.session import Store
 from worker.store.tables import BatchRow
 
@@ -14,9 +14,9 @@ def test_a_batch_is_there_for_its_tenant_only(store: Store) -> None:
     batch_id = submit(ours)
     for seen_by, is_there in ((ours, True), (theirs, False), (store, True)):
         with seen_by.transaction() as session:
-            assert (batches.get(session, batch_id) is not None) is is_there
+            assert (batch_views.get(session, batch_id) is not None) is is_there
             assert (batches.lock(session, batch_id) is not None) is is_there
-            assert sum(batches.count_by_status(session).values()) == is_there
+            assert sum(batch_views.count_by_status(session).values()) == is_there
     with theirs.transaction() as session:
         assert batches.cancel(session, batch_id) is False
     with ours.transaction() as session:
@@ -35,7 +35,7 @@ def test_no_kind_of_statement_reaches_over(store: Store) -> None:
         session.execute(update(BatchRow).values(priority=9))
         session.execute(delete(BatchRow))
     with store.transaction() as session:
-        view = batches.get(session, batch_id)
+        view = batch_views.get(session, batch_id)
     assert view is not None
     assert (view.priority, view.status) == (0, BatchStatus.PENDING)
 

@@ -24,7 +24,10 @@ def test_what_changes_a_batch_reaches_the_runner_also_after_the_connection_was_l
     heard, stopping = Heard(), threading.Event()
     thread = listen(settings().database_url, (cast("ShardRunner", heard),), stopping)
     paused, cancelled = submit(store), submit(store)
-    listens = "SELECT pid FROM pg_stat_activity WHERE query = 'LISTEN headrace_control'"
+    listens = (
+        "SELECT pid FROM pg_stat_activity"
+        " WHERE query = 'LISTEN headrace_control' AND datname = current_database()"
+    )
 
     def listeners() -> list[int]:
         with store.transaction() as session:

@@ -1,17 +1,29 @@
-"""Which waiting Sequence is given room next, by policies with a name. Knows no tensors."""
+"""Which waiting Sequence is given room next: fair shares between groups, within one a policy with a name.
 
+Knows no tensors.
+"""
+
+from worker.engine.admission.fair_shares import SAVED_TOKENS, FairShares
 from worker.engine.admission.fifo import Fifo
 from worker.engine.admission.length_aware import LengthAware
-from worker.engine.admission.policy import AdmissionPolicy
+from worker.engine.admission.memory_room import MemoryRoom
 from worker.engine.block_pool import BlockPool
 
 POLICIES = ("fifo", "length-aware")
 
 
-def make_policy(name: str, pool: BlockPool, *, block_size: int, max_model_len: int) -> AdmissionPolicy:
-    """Return the policy of this name; raises ValueError when there is none."""
+def make_admission(
+    name: str,
+    pool: BlockPool,
+    *,
+    block_size: int,
+    max_model_len: int,
+    saved_tokens: float = SAVED_TOKENS,
+) -> FairShares:
+    """Return fair shares over queues of the policy of this name; raises ValueError when there is none."""
     if name == "fifo":
-        return Fifo(pool)
+        return FairShares(lambda: Fifo(pool), saved_tokens=saved_tokens)
     if name == "length-aware":
-        return LengthAware(pool, block_size=block_size, max_model_len=max_model_len)
+        room = MemoryRoom(pool, block_size=block_size, max_model_len=max_model_len)
+        return FairShares(lambda: LengthAware(room), saved_tokens=saved_tokens)
     raise ValueError(f"admission {name!r} is none of {', '.join(POLICIES)}")

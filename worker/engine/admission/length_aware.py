@@ -3,17 +3,13 @@
 import heapq
 from collections.abc import Sequence as Items
 
-from worker.engine.admission.memory_forecast import MemoryForecast
-from worker.engine.admission.output_lengths import OutputLengths
-from worker.engine.admission.policy import WATERMARK
-from worker.engine.block_pool import BlockPool
+from worker.engine.admission.memory_room import MemoryRoom
 from worker.engine.sequence import Sequence, SequenceState
 
 AGING_STEPS = 256  # Sequences that arrive within so many Steps are one age
 AHEAD = 64  # the level, above that of any length, of preempted Sequences and of readings
 MAX_MOVES = 64  # a Step
 PATIENCE_STEPS = 64  # for so long others may pass one that finds no room
-STEP_TOKENS = 64  # what a Step is worth, however few run: docs/decisions/0008
 
 _Item = tuple[int, list[bytes], int, Sequence]  # age, digests of the prompt's Blocks, arrival
 
@@ -28,19 +24,10 @@ class LengthAware:
 
     When the first in order finds no room, those of other levels may pass it, for PATIENCE_STEPS; then nothing
     passes until it has run.
-
-    Room is what a Sequence must find to stay until its end, or for as long as pays: beside n others, a Step
-    with it saves 1/n of a Step without them, worth STEP_TOKENS / n, and if it is preempted all its tokens are
-    computed again. So while few run one may start that will run short of Blocks later, and while many run
-    none may.
     """
 
-    def __init__(self, pool: BlockPool, *, block_size: int, max_model_len: int) -> None:
-        self._pool = pool
-        self._block_size = block_size
-        self._max_model_len = max_model_len
-        self._max_used = pool.num_blocks - int(WATERMARK * pool.num_blocks)
-        self._lengths = OutputLengths()
+    def __init__(self, room: MemoryRoom) -> None:
+        self._room = room
         self._levels: dict[int, list[_Item]] = {}  # heaps, by the bits of the expected length
         self._num_steps = 0
         # Of this Step only.
@@ -48,7 +35,6 @@ class LengthAware:
         self._put_back: list[tuple[int, _Item]] = []
         self._refused: set[int] = set()  # levels
         self._num_moves = 0
-        self._forecast: MemoryForecast | None = None
         self._is_closed = False
         # One that found no room, and the Step since when: no other counts until it has run.
         self._passed: tuple[Sequence, int] | None = None
@@ -68,7 +54,7 @@ class LengthAware:
             self._push(*self._put_back.pop())
         self._refused.clear()
         self._num_moves = 0
-        self._forecast = None
+        self._room.forget_forecast()
         self._is_closed = False
 
     def pop(self) -> Sequence | None:
@@ -107,23 +93,18 @@ class LengthAware:
 
     def has_room(self, sequence: Sequence, num_needed: int, running: Items[Sequence]) -> bool:
         """Whether the Blocks are free, and all will be that this and the running Sequences grow into."""
-        forecast = self._running_forecast(running)
-        num_free = self._pool.num_free_blocks
-        if running and num_free - num_needed < self._pool.num_blocks - self._max_used:
-            return False
-        steps = self._num_steps_left(sequence)
-        entry = (steps, -len(sequence.token_ids) % self._block_size, num_needed)
-        forecast.add(*entry, num_taken=num_needed)
-        if not running or forecast.peak(self._horizon(sequence, steps, len(running))) <= self._max_used:
-            if self._passed is not None and self._passed[0] is sequence:
-                self._passed = None
-            return True
-        forecast.remove(*entry, num_taken=num_needed)
-        return False
+        has_room = self._room.has(sequence, num_needed, running)
+        if has_room and self._passed is not None and self._passed[0] is sequence:
+            self._passed = None
+        return has_room
+
+    def look_again(self) -> None:
+        """Forecast anew what those that run will need."""
+        self._room.forget_forecast()
 
     def learn(self, sequence: Sequence, *, is_cut: bool) -> None:
         """Teach the job's output length."""
-        self._lengths.learn(sequence.job, sequence.num_output_tokens, is_cut=is_cut)
+        self._room.learn(sequence, is_cut=is_cut)
 
     def _push(self, level: int, item: _Item) -> None:
         heapq.heappush(self._levels.setdefault(level, []), item)
@@ -132,35 +113,8 @@ class LengthAware:
         return self._levels[level][0][0] * AGING_STEPS - (1 << (level - 1))
 
     def _level(self, sequence: Sequence) -> int:
-        expected = self._expected(sequence)
-        if not self._lengths.is_known(sequence.job):
-            expected = self._limit(sequence)  # a job nobody knows starts early, and is known the sooner
+        expected = self._room.expected(sequence)
+        if not self._room.is_known(sequence.job):
+            # A job nobody knows starts early, and is known the sooner.
+            expected = self._room.limit(sequence)
         return max(1, expected - sequence.num_output_tokens).bit_length()
-
-    def _num_steps_left(self, sequence: Sequence) -> int:
-        return max(1, self._expected(sequence) - sequence.num_output_tokens)
-
-    def _expected(self, sequence: Sequence) -> int:
-        limit = self._limit(sequence)
-        if not sequence.stop_token_ids and not sequence.params.stop:
-            return limit  # nothing else ends it
-        return self._lengths.expect(sequence.job, sequence.num_output_tokens, limit)
-
-    def _limit(self, sequence: Sequence) -> int:
-        return min(sequence.params.max_tokens, self._max_model_len - sequence.num_prompt_tokens)
-
-    def _horizon(self, sequence: Sequence, num_steps: int, num_running: int) -> int:
-        """Return for how many Steps it must find room, so that they save more than its preemption costs."""
-        if num_running >= STEP_TOKENS:
-            return num_steps
-        return min(num_steps, len(sequence.token_ids) * num_running // (STEP_TOKENS - num_running))
-
-    def _running_forecast(self, running: Items[Sequence]) -> MemoryForecast:
-        if self._forecast is None:
-            used = self._pool.num_blocks - self._pool.num_free_blocks
-            self._forecast = MemoryForecast(self._block_size, used)
-            for sequence in running:
-                table = sequence.block_table
-                spare = len(table) * self._block_size - len(sequence.token_ids)
-                self._forecast.add(self._num_steps_left(sequence), spare, self._pool.count_unshared(table))
-        return self._forecast

@@ -30,5 +30,8 @@ class AdmissionPolicy(Protocol):
     def has_room(self, sequence: Sequence, num_needed: int, running: Items[Sequence]) -> bool:
         """Whether a Sequence may take `num_needed` free Blocks beside those that run."""
 
+    def look_again(self) -> None:
+        """Forget what was seen of those that run: one of them has stopped within this Step."""
+
     def learn(self, sequence: Sequence, *, is_cut: bool) -> None:
         """Note how long the output of a Sequence became; cut: it would have gone on."""

@@ -1,0 +1,129 @@
+"""One request's outcome as a client reads it."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.batches.progress_schemas import AttemptAnswer
+from worker.contract.caching import Source
+from worker.contract.states import Outcome
+
+
+class RequestErrorAnswer(BaseModel):
+    """Why a request has no complete output, or a batch none for all of its requests."""
+
+    code: str
+    message: str
+
+
+class DeviceTime(BaseModel):
+    """Seconds of the device: each step's, split over its tokens."""
+
+    prefill: float = Field(description="for tokens of prompts")
+    decode: float = Field(description="for tokens of outputs")
+    padding: float = Field(description="for rows that only fill a step up")
+    total: float
+
+
+class RequestUsage(BaseModel):
+    """Tokens of one request."""
+
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    device_seconds: DeviceTime
+
+
+class TokenAnswer(BaseModel):
+    """A token with its logprob, and the likeliest ones at its place."""
+
+    token: str
+    token_id: int
+    logprob: float
+    top: list["TokenAnswer"] | None = None
+
+
+class ChoiceAnswer(BaseModel):
+    """One of a request's outputs."""
+
+    text: str
+    finish_reason: str
+    logprobs: list[TokenAnswer] | None = None
+
+
+class ScoreAnswer(BaseModel):
+    """How likely a continuation is."""
+
+    logprob: float = Field(description="of the whole continuation")
+    token_logprobs: list[float]
+    is_greedy: bool = Field(description="whether each token is the most likely one")
+
+
+class ResultAnswer(BaseModel):
+    """One request's outcome."""
+
+    sequence: int = Field(description="order of completion, from 1: the cursor")
+    index: int = Field(description="position in the submission, from 0")
+    custom_id: str | None
+    status: Outcome
+    output: str | None
+    finish_reason: str | None
+    choices: list[ChoiceAnswer] | None = Field(
+        default=None, description="if several, or logprobs, were asked for"
+    )
+    prompt_logprobs: list[TokenAnswer] | None = Field(
+        default=None, description="of each token after the first"
+    )
+    embedding: list[float] | None = None
+    scores: list[ScoreAnswer] | None = None
+    source: Source = Field(description="engine: run for this request; otherwise whose answer it is")
+    similarity: float | None = Field(default=None, description="of the prompts, from the semantic cache")
+    usage: RequestUsage
+    error: RequestErrorAnswer | None = None
+    attempts: list[AttemptAnswer] = Field(
+        default_factory=list, description="tries before this outcome that were cut short, and why"
+    )
+
+
+class ResultPage(BaseModel):
+    """Results in order of completion. Pass `next` as `after` to read on."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "object": "list",
+                    "data": [
+                        {
+                            "sequence": 1,
+                            "index": 0,
+                            "custom_id": "row-1",
+                            "status": "completed",
+                            "output": '    """Return the lines of a file."""',
+                            "finish_reason": "stop",
+                            "source": "engine",
+                            "usage": {
+                                "input_tokens": 7,
+                                "cached_tokens": 0,
+                                "output_tokens": 12,
+                                "device_seconds": {
+                                    "prefill": 0.01,
+                                    "decode": 0.1,
+                                    "padding": 0.0,
+                                    "total": 0.11,
+                                },
+                            },
+                            "error": None,
+                        }
+                    ],
+                    "next": 1,
+                    "has_more": True,
+                }
+            ]
+        }
+    )
+
+    object: Literal["list"] = "list"
+    data: list[ResultAnswer]
+    next: int
+    has_more: bool = Field(description="whether more results are there, or may still come")

@@ -1,0 +1,1 @@
+"""What a batch would take, before anything is queued."""

@@ -1,0 +1,37 @@
+"""The shape of an estimate."""
+
+from datetime import datetime
+
+from pydantic import BaseModel, Field
+
+
+class Guess(BaseModel):
+    """An expected value, and the range it is in."""
+
+    low: float
+    expected: float
+    high: float
+
+
+class Finish(BaseModel):
+    """When the batch would be done if it were submitted now."""
+
+    seconds: Guess
+    waiting_seconds: float = Field(description="of the expected ones, for work that is ahead of it")
+    at: datetime = Field(description="the expected time")
+    fits_window: bool | None = Field(description="whether even the slow end is within `completion_window`")
+
+
+class Estimate(BaseModel):
+    """What a batch would take. Nothing was stored or queued."""
+
+    requests: int
+    duplicates: int = Field(description="of them, answered by an identical one")
+    input_tokens: int
+    max_output_tokens: int
+    expected_output_tokens: Guess
+    learned_from_batches: int = Field(description="recent batches whose output lengths this goes by; 0: none")
+    requests_ahead: int = Field(description="of live batches whose priority is not lower")
+    workers: int = Field(description="alive now")
+    cost_units: Guess | None = Field(description="seconds of the device; null until some were measured")
+    finish: Finish | None = Field(description="null without a worker, or until its speed was measured")

@@ -1,0 +1,143 @@
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import text
+
+from tests.fixtures.batches import held, submit
+from worker.contract.messages import GPU_QUEUE
+from worker.contract.meters import COUNTERS
+from worker.store import meters, workers
+from worker.store.session import Store
+
+READINGS = {
+    "requests_completed": 9,
+    "requests_failed": 1,
+    "cache_lookups": 8,
+    "cache_hits_exact": 1,
+    "cache_hits_semantic": 1,
+    "output_tokens": 70,
+    "decode_tokens": 60,
+    "computed_tokens": 90,
+    "padding_tokens": 10,
+    "prefix_queried_tokens": 40,
+    "prefix_cached_tokens": 30,
+    "scheduled_sequences": 30,
+    "sequence_rows": 120,
+    "prefill_seconds": 0.25,
+    "decode_seconds": 0.5,
+    "latency_0.1": 5,
+    "latency_0.25": 5,
+    "latency_seconds": 1.2,
+}
+
+
+def measure(store: Store, worker: str = "a") -> None:
+    with store.transaction() as session:
+        meters.add(session, worker, READINGS)
+        workers.seen(session, name=worker, queue=GPU_QUEUE, slots=2, info={})
+
+
+def samples(client: TestClient) -> dict[tuple[str, tuple[str, ...]], float]:
+    answer = client.get("/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def test_prometheus_sees_all_workers_and_queues(client: TestClient, store: Store) -> None:
+    measure(store, "a")
+    measure(store, "b")
+    submit(store, num_requests=6, shard_size=2)
+    held(store, 1)
+    found = samples(client)
+    assert found["headrace_requests_completed_total", ()] == 18
+    assert found["headrace_decode_seconds_total", ()] == 1.0
+    assert found["headrace_workers", ("gpu",)] == 2
+    assert found["headrace_batches", ("processing",)] == 1
+    assert found["headrace_shards", ("ready",)] == 2
+    assert found["headrace_shards", ("running",)] == 1
+    assert found["headrace_requests_pending", ()] == 6
+    assert found["headrace_request_latency_seconds_bucket", ("0.1",)] == 10
+    assert found["headrace_request_latency_seconds_bucket", ("+Inf",)] == 20
+    assert found["headrace_request_latency_seconds_sum", ()] == 2.4
+    assert all((f"headrace_{name}_total", ()) in found for name in COUNTERS)
+
+
+def test_http_is_counted_by_route_not_by_path(client: TestClient) -> None:
+    client.get("/v1/batch/batch_nope")
+    client.get("/v1/batch/batch_neither")
+    client.get("/nowhere")
+    found = samples(client)
+    assert found["headrace_http_requests_total", ("GET", "/v1/batch/{batch_id}", "404")] == 2
+    assert found["headrace_http_requests_total", ("GET", "none", "404")] == 1
+    assert found["headrace_http_request_seconds_count", ("GET", "/v1/batch/{batch_id}")] == 2
+
+
+def test_the_summary_is_what_was_measured(client: TestClient, store: Store) -> None:
+    measure(store)
+    found = client.get("/v1/metrics", params={"minutes": 2}).json()
+    seconds = found["window_seconds"]
+    assert 0 < seconds <= 60
+    assert (found["requests_total"], found["requests_failed"], found["output_tokens"]) == (10, 1, 70)
+    # The window is rounded too.
+    assert found["requests_per_second"] == pytest.approx(10 / seconds, rel=1e-3)
+    assert found["tokens_per_second"] == pytest.approx(60 / seconds, rel=1e-3)
+    assert (found["avg_latency_ms"], found["p50_latency_ms"], found["p99_latency_ms"]) == (120, 100, 247)
+    assert (found["batch_utilization"], found["padding_efficiency"]) == (0.25, 0.9)
+    assert (found["cache_hit_rate"], found["prefix_cache_hit_rate"]) == (0.25, 0.75)
+    assert found["workers"] == 1
+
+
+def test_what_was_not_measured_is_null(client: TestClient) -> None:
+    found = client.get("/v1/metrics").json()
+    assert (found["requests_total"], found["requests_per_second"]) == (0, 0)
+    for name in ("avg_latency_ms", "p99_latency_ms", "batch_utilization", "cache_hit_rate"):
+        assert found[name] is None
+    assert client.get("/v1/cache/stats").json()["hit_rate"] is None
+
+
+def test_cache_stats_and_clearing(client: TestClient, store: Store) -> None:
+    measure(store)
+    with store.transaction() as session:
+        session.execute(
+            text(
+                'INSERT INTO cached_responses (key, "group", payload, embedding, expires_at) VALUES'
+                " ('\\x01', '\\x00', '{}', '{1,0}', now() + interval '1h'),"
+                " ('\\x02', '\\x00', '{}', NULL, now() + interval '1h'),"
+                " ('\\x03', '\\x00', '{}', NULL, now() - interval '1h')"
+            )
+        )
+    found = client.get("/v1/cache/stats").json()
+    assert (found["total_entries"], found["semantic_entries"]) == (2, 1)
+    assert found["total_size_mb"] > 0
+    assert (found["lookups"], found["hits"], found["hit_rate"]) == (8, 2, 0.25)
+    assert found["prefix_cache"] == {
+        "queried_tokens": 40,
+        "cached_tokens": 30,
+        "hit_rate": 0.75,
+        "evictions": 0,
+    }
+    assert found["semantic_available"] is True
+    assert client.delete("/v1/cache").json() == {"entries_removed": 3}
+    assert client.get("/v1/cache/stats").json()["total_entries"] == 0
+
+
+def test_a_semantic_cache_is_refused_where_postgres_has_no_pgvector(client: TestClient, store: Store) -> None:
+    body = {"requests": [{"prompt": "a"}, {"prompt": "b", "cache": "semantic"}]}
+    assert client.post("/v1/batch/async", json=body).status_code == 202
+    with store.transaction() as session:
+        session.execute(text("DROP EXTENSION vector"))
+    try:
+        assert client.get("/v1/cache/stats").json()["semantic_available"] is False
+        answer = client.post("/v1/batch/async", json=body)
+        assert answer.status_code == 422
+        assert answer.json()["error"]["param"] == "requests[1].cache"
+        assert "pgvector" in answer.json()["error"]["message"]
+        assert client.post("/v1/batch/async", json={"prompts": ["a"], "cache": "exact"}).status_code == 202
+    finally:
+        with store.transaction() as session:
+            session.execute(text("CREATE EXTENSION vector"))

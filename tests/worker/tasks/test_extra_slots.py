@@ -1,0 +1,89 @@
+"""While another tenant holds every slot, a shard need not wait for one."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import cast
+
+import pytest
+
+from tests.fixtures.batches import LEASE, submit
+from tests.fixtures.deployment import eventually
+from tests.fixtures.fake_engine import FakeEngine
+from worker.contract.states import BatchStatus
+from worker.engine.engine_thread import EngineThread
+from worker.engine.share import Share
+from worker.shard_runner import Ending, ShardRunner
+from worker.shard_saver import ShardSaver
+from worker.store import batches, tenants, tickets
+from worker.store.session import Store
+from worker.tasks.extra_slots import ExtraSlots
+
+
+class Engines(FakeEngine):
+    """One engine that runs several shards; each has a fake of its own to be told by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shards: list[FakeEngine] = []
+
+    def submit(self, requests):  # type: ignore[no-untyped-def]
+        self.shards.append(FakeEngine())
+        return self.shards[-1].submit(requests)
+
+
+@pytest.fixture
+def engine() -> Engines:
+    return Engines()
+
+
+@pytest.fixture
+def runner(store: Store, engine: Engines) -> Iterator[ShardRunner]:
+    made = ShardRunner(
+        store=store,
+        saver=ShardSaver(store),
+        engine=cast("EngineThread", engine),
+        worker="gpu@test",
+        lease=LEASE,
+        save_seconds=0.05,
+        drain_seconds=0.0,
+        draining=threading.Event(),
+    )
+    extra = ExtraSlots(made, store, slots=2)
+    extra.start()
+    yield made
+    made.draining.set()
+    extra.stop()
+
+
+def issue(store: Store) -> None:
+    with store.transaction() as session:
+        tickets.issue_shards(session, window=20, reissue_after=timedelta(seconds=60))
+
+
+def test_a_small_tenant_does_not_wait_for_a_slot(store: Store, engine: Engines, runner: ShardRunner) -> None:
+    submit(store.of_tenant("large"), num_requests=8, shard_size=2)
+    issue(store)
+    with ThreadPoolExecutor(2) as slots:
+        running = [slots.submit(runner.run, shard_id) for shard_id in (1, 2)]
+        eventually(lambda: len(engine.shards) == 2)
+        with store.transaction() as session:
+            tenants.create(session, "small")
+            tenants.change(session, "small", {"weight": 3})
+        batch_id = submit(store.of_tenant("small"), num_requests=2, shard_size=2)
+        issue(store)
+        eventually(lambda: len(engine.shards) == 3, what="a third shard")
+        assert [request.share for request in engine.shards[2].requests] == [Share("small", 3)] * 2
+        assert engine.shards[0].requests[0].share == Share("large", 1)
+        engine.shards[2].finish(0, 1)
+
+        def is_over() -> bool:
+            with store.of_tenant("small").transaction() as session:
+                batch = batches.get(session, batch_id)
+            return batch is not None and batch.status is BatchStatus.COMPLETED
+
+        eventually(is_over, what="the end of the small batch")
+        assert len(engine.shards) == 3, "the large tenant gets no more than its own"
+        runner.draining.set()
+        assert [one.result(30) for one in running] == [Ending.HANDED_BACK] * 2

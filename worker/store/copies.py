@@ -1,0 +1,81 @@
+"""A Result passed on to the identical requests of its shard, in the transaction that records it."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import case, func, insert, literal, select
+from sqlalchemy.orm import Session, aliased
+
+from worker.contract.caching import Source
+from worker.contract.results import NewResult
+from worker.contract.states import Outcome
+from worker.store.tables import BatchRow, RequestRow, ResultRow
+
+# What a copy does not take over from the Result it copies.
+OWN_COLUMNS = frozenset(
+    {
+        *("request_id", "batch_id", "sequence", "created_at", "source"),
+        *("num_cached_tokens", "prefill_seconds", "decode_seconds", "padding_seconds"),
+    }
+)
+
+
+def record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> None:
+    """Give copies of requests that have just got a Result the same one; count them in the locked batch."""
+    originals = [result.request_id for result in results if result.num_copies > 1]
+    if not originals:
+        return
+    first, copy, known = aliased(RequestRow), aliased(RequestRow), aliased(ResultRow)
+    done = ResultRow
+    taken = [column for column in ResultRow.__table__.columns if column.name not in OWN_COLUMNS]
+    rows = (
+        select(
+            copy.id,
+            copy.batch_id,
+            func.row_number().over(order_by=copy.position) + literal(batch.num_settled),
+            # Nothing was computed for a copy; what comes from a cache keeps saying so.
+            case((done.source == Source.ENGINE, Source.DUPLICATE.value), else_=done.source),
+            done.num_prompt_tokens,
+            *taken,
+        )
+        .select_from(done)
+        .join(first, first.id == done.request_id)
+        .join(copy, (copy.shard_id == first.shard_id) & (copy.digest == first.digest) & (copy.id != first.id))
+        .outerjoin(known, known.request_id == copy.id)
+        .where(done.request_id.in_(originals), known.request_id.is_(None))
+    )
+    columns = ["request_id", "batch_id", "sequence", "source", "num_cached_tokens"]
+    inserted = (
+        insert(ResultRow)
+        .from_select([*columns, *(column.name for column in taken)], rows)
+        .returning(ResultRow.request_id)
+        .cte("inserted")
+    )
+    counts = session.execute(
+        select(first.id, func.count())
+        .select_from(inserted)
+        .join(copy, copy.id == inserted.c.request_id)
+        .join(first, (first.shard_id == copy.shard_id) & (first.digest == copy.digest))
+        .where(first.id.in_(originals))
+        .group_by(first.id)
+    )
+    by_id = {result.request_id: result for result in results}
+    for original, count in counts:
+        _count(batch, by_id[original], count)
+
+
+def _count(batch: BatchRow, original: NewResult, count: int) -> None:
+    if original.outcome is Outcome.COMPLETED:
+        batch.num_completed += count
+        batch.completed_output_tokens += original.num_output_tokens * count
+        batch.output_tokens_squared += original.num_output_tokens**2 * count
+    batch.num_failed += count if original.outcome is Outcome.FAILED else 0
+    batch.num_cancelled += count if original.outcome is Outcome.CANCELLED else 0
+    if original.source is Source.ENGINE:
+        batch.num_deduplicated += count
+    else:
+        batch.num_cache_hits += count
+    batch.input_tokens += original.num_prompt_tokens * count
+    batch.cached_tokens += original.num_prompt_tokens * count
+    batch.output_tokens += original.num_output_tokens * count
+    batch.settled_max_tokens += original.max_tokens * count
+    batch.stored_bytes += len((original.output or "").encode()) * count

@@ -1,0 +1,58 @@
+"""Requests and results of batches that ended long ago go; the batch's own row stays, with its counts."""
+
+from datetime import timedelta
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from worker.contract.states import EventState, FilesStage
+from worker.store.file_tables import BatchFilesRow
+from worker.store.tables import BatchRow, RequestRow, ShardRow
+from worker.store.webhook_tables import DeliveryRow, WebhookEventRow
+
+
+def drop_old_results(session: Session, *, kept_for: timedelta, limit: int) -> int:
+    """Drop at most `limit` requests, with their results, of the batch whose end is the longest ago.
+
+    Returns:
+        How many were dropped; 0: no batch that ended before `kept_for` has any left.
+
+    """
+    writes_files = select(BatchFilesRow.batch_id).where(
+        BatchFilesRow.batch_id == BatchRow.id, BatchFilesRow.stage != FilesStage.DONE
+    )
+    batch = session.scalar(
+        select(BatchRow)
+        .where(
+            BatchRow.finished_at.is_not(None),
+            BatchRow.finished_at < func.now() - kept_for,
+            BatchRow.results_dropped_at.is_(None),
+            ~writes_files.exists(),
+        )
+        .order_by(BatchRow.finished_at)
+        .limit(1)
+        .with_for_update(key_share=True, skip_locked=True)
+    )
+    if batch is None:
+        return 0
+    oldest = (
+        select(RequestRow.id)
+        .where(RequestRow.batch_id == batch.id)
+        .order_by(RequestRow.position)
+        .limit(limit)
+    )
+    dropped = session.scalars(
+        delete(RequestRow).where(RequestRow.id.in_(oldest)).returning(RequestRow.id)
+    ).all()
+    if len(dropped) < limit:
+        session.execute(delete(ShardRow).where(ShardRow.batch_id == batch.id))
+        # Small batches travel in their event; one that is still being delivered stays until it is over.
+        goes_on = select(DeliveryRow.id).where(
+            DeliveryRow.event_id == WebhookEventRow.id,
+            DeliveryRow.state.in_([EventState.PENDING, EventState.SENDING]),
+        )
+        session.execute(
+            delete(WebhookEventRow).where(WebhookEventRow.batch_id == batch.id, ~goes_on.exists())
+        )
+        batch.results_dropped_at = func.now()
+    return len(dropped)

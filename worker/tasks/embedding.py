@@ -1,0 +1,26 @@
+"""Embeds prompts on the worker's engine, for the semantic cache."""
+
+from collections.abc import Sequence
+
+from worker.engine.embedding import EmbeddingRequest, Pooling
+from worker.engine.engine_thread import EngineThread
+from worker.store.requests import ShardRequest
+
+
+def embed(engine: EngineThread, requests: Sequence[ShardRequest]) -> list[Sequence[float]]:
+    """Return the vector of each request's prompt, of length one; empty for one that cannot have any."""
+    work = engine.submit(
+        [
+            EmbeddingRequest(
+                id=request.id,
+                prompt=request.prompts[0],
+                pooling=Pooling.MEAN,
+                add_special_tokens=request.add_special_tokens,
+            )
+            for request in requests
+        ]
+    )
+    vectors: dict[object, Sequence[float]] = {}
+    while not work.is_done:
+        vectors |= {outcome.id: outcome.vector for outcome in work.take(1.0)}
+    return [vectors[request.id] for request in requests]

@@ -1,0 +1,40 @@
+"""Takes what a gpu worker has counted to Postgres, where every API process can show it."""
+
+from collections import Counter
+
+from worker.engine.step import EngineStats
+from worker.run_meters import RunMeters
+from worker.store import meters
+from worker.store.session import Store
+
+# Names of the engine's counters that say too little outside it.
+RENAMED = {
+    "queried_tokens": "prefix_queried_tokens",
+    "cached_tokens": "prefix_cached_tokens",
+    "evictions": "prefix_evictions",
+}
+SHOWN = (
+    *("steps", "prefill_tokens", "decode_tokens", "recomputed_tokens", "computed_tokens", "padding_tokens"),
+    *("queried_tokens", "cached_tokens", "evictions", "preemptions"),
+    *("scheduled_sequences", "sequence_rows", "prefill_seconds", "decode_seconds", "padding_seconds"),
+)
+
+
+class MeterWriter:
+    """Writes what is new since the last time; a write that failed is made up for by the next."""
+
+    def __init__(self, store: Store, worker: str, run_meters: RunMeters) -> None:
+        self._store = store
+        self._worker = worker
+        self._run_meters = run_meters
+        self._written: Counter[str] = Counter()
+
+    def write(self, stats: EngineStats) -> None:
+        """Add what was counted since the last write to this minute's row."""
+        readings = self._run_meters.readings()
+        readings.update({RENAMED.get(name, name): getattr(stats, name) for name in SHOWN})
+        new = readings.copy()
+        new.subtract(self._written)
+        with self._store.transaction() as session:
+            meters.add(session, self._worker, new)
+        self._written = readings
