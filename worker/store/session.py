@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 from sqlalchemy import create_engine, event
@@ -39,7 +40,14 @@ KEEPALIVES: dict[str, Any] = {
 class Store:
     """A pool of connections to one database."""
 
-    def __init__(self, url: str, *, pool_size: int = 10, idle_seconds: float = IDLE_SECONDS) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        pool_size: int = 10,
+        idle_seconds: float = IDLE_SECONDS,
+        transaction_seconds: float | None = None,
+    ) -> None:
         options = SESSION_OPTIONS | {"idle_in_transaction_session_timeout": f"{round(idle_seconds * 1000)}ms"}
         self.engine: Engine = create_engine(
             url,
@@ -55,6 +63,8 @@ class Store:
                 **KEEPALIVES,
             },
         )
+        if transaction_seconds is not None:
+            event.listen(self.engine, "connect", partial(_limit_transactions, transaction_seconds))
         self._sessions = sessionmaker(self.engine, expire_on_commit=False)
         event.listen(self._sessions, "do_orm_execute", _show_only_own_rows)
         self.tenant_id: str | None = None  # whose rows it shows; None: everybody's
@@ -75,6 +85,14 @@ class Store:
     def close(self) -> None:
         """Close every pooled connection."""
         self.engine.dispose()
+
+
+def _limit_transactions(seconds: float, connection: Any, _: object) -> None:
+    # A session that waits for the rest of a message is not idle; this ends it too, from Postgres 17 on.
+    if connection.info.server_version >= 170000:
+        connection.autocommit = True  # what is set in a transaction goes with its rollback
+        connection.execute(f"SET transaction_timeout = {round(seconds * 1000)}")
+        connection.autocommit = False
 
 
 def tenant_of(session: Session) -> str:

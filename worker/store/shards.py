@@ -321,6 +321,8 @@ def return_expired(session: Session, shard_id: int, batch_id: str, *, max_attemp
     dispatcher from all other batches. `max_attempts` as in `poison.judge`.
     """
     batch = batches.lock(session, batch_id, skip_locked=True)
+    if batch is None:
+        return False
     shard = session.scalar(
         select(ShardRow)
         .where(
@@ -330,7 +332,7 @@ def return_expired(session: Session, shard_id: int, batch_id: str, *, max_attemp
         )
         .with_for_update()
     )
-    if batch is None or shard is None:
+    if shard is None:
         return False
     attempts.record(session, shard_id, AttemptCause.WORKER_LOST)
     shard.state = ShardState.READY

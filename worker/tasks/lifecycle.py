@@ -37,6 +37,8 @@ from worker.tasks.meters import MeterWriter
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 5.0
+# A save takes milliseconds; what one that is cut off has locked, no other worker can take over.
+TRANSACTION_SECONDS = 15.0
 EXIT_ENGINE_FAILED = 70  # EX_SOFTWARE of sysexits.h: whoever supervises this process starts it again
 
 _runner: ShardRunner | None = None
@@ -70,7 +72,9 @@ class EngineStep(bootsteps.StartStopStep):
         global _runner  # noqa: PLW0603 - one engine a process is the point
         config = settings()
         self._store = Store(
-            config.database_url, pool_size=2 * config.shards_in_flight + config.interactive_in_flight + 3
+            config.database_url,
+            pool_size=2 * config.shards_in_flight + config.interactive_in_flight + 3,
+            transaction_seconds=TRANSACTION_SECONDS,
         )
         self._engine = EngineThread(lambda: _warm_engine(config), on_failure=_exit_failed)
         self._beat = threading.Thread(target=self._keep_beating, args=(parent.hostname,), daemon=True)

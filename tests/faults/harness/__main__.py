@@ -14,7 +14,7 @@ from tests.faults.harness.faults import FAULTS
 from tests.faults.harness.load import Load
 from tests.faults.harness.receiver import receiving
 from tests.faults.harness.report import Report
-from tests.faults.harness.scene import NotRecoveredError, Scene
+from tests.faults.harness.scene import RECOVERY_SECONDS, NotRecoveredError, Scene
 from tests.faults.harness.schedule import plan
 from tests.fixtures.tiny_llama import write_tiny_llama
 
@@ -37,7 +37,7 @@ def run_seed(seed: int, count: int, kinds: list[str], directory: Path, model: Pa
                 seconds = FAULTS[kind](scene)
             except NotRecoveredError as error:
                 report.broken.append(f"{said}: {error}")
-                seconds = float("inf")
+                seconds = RECOVERY_SECONDS
             report.recoveries[kind].append(round(seconds, 2))
             print(f"{said}, {seconds:.2f} s", flush=True)
         load.stop()
