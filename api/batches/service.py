@@ -129,8 +129,8 @@ def batch_page(services: Services, *, after: str | None, limit: int, status: Bat
         if after is not None and batch_views.get(session, after) is None:
             raise NotFoundError(f"after: no batch {after}", param="after")
         found = batch_views.page(session, after=after, limit=limit + 1, status=status)
-        deliveries = [delivery_log.delivery_of(session, view.id) for view in found[:limit]]
-    data = [to_answer(view, delivery, None) for view, delivery in zip(found, deliveries, strict=False)]
+        deliveries = delivery_log.deliveries_of(session, [view.id for view in found[:limit]])
+    data = [to_answer(view, deliveries.get(view.id), None) for view in found[:limit]]
     return BatchPage(data=data, last_id=data[-1].batch_id if data else None, has_more=len(found) > limit)
 
 

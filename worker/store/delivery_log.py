@@ -110,9 +110,18 @@ def attempts(session: Session, event_id: str) -> list[AttemptView]:
 
 def delivery_of(session: Session, batch_id: str) -> DeliveryView | None:
     """Return how a batch's own callback stands; None before the batch ends or without one."""
-    event = session.scalar(select(WebhookEventRow).where(WebhookEventRow.batch_id == batch_id))
-    found = [] if event is None else _views(session, [event])[0].deliveries
-    return next((delivery for delivery in found if delivery.endpoint_id is None), None)
+    return deliveries_of(session, [batch_id]).get(batch_id)
+
+
+def deliveries_of(session: Session, batch_ids: Sequence[str]) -> dict[str, DeliveryView]:
+    """Return the same of several batches, by their ids."""
+    events = session.scalars(select(WebhookEventRow).where(WebhookEventRow.batch_id.in_(batch_ids))).all()
+    return {
+        event.batch_id: delivery
+        for event in (_views(session, events) if events else [])
+        for delivery in event.deliveries
+        if event.batch_id is not None and delivery.endpoint_id is None
+    }
 
 
 def _of(tenant: str) -> Select[WebhookEventRow]:
