@@ -16,7 +16,7 @@ from worker.engine.engine_thread import EngineThread
 from worker.engine.share import Share
 from worker.shard_runner import Ending, ShardRunner
 from worker.shard_saver import ShardSaver
-from worker.store import batches, tenants, tickets
+from worker.store import batch_views, tenants, tickets
 from worker.store.session import Store
 from worker.tasks.extra_slots import ExtraSlots
 
@@ -66,24 +66,26 @@ def test_a_small_tenant_does_not_wait_for_a_slot(store: Store, engine: Engines, 
     submit(store.of_tenant("large"), num_requests=8, shard_size=2)
     issue(store)
     with ThreadPoolExecutor(2) as slots:
-        running = [slots.submit(runner.run, shard_id) for shard_id in (1, 2)]
-        eventually(lambda: len(engine.shards) == 2)
-        with store.transaction() as session:
-            tenants.create(session, "small")
-            tenants.change(session, "small", {"weight": 3})
-        batch_id = submit(store.of_tenant("small"), num_requests=2, shard_size=2)
-        issue(store)
-        eventually(lambda: len(engine.shards) == 3, what="a third shard")
-        assert [request.share for request in engine.shards[2].requests] == [Share("small", 3)] * 2
-        assert engine.shards[0].requests[0].share == Share("large", 1)
-        engine.shards[2].finish(0, 1)
+        try:
+            running = [slots.submit(runner.run, shard_id) for shard_id in (1, 2)]
+            eventually(lambda: len(engine.shards) == 2)
+            with store.transaction() as session:
+                tenants.create(session, "small")
+                tenants.change(session, "small", {"weight": 3})
+            batch_id = submit(store.of_tenant("small"), num_requests=2, shard_size=2)
+            issue(store)
+            eventually(lambda: len(engine.shards) == 3, what="a third shard")
+            assert [request.share for request in engine.shards[2].requests] == [Share("small", 3)] * 2
+            assert engine.shards[0].requests[0].share == Share("large", 1)
+            engine.shards[2].finish(0, 1)
 
-        def is_over() -> bool:
-            with store.of_tenant("small").transaction() as session:
-                batch = batches.get(session, batch_id)
-            return batch is not None and batch.status is BatchStatus.COMPLETED
+            def is_over() -> bool:
+                with store.of_tenant("small").transaction() as session:
+                    batch = batch_views.get(session, batch_id)
+                return batch is not None and batch.status is BatchStatus.COMPLETED
 
-        eventually(is_over, what="the end of the small batch")
-        assert len(engine.shards) == 3, "the large tenant gets no more than its own"
-        runner.draining.set()
+            eventually(is_over, what="the end of the small batch")
+            assert len(engine.shards) == 3, "the large tenant gets no more than its own"
+        finally:  # or the runs would keep the pool from ending
+            runner.draining.set()
         assert [one.result(30) for one in running] == [Ending.HANDED_BACK] * 2
