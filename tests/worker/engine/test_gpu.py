@@ -54,6 +54,8 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 class EagerGraphs:
     """Decode Steps as for graphs, padded and from fixed places, but launched one by one."""
 
+    num_rows = 4
+
     def __init__(self, engine: Engine) -> None:
         runner = engine._runner
         info = engine.model_info
@@ -74,8 +76,8 @@ class EagerGraphs:
         if not is_decode(step):
             return None
         self.sizes.append(len(step.num_tokens))
-        self._decode.fill(step, 4, before)
-        return self._decode.forward(4)[: len(step.num_tokens)]
+        self._decode.fill(step, self.num_rows, before)
+        return self._decode.forward(self.num_rows)[: len(step.num_tokens)]
 
 
 @pytest.fixture
