@@ -13,6 +13,7 @@ from api.batches.routes import BatchId
 from api.batches.schemas import BatchAnswer
 from api.dependencies import READ, Services, ServicesDependency
 from api.errors import NotFoundError, documented
+from api.json_lines import one_line
 
 EVENT_STREAM = "text/event-stream"
 LOOK_SECONDS = 0.5
@@ -56,7 +57,7 @@ async def _events(services: Services, batch_id: str, batch: BatchAnswer) -> Asyn
         news = batch.model_dump_json(exclude={"eta_seconds", "eta_range"})
         if news != said:
             name = batch.status if batch.status.is_terminal else "progress"
-            yield f"event: {name}\ndata: {batch.model_dump_json()}\n\n"
+            yield f"event: {name}\ndata: {one_line(batch.model_dump_json())}\n\n"
             said, said_at = news, time.monotonic()
         elif time.monotonic() - said_at > SILENT_SECONDS:
             yield ": still here\n\n"

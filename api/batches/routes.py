@@ -15,6 +15,7 @@ from api.batches.result_schemas import ResultPage
 from api.batches.schemas import BatchAccepted, BatchAnswer, BatchPage, BatchStats, BatchSubmission
 from api.dependencies import READ, SUBMIT, IdempotencyDependency, Services, ServicesDependency
 from api.errors import documented
+from api.json_lines import one_line
 from api.schema import Text
 from worker.contract.states import BatchStatus
 
@@ -129,7 +130,7 @@ async def _follow(services: Services, batch_id: str, after: int) -> AsyncIterato
             service.page, services, batch_id, after=after, limit=service.PAGE
         )
         for result in found:
-            yield result.model_dump_json() + "\n"
+            yield one_line(result.model_dump_json()) + "\n"
         if found:
             after = found[-1].sequence
         elif may_come:

@@ -10,6 +10,7 @@ from api.batches.submission import to_batch
 from api.batches.waiting import read_line
 from api.dependencies import IdempotencyKey, Services
 from api.errors import KeyReusedError, NotFoundError
+from api.json_lines import one_line
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS
 from worker.contract.results import num_bytes
 from worker.contract.states import BatchStatus
@@ -112,7 +113,7 @@ def lines_so_far(services: Services, batch_id: str, *, after: int) -> Iterator[s
     """Yield the results there are, as JSON lines, page by page."""
     while True:
         found, _ = page(services, batch_id, after=after, limit=PAGE)
-        yield from (result.model_dump_json() + "\n" for result in found)
+        yield from (one_line(result.model_dump_json()) + "\n" for result in found)
         if len(found) < PAGE:
             return
         after = found[-1].sequence

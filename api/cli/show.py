@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from api.json_lines import one_line
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 EXIT_FAILED = 1
@@ -18,7 +20,7 @@ EXIT_FAILED = 1
 
 def print_json(value: Any) -> None:
     """Print a value as one line of JSON."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=_to_json) + "\n")
+    sys.stdout.write(one_line(json.dumps(value, ensure_ascii=False, default=_to_json)) + "\n")
     sys.stdout.flush()
 
 

@@ -1,6 +1,5 @@
 """Writes the results of batches that have ended into files, in the order in which they came."""
 
-import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from api import json_lines
 from api.blobs.store import StorageError
 from api.checkpoint import Checkpoint
 from api.dependencies import Services
@@ -82,9 +82,8 @@ class ResultWriter:
         endpoint = Endpoint(held.endpoint)
         for result in self._results(held):
             line = to_line(self.services.checkpoint, endpoint, held.batch_id, result)
-            text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
             spool = output if result.outcome is Outcome.COMPLETED else error
-            spool.write(text.encode() + b"\n")
+            spool.write(json_lines.dumps(line).encode() + b"\n")
         with self.services.store.transaction() as session:
             if not self.stopping.is_set():
                 return batch_files.renew(session, held, lease=LEASE)

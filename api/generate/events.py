@@ -1,8 +1,8 @@
 """Server-sent events."""
 
-import json
 from typing import Any
 
+from api import json_lines
 from api.errors import ApiError, ErrorBody
 
 DONE = "data: [DONE]\n\n"
@@ -10,7 +10,7 @@ DONE = "data: [DONE]\n\n"
 
 def event(body: Any) -> str:
     """Return one server-sent event."""
-    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"data: {json_lines.dumps(body)}\n\n"
 
 
 def error_event(error: ApiError) -> str:
