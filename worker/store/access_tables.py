@@ -7,6 +7,7 @@ from sqlalchemy import (
     ForeignKey,
     Identity,
     Index,
+    false,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -25,6 +26,7 @@ class TenantRow(Table):
     max_tokens: Mapped[int | None]  # of those requests: prompts, and outputs at their longest
     max_bytes: Mapped[int | None]  # prompts and outputs kept
     calls_per_minute: Mapped[int | None]  # of the API
+    may_use_semantic_cache: Mapped[bool] = mapped_column(server_default=false())
     created_at: Mapped[datetime] = created_now()
 
 

@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, func, insert, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from worker.contract.caching import CacheMode
+from worker.contract.results import RequestError
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, FilesStage
 from worker.store import batches, quotas, webhooks
@@ -42,6 +43,9 @@ class NewFileBatch:
     priority: int
     output_lifetime: timedelta | None
     cache: CacheMode = CacheMode.OFF
+    cache_similarity: float | None = None
+    max_failed: int | None = None
+    max_total_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,9 @@ def submit(session: Session, new: NewFileBatch) -> str:
             num_prompt_tokens=0,
             max_output_tokens=0,
             cache=new.cache,
+            cache_similarity=new.cache_similarity if new.cache is CacheMode.SEMANTIC else None,
+            max_failed=new.max_failed,
+            max_total_tokens=new.max_total_tokens,
             expires_at=func.now() + new.window,
         )
     )
@@ -230,19 +237,30 @@ def add_requests(
 
 
 def stop_reading(session: Session, held: FilesClaim, errors: list[dict[str, Any]]) -> None:
-    """End a batch whose input cannot be run, saying why. If some of it was read already, it is cancelled."""
+    """End a batch whose input cannot be run, saying why; what runs of it already is cut off."""
     batch = batches.lock(session, held.batch_id)
     if batch is None or not _move(session, held, errors=errors, read_at=func.now(), due_at=func.now()):
         return
+    error = _to_error(errors[0])
     if batch.num_unread == batch.num_requests:
         _move(session, held, stage=FilesStage.DONE)
-        batches.fail(session, batch)
+        batches.fail(session, batch, error)
         return
     _move(session, held, stage=FilesStage.RUNNING)
     batch.num_requests -= batch.num_unread
     batch.num_unread = 0
-    session.flush()
-    batches.cancel(session, batch.id)
+    if batches.is_stopping(session, batch):
+        session.flush()
+    else:
+        batches.stop(session, batch, error)
+    batches.settle(session, batch)
+    wake_dispatcher(session)
+
+
+def _to_error(first: dict[str, Any]) -> RequestError:
+    """Return the first of a file's errors as that of its batch."""
+    place = "" if first.get("line") is None else f"line {first['line']}: "
+    return RequestError(first["code"], f"{place}{first['message']}")
 
 
 def finish(session: Session, held: FilesClaim, written: WrittenFiles) -> bool:
@@ -260,7 +278,8 @@ def finish(session: Session, held: FilesClaim, written: WrittenFiles) -> bool:
         written_at=func.now(),
     ):
         return False
-    webhooks.record_end(session, batch)
+    files = {"output_file": written.output_file_id, "error_file": written.error_file_id}
+    webhooks.record_end(session, batch, files)
     wake_dispatcher(session)
     return True
 

@@ -13,7 +13,7 @@ from worker.contract.caching import DEFAULT_SIMILARITY, CacheMode, request_diges
 from worker.contract.results import RequestError
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, Outcome, ShardState
-from worker.store import quotas, requests, webhooks
+from worker.store import missing, quotas, requests, webhooks
 from worker.store.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
 from worker.store.placement import Placement
 from worker.store.quotas import Demand
@@ -182,6 +182,14 @@ def cancel(session: Session, batch_id: str) -> bool:
     return True
 
 
+def stop(session: Session, batch: BatchRow, error: RequestError) -> None:
+    """Ask a locked live batch to stop for a reason of its own: it will have failed with this error."""
+    batch.status = BatchStatus.CANCELLING
+    batch.error_code, batch.error_message = error.code, error.message
+    session.flush()
+    wake_workers(session, batch.id)
+
+
 def is_stopping(session: Session, batch: BatchRow) -> bool:
     """Whether the work of a locked batch is no longer wanted."""
     if batch.status not in {BatchStatus.PENDING, BatchStatus.PROCESSING}:
@@ -220,9 +228,10 @@ def settle(session: Session, batch: BatchRow) -> bool:
     return True
 
 
-def fail(session: Session, batch: BatchRow) -> None:
+def fail(session: Session, batch: BatchRow, error: RequestError) -> None:
     """End a locked batch of which nothing can be run, and nothing was."""
     batch.num_requests = batch.num_unread = 0
+    batch.error_code, batch.error_message = error.code, error.message
     _end(session, batch, BatchStatus.FAILED)
     webhooks.record_end(session, batch)
     wake_dispatcher(session)
@@ -263,7 +272,7 @@ def give_missing(
     request_ids: Sequence[int] | None = None,
 ) -> None:
     """Give requests of a locked batch that have no result this one: all, a shard's, or those named."""
-    missing = requests.fail_missing(
+    given = missing.settle(
         session,
         batch_id=batch.id,
         first_sequence=batch.num_settled + 1,
@@ -274,12 +283,14 @@ def give_missing(
         request_ids=request_ids,
     )
     if outcome is Outcome.FAILED:
-        batch.num_failed += missing.count
+        batch.num_failed += given.count
     else:
-        batch.num_cancelled += missing.count
-    batch.settled_max_tokens += missing.max_tokens
-    batch.input_tokens += missing.input_tokens
-    batch.output_tokens += missing.output_tokens
+        batch.num_cancelled += given.count
+    batch.settled_max_tokens += given.max_tokens
+    batch.num_deduplicated += given.num_copies
+    batch.input_tokens += given.input_tokens
+    batch.cached_tokens += given.cached_tokens
+    batch.output_tokens += given.output_tokens
 
 
 def settle_stopping(session: Session, *, limit: int) -> int:

@@ -51,6 +51,7 @@ class Claim:
     weight: int = 1  # the tenant's share beside others
     cache: CacheMode = CacheMode.OFF  # of requests that have none of their own
     cache_similarity: float | None = None
+    may_use_semantic_cache: bool = False  # the tenant, now
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> 
         weight=1 if tenant is None else tenant.weight,
         cache=batch.cache,
         cache_similarity=batch.cache_similarity,
+        may_use_semantic_cache=tenant is not None and tenant.may_use_semantic_cache,
     )
 
 

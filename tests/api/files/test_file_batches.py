@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,10 +14,14 @@ from api.dependencies import Services
 from api.files import reading
 from api.files.reading import BatchReader
 from api.files.writing import ResultWriter
-from tests.fixtures.batches import held, run_to_the_end
+from tests.fixtures.access import allow_semantic_cache
+from tests.fixtures.batches import LEASE, held, result, run_to_the_end
 from tests.fixtures.inputs import body, line, lines
-from worker.store import batch_files
+from worker.contract.results import RequestError
+from worker.contract.states import Outcome
+from worker.store import batch_files, shards
 from worker.store.session import Store
+from worker.store.shards import Progress
 
 Put = Callable[..., Response]
 
@@ -142,8 +147,53 @@ def test_a_file_for_another_endpoint_fails_by_line(
     failed = look(client, batch)
     assert (failed["status"], failed["request_counts"]["total"]) == ("failed", 0)
     assert [(one["line"], one["code"]) for one in failed["errors"]["data"]] == [(2, "mismatched_endpoint")]
-    assert sql(store, "SELECT type FROM webhook_events") == [("batch.failed",)]
+    ((event,),) = sql(store, "SELECT body FROM webhook_events")
+    assert json.loads(event)["type"] == "batch.failed"
+    error = json.loads(event)["data"]["error"]
+    assert (error["code"], error["message"].partition(":")[0]) == ("mismatched_endpoint", "line 2")
+    assert client.get(f"/v1/batch/{batch['id']}").json()["error"] == error
     assert sql(store, "SELECT count(*) FROM requests") == [(0,)]
+
+
+def test_a_batch_of_a_file_stops_itself_and_says_why(
+    client: TestClient, store: Store, reader: BatchReader, writer: ResultWriter, create: Any
+) -> None:
+    batch = create(lines(4), max_failed=0, max_total_tokens=10_000, callback_url="https://example.com/hook")
+    reader.turn()
+    claimed = held(store, 1)
+    failed = [
+        replace(result(one.id, outcome=Outcome.FAILED), error=RequestError("generation_failed", "no"))
+        for one in claimed.requests
+    ]
+    with store.transaction() as session:
+        shards.save(session, [Progress(claimed, failed, 0, is_last=True)], lease=LEASE)
+    assert look(client, batch)["status"] == "finalizing"
+    writer.turn()
+    done = look(client, batch)
+    assert (done["status"], done["request_counts"]["failed"]) == ("failed", 2)
+    assert done["finalizing_at"] is not None
+    assert [one["code"] for one in done["errors"]["data"]] == ["max_failed_exceeded"]
+    assert len(content(client, done["error_file_id"])) == 4
+    ((event,),) = sql(store, "SELECT body FROM webhook_events")
+    data = json.loads(event)["data"]
+    assert data["error"]["code"] == "max_failed_exceeded"
+    assert data["links"]["error_file"] == f"/v1/files/{done['error_file_id']}/content"
+    assert "output_file" not in data["links"]
+
+
+def test_a_batch_of_a_file_takes_the_cache_it_asks_for(
+    client: TestClient, store: Store, put: Put, create: Any
+) -> None:
+    create(lines(1), cache="exact")
+    assert sql(store, "SELECT cache, cache_similarity FROM batches") == [("exact", None)]
+    asked = {"input_file_id": put(lines(2)).json()["id"], "endpoint": "/v1/completions"}
+    asked |= {"completion_window": "1h", "cache": "semantic", "cache_similarity": 0.9}
+    refused = client.post("/v1/batches", json=asked)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (403, "cache")
+    allow_semantic_cache(store)
+    assert client.post("/v1/batches", json=asked).status_code == 200
+    found = sql(store, "SELECT cache, cache_similarity FROM batches WHERE cache <> 'exact'")
+    assert found == [("semantic", 0.9)]
 
 
 def test_an_input_file_can_be_deleted_once_it_is_read(

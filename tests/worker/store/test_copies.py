@@ -11,6 +11,7 @@ from worker.contract.states import BatchStatus, Outcome
 from worker.store import batch_views, batches, control, placement, result_views, retries, shards
 from worker.store.batch_views import BatchView
 from worker.store.batches import NewBatch
+from worker.store.partial_outputs import PartialOutput
 from worker.store.placement import Placement
 from worker.store.requests import NewRequest
 from worker.store.result_views import ResultView
@@ -271,3 +272,23 @@ def test_shards_hold_different_requests_and_their_copies(monkeypatch: pytest.Mon
     monkeypatch.setattr(placement, "MAX_ROWS", 3)
     bounded = Placement(shard_size=2)
     assert [bounded.place(b"a") for _ in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_what_was_kept_of_one_that_is_never_run_again_is_what_its_copies_have_too(store: Store) -> None:
+    batch_id = submit(store, "aab")
+    claimed = held(store, 1)
+    kept = {claimed.requests[0].id: PartialOutput("demo", [4, 5], "so far")}
+    with store.transaction() as session:
+        control.pause(session, batch_id)
+        shards.release(session, claimed, kept)
+        batches.cancel(session, batch_id)
+    view, found = look(store, batch_id)
+    assert (view.status, view.num_cancelled, view.num_deduplicated) == (BatchStatus.CANCELLED, 3, 1)
+    assert [(one.output, one.num_output_tokens, str(one.source)) for one in found] == [
+        ("so far", 2, "engine"),
+        ("so far", 2, "duplicate"),
+        (None, 0, "engine"),
+    ]
+    assert (view.input_tokens, view.cached_tokens, view.output_tokens) == (6, 3, 4)
+    with store.transaction() as session:
+        assert session.scalar(text("SELECT count(*) FROM partial_outputs")) == 0
