@@ -9,6 +9,7 @@ from api import errors, health
 from api.audit import routes as audit
 from api.batches import control_routes, progress_routes
 from api.batches import routes as batches
+from api.dashboard import routes as dashboard
 from api.dependencies import open_services
 from api.estimates import routes as estimates
 from api.file_batches import routes as file_batches
@@ -48,6 +49,7 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.add_middleware(SecurityHeaders)
     metrics.install(app, services.store)
     app.include_router(health.router)
+    app.include_router(dashboard.router)
     app.include_router(generate.router)
     app.include_router(openai.router)
     app.include_router(estimates.router)

@@ -16,7 +16,8 @@ from worker.contract.caching import CacheMode
 from worker.contract.results import RequestError
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, FilesStage
-from worker.store import batches, quotas, webhooks
+from worker.store import batches, copies, quotas, webhooks
+from worker.store.earlier import Earlier
 from worker.store.file_tables import BatchFilesRow
 from worker.store.notify import wake_dispatcher, wake_files
 from worker.store.quotas import Demand
@@ -26,6 +27,8 @@ from worker.store.tables import BatchRow
 
 # What a quota of tokens is told of a file whose tokens nobody has counted.
 BYTES_PER_TOKEN = 4
+# After that somebody who waits for a file to be read is told that nobody does it.
+READER_COMES_WITHIN = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,13 @@ def claim_to_write(session: Session, *, lease: timedelta) -> FilesClaim | None:
     return _claim(session, is_running & has_ended.exists(), lease)
 
 
+def has_no_reader(session: Session, batch_id: str) -> bool:
+    """Whether a batch's input waits to be read, and has done so for longer than it should."""
+    is_left = (BatchFilesRow.batch_id == batch_id, BatchFilesRow.due_at < func.now() - READER_COMES_WITHIN)
+    found = select(BatchFilesRow.batch_id).where(*is_left, BatchFilesRow.stage == FilesStage.READING)
+    return session.scalar(found) is not None
+
+
 def renew(session: Session, held: FilesClaim, *, lease: timedelta) -> bool:
     """Keep a claim for longer; False: somebody else has the files now."""
     return _move(session, held, due_at=func.now() + lease)
@@ -206,16 +216,19 @@ def add_requests(
     read_offset: int,
     shard_size: int,
     lease: timedelta,
+    earlier: Earlier | None = None,
 ) -> int | None:
     """Store the next lines of a batch's input as requests; return how many are left, None: the claim is lost.
 
-    With the last one the batch may run to its end, or ends if it was cancelled meanwhile.
+    Those identical to one that `earlier` knows are not run again. With the last one the batch may run to its end, or ends if it was cancelled meanwhile.
     """
     batch = batches.lock(session, held.batch_id)
     if batch is None or not _move(session, held, read_offset=read_offset, due_at=func.now() + lease):
         return None
     defaults = SamplingParams.from_json(batch.params)
-    batches.add_shards(
+    digests = [batches.digest_of(request, defaults) for request in given]
+    joined = [None] * len(given) if earlier is None else earlier.join(session, digests)
+    shard_ids = batches.add_shards(
         session,
         batch.id,
         given,
@@ -224,10 +237,22 @@ def add_requests(
         priority=batch.priority,
         expires_at=batch.expires_at,
         first_position=batch.num_requests - batch.num_unread,
+        digests=digests,
+        joined=joined,
     )
     batch.num_unread -= len(given)
     batch.num_prompt_tokens += sum(request.num_prompt_tokens for request in given)
     batch.max_output_tokens += sum(request.max_output_tokens(defaults) for request in given)
+    if earlier is not None:
+        for digest, shard_id in zip(digests, shard_ids, strict=True):
+            earlier.remember(digest, shard_id)
+        most = {
+            digest: request.max_output_tokens(defaults)
+            for digest, request, shard_id in zip(digests, given, joined, strict=True)
+            if digest is not None and shard_id is not None
+        }
+        if most:
+            copies.answer_later_ones(session, batch, set(shard_ids), most)
     if not batch.num_unread:
         _move(session, held, stage=FilesStage.RUNNING, read_at=func.now(), due_at=func.now())
         session.flush()

@@ -93,7 +93,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
         lane=batch.lane,
     )
     if batch.lane is Lane.INTERACTIVE:
-        wake_interactive(session, shard_ids)
+        wake_interactive(session, sorted(set(shard_ids)))
     else:
         wake_dispatcher(session)
     return batch_id
@@ -110,15 +110,49 @@ def add_shards(
     expires_at: datetime | None,
     lane: Lane = Lane.BATCH,
     first_position: int = 0,
-) -> Sequence[int]:
-    """Write requests of a batch, and the shards that carry them; return the shards' ids.
+    digests: Sequence[bytes | None] | None = None,
+    joined: Sequence[int | None] | None = None,
+) -> list[int]:
+    """Write requests of a batch, and the shards that carry them; return the shard of each.
 
-    Identical ones among these share a shard.
+    Identical ones among these share a shard. `digests` as of `digest_of`; `joined`: the shard that is there
+    already and that a request goes to, or None.
     """
     placement = Placement(shard_size)
-    digests = [digest_of(request, batch_params) for request in given]
-    places = [placement.place(digest) for digest in digests]
-    shard_ids = session.scalars(
+    if digests is None:
+        digests = [digest_of(request, batch_params) for request in given]
+    if joined is None:
+        joined = [None] * len(given)
+    new = [placement.place(digest) for digest, there in zip(digests, joined, strict=True) if there is None]
+    shard_ids = _add_empty_shards(
+        session,
+        placement.num_requests,
+        batch_id=batch_id,
+        priority=priority,
+        expires_at=expires_at,
+        lane=lane,
+        first=first_position // shard_size,
+    )
+    places = iter(new)
+    its_shards = [shard_ids[next(places)] if there is None else there for there in joined]
+    requests.copy_in(session, batch_id, given, its_shards, digests, first_position=first_position)
+    return its_shards
+
+
+def _add_empty_shards(
+    session: Session,
+    num_requests: Sequence[int],
+    *,
+    batch_id: str,
+    priority: int,
+    expires_at: datetime | None,
+    lane: Lane,
+    first: int,
+) -> Sequence[int]:
+    """Write shards for so many requests each; return their ids."""
+    if not num_requests:
+        return []
+    return session.scalars(
         insert(ShardRow).returning(ShardRow.id, sort_by_parameter_order=True),
         [
             {
@@ -129,14 +163,11 @@ def add_shards(
                 "lane": lane,
                 "priority": priority,
                 "expires_at": expires_at,
-                "num_requests": num_requests,
+                "num_requests": count,
             }
-            for position, num_requests in enumerate(placement.num_requests, first_position // shard_size)
+            for position, count in enumerate(num_requests, first)
         ],
     ).all()
-    its_shards = [shard_ids[place] for place in places]
-    requests.copy_in(session, batch_id, given, its_shards, digests, first_position=first_position)
-    return shard_ids
 
 
 def digest_of(request: NewRequest, batch_params: SamplingParams) -> bytes | None:

@@ -1,6 +1,6 @@
 """A Result passed on to the identical requests of its shard, in the transaction that records it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import case, func, insert, literal, select
 from sqlalchemy.orm import Session, aliased
@@ -19,9 +19,12 @@ OWN_COLUMNS = frozenset(
 )
 
 
+COMPUTED = (Source.ENGINE, Source.DUPLICATE)
+
+
 def record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> None:
     """Give copies of requests that have just got a Result the same one; count them in the locked batch."""
-    originals = [result.request_id for result in results if result.num_copies > 1]
+    originals = [result.request_id for result in results if _may_have_copies(batch, result)]
     if not originals:
         return
     first, copy, known = aliased(RequestRow), aliased(RequestRow), aliased(ResultRow)
@@ -61,6 +64,72 @@ def record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> N
     by_id = {result.request_id: result for result in results}
     for original, count in counts:
         _count(batch, by_id[original], count)
+
+
+def _may_have_copies(batch: BatchRow, result: NewResult) -> bool:
+    """Whether others wait for a Result; of a file some may have been read since its shard was claimed."""
+    return result.num_copies > 1 or (
+        batch.input_file_id is not None and result.outcome is not Outcome.CANCELLED
+    )
+
+
+def answer_later_ones(
+    session: Session, batch: BatchRow, shard_ids: Collection[int], max_tokens: Mapping[bytes, int]
+) -> None:
+    """Give requests that have just joined these shards the Results that identical ones have completed with.
+
+    `max_tokens`: what a request could have generated, by digest. Counts them in the locked batch.
+    """
+    copy, first, known, done = aliased(RequestRow), aliased(RequestRow), aliased(ResultRow), ResultRow
+    taken = [column for column in ResultRow.__table__.columns if column.name not in OWN_COLUMNS]
+    answers = (
+        select(first.shard_id, first.digest, first.id)
+        .join(done, done.request_id == first.id)
+        .where(first.shard_id.in_(shard_ids), first.digest.in_(max_tokens), done.outcome == Outcome.COMPLETED)
+        .distinct(first.shard_id, first.digest)
+        .order_by(first.shard_id, first.digest, first.position)
+        .subquery()
+    )
+    rows = (
+        select(
+            copy.id,
+            copy.batch_id,
+            func.row_number().over(order_by=copy.position) + literal(batch.num_settled),
+            case((done.source.in_(COMPUTED), Source.DUPLICATE.value), else_=done.source),
+            done.num_prompt_tokens,
+            *taken,
+        )
+        .select_from(answers)
+        .join(done, done.request_id == answers.c.id)
+        .join(copy, (copy.shard_id == answers.c.shard_id) & (copy.digest == answers.c.digest))
+        .outerjoin(known, known.request_id == copy.id)
+        .where(known.request_id.is_(None))
+    )
+    columns = ["request_id", "batch_id", "sequence", "source", "num_cached_tokens"]
+    inserted = (
+        insert(ResultRow)
+        .from_select([*columns, *(column.name for column in taken)], rows)
+        .returning(
+            ResultRow.request_id,
+            ResultRow.source,
+            ResultRow.num_prompt_tokens,
+            ResultRow.num_output_tokens,
+            func.coalesce(func.octet_length(ResultRow.output), 0).label("num_bytes"),
+        )
+        .cte("inserted")
+    )
+    found = session.execute(select(inserted, copy.digest).join(copy, copy.id == inserted.c.request_id)).all()
+    for row in found:
+        batch.num_completed += 1
+        batch.completed_output_tokens += row.num_output_tokens
+        batch.output_tokens_squared += row.num_output_tokens**2
+        batch.num_deduplicated += row.source == Source.DUPLICATE
+        batch.num_cache_hits += row.source != Source.DUPLICATE
+        batch.input_tokens += row.num_prompt_tokens
+        batch.cached_tokens += row.num_prompt_tokens
+        batch.output_tokens += row.num_output_tokens
+        batch.settled_max_tokens += max_tokens[row.digest]
+        batch.stored_bytes += row.num_bytes
 
 
 def _count(batch: BatchRow, original: NewResult, count: int) -> None:
