@@ -1,9 +1,10 @@
 """`headrace submit` and `headrace estimate`: the same file, for real or for a forecast."""
 
+import gzip
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -17,6 +18,8 @@ from api.cli.openai_file import endpoint_of, spooled, submit_file
 from api.cli.prompt_file import PromptFileError, read_prompts
 from api.cli.show import AsJson, fail, print_json, print_record
 from api.cli.watch import wait_for_files, watch
+
+STDIN_NAMES = {"-", "-.jsonl"}
 
 File = Annotated[
     Path,
@@ -105,8 +108,8 @@ def estimate(
     with _reading(file) as source:
         if source.endpoint is not None:
             fail(
-                f"{source.name}: lines of OpenAI's batch format cannot be estimated: keep of each its custom_id"
-                " and its prompt or messages"
+                f"{source.name}: lines of OpenAI's batch format cannot be estimated: keep of each its"
+                " custom_id and its prompt or messages"
             )
         body = source.prompts() | asked
     answer = connection(context).call("POST", "/v1/batch/estimate", json=body)
@@ -126,12 +129,12 @@ class Source:
 
     def prompts(self) -> dict[str, Any]:
         """Return what the API takes in place of the file."""
-        return read_prompts(self.name, self.text)
+        return read_prompts(self.name.removesuffix(".gz"), self.text)
 
     @contextmanager
     def opened(self) -> Iterator[IO[bytes]]:
         """Yield its bytes from the start."""
-        if self.name.startswith("-"):
+        if self.name in STDIN_NAMES:
             with spooled(self.text.read()) as file:
                 yield file
         else:
@@ -143,17 +146,24 @@ class Source:
 def _reading(file: Path) -> Iterator[Source]:
     """Yield the file, once its first line has said what it holds; what goes wrong ends the command."""
     try:
-        with (
-            nullcontext(StringIO(sys.stdin.read()))
-            if str(file) == "-"
-            else file.open(encoding="utf-8") as text
-        ):
+        with _text_of(file) as text:
             first = next((line for line in text if line.strip()), "")
             text.seek(0)
             name = "-.jsonl" if str(file) == "-" and first.lstrip().startswith("{") else str(file)
-            yield Source(name, endpoint_of(first) if name.endswith(".jsonl") else None, text)
-    except (PromptFileError, UnicodeDecodeError, OSError) as error:
+            is_jsonl = name.removesuffix(".gz").endswith(".jsonl")
+            yield Source(name, endpoint_of(first) if is_jsonl else None, text)
+    except UnicodeDecodeError as error:
+        fail(f"{file} is not UTF-8 text: {error}")
+    except (PromptFileError, OSError, EOFError) as error:
         fail(str(error))
+
+
+def _text_of(file: Path) -> AbstractContextManager[IO[str]]:
+    if str(file) == "-":
+        return nullcontext(StringIO(sys.stdin.read()))
+    if file.suffix == ".gz":
+        return gzip.open(file, "rt", encoding="utf-8-sig")
+    return file.open(encoding="utf-8-sig")
 
 
 def _read_options(options: list[str] | None) -> dict[str, Any]:

@@ -220,7 +220,8 @@ def add_requests(
 ) -> int | None:
     """Store the next lines of a batch's input as requests; return how many are left, None: the claim is lost.
 
-    Those identical to one that `earlier` knows are not run again. With the last one the batch may run to its end, or ends if it was cancelled meanwhile.
+    Those identical to one that `earlier` knows are not run again. With the last one the batch may run to its
+    end, or ends if it was cancelled meanwhile.
     """
     batch = batches.lock(session, held.batch_id)
     if batch is None or not _move(session, held, read_offset=read_offset, due_at=func.now() + lease):

@@ -1,10 +1,13 @@
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import httpx
 import pytest
+import uvicorn
 from fastapi.testclient import TestClient
 from httpx import Response
 from sqlalchemy import text
@@ -16,6 +19,7 @@ from api.files.reading import BatchReader
 from api.files.writing import ResultWriter
 from tests.fixtures.access import allow_semantic_cache
 from tests.fixtures.batches import LEASE, held, result, run_to_the_end
+from tests.fixtures.deployment import eventually, free_port
 from tests.fixtures.inputs import body, line, lines
 from worker.contract.results import RequestError
 from worker.contract.states import Outcome
@@ -122,6 +126,22 @@ def test_reading_goes_on_where_it_was_left(
     assert sql(store, f"SELECT sum(num_requests) FROM shards WHERE batch_id = '{first['id']}'") == [(20,)]
 
 
+def test_what_comes_again_in_another_chunk_is_run_once(
+    client: TestClient, store: Store, reader: BatchReader, create: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "CHUNK_LINES", 2)
+    monkeypatch.setattr(reading, "TURN_CHUNKS", 1)
+    greedy = body(temperature=0)
+    batch = create(b"".join(line(f"row-{i}", body=greedy) for i in range(7)))
+    while reader.turn():
+        pass
+    assert sql(store, "SELECT num_requests FROM shards") == [(7,)]
+    run_to_the_end(store, held(store, 1))
+    assert look(client, batch)["request_counts"]["completed"] == 7
+    assert client.get(f"/v1/batch/{batch['id']}").json()["deduplicated"] == 6
+    assert reader._earlier == {}, "nothing is remembered of what has been read"
+
+
 def test_a_reader_that_lost_its_claim_writes_nothing(store: Store, reader: BatchReader, create: Any) -> None:
     create(lines(4))
     with store.transaction() as session:
@@ -153,6 +173,51 @@ def test_a_file_for_another_endpoint_fails_by_line(
     assert (error["code"], error["message"].partition(":")[0]) == ("mismatched_endpoint", "line 2")
     assert client.get(f"/v1/batch/{batch['id']}").json()["error"] == error
     assert sql(store, "SELECT count(*) FROM requests") == [(0,)]
+
+
+def test_results_are_followed_while_the_file_is_read(
+    client: TestClient, store: Store, reader: BatchReader, create: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "CHUNK_LINES", 2)
+    monkeypatch.setattr(reading, "TURN_CHUNKS", 1)
+    batch = create(lines(5))
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(client.app, port=port, log_config=None, lifespan="off"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    eventually(lambda: server.started, what="the server")
+    url = f"http://127.0.0.1:{port}/v1/batch/{batch['id']}/results"
+    found: list[dict[str, Any]] = []
+    try:
+        with httpx.stream("GET", url, params={"follow": 1, "after": 0}, timeout=120) as answer:
+            assert answer.headers["content-type"].startswith("application/x-ndjson")
+            came = (json.loads(one) for one in answer.iter_lines())
+            for shard_id, num_lines in ((1, 2), (2, 2), (3, 1)):
+                reader.turn()
+                run_to_the_end(store, held(store, shard_id))
+                found += [next(came) for _ in range(num_lines)]  # before the rest is even read
+            assert list(came) == [], "it ends with the batch"
+    finally:
+        server.should_exit = True
+        thread.join()
+    assert [(one["sequence"], one["custom_id"]) for one in found] == [(i + 1, f"row-{i}") for i in range(5)]
+    assert {one["status"] for one in found} == {"completed"}
+
+
+def test_a_batch_says_that_its_file_waits_to_be_read(
+    client: TestClient, store: Store, reader: BatchReader, create: Any
+) -> None:
+    batch = create(lines(2))
+
+    def reason() -> str:
+        waiting = client.get(f"/v1/batch/{batch['id']}").json()["waiting"]
+        return str(waiting["reason"])
+
+    assert reason() == "reading_file"
+    sql(store, "UPDATE batch_files SET due_at = now() - interval '1 min' RETURNING batch_id")
+    assert reason() == "file_unread"
+    reader.turn()
+    assert reason() == "no_worker"
 
 
 def test_a_batch_of_a_file_stops_itself_and_says_why(
