@@ -71,11 +71,14 @@ def results(
     if as_files:
         if follow or after:
             fail("--openai prints whole files: it goes with neither --follow nor --after")
-        requests = [(path, {}) for path in _file_paths(api, batch_id)]
+        paths, params = _file_paths(api, batch_id), {}
     else:
-        requests = [(f"/v1/batch/{batch_id}/results", {"after": after} | ({"follow": 1} if follow else {}))]
+        paths, params = (
+            [f"/v1/batch/{batch_id}/results"],
+            {"after": after} | ({"follow": 1} if follow else {}),
+        )
     with nullcontext(sys.stdout) if output is None else output.open("w", encoding="utf-8") as file:
-        for path, params in requests:
+        for path in paths:
             with api.stream(path, **params) as answer:
                 for line in answer.iter_lines():
                     file.write(line + "\n")

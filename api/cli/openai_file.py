@@ -1,11 +1,10 @@
 """Files in OpenAI's batch format: uploaded as they are, however large, and made a batch of."""
 
 import json
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 from rich.console import Console
 from rich.progress import wrap_file
@@ -31,7 +30,7 @@ def endpoint_of(line: str) -> str | None:
 
 def submit_file(
     connection: Connection,
-    file: IO[bytes],
+    file: BinaryIO,
     *,
     name: str,
     endpoint: str,
@@ -64,16 +63,7 @@ def submit_file(
 
 
 @contextmanager
-def spooled(text: str) -> Iterator[IO[bytes]]:
-    """Yield what came from standard input as a file whose length is known."""
-    with tempfile.TemporaryFile() as file:
-        file.write(text.encode())
-        file.seek(0)
-        yield file
-
-
-@contextmanager
-def _shown(file: IO[bytes]) -> Iterator[IO[bytes]]:
+def _shown(file: BinaryIO) -> Iterator[BinaryIO]:
     console = Console(stderr=True)
     if not console.is_terminal:
         yield file

@@ -6,15 +6,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, BinaryIO
 
 import typer
 
 from api.cli.batch_commands import show_batch
 from api.cli.connection import Connection, RefusedError, connection
-from api.cli.openai_file import endpoint_of, spooled, submit_file
+from api.cli.openai_file import endpoint_of, submit_file
 from api.cli.prompt_file import PromptFileError, read_prompts
 from api.cli.show import AsJson, fail, print_json, print_record
 from api.cli.watch import wait_for_files, watch
@@ -132,11 +132,10 @@ class Source:
         return read_prompts(self.name.removesuffix(".gz"), self.text)
 
     @contextmanager
-    def opened(self) -> Iterator[IO[bytes]]:
+    def opened(self) -> Iterator[BinaryIO]:
         """Yield its bytes from the start."""
         if self.name in STDIN_NAMES:
-            with spooled(self.text.read()) as file:
-                yield file
+            yield BytesIO(self.text.read().encode())
         else:
             with Path(self.name).open("rb") as file:
                 yield file

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import case, func, insert, literal, select
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session, aliased
 
 from worker.contract.caching import Source
@@ -86,7 +87,7 @@ def answer_later_ones(
         select(first.shard_id, first.digest, first.id)
         .join(done, done.request_id == first.id)
         .where(first.shard_id.in_(shard_ids), first.digest.in_(max_tokens), done.outcome == Outcome.COMPLETED)
-        .distinct(first.shard_id, first.digest)
+        .ext(distinct_on(first.shard_id, first.digest))
         .order_by(first.shard_id, first.digest, first.position)
         .subquery()
     )

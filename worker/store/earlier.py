@@ -68,7 +68,7 @@ def _room(session: Session, shard_ids: set[int]) -> dict[int, tuple[ShardState, 
     return {shard_id: (state, max(0, MAX_ROWS - count)) for shard_id, state, count in rows}
 
 
-def _answered(session: Session, shard_ids: set[int]) -> set[tuple[int, bytes]]:
+def _answered(session: Session, shard_ids: set[int]) -> set[tuple[int, bytes | None]]:
     """Return what of ended shards has completed, by shard and digest."""
     if not shard_ids:
         return set()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Subquery, bindparam, case, func, insert, literal, select
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
 from worker.contract.caching import Source
@@ -125,7 +126,7 @@ def _kept_outputs(batch_id: str) -> Subquery:
         )
         .join(RequestRow, RequestRow.id == PartialOutputRow.request_id)
         .where(RequestRow.batch_id == batch_id)
-        .distinct(RequestRow.shard_id, identity)
+        .ext(distinct_on(RequestRow.shard_id, identity))
         .order_by(RequestRow.shard_id, identity, RequestRow.position)
         .subquery()
     )

@@ -1,10 +1,12 @@
 """What an operator looks at: live batches, failures, workers and receivers, of the whole deployment."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Double, cast, func, select, text, true
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
 from worker.contract.meters import Readings
@@ -75,26 +77,34 @@ def live_batches(session: Session, *, limit: int) -> list[BatchView]:
 
 def failures(session: Session, *, limit: int) -> list[Failure]:
     """Return batches in which something failed, the last ended first."""
+    query = views().where(text(HAS_FAILED)).order_by(BatchRow.finished_at.desc()).limit(limit)
+    found = [to_view(*one) for one in session.execute(query)]
+    examples = _examples(session, [view.id for view in found])
+    return [
+        Failure(view, view.error_code or code, view.error_message or message)
+        for view in found
+        for code, message in [examples.get(view.id, (None, None))]
+    ]
+
+
+def _examples(session: Session, batch_ids: Sequence[str]) -> dict[str, tuple[str | None, str | None]]:
+    """Return the error of one failed request of each batch, by batch."""
+    batch = select(BatchRow.id).where(BatchRow.id.in_(batch_ids)).subquery()
     last = (
-        select(ResultRow.outcome, ResultRow.error_code, ResultRow.error_message)
-        .where(ResultRow.batch_id == BatchRow.id)
+        select(ResultRow.sequence, ResultRow.outcome, ResultRow.error_code, ResultRow.error_message)
+        .where(ResultRow.batch_id == batch.c.id)
         .order_by(ResultRow.sequence.desc())
         .limit(EXAMPLE_AMONG)
         .lateral()
     )
-    example = select(last).where(last.c.outcome == Outcome.FAILED).limit(1).lateral("example")
-    query = (
-        views()
-        .add_columns(example.c.error_code, example.c.error_message)
-        .outerjoin(example, true())
-        .where(text(HAS_FAILED))
-        .order_by(BatchRow.finished_at.desc())
-        .limit(limit)
+    rows = session.execute(
+        select(batch.c.id, last.c.error_code, last.c.error_message)
+        .join(last, true())
+        .where(last.c.outcome == Outcome.FAILED)
+        .ext(distinct_on(batch.c.id))
+        .order_by(batch.c.id, last.c.sequence.desc())
     )
-    return [
-        Failure(view := to_view(*found), view.error_code or code, view.error_message or message)
-        for *found, code, message in session.execute(query)
-    ]
+    return {batch_id: (code, message) for batch_id, code, message in rows}
 
 
 def worker_loads(session: Session, *, minutes: int) -> list[WorkerLoad]:
