@@ -86,7 +86,11 @@ def answer_later_ones(
     answers = (
         select(first.shard_id, first.digest, first.id)
         .join(done, done.request_id == first.id)
-        .where(first.shard_id.in_(shard_ids), first.digest.in_(max_tokens), done.outcome == Outcome.COMPLETED)
+        .where(
+            first.shard_id.in_(shard_ids),
+            first.digest.in_(list(max_tokens)),
+            done.outcome == Outcome.COMPLETED,
+        )
         .ext(distinct_on(first.shard_id, first.digest))
         .order_by(first.shard_id, first.digest, first.position)
         .subquery()
