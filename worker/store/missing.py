@@ -50,7 +50,7 @@ def settle(
             RequestRow.batch_id,
             func.row_number().over(order_by=RequestRow.position) + literal(first_sequence - 1),
             bindparam("outcome", outcome.value),
-            kept.c.output,
+            kept.c.text,
             case((has_output, literal("cancelled" if outcome is Outcome.CANCELLED else "error"))),
             case((has_output, RequestRow.num_prompt_tokens), else_=0),
             case((is_copy, RequestRow.num_prompt_tokens), else_=0),
