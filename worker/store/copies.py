@@ -1,5 +1,6 @@
 """A Result passed on to the identical requests of its shard, in the transaction that records it."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import case, func, insert, literal, select
@@ -9,6 +10,7 @@ from sqlalchemy.orm import Session, aliased
 from worker.contract.caching import Source
 from worker.contract.results import NewResult
 from worker.contract.states import Outcome
+from worker.store import meters
 from worker.store.tables import BatchRow, RequestRow, ResultRow
 
 # What a copy does not take over from the Result it copies.
@@ -20,6 +22,8 @@ OWN_COLUMNS = frozenset(
 )
 
 
+# Under this name copies are counted that no worker has seen.
+METER = "copies"
 COMPUTED = (Source.ENGINE, Source.DUPLICATE)
 
 
@@ -63,8 +67,24 @@ def record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> N
         .group_by(first.id)
     )
     by_id = {result.request_id: result for result in results}
+    unmeasured: Counter[str] = Counter()
     for original, count in counts:
-        _count(batch, by_id[original], count)
+        result = by_id[original]
+        _count(batch, result, count)
+        # Its worker counts the copies that were there when it claimed the shard.
+        later = count - (result.num_copies - 1)
+        if later > 0 and result.outcome is Outcome.COMPLETED:
+            unmeasured += _readings(later, result.num_prompt_tokens, result.num_output_tokens)
+    meters.add(session, METER, unmeasured)
+
+
+def _readings(count: int, num_prompt_tokens: int, num_output_tokens: int) -> Counter[str]:
+    return Counter(
+        requests_completed=count,
+        requests_deduplicated=count,
+        input_tokens=count * num_prompt_tokens,
+        output_tokens=count * num_output_tokens,
+    )
 
 
 def _may_have_copies(batch: BatchRow, result: NewResult) -> bool:
@@ -124,7 +144,9 @@ def answer_later_ones(
         .cte("inserted")
     )
     found = session.execute(select(inserted, copy.digest).join(copy, copy.id == inserted.c.request_id)).all()
+    unmeasured: Counter[str] = Counter()
     for row in found:
+        unmeasured += _readings(1, row.num_prompt_tokens, row.num_output_tokens)
         batch.num_completed += 1
         batch.completed_output_tokens += row.num_output_tokens
         batch.output_tokens_squared += row.num_output_tokens**2
@@ -135,6 +157,7 @@ def answer_later_ones(
         batch.output_tokens += row.num_output_tokens
         batch.settled_max_tokens += max_tokens[row.digest]
         batch.stored_bytes += row.num_bytes
+    meters.add(session, METER, unmeasured)
 
 
 def _count(batch: BatchRow, original: NewResult, count: int) -> None:
