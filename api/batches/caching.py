@@ -14,7 +14,7 @@ def choose_cache(
 ) -> CacheMode:
     """Return the mode that was asked for, or the deployment's default.
 
-    A tenant that may not use the semantic cache has the exact one where semantic is only the default.
+    Where semantic is only the default, a tenant that may not have it gets the exact cache.
 
     Raises:
         PermissionDeniedError: the tenant may not use the semantic cache.
@@ -24,27 +24,28 @@ def choose_cache(
     mode = CacheMode(asked or services.settings.cache)
     if mode is not CacheMode.SEMANTIC:
         return mode
-    if not tenants.may_use_semantic_cache(session):
-        if asked is None:
-            return CacheMode.EXACT
+    is_allowed, is_there = tenants.may_use_semantic_cache(session), response_cache.has_vectors(session)
+    if is_allowed and is_there:
+        return mode
+    if asked is None:
+        return CacheMode.EXACT
+    if not is_allowed:
         raise PermissionDeniedError(
             f"{param}: this tenant may not use the semantic cache, whose answers are another prompt's:"
             " `headrace tenants set NAME --semantic-cache` allows it; `exact` needs no leave",
             param=param,
             code="semantic_cache_not_allowed",
         )
-    if not response_cache.has_vectors(session):
-        raise InvalidInputError(
-            f"{param}: the semantic cache needs pgvector, which this Postgres does not have: install it there"
-            " and run CREATE EXTENSION vector, or ask for `exact`",
-            param=param,
-            code="semantic_cache_unavailable",
-        )
-    return mode
+    raise InvalidInputError(
+        f"{param}: the semantic cache needs pgvector, which this Postgres does not have: install it there"
+        " and run CREATE EXTENSION vector, or ask for `exact`",
+        param=param,
+        code="semantic_cache_unavailable",
+    )
 
 
 def default_cache(services: Services) -> CacheMode:
-    """Return the mode of work that says nothing of it; raises as `choose_cache` does."""
+    """Return the mode of work that says nothing of it."""
     mode = CacheMode(services.settings.cache)
     if mode is not CacheMode.SEMANTIC:
         return mode

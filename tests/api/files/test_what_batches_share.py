@@ -15,6 +15,7 @@ from httpx import Response
 from api.files import reading
 from api.files.reading import BatchReader
 from api.files.writing import ResultWriter
+from api.main import create_app
 from tests.api.files.test_file_batches import content, look, sql
 from tests.fixtures.access import allow_semantic_cache
 from tests.fixtures.batches import LEASE, held, result, run_to_the_end
@@ -22,6 +23,7 @@ from tests.fixtures.deployment import eventually, free_port
 from tests.fixtures.inputs import lines
 from worker.contract.results import RequestError
 from worker.contract.states import Outcome
+from worker.settings import Settings
 from worker.store import shards
 from worker.store.session import Store
 from worker.store.shards import Progress
@@ -113,3 +115,13 @@ def test_a_batch_of_a_file_takes_the_cache_it_asks_for(
     assert client.post("/v1/batches", json=asked).status_code == 200
     found = sql(store, "SELECT cache, cache_similarity FROM batches WHERE cache <> 'exact'")
     assert found == [("semantic", 0.9)]
+
+
+def test_a_default_that_a_tenant_may_not_have_is_the_exact_cache(store: Store, config: Settings) -> None:
+    semantic = config.model_copy(update={"cache": "semantic"})
+    with TestClient(create_app(semantic)) as client:
+        for expected in ("exact", "semantic"):
+            assert client.post("/v1/batch/async", json={"prompts": ["a"]}).status_code == 202
+            newest = "SELECT cache FROM batches ORDER BY created_at DESC LIMIT 1"
+            assert sql(store, newest) == [(expected,)]
+            allow_semantic_cache(store)
