@@ -33,7 +33,7 @@ class Tree(HTMLParser):
             self._open.append(node)
 
     def handle_endtag(self, tag: str) -> None:
-        self._open.pop()
+        assert self._open.pop()[0] == tag
 
     def handle_data(self, data: str) -> None:
         self._open[-1][2].append(data)
