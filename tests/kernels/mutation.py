@@ -73,7 +73,7 @@ def copy_tree(tree: Path) -> None:
 
 def run_cases(tree: Path, tests: str, only: str) -> Outcome:
     """Run a file of tests in a tree until one fails. Only in a process that does nothing else."""
-    import pytest  # noqa: PLC0415  (in the process that runs them)
+    import pytest
 
     os.chdir(tree)
     os.environ |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -100,11 +100,7 @@ TABLES = (
                 "builder.mul(builder.add(offset, ir.Constant(I64, lane)), stride)",
                 "builder.mul(offset, stride)",
             ),
-            Mutation(
-                "the rest of a head repeats",
-                "source_start + index,\n            angles,\n            angles_start + index,\n            target,\n            target_start + index * target_stride,\n            target_stride,\n        )\n        index += 1",
-                "source_start,\n            angles,\n            angles_start + index,\n            target,\n            target_start + index * target_stride,\n            target_stride,\n        )\n        index += 1",
-            ),
+            Mutation("the last pair is left out", "while index < half:", "while index < half - 1:"),
         ),
     ),
     Table(

@@ -67,8 +67,8 @@ TABLES = (
             ),
             Mutation(
                 "tile: levels of the first block",
-                "(start // 2 + lanes)[None, :]\n            levels = tl.load(data + place, mask=row_mask[:, None], other=0)",
-                "(begin // 2 + lanes)[None, :]\n            levels = tl.load(data + place, mask=row_mask[:, None], other=0)",
+                "(start // 2 + lanes)[None, :]",
+                "(begin // 2 + lanes)[None, :]",
                 only="tile and int4-64",
             ),
             Mutation(
