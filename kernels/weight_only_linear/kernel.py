@@ -127,7 +127,7 @@ def accumulate(
     dtype: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Sum columns begin..end, scaled: [rows, tokens]. `source` [1, tokens] points at each token's column 0."""
+    """Sum columns begin..end, scaled: [rows, tokens]. `source` [1, tokens] points at each token."""
     PACKED: tl.constexpr = FORMAT == "int4" or FORMAT == "nf4"
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     if GROUP == 0:
