@@ -57,7 +57,7 @@ def test_without_gemlite_its_column_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Layers(ModuleType):
-    """gemlite.helper, as far as it is called: a layer is `x @ ((levels - zeros) * scales).T`, scales a group."""
+    """gemlite.helper, as far as it is called: a weight is `(level - zero) * scale` by group."""
 
     def __init__(self) -> None:
         super().__init__("gemlite.helper")
