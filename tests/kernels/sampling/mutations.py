@@ -13,7 +13,7 @@ TABLES = (
                 ("temperature in powers of e", "1.4426950408889634 / temperature", "1.0 / temperature"),
                 ("target of no total", "tl.load(uniforms + row) * total", "tl.load(uniforms + row)"),
                 ("a block forgets those before", "passed += tl.sum(weight, 0)", "passed = tl.sum(weight, 0)"),
-                ("top-k keeps one less", "if count >= top_k:", "if count > top_k:"),
+                ("all equals at the cut stay", "        high = above\n", "        high = below\n"),
                 ("one of equals too many", "quota = top_k - count", "quota = top_k - count + 1"),
                 ("top-p of all tokens", "target = top_p * kept", "target = top_p"),
                 ("equals at the cut weigh nothing", "kept += quota *", "kept += 0 *"),
