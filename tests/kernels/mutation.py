@@ -78,7 +78,7 @@ def run_cases(tree: Path, tests: str, only: str) -> Outcome:
     os.chdir(tree)
     os.environ |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     sys.path[:] = [str(tree), *(path for path in sys.path if path and Path(path).resolve() != ROOT)]
-    for name in [name for name in sys.modules if name.split(".")[0] in {"tests", "kernels", "worker"}]:
+    for name in [name for name in sys.modules if name.split(".")[0] in {"kernels", "worker"}]:
         del sys.modules[name]
     arguments = [
         f"tests/kernels/{tests}",
@@ -101,7 +101,7 @@ def run_cases(tree: Path, tests: str, only: str) -> Outcome:
     with contextlib.redirect_stdout(io.StringIO()) as output:
         status = pytest.main(arguments)
     text = output.getvalue()
-    failed = re.search(r"^FAILED .* - (AssertionError|assert)", text, re.MULTILINE)
+    failed = re.search(r"^E +(AssertionError|assert )", text, re.MULTILINE)
     return Outcome(status == 0, status == 1 and failed is not None, text)
 
 
