@@ -13,4 +13,5 @@ def check_rows(op: str, out_features: int, bias: Tensor | None, *, is_gated: boo
 
 def interleaved(tensor: Tensor, num_parts: int = 1) -> Tensor:
     """Return rows that are gate and then up, in each of `num_parts` parts, as rows that alternate."""
-    return tensor.unflatten(0, (num_parts, 2, -1)).transpose(1, 2).flatten(0, 2)
+    parts = tensor.reshape(num_parts, 2, -1, *tensor.shape[1:])
+    return parts.transpose(1, 2).flatten(0, 2)

@@ -6,6 +6,7 @@ imported what is slow to import. This module itself imports no kernel: a fork mu
 
 import contextlib
 import io
+import itertools
 import multiprocessing
 import os
 import re
@@ -80,24 +81,14 @@ def run_cases(tree: Path, tests: str, only: str) -> Outcome:
     sys.path[:] = [str(tree), *(path for path in sys.path if path and Path(path).resolve() != ROOT)]
     for name in [name for name in sys.modules if name.split(".")[0] in {"kernels", "worker"}]:
         del sys.modules[name]
-    arguments = [
-        f"tests/kernels/{tests}",
-        "-x",
-        "-q",
-        "-rf",
-        "--rootdir",
-        str(tree),
-        "-p",
-        "no:cacheprovider",
-    ]
-    # Whether a number is wrong, and not whether numpy warned while it was made.
-    arguments += [
-        "-W",
-        "ignore::RuntimeWarning",
-        "--basetemp",
-        str(tree / "tmp"),
-        *(["-k", only] if only else []),
-    ]
+    options = {
+        "--rootdir": str(tree),
+        "--basetemp": str(tree / "tmp"),
+        "-p": "no:cacheprovider",
+        "-W": "ignore::RuntimeWarning",  # whether a number is wrong, not whether numpy warned as it was made
+        "-k": only,
+    }
+    arguments = [f"tests/kernels/{tests}", "-x", "-q", *itertools.chain.from_iterable(options.items())]
     with contextlib.redirect_stdout(io.StringIO()) as output:
         status = pytest.main(arguments)
     text = output.getvalue()
