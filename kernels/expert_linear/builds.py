@@ -37,6 +37,7 @@ BUILDS = tuple(
     for variant in (
         Variant("plain", 0, None),
         Variant("plain", 0, None, is_gated=True),
+        Variant("plain", 0, None, is_gated=True, dtype="*fp32:16"),
         *(one for one in VARIANTS if not one.has_zero_points and not one.is_nested),
     )
     for regime in (FEW, MANY)
