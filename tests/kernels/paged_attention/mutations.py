@@ -64,6 +64,12 @@ TABLES = (
                 only=ROWS,
             ),
             Mutation(
+                "rows are taken for dense",
+                "row.to(tl.int64)[:, None] * query_stride",
+                "row.to(tl.int64)[:, None] * NUM_KV_HEADS * GROUP * HEAD_DIM",
+                only=ROWS,
+            ),
+            Mutation(
                 "heads of the first group",
                 "head = kv_head * GROUP + index % GROUP",
                 "head = index % GROUP",

@@ -108,8 +108,8 @@ def check(
     cache = random_cache(case, int(tables.max()) + 4, kv_format, dtype)
     num_rows = sum(new for new, _ in case.lens)
     # A view into a wider matrix is as good.
-    query = torch.randn(num_rows, case.num_heads + 2, case.head_dim, generator=generator).to(dtype)
-    query = query[:, : case.num_heads] * sharpness
+    query = sharpness * torch.randn(num_rows, case.num_heads + 2, case.head_dim, generator=generator)
+    query = query.to(dtype)[:, : case.num_heads]
     scale = case.head_dim**-0.5
     expected = reference.paged_attention(
         query.unflatten(1, (case.num_kv_heads, -1)).transpose(0, 1),
