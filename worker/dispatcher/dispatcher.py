@@ -16,6 +16,7 @@ from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE, Ticket
 from worker.queue.broker import Broker
 from worker.queue.publish import publish
 from worker.store import (
+    batch_counts,
     batches,
     deliveries,
     idempotency,
@@ -77,6 +78,7 @@ class Dispatcher:
             receivers.forget_the_idle(session)
         with self.store.transaction() as session:
             meters.fold_the_old(session)
+            batch_counts.fold(session)
             response_cache.drop_expired(session)
 
     def _return_expired_leases(self) -> None:

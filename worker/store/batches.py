@@ -13,7 +13,7 @@ from worker.contract.caching import DEFAULT_SIMILARITY, CacheMode, request_diges
 from worker.contract.results import RequestError
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, Outcome, ShardState
-from worker.store import quotas, requests, webhooks
+from worker.store import batch_counts, quotas, requests, webhooks
 from worker.store.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
 from worker.store.placement import Placement
 from worker.store.quotas import Demand
@@ -233,6 +233,7 @@ def _end(session: Session, batch: BatchRow, status: BatchStatus) -> None:
     batch.finished_at = func.now()
     session.flush()
     session.refresh(batch)
+    batch_counts.add(session, batch)
 
 
 def _drop_the_rest(session: Session, batch: BatchRow) -> None:
