@@ -1,5 +1,6 @@
 """Requests and their results: copied in, loaded for a shard, recorded once."""
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -110,11 +111,14 @@ def copy_in(
     """Write requests of a batch by COPY, each with its shard and its digest, positions counting up."""
     connection = session.connection().connection.driver_connection
     assert connection is not None  # noqa: S101 - a session in a transaction has one
+    given, written = None, None  # requests of a file mostly share their parameters
     with connection.cursor() as cursor, cursor.copy(COPY_REQUESTS) as copy:
         for position, (request, shard_id, digest) in enumerate(
             zip(requests, shard_ids, digests, strict=True), first_position
         ):
-            params = None if request.params is None else Jsonb(request.params.to_json())
+            if request.params is not given:
+                given = request.params
+                written = None if given is None else json.dumps(given.to_json())
             copy.write_row(
                 (
                     batch_id,
@@ -125,7 +129,7 @@ def copy_in(
                     request.prompt,
                     None if request.inputs is None else Jsonb(request.inputs),
                     request.add_special_tokens,
-                    params,
+                    written,
                     request.is_streamed,
                     request.max_tokens,
                     request.num_prompt_tokens,
