@@ -1,7 +1,7 @@
 """`python -m worker.embedded python -m benchmarks.callbacks`: from a batch's last token to its webhook.
 
-Small batches run one after the other on an otherwise idle service. The worker writes down when each Step ended,
-the receiver when it was called. The last line is JSON.
+Small batches run one after the other on an otherwise idle service. The worker writes down when each Step
+ended, the receiver when it was called. The last line is JSON.
 """
 
 import argparse
@@ -23,7 +23,9 @@ WAIT_SECONDS = 120.0
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batches", type=int, default=40)
     parser.add_argument("--requests", type=int, default=8, help="of each batch")
     parser.add_argument("--max-tokens", type=int, default=24, help="of each request")

@@ -1,7 +1,7 @@
 """`python -m worker.embedded python -m benchmarks.cancelling`: from a cancel to the batch's last token.
 
-A batch that fills the engine is cancelled while it runs, again and again; nothing else runs. The worker writes
-down when each Step ended. The last line is JSON.
+A batch that fills the engine is cancelled while it runs, again and again; nothing else runs. The worker
+writes down when each Step ended. The last line is JSON.
 """
 
 import argparse
@@ -23,7 +23,9 @@ WAIT_SECONDS = 120.0
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cancels", type=int, default=12)
     parser.add_argument("--requests", type=int, default=500, help="of each batch")
     options = parser.parse_args(arguments)

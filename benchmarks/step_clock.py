@@ -35,7 +35,9 @@ def gpu_command(log: Path) -> dict[str, str]:
     log.write_text("")
     os.environ[LOG_VARIABLE] = str(log)
     return {
-        "gpu": read_procfile(ROOT / "Procfile")["gpu"].replace("worker.tasks.run_shard", "benchmarks.step_clock")
+        "gpu": read_procfile(ROOT / "Procfile")["gpu"].replace(
+            "worker.tasks.run_shard", "benchmarks.step_clock"
+        )
     }
 
 
@@ -58,4 +60,4 @@ def _install(log: TextIO) -> None:
 
 
 if path := os.environ.get(LOG_VARIABLE):
-    _install(Path(path).open("a", buffering=1))
+    _install(Path(path).open("a", buffering=1))  # noqa: SIM115 - for as long as the process lives

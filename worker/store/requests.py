@@ -290,10 +290,10 @@ def fail_missing(
     outcome: Outcome,
     code: str,
     message: str,
-    shard_id: int | None = None,
+    shard_ids: Sequence[int] | None = None,
     request_ids: Sequence[int] | None = None,
 ) -> Missing:
-    """Give every request of a locked batch (or of a shard, or these) without a result this one.
+    """Give every request of a locked batch (or of shards, or these) without a result this one.
 
     What was kept of a request's output is its output.
     """
@@ -316,8 +316,8 @@ def fail_missing(
         .outerjoin(PartialOutputRow, PartialOutputRow.request_id == RequestRow.id)
         .where(RequestRow.batch_id == batch_id, ResultRow.request_id.is_(None))
     )
-    if shard_id is not None:
-        missing = missing.where(RequestRow.shard_id == shard_id)
+    if shard_ids is not None:
+        missing = missing.where(RequestRow.shard_id.in_(shard_ids))
     if request_ids is not None:
         missing = missing.where(RequestRow.id.in_(request_ids))
     columns = [
