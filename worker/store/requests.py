@@ -14,6 +14,7 @@ from worker.contract.caching import CacheMode
 from worker.contract.requests import (
     Params,
     Prompt,
+    RequestKind,
     kind_of,
     max_output_tokens,
     params_from_json,
@@ -142,6 +143,7 @@ def copy_in(
 def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> list[ShardRequest]:
     """Return the requests of a shard that have no result yet, in order, the first of identical ones only."""
     shared = SamplingParams.from_json(batch_params)
+    known = _Known(shared)
     waiting = (
         select(
             RequestRow.id,
@@ -181,7 +183,7 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
             add_special_tokens=row.add_special_tokens,
             is_streamed=row.is_streamed,
             max_tokens=row.max_tokens,
-            params=shared if row.params is None else params_from_json(row.kind, row.params),
+            params=known.read(row.kind, row.params),
             partial_output=_to_partial(row.PartialOutputRow),
             digest=row.digest,
             cache=row.cache,
@@ -189,6 +191,25 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
         )
         for row in rows
     ]
+
+
+@dataclass(slots=True)
+class _Known:
+    """The parameters read last: the requests of a shard mostly share theirs."""
+
+    shared: SamplingParams  # of requests that have none of their own
+    kind: RequestKind | None = None
+    value: dict[str, Any] | None = None
+    params: Params | None = None
+
+    def read(self, kind: RequestKind, value: dict[str, Any] | None) -> Params:
+        """Return the parameters that a request was stored with."""
+        if value is None:
+            return self.shared
+        if self.params is None or (kind, value) != (self.kind, self.value):
+            self.kind, self.value = kind, value
+            self.params = params_from_json(kind, value)
+        return self.params
 
 
 def _to_prompts(inputs: Sequence[Any]) -> tuple[Prompt, ...]:
