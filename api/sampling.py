@@ -145,9 +145,11 @@ def to_params(
     if "logit_bias" in changes:
         changes["logit_bias"] = _to_biases(changes["logit_bias"], path)
     found = _to_format(fields, path)
-    if found is not None:
+    if not changes and found is None:
+        params = defaults
+    elif found is not None:
         params = replace(defaults, **changes, format=found[0])
-    elif defaults.format is not None:  # a schema cannot be looked up by
+    elif defaults.format is not None:  # what holds a schema is no key of a cache
         params = replace(defaults, **changes)
     else:
         params = _changed(defaults, frozenset(changes.items()))

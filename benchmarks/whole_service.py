@@ -71,18 +71,18 @@ def run(measurement: Measurement, data_dir: Path) -> dict[str, Any] | None:
     """Run one on services of its own; return its last line, None if it failed."""
     name, *arguments = measurement.arguments
     module = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
-    process = subprocess.Popen(
+    last = ""
+    with subprocess.Popen(
         [sys.executable, "-m", "worker.embedded", *module],
         env=os.environ | {"HEADRACE_DATA_DIR": str(data_dir), "DATABASE_URL": "", "REDIS_URL": ""},
         stdout=subprocess.PIPE,
         text=True,
-    )
-    assert process.stdout is not None
-    last = ""
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        last = line
-    if process.wait():
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            last = line
+    if process.returncode:
         print(f"{name} failed with status {process.returncode}", file=sys.stderr)
         return None
     return dict(json.loads(last))
