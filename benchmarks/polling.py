@@ -23,6 +23,8 @@ class Polls:
             stdout=subprocess.PIPE,
             text=True,
         )
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # it has loaded what it needs
 
     def poll(self, path: str) -> None:
         """Poll this path from now on."""
@@ -48,13 +50,15 @@ def main(url: str) -> int:
     """Poll what standard input names, line by line, until it ends; print the seconds that each poll took."""
     path = None
     seconds = []
+    is_over = False
     with httpx.Client(base_url=url, timeout=60) as client:
-        while True:
+        print("ready", flush=True)
+        while not is_over:
             if select.select([sys.stdin], [], [], PAUSE_SECONDS)[0]:
-                if not (line := sys.stdin.readline()):
-                    break
-                path = line.strip()
-            elif path is not None:
+                line = sys.stdin.readline().strip()
+                is_over = not line
+                path = line or path
+            if path is not None:
                 started = time.perf_counter()
                 client.get(path).raise_for_status()
                 seconds.append(time.perf_counter() - started)

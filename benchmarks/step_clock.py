@@ -49,9 +49,9 @@ def read_steps(log: Path) -> list[TimedStep]:
 def _install(log: TextIO) -> None:
     step = Engine.step
 
-    def timed(engine: Engine) -> StepOutput:
+    def timed(self: Engine) -> StepOutput:
         started = time.perf_counter()
-        output = step(engine)
+        output = step(self)
         if tokens := sum(output.num_new_tokens.values()):
             log.write(f"{json.dumps([time.time(), time.perf_counter() - started, tokens])}\n")
         return output

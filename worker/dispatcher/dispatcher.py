@@ -67,8 +67,9 @@ class Dispatcher:
 
     def issue(self) -> None:
         """Ticket what is due: all that a notification calls for."""
-        self._issue(GPU_QUEUE)
+        # Somebody waits for a webhook; shards have tickets ahead of what runs.
         self._issue(CALLBACKS_QUEUE)
+        self._issue(GPU_QUEUE)
 
     def tidy(self) -> None:
         """Drop rows nobody will ask for again."""
