@@ -22,7 +22,7 @@ from worker.store.session import tenant_of
 from worker.store.tables import BatchRow, ShardRow
 
 # Shards of a stopping batch that one transaction drops: the rest of a large one takes several.
-DROP_AT_ONCE = 100
+DROP_AT_ONCE = 400
 
 
 @dataclass(frozen=True, slots=True)
