@@ -285,6 +285,12 @@ def field_path(location: Sequence[str | int]) -> str | None:
     return path or None
 
 
+def invalid_input(error: Mapping[str, Any]) -> InvalidInputError:
+    """Return what a client is told of a field that pydantic refused."""
+    param = field_path(error["loc"]) or "body"
+    return InvalidInputError(f"{param}: {explain(error)}", param=param, code=error["type"])
+
+
 def install(app: FastAPI) -> None:
     """Make every error of the application come out in the one shape."""
 
@@ -314,15 +320,7 @@ def install(app: FastAPI) -> None:
             return error_response(
                 HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param="body", code="json_invalid"
             )
-        param = field_path(first["loc"]) or "body"
-        message = explain(first)
-        return error_response(
-            _as_openai(http_request, HTTPStatus.UNPROCESSABLE_ENTITY),
-            f"{param}: {message}",
-            "invalid_request_error",
-            param=param,
-            code=first["type"],
-        )
+        return _api_error(http_request, invalid_input(first))
 
     @app.exception_handler(HTTPException)
     def _http(http_request: HttpRequest, error: HTTPException) -> JSONResponse:

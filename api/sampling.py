@@ -5,11 +5,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from api.checkpoint import Checkpoint
 from api.errors import InvalidInputError
-from api.schema import NonEmptyText, Schema, Text
+from api.schema import JsonObject, NonEmptyText, Schema, Text
 from worker.contract.sampling import (
     MAX_CHOICES,
     MAX_LOGPROBS,
@@ -46,7 +46,7 @@ class JsonSchemaFormat(Schema):
 
     name: Text | None = None
     description: Text | None = None
-    json_schema: dict[str, JsonValue] = Field(alias="schema")
+    json_schema: JsonObject = Field(alias="schema")
     strict: bool | None = Field(default=None, description="Outputs always fit, whatever this says.")
 
 

@@ -15,13 +15,13 @@ from worker.contract.requests import RequestKind
 from worker.contract.results import Output
 from worker.contract.states import BatchStatus, EventState
 
-WINDOW = re.compile(r"^([1-9][0-9]{0,5})([smhd])$")
+WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 WINDOW_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 MAX_WINDOW = timedelta(days=30)
 
 
 def _window(text: str) -> str:
-    match = WINDOW.match(text)
+    match = WINDOW.fullmatch(text)
     if match is None:
         raise ValueError("must be a number and a unit, such as 90s, 30m, 24h or 7d")
     if parse_window(text) > MAX_WINDOW:

@@ -88,6 +88,9 @@ class Weights:
             weight_map = read_json(self._index).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise CheckpointError(self._index, "weight_map", "is missing")
+            for name, file in weight_map.items():
+                if not isinstance(file, str) or Path(file).name != file:
+                    raise CheckpointError(self._index, name, f"should be in a file beside it, is in {file!r}")
             self._file_by_name = {name: directory / file for name, file in weight_map.items()}
         else:
             files = sorted(directory.glob("*.safetensors"))
