@@ -14,6 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 TOKENIZE_AT_ONCE = 1024
+UNKNOWN = "\U0010fffd"  # in nobody's vocabulary
 MAX_SIZE = 2**31 - 1  # of anything that a config counts
 # Template variables that a tokenizer_config.json may set, as strings or as {"content": ...}.
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -83,6 +84,7 @@ class Checkpoint:
         tokenizer_file = directory / "tokenizer.json"
         try:
             tokenizer = Tokenizer.from_file(str(tokenizer_file))
+            tokenizer.encode(UNKNOWN)  # one that names an unknown token it does not have fails here
         except Exception as error:  # tokenizers raises bare Exception
             raise CheckpointError(f"{tokenizer_file}: {error}") from error
         tokenizer.no_truncation()

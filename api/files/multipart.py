@@ -111,10 +111,13 @@ class MultipartReader:
     def _headers_finished(self) -> None:
         header = Message()
         header["content-disposition"] = self._disposition.decode("utf-8", "replace")
-        name = header.get_param("name", header="content-disposition")
+        try:
+            name = header.get_param("name", header="content-disposition")
+            filename = header.get_filename()
+        except (ValueError, LookupError) as error:  # of a codec that the sender names
+            raise InvalidInputError(f"a part's Content-Disposition cannot be read: {error}", param="body") from error
         if not isinstance(name, str):
             raise InvalidInputError("a part of the form has no name", param="body")
-        filename = header.get_filename()
         if filename is None:
             self._field = _storable(name), bytearray()
         else:

@@ -20,6 +20,7 @@ from worker.engine.models.products import EightBits, Products
 T = TypeVar("T")
 
 CPU = torch.device("cpu")
+MAX_SIZE = 2**31 - 1
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -44,6 +45,16 @@ def read_key(file: Path, config: dict[str, Any], key: str, kind: type[T], defaul
         value = float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise CheckpointError(file, key, f"should be {kind.__name__}, is {value!r}")
+    return value
+
+
+def read_size(
+    file: Path, config: dict[str, Any], key: str, default: int | None = None, *, most: int = MAX_SIZE
+) -> int:
+    """Return a number of a config that counts something, at least 1; raises as `read_key` does."""
+    value = read_key(file, config, key, int, default)
+    if not 1 <= value <= most:
+        raise CheckpointError(file, key, f"should be from 1 to {most}, is {value}")
     return value
 
 
