@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from api import errors, health
+from api import errors, health, openapi
 from api.audit import routes as audit
 from api.batches import control_routes, progress_routes
 from api.batches import routes as batches
@@ -59,4 +59,5 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.include_router(audit.router)
     app.include_router(control_routes.router)
     app.include_router(progress_routes.router)
+    openapi.install(app)
     return app

@@ -4,7 +4,7 @@ import re
 from datetime import datetime, timedelta
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from api.batches.progress_schemas import EtaRange, Waiting
 from api.batches.result_schemas import DeviceTime, RequestErrorAnswer
@@ -32,6 +32,12 @@ def _window(text: str) -> str:
 def parse_window(text: str) -> timedelta:
     """Return how long a completion window such as `24h` is."""
     return timedelta(**{WINDOW_UNITS[text[-1]]: int(text[:-1])})
+
+
+def _text(value: object) -> object:
+    if not isinstance(value, str):  # pydantic takes numbers for seconds since 1970
+        raise ValueError("must be a text such as 2026-11-21T12:00:00Z")
+    return value
 
 
 Window = Annotated[str, AfterValidator(_window)]
@@ -110,8 +116,8 @@ class BatchSubmission(SamplingFields):
     completion_window: Window | None = Field(
         default=None, description="What is not done by then expires: 90s, 30m, 24h, 7d. Default: no limit."
     )
-    deadline: AwareDatetime | None = Field(
-        default=None, strict=False, description="A completion window that is given by its end."
+    deadline: Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_text)] | None = Field(
+        default=None, description="A completion window that is given by its end."
     )
     max_failed: int | None = Field(
         default=None, ge=0, lt=2**31, description="The batch stops once more requests than this have failed."

@@ -1,6 +1,7 @@
 """/v1/generate, /v1/generate/batch, /v1/batch/sync, /v1/model/info: the plain API for whoever waits."""
 
 from collections.abc import AsyncGenerator
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter
@@ -9,6 +10,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.batches import service as batches_service
+from api.batches.schemas import BatchAnswer
 from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import ApiError, WaitLimitError, documented, still_running
 from api.generate.events import DONE, error_event, event
@@ -32,12 +34,16 @@ from worker.store.result_views import ResultView
 router = APIRouter(prefix="/v1", tags=["generate"])
 
 GENERATE_TOKENS = 100
+EVENTS = "text/event-stream"
 
 
 @router.post(
     "/generate",
     dependencies=[SUBMIT],
-    responses=documented(400, 401, 403, 413, 422, 429, 500, 503, 504),
+    responses={
+        HTTPStatus.OK: {"content": {EVENTS: {"schema": {"type": "string"}}}},
+        **documented(400, 401, 403, 413, 422, 429, 500, 503, 504),
+    },
     response_model=GenerateAnswer,
     summary="Continue a prompt and wait for it",
 )
@@ -50,7 +56,7 @@ async def generate(
     )
     if body.stream:
         return StreamingResponse(
-            _stream(services, http_request, batch, body.optimization), media_type="text/event-stream"
+            _stream(services, http_request, batch, body.optimization), media_type=EVENTS
         )
     async with submitted(services, http_request, batch) as work:
         (result,) = await work.results(services.settings.wait_seconds)
@@ -102,7 +108,10 @@ async def generate_batch(
 @router.post(
     "/batch/sync",
     dependencies=[SUBMIT],
-    responses=documented(401, 403, 413, 422, 429, 503),
+    responses={
+        HTTPStatus.ACCEPTED: {"model": BatchAnswer, "description": "It takes longer, and goes on."},
+        **documented(401, 403, 413, 422, 429, 503),
+    },
     response_model=SyncAnswer,
     summary="Submit a small batch and wait for it",
 )
