@@ -33,6 +33,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from worker.store.quotas import QuotaExceededError
 from worker.store.session import DATABASE_AWAY
@@ -332,7 +333,7 @@ def install(app: FastAPI) -> None:
             f"the body cannot be read: {_why(cause)}" if cause else str(error.detail),
             "invalid_request_error",
             param="body" if cause else None,
-            headers=dict(error.headers or {}),
+            headers=_allow(http_request) if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else error.headers,
         )
 
     def _database_away(_: HttpRequest, error: Exception) -> JSONResponse:
@@ -351,6 +352,15 @@ def install(app: FastAPI) -> None:
     def _unexpected(_: HttpRequest, error: Exception) -> JSONResponse:
         logger.error("unexpected error", exc_info=error)
         return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", "server_error")
+
+
+def _allow(http_request: HttpRequest) -> dict[str, str]:
+    """Return what else the path can be asked: its methods are routes of their own, and one of them has refused."""
+    methods: set[str] = set()
+    for route in http_request.app.routes:
+        if isinstance(route, Route) and route.matches(http_request.scope)[0] is not Match.NONE:
+            methods |= route.methods or set()
+    return {"Allow": ", ".join(sorted(methods))}
 
 
 def _why(cause: BaseException) -> str:

@@ -92,7 +92,7 @@ def _start(parts: list[Part]) -> Job:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     current = context.Array("d", [-1.0, 0.0], lock=False)
-    process = context.Process(target=_work, args=(parts, theirs, current))
+    process = context.Process(target=_work_quietly, args=(parts, theirs, current))
     process.start()
     theirs.close()
     return Job(process, ours, current, parts)
@@ -156,9 +156,14 @@ def _add(report: Report, done: dict[str, Any]) -> None:
     report.peak_bytes = max(report.peak_bytes, done["peak"])
 
 
-def _work(parts: list[Part], reports: Connection, current: Any) -> None:
+def _work_quietly(parts: list[Part], reports: Connection, current: Any) -> None:
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - libraries print what they think of such inputs
         os.dup2(nowhere.fileno(), 2)
+    work(parts, reports, current)
+
+
+def work(parts: list[Part], reports: Connection, current: Any) -> None:
+    """Run inputs one after the other and report what came of them, a part at a time."""
     process = psutil.Process()
     for part in parts:
         current[1] = _processor_seconds(process.pid)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ from worker.up import ROOT
 PROCESSES = ("web", "gpu", "callbacks", "dispatcher", "files")
 # A synchronous request to a tiny model that waits longer than this waits for something else.
 WAIT_SECONDS = "20"
+END_SECONDS = 300.0
+LIVE = """
+    SELECT id, status FROM batches
+    WHERE status IN ('pending', 'processing', 'cancelling') AND paused_at IS NULL
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +80,18 @@ def _key(running: Deployment) -> str:
         command, check=True, capture_output=True, text=True, cwd=ROOT, env=running.environment
     )
     return str(json.loads(made.stdout)["key"])
+
+
+def aftermath(shot: Target) -> list[str]:
+    """Return what the processes have come to: the dead, what they complained of, work without an end."""
+    running = shot.running
+    found = [f"{name} died" for name, process in running.processes.items() if name != "release" and process.poll() is not None]
+    deadline = time.monotonic() + END_SECONDS
+    while (live := running.sql(LIVE)) and time.monotonic() < deadline:
+        time.sleep(1)
+    found += [f"{batch_id} is {status} for ever" for batch_id, status in live]
+    for name in running.processes:
+        for line in running.log(name).splitlines():
+            if "Traceback (most recent call last)" in line or "unexpected error" in line:
+                found.append(f"{name}: {line[:200]}")
+    return found

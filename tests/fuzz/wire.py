@@ -20,13 +20,11 @@ from urllib.parse import urlsplit
 from tests.fuzz import requests
 from tests.fuzz.chaos import Chaos
 from tests.fuzz.requests import Sent
-from tests.fuzz.target import Target, target
+from tests.fuzz.target import Target, aftermath, target
 
 HANG_SECONDS = 5.0
 LOOK_SECONDS = 0.25
 MAX_GROWTH_BYTES = 200 << 20  # of the API, from the first hundredth of the requests on
-END_SECONDS = 300.0
-LIVE = "SELECT id, status FROM batches WHERE status IN ('pending', 'processing', 'cancelling') AND paused_at IS NULL"
 
 
 @dataclass(slots=True)
@@ -107,21 +105,6 @@ class Memory(threading.Thread):
         self._is_over.set()
         self.join()
         return self.peak
-
-
-def aftermath(shot: Target) -> list[str]:
-    """Return what the processes have come to: the dead, what they complained of, work without an end."""
-    running = shot.running
-    found = [f"{name} died" for name, process in running.processes.items() if name != "release" and process.poll() is not None]
-    deadline = time.monotonic() + END_SECONDS
-    while (live := running.sql(LIVE)) and time.monotonic() < deadline:
-        time.sleep(1)
-    found += [f"{batch_id} is {status} for ever" for batch_id, status in live]
-    for name in running.processes:
-        for line in running.log(name).splitlines():
-            if "Traceback (most recent call last)" in line or "unexpected error" in line:
-                found.append(f"{name}: {line[:200]}")
-    return found
 
 
 def main() -> int:

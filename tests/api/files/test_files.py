@@ -163,6 +163,23 @@ def test_what_is_no_form_is_refused(client: TestClient, content_type: str, conte
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error"), answer.text
 
 
+@pytest.mark.parametrize(
+    ("codec", "status", "filename"), [("unicode_escape", 200, "a?.jsonl"), ("idna", 400, None), ("none", 400, None)]
+)
+def test_a_filename_is_text_whatever_codec_it_names(
+    client: TestClient, codec: str, status: int, filename: str | None
+) -> None:
+    """RFC 2231 lets the sender name one, and Python has some that make half characters, or fail."""
+    head = f"content-disposition: form-data; name=file; filename*={codec}''a%5Cud800.jsonl\r\n\r\n"
+    content = b"--x\r\ncontent-disposition: form-data; name=purpose\r\n\r\nbatch\r\n--x\r\n" + head.encode()
+    content += lines(1) + b"\r\n--x--\r\n"
+    answer = client.post(
+        "/v1/files", content=content, headers={"content-type": "multipart/form-data; boundary=x"}
+    )
+    assert answer.status_code == status, answer.text
+    assert answer.json().get("filename") == filename
+
+
 def test_an_upload_that_breaks_off_leaves_nothing(client: TestClient, config: Settings, store: Store) -> None:
     def broken() -> Iterator[bytes]:
         yield b'--x\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n'
