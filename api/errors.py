@@ -333,7 +333,9 @@ def install(app: FastAPI) -> None:
             f"the body cannot be read: {_why(cause)}" if cause else str(error.detail),
             "invalid_request_error",
             param="body" if cause else None,
-            headers=_allow(http_request) if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else error.headers,
+            headers=_allow(http_request)
+            if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
+            else error.headers,
         )
 
     def _database_away(_: HttpRequest, error: Exception) -> JSONResponse:
@@ -355,7 +357,7 @@ def install(app: FastAPI) -> None:
 
 
 def _allow(http_request: HttpRequest) -> dict[str, str]:
-    """Return what else the path can be asked: its methods are routes of their own, and one of them has refused."""
+    """Return every method of a path: each is a route of its own, and only the first one was asked."""
     methods: set[str] = set()
     for route in http_request.app.routes:
         if isinstance(route, Route) and route.matches(http_request.scope)[0] is not Match.NONE:

@@ -1,7 +1,7 @@
 """The OpenAPI document: what FastAPI reads off the routes, made true.
 
-A route documents what is its own. What any route may answer is added here: it comes of who calls, of the body, of
-the database, and of OpenAI's clients, who want 400 where the plain API answers 422.
+A route documents what is its own. What any route may answer is added here: it comes of who calls, of the
+body, of the database, and of OpenAI's clients, who want 400 where the plain API answers 422.
 """
 
 from collections.abc import Iterable

@@ -4,7 +4,15 @@ import re
 from datetime import datetime, timedelta
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from api.batches.progress_schemas import EtaRange, Waiting
 from api.batches.result_schemas import DeviceTime, RequestErrorAnswer
@@ -34,9 +42,9 @@ def parse_window(text: str) -> timedelta:
     return timedelta(**{WINDOW_UNITS[text[-1]]: int(text[:-1])})
 
 
-def _text(value: object) -> object:
-    if not isinstance(value, str):  # pydantic takes numbers for seconds since 1970
-        raise ValueError("must be a text such as 2026-11-21T12:00:00Z")
+def _no_number(value: object) -> object:
+    if isinstance(value, (int, float)):  # pydantic takes it for seconds since 1970
+        raise ValueError("must be a text such as 2026-11-21T12:00:00Z")  # noqa: TRY004 - it is told the client
     return value
 
 
@@ -116,7 +124,7 @@ class BatchSubmission(SamplingFields):
     completion_window: Window | None = Field(
         default=None, description="What is not done by then expires: 90s, 30m, 24h, 7d. Default: no limit."
     )
-    deadline: Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_text)] | None = Field(
+    deadline: Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_no_number)] | None = Field(
         default=None, description="A completion window that is given by its end."
     )
     max_failed: int | None = Field(

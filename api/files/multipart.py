@@ -115,7 +115,9 @@ class MultipartReader:
             name = header.get_param("name", header="content-disposition")
             filename = header.get_filename()
         except (ValueError, LookupError) as error:  # of a codec that the sender names
-            raise InvalidInputError(f"a part's Content-Disposition cannot be read: {error}", param="body") from error
+            raise InvalidInputError(
+                f"a part's Content-Disposition cannot be read: {error}", param="body"
+            ) from error
         if not isinstance(name, str):
             raise InvalidInputError("a part of the form has no name", param="body")
         if filename is None:

@@ -55,9 +55,7 @@ async def generate(
         to_batch, services, body, [body.prompt], max_tokens=GENERATE_TOKENS, optimization=body.optimization
     )
     if body.stream:
-        return StreamingResponse(
-            _stream(services, http_request, batch, body.optimization), media_type=EVENTS
-        )
+        return StreamingResponse(_stream(services, http_request, batch, body.optimization), media_type=EVENTS)
     async with submitted(services, http_request, batch) as work:
         (result,) = await work.results(services.settings.wait_seconds)
     return _to_answer(work, result, body.optimization)

@@ -37,7 +37,6 @@ def _answers(whole: type[BaseModel], *, streams: bool = True) -> dict[int | str,
     return {HTTPStatus.OK: found, **ERRORS}
 
 
-
 @router.post(
     "/chat/completions",
     dependencies=[SUBMIT],
@@ -93,9 +92,7 @@ def models(services: ServicesDependency) -> ModelList:
     responses=documented(401, 403, 404, 429),
     summary="Look at a model",
 )
-def get_model(
-    model: Annotated[Text, Path(max_length=256)], services: ServicesDependency
-) -> ModelAnswer:
+def get_model(model: Annotated[Text, Path(max_length=256)], services: ServicesDependency) -> ModelAnswer:
     """Return the model of this name."""
     check_model(services.checkpoint, model)
     return to_model(services.checkpoint)

@@ -125,7 +125,9 @@ def test_the_document_names_every_answer(client: TestClient) -> None:
                 assert statuses >= {"400", "408", "413"}, where
             for status, answer in operation["responses"].items():
                 assert status == "204" or answer["content"], f"{where}: {status}"
-                assert int(status) < 400 or status == "503" or "ErrorBody" in str(answer), f"{where}: {status}"
+                assert int(status) < 400 or status == "503" or "ErrorBody" in str(answer), (
+                    f"{where}: {status}"
+                )
             wrong_field = {"400", "422"} & statuses
             if operation.get("parameters"):
                 assert wrong_field, where
@@ -139,7 +141,9 @@ def test_a_wrong_method_is_told_all_right_ones(client: TestClient) -> None:
         assert (answer.status_code, answer.headers["allow"]) == (405, methods)
 
 
-@pytest.mark.parametrize("template", ["{{ messages[0].content + 1 }}", "{{ 1 / 0 }}", "{{ messages[9].content }}"])
+@pytest.mark.parametrize(
+    "template", ["{{ messages[0].content + 1 }}", "{{ 1 / 0 }}", "{{ messages[9].content }}"]
+)
 def test_a_template_that_fails_refuses_the_messages(tmp_path: Path, template: str) -> None:
     checkpoint = Checkpoint.load(write_checkpoint(tmp_path, chat_template=template))
     with pytest.raises(ChatTemplateError, match="refuses these messages"):

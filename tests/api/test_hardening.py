@@ -102,7 +102,10 @@ def test_deep_nesting_is_refused(client: TestClient, body: str) -> None:
         ({"deadline": 1_900_000_000}, "deadline"),
         ({"response_format": schema_of({"const": "\x00"})}, "response_format.json_schema.json_schema.schema"),
         ({"response_format": schema_of({"\ud800": 1})}, "response_format.json_schema.json_schema.schema"),
-        ({"response_format": schema_of({"const": float("nan")})}, "response_format.json_schema.json_schema.schema"),
+        (
+            {"response_format": schema_of({"const": float("nan")})},
+            "response_format.json_schema.json_schema.schema",
+        ),
     ],
 )
 def test_what_cannot_be_kept_is_refused_at_the_door(client: TestClient, fields: dict, param: str) -> None:

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz --inputs 1000000`: every parser of strangers' input, in two processes; JSON at the end.
+"""`python -m tests.fuzz --inputs 1000000`: every parser of strangers' input. Ends with JSON.
 
 One input again: `python -m tests.fuzz --only SURFACE --again SEED`, as a finding names them.
 """
@@ -33,15 +33,16 @@ def main() -> int:
 
 def _print(report: Report, seconds: float) -> None:
     for name, count in report.inputs.items():
+        each, slowest = 1e6 * report.seconds[name] / max(1, count), 1e3 * report.slowest[name]
         print(
-            f"{name:<14} {count:>8} inputs, {report.accepted[name]:>8} accepted,"
-            f" {1e6 * report.seconds[name] / max(1, count):8.0f} us each, slowest {1e3 * report.slowest[name]:6.0f} ms,"
-            f" memory {report.growth[name] / 2**20:+.1f} MiB"
+            f"{name:<14} {count:>8} inputs, {report.accepted[name]:>8} accepted, {each:8.0f} us each,"
+            f" slowest {slowest:6.0f} ms, memory {report.growth[name] / 2**20:+.1f} MiB"
         )
     kinds = Counter(finding.kind for finding in report.findings)
     for kind, number in kinds.most_common():
         first = next(finding for finding in report.findings if finding.kind == kind)
-        print(f"{number} x {kind}\n    first: --only {first.surface} --again {first.seed}\n    {first.message[:300]}")
+        print(f"{number} x {kind}\n    first: --only {first.surface} --again {first.seed}")
+        print(f"    {first.message[:300]}")
     print(
         json.dumps(
             {

@@ -115,8 +115,10 @@ class Chaos(Random):
         """Return a text to stumble over."""
         if self.random() < 0.7:
             return self.choice(TEXTS)
-        return "".join(chr(self.choice((self.randrange(128), self.randrange(0x3000), self.randrange(0x110000))))
-                       for _ in range(self.randrange(12)))
+        return "".join(
+            chr(self.choice((self.randrange(128), self.randrange(0x3000), self.randrange(0x110000))))
+            for _ in range(self.randrange(12))
+        )
 
     def scalar(self) -> Any:
         """Return a JSON scalar, or what Python's reader takes for one."""
@@ -145,35 +147,42 @@ class Chaos(Random):
 
     def _spoil(self, value: Any) -> Any:
         if isinstance(value, dict) and value and self.random() < 0.85:
-            key = self.choice(list(value))
-            action = self.randrange(8)
-            if action == 0:
-                del value[key]
-            elif action == 1:
-                value[self.text()] = self.value(2)
-            elif action == 2:
-                value[self.choice((key.upper(), key + "\x00", key + " ", self.text()))] = value.pop(key)
-            elif action == 3:
-                value[key] = self.value(2)
-            else:
-                value[key] = self._spoil(value[key])
-            return value
+            return self._spoil_object(value)
         if isinstance(value, list) and value and self.random() < 0.85:
-            place = self.randrange(len(value))
-            action = self.randrange(6)
-            if action == 0:
-                return value * self.choice((0, 2, 50))
-            if action == 1:
-                value.insert(place, self.value(2))
-            else:
-                value[place] = self._spoil(value[place])
-            return value
+            return self._spoil_list(value)
         if isinstance(value, str) and self.random() < 0.5:
             place = self.randrange(len(value) + 1)
             return value[:place] + self.text() + value[place:]
         if isinstance(value, (int, float)) and not isinstance(value, bool) and self.random() < 0.5:
-            return self.choice((-value, value + 1, value * 10**9, value / 3 if abs(value) < 10**300 else 0.1))
+            third = value / 3 if abs(value) < 10**300 else 0.1
+            return self.choice((-value, value + 1, value * 10**9, third))
         return self.choice((self.scalar, self.value, lambda: [value], lambda: {"a": value}))()
+
+    def _spoil_object(self, value: dict[str, Any]) -> dict[str, Any]:
+        key = self.choice(list(value))
+        action = self.randrange(8)
+        if action == 0:
+            del value[key]
+        elif action == 1:
+            value[self.text()] = self.value(2)
+        elif action == 2:
+            value[self.choice((key.upper(), key + "\x00", key + " ", self.text()))] = value.pop(key)
+        elif action == 3:
+            value[key] = self.value(2)
+        else:
+            value[key] = self._spoil(value[key])
+        return value
+
+    def _spoil_list(self, value: list[Any]) -> list[Any]:
+        place = self.randrange(len(value))
+        action = self.randrange(6)
+        if action == 0:
+            return value * self.choice((0, 2, 50))
+        if action == 1:
+            value.insert(place, self.value(2))
+        else:
+            value[place] = self._spoil(value[place])
+        return value
 
     def spelled(self, value: Any) -> bytes:
         """Return a JSON value as bytes, spelled in one of several ways, not all of them allowed."""
@@ -222,7 +231,9 @@ class Chaos(Random):
 
     def line_of(self, words: Sequence[str], most: int = 8) -> str:
         """Return words and odd texts put together."""
-        return "".join(self.choice(words) if self.random() < 0.7 else self.text() for _ in range(self.randrange(most)))
+        return "".join(
+            self.choice(words) if self.random() < 0.7 else self.text() for _ in range(self.randrange(most))
+        )
 
 
 def nested(depth: int) -> Any:

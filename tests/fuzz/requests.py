@@ -24,7 +24,11 @@ JSON_ROUTES: Mapping[str, dict[str, Any]] = {
     "/v1/batches": bodies.FILE_BATCH,
     "/v1/uploads": bodies.UPLOAD,
     "/v1/uploads/{upload}/complete": {"part_ids": ["part_1"], "md5": "0" * 32},
-    "/v1/webhooks/endpoints": {"url": "http://127.0.0.1:9/x", "event_types": ["batch.completed"], "enabled": False},
+    "/v1/webhooks/endpoints": {
+        "url": "http://127.0.0.1:9/x",
+        "event_types": ["batch.completed"],
+        "enabled": False,
+    },
     "/v1/webhooks/endpoints/{endpoint}/rotate": {"overlap_seconds": 5},
     "/v1/webhooks/events/{event}/replay": {"endpoint_id": "we_1"},
 }
@@ -61,7 +65,22 @@ ACTIONS = (
     ("POST", "/v1/webhooks/endpoints/{endpoint}/replay"),
     ("DELETE", "/v1/cache"),
 )
-METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "CONNECT", "get", "PRI", "X" * 300, "G\x00T", "")
+METHODS = (
+    "GET",
+    "POST",
+    "PUT",
+    "PATCH",
+    "DELETE",
+    "HEAD",
+    "OPTIONS",
+    "TRACE",
+    "CONNECT",
+    "get",
+    "PRI",
+    "X" * 300,
+    "G\x00T",
+    "",
+)
 CONTENT_TYPES = (
     "application/json",
     "application/json; charset=utf-16",
@@ -97,9 +116,39 @@ HEADERS = (
     "te",
     "trailer",
 )
-VALUES = ("", "gzip", "chunked", "identity", "chunked, chunked", "100-continue", "websocket", "h2c", "close", "bytes=0-", "bytes=5-1",
-          "-1", "0", "99999999999999999999", "+5", "0x10", "5, 5", "*/*", "application/x-ndjson", "Bearer", "Bearer \xff", "Basic YTpi",
-          "Bearer hr_" + "0" * 64, "localhost", "evil.example", "[::1", "a" * 40_000, "\xff\xfe", "\t", "; ;", "null")
+VALUES = (
+    "",
+    "gzip",
+    "chunked",
+    "identity",
+    "chunked, chunked",
+    "100-continue",
+    "websocket",
+    "h2c",
+    "close",
+    "bytes=0-",
+    "bytes=5-1",
+    "-1",
+    "0",
+    "99999999999999999999",
+    "+5",
+    "0x10",
+    "5, 5",
+    "*/*",
+    "application/x-ndjson",
+    "Bearer",
+    "Bearer \xff",
+    "Basic YTpi",
+    "Bearer hr_" + "0" * 64,
+    "localhost",
+    "evil.example",
+    "[::1",
+    "a" * 40_000,
+    "\xff\xfe",
+    "\t",
+    "; ;",
+    "null",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +170,15 @@ def prepare(shot: Target) -> dict[str, list[str]]:
     for _ in range(3):
         made["batch"].append(shot.running.submit(prompts=["quick", "brown"], max_tokens=3))
         lines = b"".join(
-            json.dumps({"custom_id": str(i), "method": "POST", "url": "/v1/embeddings",
-                        "body": {"model": "model", "input": "fox"}}).encode() + b"\n"
+            json.dumps(
+                {
+                    "custom_id": str(i),
+                    "method": "POST",
+                    "url": "/v1/embeddings",
+                    "body": {"model": "model", "input": "fox"},
+                }
+            ).encode()
+            + b"\n"
             for i in range(3)
         )
         form = {"files": {"file": ("a.jsonl", lines)}, "data": {"purpose": "batch"}}
@@ -130,7 +186,8 @@ def prepare(shot: Target) -> dict[str, list[str]]:
         made["upload"].append(client.post("/v1/uploads", json=bodies.UPLOAD).raise_for_status().json()["id"])
         made["endpoint"].append(
             client.post("/v1/webhooks/endpoints", json={"url": "http://127.0.0.1:9/x", "enabled": False})
-            .raise_for_status().json()["id"]
+            .raise_for_status()
+            .json()["id"]
         )
     return made
 
@@ -148,13 +205,22 @@ def make(chaos: Chaos, key: str, ids: Ids) -> Sent:
 def _path(chaos: Chaos, template: str, ids: Ids) -> str:
     for name, known in ids.items():
         if "{" + name + "}" in template:
-            one = chaos.choice(known) if chaos.random() < 0.7 else quote(chaos.text().encode(errors="replace"), safe="%/.")
+            one = (
+                chaos.choice(known)
+                if chaos.random() < 0.7
+                else quote(chaos.text().encode(errors="replace"), safe="%/.")
+            )
             template = template.replace("{" + name + "}", one)
     return template
 
 
 def _head(method: str, path: str, key: str, headers: Mapping[str, str]) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "host: localhost", f"authorization: Bearer {key}", "connection: close"]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "host: localhost",
+        f"authorization: Bearer {key}",
+        "connection: close",
+    ]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n"
 
@@ -166,7 +232,18 @@ def _post(path: str, key: str, body: bytes, content_type: str = "application/jso
 
 def _json_body(chaos: Chaos, valid: dict[str, Any], ids: Ids) -> bytes:
     share = chaos.random()
-    needed = ("prompt", "prompts", "requests", "model", "messages", "input", "url", "input_file_id", "endpoint", "purpose")
+    needed = (
+        "prompt",
+        "prompts",
+        "requests",
+        "model",
+        "messages",
+        "input",
+        "url",
+        "input_file_id",
+        "endpoint",
+        "purpose",
+    )
     some = {name: value for name, value in valid.items() if name in needed or chaos.random() < share}
     if "input_file_id" in some:
         some["input_file_id"] = chaos.choice(ids["file"])
@@ -184,7 +261,15 @@ def _malformed_json(chaos: Chaos, key: str, ids: Ids) -> bytes:
     if chaos.random() < 0.2:
         body = json.dumps({**valid, "metadata": nested(chaos.choice((200, 900)))}).encode()
     if chaos.random() < 0.1:
-        body = chaos.choice((b"[" * 50_000, b'{"a":' * 20_000, b"9" * 100_000, b'"' + b"\\u0000" * 9000 + b'"', b"\x00" * 1000))
+        body = chaos.choice(
+            (
+                b"[" * 50_000,
+                b'{"a":' * 20_000,
+                b"9" * 100_000,
+                b'"' + b"\\u0000" * 9000 + b'"',
+                b"\x00" * 1000,
+            )
+        )
     return _post(_path(chaos, template, ids), key, body)
 
 
@@ -221,13 +306,18 @@ def _uploads(chaos: Chaos, key: str, ids: Ids) -> bytes:
     body = chaos.damaged(form, chaos.choice((0, 1, 3)))
     more = {}
     if chaos.random() < 0.2:
-        body, more = chaos.damaged(gzip.compress(body + b"\x00" * 10**6, 1), chaos.choice((0, 1))), {"content-encoding": "gzip"}
+        body, more = (
+            chaos.damaged(gzip.compress(body + b"\x00" * 10**6, 1), chaos.choice((0, 1))),
+            {"content-encoding": "gzip"},
+        )
     content_type = f"multipart/form-data; boundary={files.BOUNDARY}"
     return _post(path, key, body, chaos.choice((content_type,) * 9 + CONTENT_TYPES[:1]), **more)
 
 
 def _odd_headers(chaos: Chaos, key: str, ids: Ids) -> bytes:
-    method, path = chaos.choice((("GET", "/v1/batch"), ("POST", "/v1/batch/async"), ("GET", "/v1/files/{file}/content")))
+    method, path = chaos.choice(
+        (("GET", "/v1/batch"), ("POST", "/v1/batch/async"), ("GET", "/v1/files/{file}/content"))
+    )
     body = json.dumps({"prompts": ["fox"], "max_tokens": 1}).encode() if method == "POST" else b""
     headers = {"content-type": "application/json", "content-length": str(len(body))}
     for _ in range(chaos.randrange(1, 4)):
@@ -240,27 +330,63 @@ def _odd_headers(chaos: Chaos, key: str, ids: Ids) -> bytes:
 
 def _odd_requests(chaos: Chaos, key: str, ids: Ids) -> bytes:
     path = chaos.choice(
-        (*READ_ROUTES, *JSON_ROUTES, "*", "", "//", "/../..", "/%2e%2e/", "/v1/../metrics", "http://evil.example/v1/batch",
-         "/" + "a" * 40_000, "/\xff", "/%", "/%zz", "/v1/batch/%00", "/docs", "/openapi.json", "/v1/batch/a%2Fb", "/;x=1", "/?" + "&" * 3000)
+        (
+            *READ_ROUTES,
+            *JSON_ROUTES,
+            "*",
+            "",
+            "//",
+            "/../..",
+            "/%2e%2e/",
+            "/v1/../metrics",
+            "http://evil.example/v1/batch",
+            "/" + "a" * 40_000,
+            "/\xff",
+            "/%",
+            "/%zz",
+            "/v1/batch/%00",
+            "/docs",
+            "/openapi.json",
+            "/v1/batch/a%2Fb",
+            "/;x=1",
+            "/?" + "&" * 3000,
+        )
     )
-    version = chaos.choice(("HTTP/1.1",) * 5 + ("HTTP/1.0", "HTTP/2.0", "HTTP/9.9", "", "FOO/1.1", "HTTP/1.1 x"))
+    version = chaos.choice(
+        ("HTTP/1.1",) * 5 + ("HTTP/1.0", "HTTP/2.0", "HTTP/9.9", "", "FOO/1.1", "HTTP/1.1 x")
+    )
     line = f"{chaos.choice(METHODS)} {_path(chaos, path, ids)} {version}"
     end = chaos.choice(("\r\n", "\r\n", "\r\n", "\n", "\r", "\r\n\r\n"))
     rest = f"host: localhost{end}authorization: Bearer {key}{end}connection: close{end}{end}"
     return (line + end + rest).encode("latin-1", "replace")
 
 
-def _wrong_lengths(chaos: Chaos, key: str, ids: Ids) -> bytes:
+def _wrong_lengths(chaos: Chaos, key: str, _: Ids) -> bytes:
     body = json.dumps({"prompts": ["fox"], "max_tokens": 1}).encode()
     kind = chaos.randrange(5)
     length = str(len(body) + chaos.choice((-5, 5, 1000, 10**12)))
     if kind == 0:
-        return _head("POST", "/v1/batch/async", key, {"content-type": "application/json", "content-length": length}) + body
+        return (
+            _head(
+                "POST", "/v1/batch/async", key, {"content-type": "application/json", "content-length": length}
+            )
+            + body
+        )
     if kind == 1:
-        lengths = {"content-type": "application/json", "content-length": length, "Content-Length": str(len(body))}
+        lengths = {
+            "content-type": "application/json",
+            "content-length": length,
+            "Content-Length": str(len(body)),
+        }
         return _head("POST", "/v1/batch/async", key, lengths) + body
     sizes = (f"{len(body):x}", f"{len(body):x};ext=1", "-1", "ffffffffffffffff", "zz", "", "0")
-    chunked = chaos.choice(sizes).encode() + b"\r\n" + body + b"\r\n" + chaos.choice((b"0\r\n\r\n", b"0\r\n", b"", b"5\r\nab"))
+    chunked = (
+        chaos.choice(sizes).encode()
+        + b"\r\n"
+        + body
+        + b"\r\n"
+        + chaos.choice((b"0\r\n\r\n", b"0\r\n", b"", b"5\r\nab"))
+    )
     headers = {"content-type": "application/json", "transfer-encoding": "chunked"}
     if kind == 2:
         headers["content-length"] = length

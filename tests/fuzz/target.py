@@ -85,7 +85,11 @@ def _key(running: Deployment) -> str:
 def aftermath(shot: Target) -> list[str]:
     """Return what the processes have come to: the dead, what they complained of, work without an end."""
     running = shot.running
-    found = [f"{name} died" for name, process in running.processes.items() if name != "release" and process.poll() is not None]
+    found = [
+        f"{name} died"
+        for name, process in running.processes.items()
+        if name != "release" and process.poll() is not None
+    ]
     deadline = time.monotonic() + END_SECONDS
     while (live := running.sql(LIVE)) and time.monotonic() < deadline:
         time.sleep(1)

@@ -16,7 +16,9 @@ def test_strangers_inputs_end_as_declared(name: str) -> None:
 
 
 def test_inputs_are_not_all_refused() -> None:
-    accepted = {name: sum(surfaces.run(name, f"test/{i}") for i in range(40)) for name in ("openai", "submission")}
+    accepted = {
+        name: sum(surfaces.run(name, f"test/{i}") for i in range(40)) for name in ("openai", "submission")
+    }
     assert all(0 < count < 40 for count in accepted.values()), accepted
 
 
@@ -62,10 +64,12 @@ def test_a_process_that_dies_is_found_and_the_rest_goes_on(monkeypatch: pytest.M
         def join(self) -> None: ...
 
     started: list[list[Part]] = []
-    monkeypatch.setattr(runner, "_start", lambda parts: started.append(parts))
+    monkeypatch.setattr(runner, "_start", started.append)
     report = runner.Report()
     silent = runner.multiprocessing.Pipe(duplex=False)[0]
-    runner._look(runner.Job(Dead(), silent, [7.0, 0.0], [Part("lines", "s", 0, 10), Part("hosts", "s", 0, 2)]), report)
+    runner._look(
+        runner.Job(Dead(), silent, [7.0, 0.0], [Part("lines", "s", 0, 10), Part("hosts", "s", 0, 2)]), report
+    )
     (finding,) = report.findings
     assert (finding.seed, finding.kind) == ("s/7", "lines: the process died, status -11")
     assert started == [[Part("lines", "s", 8, 2), Part("hosts", "s", 0, 2)]]

@@ -1,7 +1,7 @@
 """`python -m tests.fuzz.wire --requests 20000`: raw requests to a running deployment; JSON at the end.
 
-A finding is a 5xx, no answer within five seconds, memory that grows, a process that dies or writes a traceback, and
-accepted work that does not end.
+A finding is a 5xx, no answer within five seconds, memory that grows, a process that dies or writes a
+traceback, and accepted work that does not end.
 """
 
 import argparse
@@ -42,7 +42,9 @@ class Tally:
             self.statuses[status] += 1
             self.slowest = max(self.slowest, seconds)
             if status.startswith("5") or status == "nothing in time":
-                self.findings.append(f"{seed} ({sent.kind}): {status} after {seconds:.1f} s: {sent.data[:300]!r}")
+                self.findings.append(
+                    f"{seed} ({sent.kind}): {status} after {seconds:.1f} s: {sent.data[:300]!r}"
+                )
 
 
 def send(address: tuple[str, int], sent: Sent) -> str:

@@ -1,6 +1,7 @@
-"""Where input of strangers is read: each function makes one input from a seed, reads it, and judges what comes of it.
+"""Where input of strangers is read.
 
-It returns whether the input was accepted. Whatever it raises is a finding.
+Each function makes one input from a seed, reads it, judges what comes of it, and returns whether it was
+accepted. Whatever it raises is a finding.
 """
 
 from collections.abc import Callable

@@ -73,7 +73,11 @@ EMBEDDING: dict[str, Any] = {
 SUBMISSION: dict[str, Any] = SAMPLING | {
     "requests": [
         {"custom_id": "a", "prompt": "quick", "temperature": 0.0, "guided_regex": "[a-z]+"},
-        {"custom_id": "b", "messages": [{"role": "user", "content": "lazy dog"}], "guided_choice": ["a", "b"]},
+        {
+            "custom_id": "b",
+            "messages": [{"role": "user", "content": "lazy dog"}],
+            "guided_choice": ["a", "b"],
+        },
         {"prompt": "fox", "kind": "embedding", "dimensions": 3},
         {"prompt": "fox", "kind": "scoring", "continuations": [" jumps"]},
     ],
@@ -95,8 +99,13 @@ FILE_BATCH = {
     "output_expires_after": {"anchor": "created_at", "seconds": 3600},
     "priority": 1,
 }
-UPLOAD = {"purpose": "batch", "filename": "a.jsonl", "bytes": 12, "mime_type": "text/plain",
-          "expires_after": {"anchor": "created_at", "seconds": 3600}}
+UPLOAD = {
+    "purpose": "batch",
+    "filename": "a.jsonl",
+    "bytes": 12,
+    "mime_type": "text/plain",
+    "expires_after": {"anchor": "created_at", "seconds": 3600},
+}
 OTHERS: tuple[tuple[type[BaseModel], dict[str, Any]], ...] = (
     (FileBatchSubmission, FILE_BATCH),
     (UploadSubmission, UPLOAD),
@@ -115,7 +124,9 @@ class NoPlaceError(AssertionError):
 @cache
 def services() -> Services:
     """Return what checks of bodies may use: a checkpoint and settings, and nothing that is far away."""
-    config = Settings(database_url="postgresql://nowhere/none", redis_url="redis://nowhere", max_prompt_bytes=2000)
+    config = Settings(
+        database_url="postgresql://nowhere/none", redis_url="redis://nowhere", max_prompt_bytes=2000
+    )
     return Services(
         settings=config,
         checkpoint=checkpoint(),
@@ -128,7 +139,7 @@ def services() -> Services:
 
 
 def _read(chaos: Chaos, model: type[BaseModel], valid: dict[str, Any]) -> Any:
-    """Return what a route is given of spoiled bytes; None: they are refused, with an error that can be told."""
+    """Return what a route is given of spoiled bytes; None: they are refused, and the error can be told."""
     data = chaos.spelled(chaos.spoiled(valid))
     if chaos.random() < 0.2:
         data = chaos.damaged(data)
@@ -163,8 +174,13 @@ def submission(chaos: Chaos) -> bool:
 
 def waiting(chaos: Chaos) -> bool:
     """Read what somebody waits for."""
-    model, valid = chaos.choice(((GenerateBody, SAMPLING | {"prompt": "fox", "stream": True, "optimization": "none"}),
-                                 (SyncBody, PROMPTS), (PromptsBody, PROMPTS)))
+    model, valid = chaos.choice(
+        (
+            (GenerateBody, SAMPLING | {"prompt": "fox", "stream": True, "optimization": "none"}),
+            (SyncBody, PROMPTS),
+            (PromptsBody, PROMPTS),
+        )
+    )
     body = _read(chaos, model, _some(chaos, valid, keep=("prompt", "prompts")))
     if body is None:
         return False
@@ -182,7 +198,11 @@ def waiting(chaos: Chaos) -> bool:
 def openai(chaos: Chaos) -> bool:
     """Read what OpenAI's clients send."""
     endpoint = chaos.choice(list(Endpoint))
-    valid = {Endpoint.CHAT_COMPLETIONS: CHAT, Endpoint.COMPLETIONS: COMPLETION, Endpoint.EMBEDDINGS: EMBEDDING}[endpoint]
+    valid = {
+        Endpoint.CHAT_COMPLETIONS: CHAT,
+        Endpoint.COMPLETIONS: COMPLETION,
+        Endpoint.EMBEDDINGS: EMBEDDING,
+    }[endpoint]
     body = chaos.spoiled(_some(chaos, valid, keep=("model", "messages", "prompt", "input")))
     try:
         request = from_line(checkpoint(), endpoint, body, custom_id=None)

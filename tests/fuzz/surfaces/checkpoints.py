@@ -21,24 +21,58 @@ from worker.engine.tokenizer import Tokenizer
 MAX_MODEL_LEN = 16
 SECTIONS: tuple[dict[str, Any], ...] = (
     {},
-    {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                      "original_max_position_embeddings": 64}},
+    {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
     {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
-    {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 16, "checkpoint_format": "gptq"}},
+    {
+        "quantization_config": {
+            "quant_method": "gptq",
+            "bits": 4,
+            "group_size": 16,
+            "checkpoint_format": "gptq",
+        }
+    },
     {"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemm"}},
     {"quantization_config": {"quant_method": "fp8", "weight_block_size": [16, 16]}},
     {"quantization_config": {"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"}},
-    {"quantization_config": {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {
-        "group_0": {"weights": {"num_bits": 8, "strategy": "channel", "symmetric": True}}}}},
-    {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"], "query_pre_attn_scalar": 12,
-     "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "mlp_only_layers": []},
+    {
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": "int-quantized",
+            "config_groups": {
+                "group_0": {"weights": {"num_bits": 8, "strategy": "channel", "symmetric": True}}
+            },
+        }
+    },
+    {
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "query_pre_attn_scalar": 12,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 8,
+        "mlp_only_layers": [],
+    },
 )
 
 
 @cache
 def _whole() -> dict[str, bytes]:
-    directory = write_tiny_llama(folder() / "smallest", hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-                                 num_key_value_heads=1, intermediate_size=16)
+    directory = write_tiny_llama(
+        folder() / "smallest",
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=16,
+    )
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
@@ -67,10 +101,15 @@ def _config(chaos: Chaos) -> bytes:
 
 def configs(chaos: Chaos) -> bool:
     """Read what a config says, at the door and in the engine."""
-    directory = _write({"config.json": _config(chaos), "generation_config.json": chaos.spelled(chaos.spoiled({"eos_token_id": [1]}))})
+    directory = _write(
+        {
+            "config.json": _config(chaos),
+            "generation_config.json": chaos.spelled(chaos.spoiled({"eos_token_id": [1]})),
+        }
+    )
     try:
         checkpoint = Checkpoint.load(directory)
-        assert 1 < checkpoint.max_model_len
+        assert checkpoint.max_model_len > 1
     except DoorError as error:
         assert str(error)
     try:
@@ -92,12 +131,18 @@ def _tensors(chaos: Chaos) -> bytes:
         return chaos.damaged(whole)
     if action == 1:
         spelled = chaos.spelled(chaos.spoiled(header))
-        return struct.pack("<Q", chaos.choice((len(spelled), len(spelled) + 1, 2**63, 2**31, 0))) + spelled + data
+        return (
+            struct.pack("<Q", chaos.choice((len(spelled), len(spelled) + 1, 2**63, 2**31, 0)))
+            + spelled
+            + data
+        )
     name = chaos.choice([name for name in header if name != "__metadata__"])
     entry = header[name]
     field = chaos.choice(("dtype", "shape", "data_offsets"))
     if field == "dtype":
-        entry["dtype"] = chaos.choice(("I8", "I64", "F16", "BF16", "F8_E4M3", "BOOL", "U8", "F64", "C64", "x"))
+        entry["dtype"] = chaos.choice(
+            ("I8", "I64", "F16", "BF16", "F8_E4M3", "BOOL", "U8", "F64", "C64", "x")
+        )
     elif field == "shape":
         entry["shape"] = chaos.choice(([0], [], [2**62, 4], [-1], entry["shape"][::-1], [*entry["shape"], 1]))
     else:
@@ -112,7 +157,12 @@ def weights(chaos: Chaos) -> bool:
     if chaos.random() < 0.4:
         changed["config.json"] = _config(chaos)
     if chaos.random() < 0.2:
-        index = {"weight_map": {"model.embed_tokens.weight": "model.safetensors", "lm_head.weight": "../x.safetensors"}}
+        index = {
+            "weight_map": {
+                "model.embed_tokens.weight": "model.safetensors",
+                "lm_head.weight": "../x.safetensors",
+            }
+        }
         changed["model.safetensors.index.json"] = chaos.spelled(chaos.spoiled(index))
     directory = _write(changed)
     try:
@@ -130,9 +180,17 @@ def tokenizers(chaos: Chaos) -> bool:
     tokenizer = json.loads(_whole()["tokenizer.json"])
     tokenizer["model"]["vocab"] = dict(list(tokenizer["model"]["vocab"].items())[:270])
     tokenizer["model"]["merges"] = []
-    config = {"chat_template": "{{ messages[0].content }}", "bos_token": {"content": "<s>"}, "eos_token": "</s>"}
-    directory = _write({"tokenizer.json": chaos.spelled(chaos.spoiled(tokenizer)),
-                        "tokenizer_config.json": chaos.spelled(chaos.spoiled(config))})
+    config = {
+        "chat_template": "{{ messages[0].content }}",
+        "bos_token": {"content": "<s>"},
+        "eos_token": "</s>",
+    }
+    directory = _write(
+        {
+            "tokenizer.json": chaos.spelled(chaos.spoiled(tokenizer)),
+            "tokenizer_config.json": chaos.spelled(chaos.spoiled(config)),
+        }
+    )
     accepted = True
     try:
         door = Checkpoint.load(directory)

@@ -1,9 +1,7 @@
 """Files on their way in: lines, gzip, forms, each in pieces of any size."""
 
 import gzip
-import json
 import zlib
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -23,6 +21,7 @@ MAX_FILE_BYTES = 20_000
 LIMITS = Limits(MAX_FILE_BYTES, MAX_LINE_BYTES, max_lines=20)
 BODIES = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION, "/v1/embeddings": EMBEDDING}
 CODECS = ("unicode_escape", "utf-7", "utf-16", "punycode", "idna", "rot13", "zlib", "none")
+PLAIN = "Content-Type: text/plain\r\n"
 BOUNDARY = "--------7dbe1"
 
 
@@ -110,19 +109,32 @@ def _gunzip_all(data: bytes) -> bytes | None:
 
 
 def _form(chaos: Chaos) -> bytes:
-    fields = [("purpose", None, b"batch"), ("expires_after[anchor]", None, b"created_at"),
-              ("expires_after[seconds]", None, b"3600"), ("file", "lines.jsonl", None)]
+    fields = [
+        ("purpose", None, b"batch"),
+        ("expires_after[anchor]", None, b"created_at"),
+        ("expires_after[seconds]", None, b"3600"),
+        ("file", "lines.jsonl", None),
+    ]
     body = b""
     for name, filename, value in fields[chaos.randrange(2) :]:
         spelled = chaos.choice((name, name, name, chaos.text()))
         disposition = f'form-data; name="{spelled}"'
         if filename is not None:
             disposition += chaos.choice(
-                (f'; filename="{filename}"', f"; filename*=UTF-8''{filename}",
-                 f"; filename*={chaos.choice(CODECS)}''%5Cud800%00{filename}", f'; filename="{chaos.text()}"', "")
+                (
+                    f'; filename="{filename}"',
+                    f"; filename*=UTF-8''{filename}",
+                    f"; filename*={chaos.choice(CODECS)}''%5Cud800%00{filename}",
+                    f'; filename="{chaos.text()}"',
+                    "",
+                )
             )
-        head = f"Content-Disposition: {disposition}\r\n{chaos.choice(('', 'Content-Type: text/plain' + chr(13) + chr(10)))}"
-        content = _file(chaos)[:500] if value is None else chaos.choice((value, value, chaos.text().encode(errors="replace")))
+        head = f"Content-Disposition: {disposition}\r\n{chaos.choice(('', PLAIN))}"
+        content = (
+            _file(chaos)[:500]
+            if value is None
+            else chaos.choice((value, value, chaos.text().encode(errors="replace")))
+        )
         body += f"--{BOUNDARY}\r\n{head}\r\n".encode(errors="replace") + content + b"\r\n"
     return body + f"--{BOUNDARY}--\r\n".encode()
 
@@ -147,7 +159,9 @@ def _events(content_type: str, pieces: list[bytes]) -> list[Event] | str:
 def multipart(chaos: Chaos) -> bool:
     """Read a form, the same one however it is cut."""
     given = f"multipart/form-data; boundary={BOUNDARY}"
-    content_type = given if chaos.random() < 0.9 else chaos.line_of((given, ";", "boundary=", "x", "multipart/"))
+    content_type = (
+        given if chaos.random() < 0.9 else chaos.line_of((given, ";", "boundary=", "x", "multipart/"))
+    )
     content_type = content_type.encode("latin-1", "ignore").decode("latin-1")  # as headers are read
     data = chaos.damaged(_form(chaos), chaos.choice((0, 0, 2)))
     found = _events(content_type, chaos.cut(data))

@@ -1,4 +1,4 @@
-"""What outputs must be: JSON schemas, regular expressions, choices, as the door checks and the engine compiles them."""
+"""What outputs must be: schemas, expressions, choices, as the door judges and the engine compiles them."""
 
 import json
 from functools import cache
@@ -13,7 +13,11 @@ from worker.engine.tokenizer import Tokenizer
 from worker.grammar import Grammar, GrammarError
 
 SCHEMAS: tuple[Any, ...] = (
-    {"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}, "b": {"enum": ["x", 2]}}, "required": ["a"]},
+    {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "minimum": 3}, "b": {"enum": ["x", 2]}},
+        "required": ["a"],
+    },
     {"type": "array", "items": {"type": "string", "maxLength": 5}, "minItems": 1, "maxItems": 3},
     {"anyOf": [{"type": "null"}, {"type": "number", "multipleOf": 0.5}], "title": "t"},
     {"$defs": {"n": {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"},
@@ -23,12 +27,69 @@ SCHEMAS: tuple[Any, ...] = (
     {"allOf": [{"type": "integer"}, {"minimum": 0, "exclusiveMaximum": 10**6}]},
 )
 PATTERNS = (
-    "[a-z]+", "(a|b)*c", "\\d{3}-\\d{4}", "(?i)yes|no", "^x$", "a{0,20}", ".*", "\\p{L}+", "(?:ab){2,}", "[^\\n]{1,9}",
-    "(a+)+b", "\\w{4}\\s\\b", "((((a))))", "[\\x00-\\x{10ffff}]", "(?P<n>a)(?s:.)", "a|", "(a{9}){9}", "(((a{9}){9}){9}){9}",
+    "[a-z]+",
+    "(a|b)*c",
+    "\\d{3}-\\d{4}",
+    "(?i)yes|no",
+    "^x$",
+    "a{0,20}",
+    ".*",
+    "\\p{L}+",
+    "(?:ab){2,}",
+    "[^\\n]{1,9}",
+    "(a+)+b",
+    "\\w{4}\\s\\b",
+    "((((a))))",
+    "[\\x00-\\x{10ffff}]",
+    "(?P<n>a)(?s:.)",
+    "a|",
+    "(a{9}){9}",
+    "(((a{9}){9}){9}){9}",
 )
-WORDS = (*PATTERNS, "(", ")", "[", "]", "{", "}", "*", "+", "?", "|", "\\", "{1000}", "{1,}", "{99999}", "(?=a)", "\\1", "^", "$", ".")
-KEYWORDS = ("type", "$ref", "items", "properties", "pattern", "enum", "const", "anyOf", "not", "if", "minLength", "maxItems",
-            "required", "format", "minimum", "multipleOf", "additionalProperties", "prefixItems", "uniqueItems", "$id")
+WORDS = (
+    *PATTERNS,
+    "(",
+    ")",
+    "[",
+    "]",
+    "{",
+    "}",
+    "*",
+    "+",
+    "?",
+    "|",
+    "\\",
+    "{1000}",
+    "{1,}",
+    "{99999}",
+    "(?=a)",
+    "\\1",
+    "^",
+    "$",
+    ".",
+)
+KEYWORDS = (
+    "type",
+    "$ref",
+    "items",
+    "properties",
+    "pattern",
+    "enum",
+    "const",
+    "anyOf",
+    "not",
+    "if",
+    "minLength",
+    "maxItems",
+    "required",
+    "format",
+    "minimum",
+    "multipleOf",
+    "additionalProperties",
+    "prefixItems",
+    "uniqueItems",
+    "$id",
+)
 
 
 @cache
@@ -40,7 +101,9 @@ def _schema(chaos: Chaos) -> Any:
     schema = chaos.spoiled(chaos.choice(SCHEMAS))
     if isinstance(schema, dict) and chaos.random() < 0.5:
         word = chaos.choice(KEYWORDS)
-        schema[word] = chaos.choice((chaos.value(2), chaos.choice(SCHEMAS), [chaos.choice(SCHEMAS)], chaos.choice(PATTERNS)))
+        schema[word] = chaos.choice(
+            (chaos.value(2), chaos.choice(SCHEMAS), [chaos.choice(SCHEMAS)], chaos.choice(PATTERNS))
+        )
     if chaos.random() < 0.02:
         schema = {"type": "object", "properties": {"x": nested(chaos.randrange(300)), "y": schema}}
     return schema

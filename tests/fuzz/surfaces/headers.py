@@ -21,8 +21,37 @@ from worker.webhooks.targets import MAX_URL_LENGTH, PUBLIC_PORTS, ForbiddenTarge
 
 DAY_SECONDS = 86_400
 RANGES = ("bytes=", "0", "-", "1", "99", "12345", ",", " ", "items=", "bytes=0-9")
-HOSTS = ("localhost", "127.0.0.1", "[::1]", ":8000", ":", ".", "example.com", "evil.localhost", "1", "@", "[", "]", "%00")
-DATES = ("Wed, ", "21 ", "Oct ", "2026 ", "07:28:00 ", "GMT", "+0000", "-9999", "99999999999", "00:00:61 ", "Feb 30 ", "1", "-", ",")
+HOSTS = (
+    "localhost",
+    "127.0.0.1",
+    "[::1]",
+    ":8000",
+    ":",
+    ".",
+    "example.com",
+    "evil.localhost",
+    "1",
+    "@",
+    "[",
+    "]",
+    "%00",
+)
+DATES = (
+    "Wed, ",
+    "21 ",
+    "Oct ",
+    "2026 ",
+    "07:28:00 ",
+    "GMT",
+    "+0000",
+    "-9999",
+    "99999999999",
+    "00:00:61 ",
+    "Feb 30 ",
+    "1",
+    "-",
+    ",",
+)
 URL_PIECES = (
     *LITERALS.values(),
     *"@:/?#[]%\\.",
@@ -81,14 +110,18 @@ def paths(chaos: Chaos) -> bool:
     path = chaos.line_of(("/v1/", "files", "/", "uploads", "/parts", "x", "..", "\n"), 8)
     if not FILE_PATHS.fullmatch(path):
         return False
-    assert path == "/v1/files" or (path.startswith("/v1/uploads/") and path.endswith("/parts") and path.count("/") == 4)
+    assert path == "/v1/files" or (
+        path.startswith("/v1/uploads/") and path.endswith("/parts") and path.count("/") == 4
+    )
     return True
 
 
 def answers(chaos: Chaos) -> bool:
     """Read what a receiver says of when to come back."""
     now = datetime.now(UTC) + timedelta(seconds=chaos.choice((0, 5, -5, 10**6, 10**9)))
-    text = chaos.choice((str(chaos.scalar()), format_datetime(now), chaos.line_of(DATES), chaos.line_of(DATES)))
+    text = chaos.choice(
+        (str(chaos.scalar()), format_datetime(now), chaos.line_of(DATES), chaos.line_of(DATES))
+    )
     raw = text.encode(errors="ignore")
     response = httpx.Response(503, headers=[(b"retry-after", raw)])
     seconds = retry_after(response)
@@ -107,7 +140,11 @@ def addresses(chaos: Chaos) -> bool:
     except ForbiddenTargetError as error:
         assert str(error)
         return False
-    assert (parsed.scheme, port_of(parsed) in PUBLIC_PORTS, len(url) <= MAX_URL_LENGTH) == ("https", True, True)
+    assert (parsed.scheme, port_of(parsed) in PUBLIC_PORTS, len(url) <= MAX_URL_LENGTH) == (
+        "https",
+        True,
+        True,
+    )
     assert parsed.host
     assert not parsed.userinfo
     return True

@@ -35,9 +35,7 @@ def read_qwen3_moe(file: Path, config: dict[str, Any]) -> DecoderConfig:
             width=read_size(file, config, "moe_intermediate_size"),
             is_normalised=read_key(file, config, "norm_topk_prob", bool, default=False),
             layers=frozenset(
-                index
-                for index in range(shape.num_layers)
-                if index not in dense and (index + 1) % every == 0
+                index for index in range(shape.num_layers) if index not in dense and (index + 1) % every == 0
             ),
         ),
     )
