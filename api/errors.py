@@ -328,6 +328,8 @@ def install(app: FastAPI) -> None:
         cause = error.__cause__
         if isinstance(cause, ApiError):  # raised by a middleware while FastAPI read the body
             return _api_error(http_request, cause)
+        if isinstance(cause, DATABASE_AWAY):
+            return _database_away(http_request, cause)
         return error_response(
             error.status_code,
             f"the body cannot be read: {_why(cause)}" if cause else str(error.detail),
