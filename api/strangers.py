@@ -1,4 +1,4 @@
-"""Bodies of strangers. FastAPI reads a body, and builds what is in it, before a route asks who has sent it."""
+"""Bodies of strangers. FastAPI reads a body, and builds what it says, before a route asks who has sent it."""
 
 from fastapi.security.utils import get_authorization_scheme_param
 from starlette.concurrency import run_in_threadpool
