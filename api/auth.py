@@ -47,8 +47,8 @@ def recognize(store: Store, key: str | None) -> Caller:
 def check_local(scope: HttpScope) -> None:
     """Refuse what a web page of a stranger could send to an API without keys.
 
-    Such a page can make a name of its own mean 127.0.0.1, but the browser then still sends that name. It
-    can also send a form to 127.0.0.1; the browser says from where. Names without a dot are nobody's to register.
+    Such a page can make a name of its own mean 127.0.0.1, but the browser then still sends that name. It can
+    also send a form to 127.0.0.1; the browser says from where. Names without a dot are nobody's to register.
 
     Raises:
         PermissionDeniedError: the Host header, or the Origin, is not of this machine.
