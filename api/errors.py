@@ -33,7 +33,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
-from starlette.routing import Match, Route
+from starlette.routing import Match
 
 from worker.store.quotas import QuotaExceededError
 from worker.store.session import DATABASE_AWAY
@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = "5"
 QUOTA_RETRY_SECONDS = 30  # room comes as work ends
+METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 OPENAI_PATHS = (
     "/v1/chat/",
     "/v1/completions",
@@ -364,11 +365,10 @@ def _unexpected(_: HttpRequest, error: Exception) -> JSONResponse:
 
 def _allow(http_request: HttpRequest) -> dict[str, str]:
     """Return every method of a path: each is a route of its own, and only the first one was asked."""
-    methods: set[str] = set()
-    for route in http_request.app.routes:
-        if isinstance(route, Route) and route.matches(http_request.scope)[0] is not Match.NONE:
-            methods |= route.methods or set()
-    return {"Allow": ", ".join(sorted(methods))}
+    routes, scope = http_request.app.routes, http_request.scope
+    asked = ((method, scope | {"method": method}) for method in METHODS)
+    allowed = [method for method, each in asked if any(one.matches(each)[0] is Match.FULL for one in routes)]
+    return {"Allow": ", ".join(allowed)}
 
 
 def _why(cause: BaseException) -> str:

@@ -98,10 +98,13 @@ class Grammar:
 
     def explain(self, problem: str) -> str:
         """Return the library's message as a client can read it."""
-        # What follows <state> is the library's own debugging.
-        return f"{self.kind}: {problem.partition('<state>')[0].strip()}"
+        # What follows is the library's own debugging.
+        for mark in ("<state>", "<backtrace>"):
+            problem = problem.partition(mark)[0].strip()
+        return f"{self.kind}: {NOT_UNDERSTOOD if problem.startswith('panic:') else problem}"
 
 
+NOT_UNDERSTOOD = "the grammar is not understood"
 PANIC = "PanicException"  # pyo3 does not export it
 _stack_size = threading.Lock()
 Result = TypeVar("Result")
@@ -123,5 +126,5 @@ def on_deep_stack(work: Callable[[], Result]) -> Result:
             return running.result()
         except BaseException as error:
             if type(error).__name__ == PANIC:
-                raise LibraryPanicError("the grammar is not understood") from error
+                raise LibraryPanicError(NOT_UNDERSTOOD) from error
             raise

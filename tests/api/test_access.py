@@ -139,7 +139,7 @@ def test_without_keys_a_strangers_web_page_sends_nothing(
 
 def test_a_strangers_long_body_is_not_read(client: TestClient, store: Store) -> None:
     """What it holds would be built in memory before anybody asks for a key."""
-    body = json.dumps({"prompts": ["x" * 1000] * 200}).encode()
+    body = json.dumps(BATCH).encode() + b" " * 200_000
     read = []
 
     def pieces() -> Iterator[dict[str, Any]]:
