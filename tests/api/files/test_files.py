@@ -4,15 +4,20 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
+import anyio
 import pytest
+from fastapi import Request as HttpRequest
 from fastapi.testclient import TestClient
 from httpx import Response
 from sqlalchemy import text
 
 from api.blobs.store import StorageError
 from api.dependencies import Services
+from api.errors import ClientGoneError
+from api.files.form import read_form
 from api.files.tidying import tidy
 from tests.fixtures.inputs import body, line, lines
 from worker.settings import Settings
@@ -193,6 +198,18 @@ def test_an_upload_that_breaks_off_leaves_nothing(client: TestClient, config: Se
     assert blobs(config) == leftovers(config) == []
     with store.transaction() as session:
         assert session.scalar(text("SELECT count(*) FROM files")) == 0
+
+
+def test_a_client_that_goes_away_is_no_error_of_ours() -> None:
+    pieces = iter(({"type": "http.request", "body": b"--x", "more_body": True}, {"type": "http.disconnect"}))
+
+    async def receive() -> dict[str, object]:
+        return next(pieces)
+
+    scope = {"type": "http", "headers": [(b"content-type", b"multipart/form-data; boundary=x")]}
+    reading = partial(read_form, HttpRequest(scope, receive), file_field="file", sink=lambda _: iter(()))
+    with pytest.raises(ClientGoneError):
+        anyio.run(reading)
 
 
 @pytest.mark.parametrize(
