@@ -33,7 +33,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
 
 from worker.store.quotas import QuotaExceededError
 from worker.store.session import DATABASE_AWAY
@@ -42,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = "5"
 QUOTA_RETRY_SECONDS = 30  # room comes as work ends
-METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 OPENAI_PATHS = (
     "/v1/chat/",
     "/v1/completions",
@@ -344,7 +342,7 @@ def _http(http_request: HttpRequest, error: HTTPException) -> JSONResponse:
         f"the body cannot be read: {_why(cause)}" if cause else str(error.detail),
         "invalid_request_error",
         param="body" if cause else None,
-        headers=_allow(http_request) if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else error.headers,
+        headers=_headers(http_request, error),
     )
 
 
@@ -363,12 +361,13 @@ def _unexpected(_: HttpRequest, error: Exception) -> JSONResponse:
     return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", "server_error")
 
 
-def _allow(http_request: HttpRequest) -> dict[str, str]:
-    """Return every method of a path: each is a route of its own, and only the first one was asked."""
-    routes, scope = http_request.app.routes, http_request.scope
-    asked = ((method, scope | {"method": method}) for method in METHODS)
-    allowed = [method for method, each in asked if any(one.matches(each)[0] is Match.FULL for one in routes)]
-    return {"Allow": ", ".join(allowed)}
+def _headers(http_request: HttpRequest, error: HTTPException) -> Mapping[str, str] | None:
+    """Return an error's headers; of a path's methods, each a route of its own, only the first was asked."""
+    route = http_request.scope.get("route")
+    methods = http_request.app.openapi()["paths"].get(getattr(route, "path", ""))
+    if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED or methods is None:
+        return error.headers
+    return {"Allow": ", ".join(sorted(method.upper() for method in methods))}
 
 
 def _why(cause: BaseException) -> str:
