@@ -13,7 +13,7 @@ from worker.store.session import DATABASE_AWAY, Store
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.25
+LOOK_SECONDS = 1.0
 
 
 class ExtraSlots:
