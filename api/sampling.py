@@ -17,7 +17,7 @@ from worker.contract.sampling import (
     OutputFormat,
     SamplingParams,
 )
-from worker.grammar import Grammar, GrammarError
+from worker.grammar import MAX_SOURCE_CHARACTERS, Grammar, GrammarError
 
 MAX_STOP_STRINGS = 16
 FORMAT_FIELDS = ("response_format", "guided_regex", "guided_choice")
@@ -174,14 +174,22 @@ def _to_format(fields: CommonSamplingFields, path: str) -> tuple[OutputFormat | 
         found = OutputFormat(FormatKind.JSON_SCHEMA, response.json_schema.json_schema)
     elif isinstance(response, JsonObjectResponse):
         found = OutputFormat(FormatKind.JSON_OBJECT)
-    if found is not None and (problem := _problem(found.kind, json.dumps(found.source))):
+    if found is not None and (problem := _problem(found)):
         name = "response_format.json_schema.schema" if found.kind is FormatKind.JSON_SCHEMA else named[0]
         raise refusal(path, name, problem)
     return (found,)
 
 
-@lru_cache(1024)
-def _problem(kind: FormatKind, source: str) -> str:
+def _problem(found: OutputFormat) -> str:
+    source = json.dumps(found.source)
+    # Before it is compiled, and remembered: what is remembered stays in memory.
+    if len(source) > MAX_SOURCE_CHARACTERS:
+        return f"{len(source)} characters are over the limit of {MAX_SOURCE_CHARACTERS}"
+    return _compile_problem(found.kind, source)
+
+
+@lru_cache(256)
+def _compile_problem(kind: FormatKind, source: str) -> str:
     try:
         Grammar.of(kind.value, json.loads(source)).check()
     except GrammarError as error:

@@ -12,10 +12,11 @@ import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 
-from api import slow_clients
+from api import sampling, slow_clients
 from api.main import create_app
 from api.slow_clients import ImpatientProtocol
 from tests.fixtures.access import bearer, make_key
+from worker.grammar import MAX_SOURCE_CHARACTERS
 from worker.settings import Settings
 from worker.store.session import Store
 
@@ -112,6 +113,16 @@ def test_what_cannot_be_kept_is_refused_at_the_door(client: TestClient, fields: 
     body = json.dumps({"prompts": ["fox"], **fields})
     answer = client.post("/v1/batch/async", content=body, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (422, param), answer.text
+
+
+def test_a_grammar_that_is_too_long_is_not_kept_in_memory(client: TestClient) -> None:
+    sampling._compile_problem.cache_clear()
+    for schema in ({"const": "x" * MAX_SOURCE_CHARACTERS}, {"const": "x"}):
+        body = {"prompts": ["fox"], "response_format": schema_of(schema)}
+        answer = client.post("/v1/batch/async", json=body)
+        assert answer.status_code == (202 if len(schema["const"]) == 1 else 422)
+    assert "over the limit" not in answer.text
+    assert sampling._compile_problem.cache_info().currsize == 1
 
 
 def test_browsers_are_told_what_not_to_do(client: TestClient) -> None:
