@@ -13,7 +13,7 @@ from api.batches import service as batches_service
 from api.batches.schemas import BatchAnswer
 from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import ApiError, WaitLimitError, documented, still_running
-from api.generate.events import DONE, error_event, event
+from api.generate.events import DOCUMENTED, DONE, MEDIA_TYPE, error_event, event
 from api.generate.outputs import GrowingOutputs, choices_of, failure
 from api.generate.schemas import (
     GenerateAnswer,
@@ -34,14 +34,13 @@ from worker.store.result_views import ResultView
 router = APIRouter(prefix="/v1", tags=["generate"])
 
 GENERATE_TOKENS = 100
-EVENTS = "text/event-stream"
 
 
 @router.post(
     "/generate",
     dependencies=[SUBMIT],
     responses={
-        HTTPStatus.OK: {"content": {EVENTS: {"schema": {"type": "string"}}}},
+        HTTPStatus.OK: {"content": DOCUMENTED},
         **documented(400, 401, 403, 413, 422, 429, 500, 503, 504),
     },
     response_model=GenerateAnswer,
@@ -55,7 +54,9 @@ async def generate(
         to_batch, services, body, [body.prompt], max_tokens=GENERATE_TOKENS, optimization=body.optimization
     )
     if body.stream:
-        return StreamingResponse(_stream(services, http_request, batch, body.optimization), media_type=EVENTS)
+        return StreamingResponse(
+            _stream(services, http_request, batch, body.optimization), media_type=MEDIA_TYPE
+        )
     async with submitted(services, http_request, batch) as work:
         (result,) = await work.results(services.settings.wait_seconds)
     return _to_answer(work, result, body.optimization)

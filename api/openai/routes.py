@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import documented
+from api.generate.events import DOCUMENTED, MEDIA_TYPE
 from api.generate.outputs import failure
 from api.generate.waiting import submitted
 from api.openai.answer_schemas import ChatCompletion, Completion, Embeddings, ModelAnswer, ModelList
@@ -26,14 +27,13 @@ from worker.store.batches import NewBatch
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
-EVENTS = "text/event-stream"
 ERRORS = documented(400, 401, 403, 404, 413, 429, 500, 503, 504)
 
 
 def _answers(whole: type[BaseModel], *, streams: bool = True) -> dict[int | str, dict[str, Any]]:
     found: dict[str, Any] = {"model": whole}
     if streams:
-        found["content"] = {EVENTS: {"schema": {"type": "string"}}}
+        found["content"] = DOCUMENTED
     return {HTTPStatus.OK: found, **ERRORS}
 
 
@@ -123,7 +123,7 @@ async def _complete(
         finally:
             await stream.aclose()
 
-    return StreamingResponse(events(), media_type=EVENTS, headers={"Cache-Control": "no-cache"})
+    return StreamingResponse(events(), media_type=MEDIA_TYPE, headers={"Cache-Control": "no-cache"})
 
 
 def _to_batch(services: Services, body: Body) -> NewBatch:
