@@ -13,7 +13,7 @@ from api.batches.routes import BatchId
 from api.batches.schemas import BatchAnswer
 from api.dependencies import READ, Services, ServicesDependency
 from api.errors import NotFoundError, documented
-from api.generate.events import DOCUMENTED, MEDIA_TYPE
+from api.event_stream import DOCUMENTED, MEDIA_TYPE
 from api.json_lines import one_line
 
 LOOK_SECONDS = 0.5

@@ -5,17 +5,6 @@ from typing import Any
 from api import json_lines
 from api.errors import ApiError, ErrorBody
 
-MEDIA_TYPE = "text/event-stream"
-# What a route documents of its stream: the schema is that of each event.
-DOCUMENTED: dict[str, Any] = {
-    MEDIA_TYPE: {
-        "schema": {
-            "type": "object",
-            "properties": {"event": {"type": "string"}, "data": {"type": "string", "description": "JSON."}},
-            "required": ["data"],
-        }
-    }
-}
 DONE = "data: [DONE]\n\n"
 
 

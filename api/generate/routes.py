@@ -13,7 +13,8 @@ from api.batches import service as batches_service
 from api.batches.schemas import BatchAnswer
 from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import ApiError, WaitLimitError, documented, still_running
-from api.generate.events import DOCUMENTED, DONE, MEDIA_TYPE, error_event, event
+from api.event_stream import DOCUMENTED, MEDIA_TYPE
+from api.generate.events import DONE, error_event, event
 from api.generate.outputs import GrowingOutputs, choices_of, failure
 from api.generate.schemas import (
     GenerateAnswer,

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import documented
-from api.generate.events import DOCUMENTED, MEDIA_TYPE
+from api.event_stream import DOCUMENTED, MEDIA_TYPE
 from api.generate.outputs import failure
 from api.generate.waiting import submitted
 from api.openai.answer_schemas import ChatCompletion, Completion, Embeddings, ModelAnswer, ModelList
