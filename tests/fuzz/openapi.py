@@ -81,7 +81,7 @@ def run(
         status = subprocess.run(
             command, check=False, stdout=output, stderr=subprocess.STDOUT, cwd=into, env=_environment()
         ).returncode
-    outcome = read(report)
+    outcome = read(report) if report.exists() else Outcome()
     outcome.exits.append(status)
     if status not in {0, 1}:
         outcome.failures.append(f"schemathesis ended with {status}: {log.read_text()[-2000:]}")
