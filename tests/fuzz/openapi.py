@@ -23,6 +23,8 @@ CHECKS_OFF = (
     # served, a file exist, a grammar compile, a text have no NUL. Other tests hold them.
     "positive_data_acceptance",
 )
+# Python 3.11 says so now and then when several of schemathesis's threads compile at once. It is none of ours.
+CPYTHONS_OWN = "AST constructor recursion depth mismatch"
 # Long: the machine may be busy. Whatever waits in the product waits for less (tests.fuzz.target).
 REQUEST_SECONDS = 120
 LEAST_EXAMPLES = 20
@@ -99,7 +101,8 @@ def read(report: Path) -> Outcome:
             if kind == "ScenarioFinished":
                 _read_scenario(event["recorder"], outcome)
             elif kind in {"NonFatalError", "FatalError"}:
-                outcome.failures.append(f"{kind}: {json.dumps(event)[:1000]}")
+                if CPYTHONS_OWN not in json.dumps(event):
+                    outcome.failures.append(f"{kind}: {json.dumps(event)[:1000]}")
     return outcome
 
 
