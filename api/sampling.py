@@ -5,11 +5,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from api.checkpoint import Checkpoint
 from api.errors import InvalidInputError
-from api.schema import NonEmptyText, Schema, Text
+from api.schema import JsonObject, NonEmptyText, Schema, Text
 from worker.contract.sampling import (
     MAX_CHOICES,
     MAX_LOGPROBS,
@@ -17,7 +17,7 @@ from worker.contract.sampling import (
     OutputFormat,
     SamplingParams,
 )
-from worker.grammar import Grammar, GrammarError
+from worker.grammar import MAX_SOURCE_CHARACTERS, Grammar, GrammarError
 
 MAX_STOP_STRINGS = 16
 FORMAT_FIELDS = ("response_format", "guided_regex", "guided_choice")
@@ -48,7 +48,7 @@ class JsonSchemaFormat(Schema):
 
     name: Text | None = None
     description: Text | None = None
-    json_schema: dict[str, JsonValue] = Field(alias="schema")
+    json_schema: JsonObject = Field(alias="schema")
     strict: bool | None = Field(default=None, description="Outputs always fit, whatever this says.")
 
 
@@ -189,14 +189,22 @@ def _to_format(fields: CommonSamplingFields, path: str) -> tuple[OutputFormat | 
         found = OutputFormat(FormatKind.JSON_SCHEMA, response.json_schema.json_schema)
     elif isinstance(response, JsonObjectResponse):
         found = OutputFormat(FormatKind.JSON_OBJECT)
-    if found is not None and (problem := _problem(found.kind, json.dumps(found.source))):
+    if found is not None and (problem := _problem(found)):
         name = "response_format.json_schema.schema" if found.kind is FormatKind.JSON_SCHEMA else named[0]
         raise refusal(path, name, problem)
     return (found,)
 
 
-@lru_cache(1024)
-def _problem(kind: FormatKind, source: str) -> str:
+def _problem(found: OutputFormat) -> str:
+    source = json.dumps(found.source)
+    # Before it is compiled, and remembered: what is remembered stays in memory.
+    if len(source) > MAX_SOURCE_CHARACTERS:
+        return f"{len(source)} characters are over the limit of {MAX_SOURCE_CHARACTERS}"
+    return _compile_problem(found.kind, source)
+
+
+@lru_cache(256)
+def _compile_problem(kind: FormatKind, source: str) -> str:
     try:
         Grammar.of(kind.value, json.loads(source)).check()
     except GrammarError as error:
