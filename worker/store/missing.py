@@ -34,10 +34,10 @@ def settle(
     outcome: Outcome,
     code: str,
     message: str,
-    shard_id: int | None = None,
+    shard_ids: Sequence[int] | None = None,
     request_ids: Sequence[int] | None = None,
 ) -> Missing:
-    """Give every request of a locked batch (or of a shard, or these) without a result this one.
+    """Give every request of a locked batch (or of shards, or these) without a result this one.
 
     What was kept of a request's output is its output, and that of its copies.
     """
@@ -63,8 +63,8 @@ def settle(
         .outerjoin(kept, (kept.c.shard_id == RequestRow.shard_id) & (kept.c.identity == IDENTITY))
         .where(RequestRow.batch_id == batch_id, ResultRow.request_id.is_(None))
     )
-    if shard_id is not None:
-        missing = missing.where(RequestRow.shard_id == shard_id)
+    if shard_ids is not None:
+        missing = missing.where(RequestRow.shard_id.in_(shard_ids))
     if request_ids is not None:
         missing = missing.where(RequestRow.id.in_(request_ids))
     columns = [
