@@ -87,6 +87,23 @@ def test_a_body_that_drips_is_answered_408(
     assert b"too slowly" in answer
 
 
+def test_a_client_that_breaks_off_is_not_logged_as_our_error(
+    store: Store,  # noqa: ARG001
+    config: Settings,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    head = b"POST /v1/batch/async HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000000\r\n\r\n{"
+    with serving(config) as port:
+        for _ in range(20):  # whether the end is seen before the answer is a matter of chance
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+                client.sendall(head)
+                client.shutdown(socket.SHUT_WR)
+                while client.recv(4000):
+                    pass
+    assert "unexpected error" not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 @pytest.mark.parametrize(
     "body", ["[" * 100_000, '{"a":' * 100_000, '{"prompts":' + "[" * 9000 + "]" * 9000 + "}"]
 )
