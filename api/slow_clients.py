@@ -84,13 +84,13 @@ class SlowBodies:
 
 
 class GoneClients:
-    """Drops an answer that HTTP has no place for any more: its client broke off in the middle of a body."""
+    """Drops an answer that HTTP has no place for any more: what came was no HTTP after all."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; what h11 refuses to send was for nobody."""
+        """Pass the request on; the server has answered 400 before what h11 refuses to send."""
 
         async def send_if_there(message: Message) -> None:
             with suppress(h11.LocalProtocolError):
