@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-gpu test-slow faults fuzz fuzz-http lint bench bench-interactive bench-gpu quality up format clean
+.PHONY: demo test test-gpu test-slow test-mutations faults fuzz fuzz-http lint bench bench-service bench-interactive bench-gpu quality up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
@@ -30,6 +30,9 @@ test-gpu: $(VENV)/.dev ## kernels and engine on the GPU of this machine
 
 test-slow: $(VENV)/.dev ## what kills worker after worker
 	$(BIN)/python -m pytest -m slow
+
+test-mutations: $(VENV)/.dev ## breaks the arithmetic of every kernel in many places: its cases must notice
+	$(BIN)/python -m pytest -m mutation tests/kernels
 
 SEEDS ?= 10
 FAULTS ?= 20
@@ -54,6 +57,10 @@ lint: $(VENV)/.dev ## style, types, import contracts
 
 bench: $(VENV)/.local ## the whole service against the bare engine
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/bench} $(EMBEDDED) $(BIN)/python -m benchmarks.service
+
+LARGE ?= 1000000
+bench-service: $(VENV)/.local ## everything the service promises, measured; the last line is JSON
+	$(BIN)/python -m benchmarks.whole_service --large $(LARGE)
 
 bench-interactive: $(VENV)/.local ## time to first token, idle and under a backlog of batches
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/bench} $(EMBEDDED) $(BIN)/python -m benchmarks.interactive

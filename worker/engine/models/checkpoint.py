@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from kernels.expert_linear import ExpertWeights
 from kernels.quantization import QuantizedWeight, stack_weights
 from worker.engine.errors import CheckpointError, MissingTensorError, TensorShapeError
 from worker.engine.layers.linear import Linear, Projection
@@ -93,6 +94,7 @@ class Weights:
         self._device = device
         self._products = Products(dtype, is_gpu, device, eight_bits)
         self.activation_dtype = self._products.activation_dtype
+        self.is_gpu = is_gpu
         self._index = directory / "model.safetensors.index.json"
         self._files: dict[Path, Any] = {}
         if self._index.is_file():
@@ -179,6 +181,14 @@ class Weights:
                 return self._products.make(weight, bias, is_gated=True)
             return Gated(self._products.make(weight, bias), activation)
         return Gated(self.linear(names, rows, columns, has_bias=has_bias), activation)
+
+    def experts(
+        self, experts: list[str], names: list[str], rows: int, columns: int, *, is_gated: bool = False
+    ) -> ExpertWeights:
+        """Return the modules `names`, of `rows` each, of all experts as one weight; for a GPU."""
+        modules = [f"{expert}.{name}" for expert in experts for name in names]
+        weight = self._weight(modules, [rows] * len(modules), columns)
+        return self._products.make_experts(weight, len(experts), is_gated=is_gated)
 
     def head(self, embedding: Tensor, *, is_tied: bool) -> Projection:
         """Return the product that makes logits: the embedding itself, or `lm_head` of the same shape.
