@@ -18,7 +18,7 @@ from api.generate import routes as generate
 from api.metrics import routes as metrics
 from api.middleware import BodyLimit, SecurityHeaders
 from api.openai import routes as openai
-from api.slow_clients import SlowBodies
+from api.slow_clients import GoneClients, SlowBodies
 from api.strangers import StrangersBodies
 from api.uploads import routes as uploads
 from api.webhooks import routes as webhooks
@@ -50,6 +50,7 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.add_middleware(SlowBodies)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.add_middleware(SecurityHeaders)
+    app.add_middleware(GoneClients)
     metrics.install(app, services.store)
     app.include_router(health.router)
     app.include_router(dashboard.router)
