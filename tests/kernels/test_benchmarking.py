@@ -13,7 +13,6 @@ from kernels.benchmarking import ABSENT, NONE, Table, Timing, Work
 from kernels.gemlite_rival import time_gemlite
 from kernels.quantization import QuantizedWeight, quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
 
-
 BENCHES = sorted(path.parent.name for path in (Path(benchmarking.__file__).parent).glob("*/bench.py"))
 
 
