@@ -1,6 +1,7 @@
 """/v1/generate, /v1/generate/batch, /v1/batch/sync, /v1/model/info: the plain API for whoever waits."""
 
 from collections.abc import AsyncGenerator
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter
@@ -9,8 +10,10 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.batches import service as batches_service
+from api.batches.schemas import BatchAnswer
 from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import ApiError, WaitLimitError, documented, still_running
+from api.event_stream import DOCUMENTED, MEDIA_TYPE
 from api.generate.events import DONE, error_event, event
 from api.generate.outputs import GrowingOutputs, choices_of, failure
 from api.generate.schemas import (
@@ -37,7 +40,10 @@ GENERATE_TOKENS = 100
 @router.post(
     "/generate",
     dependencies=[SUBMIT],
-    responses=documented(400, 401, 403, 413, 422, 429, 500, 503, 504),
+    responses={
+        HTTPStatus.OK: {"content": DOCUMENTED},
+        **documented(400, 401, 403, 413, 422, 429, 500, 503, 504),
+    },
     response_model=GenerateAnswer,
     summary="Continue a prompt and wait for it",
 )
@@ -50,7 +56,7 @@ async def generate(
     )
     if body.stream:
         return StreamingResponse(
-            _stream(services, http_request, batch, body.optimization), media_type="text/event-stream"
+            _stream(services, http_request, batch, body.optimization), media_type=MEDIA_TYPE
         )
     async with submitted(services, http_request, batch) as work:
         (result,) = await work.results(services.settings.wait_seconds)
@@ -102,7 +108,10 @@ async def generate_batch(
 @router.post(
     "/batch/sync",
     dependencies=[SUBMIT],
-    responses=documented(401, 403, 413, 422, 429, 503),
+    responses={
+        HTTPStatus.ACCEPTED: {"model": BatchAnswer, "description": "It takes longer, and goes on."},
+        **documented(401, 403, 413, 422, 429, 503),
+    },
     response_model=SyncAnswer,
     summary="Submit a small batch and wait for it",
 )

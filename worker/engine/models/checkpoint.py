@@ -21,6 +21,7 @@ from worker.engine.models.products import EightBits, Products
 T = TypeVar("T")
 
 CPU = torch.device("cpu")
+MAX_SIZE = 2**31 - 1
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -45,6 +46,16 @@ def read_key(file: Path, config: dict[str, Any], key: str, kind: type[T], defaul
         value = float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise CheckpointError(file, key, f"should be {kind.__name__}, is {value!r}")
+    return value
+
+
+def read_size(
+    file: Path, config: dict[str, Any], key: str, default: int | None = None, *, most: int = MAX_SIZE
+) -> int:
+    """Return a number of a config that counts something, at least 1; raises as `read_key` does."""
+    value = read_key(file, config, key, int, default)
+    if not 1 <= value <= most:
+        raise CheckpointError(file, key, f"should be from 1 to {most}, is {value}")
     return value
 
 
@@ -90,6 +101,9 @@ class Weights:
             weight_map = read_json(self._index).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise CheckpointError(self._index, "weight_map", "is missing")
+            for name, file in weight_map.items():
+                if not isinstance(file, str) or Path(file).name != file:
+                    raise CheckpointError(self._index, name, f"should be in a file beside it, is in {file!r}")
             self._file_by_name = {name: directory / file for name, file in weight_map.items()}
         else:
             files = sorted(directory.glob("*.safetensors"))

@@ -71,7 +71,7 @@ def read_architecture(directory: Path) -> Architecture:
     if not isinstance(names, list) or not names:
         raise CheckpointError(file, "architectures", "is missing")
     for name in names:
-        if name in ARCHITECTURES:
+        if isinstance(name, str) and name in ARCHITECTURES:
             return _architecture(name, ARCHITECTURES[name](file, config))
     raise UnsupportedModelError(file, "architectures", f"{names} is not built: {', '.join(ARCHITECTURES)} is")
 
