@@ -27,6 +27,8 @@ def read_layout(file: Path, config: dict[str, Any]) -> Layout | None:
     section = config.get("quantization_config")
     if section is None:
         return None
+    if not isinstance(section, dict):
+        raise UnsupportedModelError(file, "quantization_config", f"should be an object, is {section!r}")
     match section.get("quant_method"):
         case "compressed-tensors":
             return _read_compressed_tensors(file, section)

@@ -42,7 +42,7 @@ def read_key(file: Path, config: dict[str, Any], key: str, kind: type[T], defaul
         if default is None:
             raise CheckpointError(file, key, "is missing")
         return default
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_SIZE:
         value = float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise CheckpointError(file, key, f"should be {kind.__name__}, is {value!r}")

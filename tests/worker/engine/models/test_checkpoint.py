@@ -38,6 +38,8 @@ def _edit_weights(directory: Path, edit: Callable[[dict[str, torch.Tensor]], obj
         ({"architectures": None}, CheckpointError, "architectures: is missing"),
         ({"hidden_size": None}, CheckpointError, "hidden_size: is missing"),
         ({"hidden_size": "wide"}, CheckpointError, "hidden_size: should be int"),
+        ({"rms_norm_eps": 10**400}, CheckpointError, "rms_norm_eps: should be float"),
+        ({"quantization_config": "gptq"}, UnsupportedModelError, "quantization_config: should be an object"),
         ({"hidden_act": "gelu"}, UnsupportedModelError, "hidden_act: 'gelu' is not built"),
         ({"num_key_value_heads": 3}, CheckpointError, "num_key_value_heads: 3 does not divide"),
         ({"num_attention_heads": 0}, CheckpointError, "num_attention_heads: should be from 1"),
