@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from threading import Event
 from typing import Protocol, cast
 
@@ -16,6 +15,7 @@ from worker.engine.errors import InvalidRequestError
 from worker.engine.share import Share
 from worker.engine.step import Delta, Outcome, Request
 from worker.engine.submission import Submission
+from worker.lease_keeper import LeaseKeeper
 from worker.run_meters import RunMeters
 from worker.store import shards
 from worker.store.session import DATABASE_AWAY, Store
@@ -51,8 +51,7 @@ class InteractiveRunner:
     store: Store
     engine: EngineThread
     feed: Feed
-    worker: str
-    lease: timedelta
+    keeper: LeaseKeeper
     save_seconds: float
     drain_seconds: float
     draining: Event
@@ -63,10 +62,11 @@ class InteractiveRunner:
         """Run a shard to its end, if it is ready and nobody else has it."""
         if self.draining.is_set():
             return
-        with self.store.transaction() as session:
-            held = shards.claim(session, shard_id, worker=self.worker, lease=self.lease)
-        if held is None:
-            return
+        with self.keeper.hold(shard_id) as held:
+            if held is not None:
+                self._run(held)
+
+    def _run(self, held: Claim) -> None:
         run = _Run(held, self.feed, self.meters)
         run.submit(self.engine)
         self._runs.add(run)
@@ -105,12 +105,9 @@ class InteractiveRunner:
                 time.sleep(self.save_seconds)
 
     def _save(self, run: "_Run", *, is_last: bool) -> Verdict:
-        # As in worker/shard_runner.py: the lease follows the engine.
-        idle_seconds = time.monotonic() - self.engine.last_progress_at
-        lease = self.lease if idle_seconds < self.lease.total_seconds() / 2 else None
         progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last)
         with self.store.transaction() as session:
-            (verdict,) = shards.save(session, [progress], lease=lease)
+            (verdict,) = shards.save(session, [progress], lease=self.keeper.lease)
         if verdict is not Verdict.LOST:
             self.meters.saved(progress.results)
         if run.unsaved:

@@ -96,7 +96,7 @@ class Settings(BaseSettings):
     interactive_in_flight: int = Field(
         default=16, gt=0, description="interactive shards that run beside those of batches"
     )
-    lease_seconds: float = Field(default=15.0, gt=0)
+    lease_seconds: float = Field(default=7.0, gt=0, description="how long a silent worker keeps its shards")
     save_seconds: float = Field(default=0.8, gt=0, description="how often a shard saves and renews its lease")
     checkpoint_tokens: int = Field(
         default=256,

@@ -2,6 +2,7 @@
 
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -52,7 +53,7 @@ def heard(store: Store, batch_id: str) -> Record:
 
 def found(store: Store, sent: Sent, facts: Path, record: Record | None = None) -> Findings:
     record = record or heard(store, sent.batch_id)
-    return check(cast("Postgres", Database(store)), [sent], record, facts)
+    return check(cast("Postgres", Database(store)), [sent], [], record, facts)
 
 
 def test_a_seed_is_a_schedule_and_every_kind_comes_equally_often() -> None:
@@ -62,7 +63,8 @@ def test_a_seed_is_a_schedule_and_every_kind_comes_equally_often() -> None:
 
 
 def test_nothing_is_found_where_all_is_well(store: Store, sent: Sent, tmp_path: Path) -> None:
-    assert found(store, sent, tmp_path) == Findings(num_requests=2)
+    findings = found(store, sent, tmp_path)
+    assert replace(findings, counts={}) == Findings(num_requests=2)
 
 
 @pytest.mark.parametrize(

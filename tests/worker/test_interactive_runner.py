@@ -5,9 +5,9 @@ from typing import cast
 
 import pytest
 
-from tests.fixtures.batches import LEASE, submit
+from tests.fixtures.batches import submit
 from tests.fixtures.deployment import eventually
-from tests.fixtures.fake_engine import FakeEngine
+from tests.fixtures.fake_engine import FakeEngine, keeper
 from worker.contract.feed import Message, Saved, Told
 from worker.contract.states import BatchStatus, Lane
 from worker.engine.engine_thread import EngineThread
@@ -33,8 +33,7 @@ class Bench:
             store=store,
             engine=cast("EngineThread", self.engine),
             feed=self,
-            worker="gpu@test",
-            lease=LEASE,
+            keeper=keeper(store, self.engine),
             save_seconds=0.05,
             drain_seconds=0.1,
             draining=self.draining,

@@ -44,7 +44,9 @@ class ExtraSlots:
                 continue
             try:
                 with self._store.transaction() as session:
-                    found = fair_slots.next_shard(session, worker=self._runner.worker, slots=self._slots)
+                    found = fair_slots.next_shard(
+                        session, worker=self._runner.keeper.worker, slots=self._slots
+                    )
             except DATABASE_AWAY as error:
                 logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
                 continue

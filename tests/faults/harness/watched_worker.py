@@ -53,7 +53,8 @@ def _watched_claim(session: Session, shard_id: int, *, worker: str, lease: timed
     held = _claim(session, shard_id, worker=worker, lease=lease)
     if held is not None:
         ids = [request.id for request in held.requests]
-        _note(claimed=shard_id, fence=held.fence, at=claimed_at, worker=worker, requests=ids)
+        resumed = sum(request.partial_output is not None for request in held.requests)
+        _note(claimed=shard_id, fence=held.fence, at=claimed_at, worker=worker, requests=ids, resumed=resumed)
     return held
 
 
