@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """What can be audited without an advisory database: `python .ci/audit.py` in the environment to be judged.
 
-Compares every installed distribution with its pin, and every file of it with the digest that its wheel recorded.
+Compares every installed distribution with its pin, and its files with the digests that its wheel recorded.
 The status is 1 if anything differs.
 """
 
@@ -62,8 +62,8 @@ def main() -> int:
     wrong, num_distributions, num_files = audit(distributions(), read_pins(iter(PINS.open())))
     sys.stdout.writelines(f"{what}\n" for what in wrong)
     sys.stdout.write(
-        f"{num_distributions} distributions, {num_files} files with a recorded digest, {len(wrong)} findings; "
-        "known vulnerabilities were not looked up\n"
+        f"{num_distributions} distributions, {num_files} files with a recorded digest: "
+        f"{len(wrong)} findings; known vulnerabilities were not looked up\n"
     )
     return int(bool(wrong))
 

@@ -200,7 +200,7 @@ def test_callbacks_know_that_the_api_is_open() -> None:
 
 
 def test_only_the_api_and_flower_are_published_and_only_here(services: dict[str, Any]) -> None:
-    """Keys and passwords travel in clear until a proxy speaks TLS, and whoever reaches Redis or Postgres owns the queue."""
+    """Keys travel in clear until a proxy speaks TLS, and whoever reaches Redis or Postgres owns the queue."""
     ports = {name: service["ports"] for name, service in services.items() if "ports" in service}
     assert ports == {"web": ["127.0.0.1:8000:8000"], "flower": ["127.0.0.1:5555:5555"]}
     moved = load(PORT="9000", FLOWER_PORT="9001")["services"]

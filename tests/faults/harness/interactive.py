@@ -16,6 +16,7 @@ from tests.faults.harness.load import draw_prompt
 
 NUM_CLIENTS = 2
 PAUSE_SECONDS = 0.5
+NOTICE_SECONDS = 1.0  # that it takes to see that a process has died
 # An answer that is longer in coming is none: a shard waits for a lease, and a client for a shard.
 ANSWER_SECONDS = 90.0
 REFUSED = {429, 500, 503, 504}
@@ -75,12 +76,16 @@ class Interactive:
     ) -> str:
         body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
         started = time.monotonic()
+        api = self._api()
         try:
             answer, ending = ask(client, body, most_events)
         except httpx.TimeoutException as error:
             self.errors.append(f"no answer in {time.monotonic() - started:.0f} s: {type(error).__name__}")
             return "timed out"
-        except httpx.HTTPError as error:  # the API died, or was too busy to take the connection
+        except httpx.HTTPError as error:
+            time.sleep(NOTICE_SECONDS)
+            if api is not None and api == self._api():
+                self.errors.append(f"the API lives and broke a connection: {error!r}")
             return type(error).__name__
         except TornStreamError as error:
             self.errors.append(str(error))
@@ -90,6 +95,10 @@ class Interactive:
         elif ending.isdigit() and int(ending) not in REFUSED:
             self.errors.append(f"/v1/generate: {ending}")
         return str(ending)
+
+    def _api(self) -> int | None:
+        process = self.cluster.members["web"].process
+        return None if process is None else process.pid
 
 
 Told = tuple[dict[str, Any] | None, str]
