@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from api.batches import service as batches_service
 from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import ApiError, WaitLimitError, documented, still_running
-from api.generate.events import DONE, error_event, event
+from api.generate.events import DONE, error_event, event, respond
 from api.generate.outputs import GrowingOutputs, choices_of, failure
 from api.generate.schemas import (
     GenerateAnswer,
@@ -49,9 +49,7 @@ async def generate(
         to_batch, services, body, [body.prompt], max_tokens=GENERATE_TOKENS, optimization=body.optimization
     )
     if body.stream:
-        return StreamingResponse(
-            _stream(services, http_request, batch, body.optimization), media_type="text/event-stream"
-        )
+        return await respond(_stream(services, http_request, batch, body.optimization))
     async with submitted(services, http_request, batch) as work:
         (result,) = await work.results(services.settings.wait_seconds)
     return _to_answer(work, result, body.optimization)
@@ -61,8 +59,8 @@ async def _stream(
     services: Services, http_request: HttpRequest, batch: NewBatch, optimization: Optimization
 ) -> AsyncGenerator[str, None]:
     outputs = GrowingOutputs()
-    try:
-        async with submitted(services, http_request, batch) as work:
+    async with submitted(services, http_request, batch) as work:
+        try:
             async for told in work.told(services.settings.wait_seconds):
                 if piece := outputs.take(told):
                     yield event({"index": piece.index, "text": piece.text})
@@ -72,8 +70,8 @@ async def _stream(
                 yield event({"index": piece.index, "text": piece.text})
             yield event(answer.model_dump(mode="json"))
             yield DONE
-    except ApiError as error:
-        yield error_event(error)
+        except ApiError as error:
+            yield error_event(error)
 
 
 @router.post(

@@ -75,9 +75,9 @@ class Work:
         while True:
             try:
                 return await run_in_threadpool(self._results)
-            except DATABASE_AWAY:
+            except DATABASE_AWAY as error:
                 if self.seconds > wait_seconds:
-                    raise
+                    raise WaitLimitError(f"not read within {wait_seconds:g} s", code="wait_limit") from error
                 await anyio.sleep(LOOK_SECONDS)
 
     def _look(self) -> bool:

@@ -1,6 +1,6 @@
 """/v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, as OpenAI's clients call them."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import APIRouter, Path
@@ -10,6 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import documented
+from api.generate.events import respond
 from api.generate.outputs import failure
 from api.generate.waiting import submitted
 from api.openai.bodies import Body, ChatBody, CompletionBody, EmbeddingBody, Endpoint
@@ -23,7 +24,6 @@ from worker.store.batches import NewBatch
 router = APIRouter(prefix="/v1", tags=["openai"])
 
 ERRORS = documented(400, 401, 403, 404, 413, 429, 500, 503, 504)
-EVENTS = "text/event-stream"
 
 
 @router.post(
@@ -93,18 +93,7 @@ async def _complete(
         batch,
         include_usage=options is not None and bool(options.include_usage),
     )
-    # The first event now: what cannot be accepted is then an answer of its own, with a status.
-    first = await anext(stream)
-
-    async def events() -> AsyncIterator[str]:
-        try:
-            yield first
-            async for one in stream:
-                yield one
-        finally:
-            await stream.aclose()
-
-    return StreamingResponse(events(), media_type=EVENTS, headers={"Cache-Control": "no-cache"})
+    return await respond(stream)
 
 
 def _to_batch(services: Services, body: Body) -> NewBatch:

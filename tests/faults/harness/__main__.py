@@ -21,6 +21,7 @@ from tests.faults.harness.schedule import plan
 from tests.fixtures.tiny_llama import write_tiny_llama
 
 QUIET_SECONDS = 600.0
+CONTEXT = 512  # long enough for outputs that are saved before they are whole
 LIVE = "SELECT count(*) FROM batches WHERE status IN ('pending', 'processing', 'cancelling')"
 
 
@@ -106,7 +107,7 @@ def main() -> int:
             directory.chmod(0o755)  # Postgres may run as another user
         else:
             directory = arguments.keep.resolve()
-        model = write_tiny_llama(directory / "model")
+        model = write_tiny_llama(directory / "model", context=CONTEXT)
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
             if arguments.results and (found := SeedReport.read(arguments.results, seed)):
                 seeds.append(found)

@@ -65,7 +65,7 @@ class Interactive:
     def _ask_for_ever(self, rng: random.Random) -> None:
         with httpx.Client(base_url=self.cluster.client.base_url, timeout=ANSWER_SECONDS) as client:
             while not self._stopping.wait(rng.uniform(0, PAUSE_SECONDS)):
-                prompt, max_tokens = draw_prompt(rng), rng.choice((20, 60, 100))
+                prompt, max_tokens = draw_prompt(rng), rng.choice((20, 60, 300))
                 # Most wait for the whole answer; some read a little of it and go away.
                 most_events = rng.choice((None, None, None, rng.randrange(1, 6)))
                 ask = _stream if rng.random() < 0.75 else _whole
@@ -84,7 +84,8 @@ class Interactive:
             return "timed out"
         except httpx.HTTPError as error:
             time.sleep(NOTICE_SECONDS)
-            if api is not None and api == self._api():
+            is_starting = isinstance(error, httpx.ConnectError)
+            if api is not None and api == self._api() and not is_starting:
                 self.errors.append(f"the API lives and broke a connection: {error!r}")
             return type(error).__name__
         except TornStreamError as error:

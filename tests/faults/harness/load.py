@@ -104,7 +104,7 @@ class Load:
         fate = rng.choice(FATES)
         few = [draw_prompt(rng) for _ in range(4 if fate == "same" else 40)]
         prompts = tuple(rng.choice(few) for _ in range(rng.randrange(5, 40)))
-        max_tokens = rng.choice((10, 40, 100))
+        max_tokens = rng.choice((10, 40, 100, 300))
         if fate == "file":
             return Sent(self._submit_file(client, prompts, max_tokens), fate, prompts, max_tokens)
         body = {
