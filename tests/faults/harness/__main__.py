@@ -107,7 +107,7 @@ def main() -> int:
             directory.chmod(0o755)  # Postgres may run as another user
         else:
             directory = arguments.keep.resolve()
-        model = write_tiny_llama(directory / "model", context=CONTEXT)
+        model = write_tiny_llama(directory / "model", max_position_embeddings=CONTEXT)
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
             if arguments.results and (found := SeedReport.read(arguments.results, seed)):
                 seeds.append(found)
