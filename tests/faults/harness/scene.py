@@ -78,8 +78,11 @@ class Scene:
         return self.query(waiting, ids, fences) == [(0,)]
 
     def next_claim(self) -> float:
-        """Wait for the next claim of a shard; return how long it took."""
-        last = "SELECT coalesce(max(id), 0) FROM audit_claims"
+        """Wait for the next claim of a batch's shard; return how long it took.
+
+        Interactive work needs no ticket, so it would say nothing of Redis or the dispatchers.
+        """
+        last = "SELECT coalesce(max(id), 0) FROM audit_claims WHERE lane = 'batch'"
         before = self._once_there_is_an_answer(last)
         return self.wait(lambda: self.query(last)[0][0] > before, "the next claim")
 
