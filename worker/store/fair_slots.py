@@ -1,4 +1,4 @@
-"""Which tenant has fewer of a worker's slots than its part, and a shard that waits for one."""
+"""Which shard gets a slot over a worker's own: one that was begun, or of a tenant with less than its part."""
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -8,17 +8,23 @@ from worker.store.tables import BatchRow, ShardRow
 
 
 def next_shard(session: Session, *, worker: str, slots: int) -> int | None:
-    """Return a ticketed shard of a tenant that holds less than its part of this worker's slots, or None.
+    """Return a shard that was begun and is nobody's, else a ticketed one of a tenant with less than its part.
 
+    Who has begun a shard has died, most likely: those that are left take its work over at once.
     A tenant's part is the same for all that hold a slot or have a ticket, and at least one. Suspects are left
     out: they run alone, and for that need no more than they have.
     """
-    waits = (
-        ShardRow.state == ShardState.READY,
-        ShardRow.ticketed_at.is_not(None),
-        ~ShardRow.is_suspect,
-        BatchRow.paused_at.is_(None),
+    may_run = (ShardRow.state == ShardState.READY, ~ShardRow.is_suspect, BatchRow.paused_at.is_(None))
+    begun = session.scalar(
+        select(ShardRow.id)
+        .join(BatchRow, BatchRow.id == ShardRow.batch_id)
+        .where(*may_run, ShardRow.fence > 0, ShardRow.lane == Lane.BATCH)
+        .order_by(ShardRow.id)
+        .limit(1)
     )
+    if begun is not None:
+        return begun
+    waits = (*may_run, ShardRow.ticketed_at.is_not(None))
     joined = select(ShardRow.tenant_id).join(BatchRow, BatchRow.id == ShardRow.batch_id)
     waiting = set(session.scalars(joined.where(*waits).distinct()))
     if not waiting:

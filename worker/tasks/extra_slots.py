@@ -1,6 +1,7 @@
-"""Slots over a worker's own, for tenants that others leave none: their shards need not wait for one to end.
+"""Slots over a worker's own, for what must not wait until a shard ends.
 
-The engine shares itself out among all that runs, so a shard more costs the others nothing but their due.
+That is a shard of a tenant that others leave no slot, and one that a worker had begun that has died. The engine
+shares itself out among all that runs, so a shard more costs the others nothing but their due.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """A gpu worker that writes down what it claims, and whether its engine's Blocks add up.
 
-Nothing of the product is replaced: each wrapper calls what it wraps. Its clock is as wrong as it is told, and a
+Nothing of the product is replaced: each wrapper calls what it wraps. Its clock is as wrong as it is told. A
 Step takes as long as one of a larger model, so that there is something in the middle of which to break it.
 """
 
