@@ -92,12 +92,12 @@ class Settings(BaseSettings):
 
     # How work travels.
     shard_size: int = Field(default=64, gt=0, description="requests one message carries")
-    shards_in_flight: int = Field(default=6, gt=0, description="shards that feed one engine at once")
+    shards_in_flight: int = Field(default=10, gt=0, description="shards that feed one engine at once")
     interactive_in_flight: int = Field(
         default=16, gt=0, description="interactive shards that run beside those of batches"
     )
-    lease_seconds: float = Field(default=7.0, gt=0, description="how long a silent worker keeps its shards")
-    save_seconds: float = Field(default=0.8, gt=0, description="how often a shard saves and renews its lease")
+    lease_seconds: float = Field(default=6.0, gt=0, description="how long a silent worker keeps its shards")
+    save_seconds: float = Field(default=1.5, gt=0, description="how often a shard saves results and progress")
     checkpoint_tokens: int = Field(
         default=256,
         gt=0,

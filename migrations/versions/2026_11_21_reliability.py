@@ -10,6 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
+    op.execute("SET LOCAL lock_timeout = '5s'")
     op.add_column("tenants", sa.Column("max_file_bytes", sa.BigInteger(), nullable=True))
     op.create_index(
         "shards_begun_index", "shards", ["id"], postgresql_where=sa.text("state IN ('ready') AND fence > 0")
@@ -17,5 +18,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    op.execute("SET LOCAL lock_timeout = '5s'")
     op.drop_index("shards_begun_index", table_name="shards")
     op.drop_column("tenants", "max_file_bytes")

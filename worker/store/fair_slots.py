@@ -1,4 +1,4 @@
-"""Which shard gets a slot over a worker's own: one that was begun, or of a tenant with less than its part."""
+"""Which shards get a slot over a worker's own: begun ones, and those of tenants with less than their part."""
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -6,25 +6,29 @@ from sqlalchemy.orm import Session
 from worker.contract.states import Lane, ShardState
 from worker.store.tables import BatchRow, ShardRow
 
+MAY_RUN = (ShardRow.state == ShardState.READY, ~ShardRow.is_suspect, BatchRow.paused_at.is_(None))
+
+
+def begun(session: Session, *, limit: int) -> list[int]:
+    """Return shards that were begun and are nobody's: their workers have died, or ended.
+
+    Those that are left take them over at once.
+    """
+    query = (
+        select(ShardRow.id)
+        .join(BatchRow, BatchRow.id == ShardRow.batch_id)
+        .where(*MAY_RUN, ShardRow.fence > 0, ShardRow.lane == Lane.BATCH)
+    )
+    return list(session.scalars(query.order_by(ShardRow.id).limit(limit)))
+
 
 def next_shard(session: Session, *, worker: str, slots: int) -> int | None:
-    """Return a shard that was begun and is nobody's, else a ticketed one of a tenant with less than its part.
+    """Return a ticketed shard of a tenant that holds less than its part of this worker's slots, or None.
 
-    Who has begun a shard has died, most likely: those that are left take its work over at once.
     A tenant's part is the same for all that hold a slot or have a ticket, and at least one. Suspects are left
     out: they run alone, and for that need no more than they have.
     """
-    may_run = (ShardRow.state == ShardState.READY, ~ShardRow.is_suspect, BatchRow.paused_at.is_(None))
-    begun = session.scalar(
-        select(ShardRow.id)
-        .join(BatchRow, BatchRow.id == ShardRow.batch_id)
-        .where(*may_run, ShardRow.fence > 0, ShardRow.lane == Lane.BATCH)
-        .order_by(ShardRow.id)
-        .limit(1)
-    )
-    if begun is not None:
-        return begun
-    waits = (*may_run, ShardRow.ticketed_at.is_not(None))
+    waits = (*MAY_RUN, ShardRow.ticketed_at.is_not(None))
     joined = select(ShardRow.tenant_id).join(BatchRow, BatchRow.id == ShardRow.batch_id)
     waiting = set(session.scalars(joined.where(*waits).distinct()))
     if not waiting:

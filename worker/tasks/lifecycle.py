@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 5.0
 # A save takes milliseconds; what one that is cut off has locked, no other worker can take over.
-TRANSACTION_SECONDS = 8.0
+TRANSACTION_SECONDS = 7.0
 EXIT_ENGINE_FAILED = 70  # EX_SOFTWARE of sysexits.h: whoever supervises this process starts it again
 
 _runner: ShardRunner | None = None
