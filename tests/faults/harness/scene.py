@@ -68,11 +68,14 @@ class Scene:
         return self.query("SELECT id, fence FROM shards WHERE state = 'running' AND worker = %s", worker)
 
     def taken_over(self, held: Sequence[tuple[int, int]]) -> bool:
-        """Whether each of these shards has been claimed anew, or its work is done or no longer wanted."""
+        """Whether each of these shards has been claimed anew, or its work is done or no longer wanted.
+
+        One that has become a suspect waits until it can run alone, which is no recovery to be timed.
+        """
         waiting = """
             SELECT count(*) FROM shards JOIN batches ON batches.id = batch_id
             WHERE (shards.id, fence) IN (SELECT * FROM unnest(%s::bigint[], %s::int[]))
-              AND state IN ('ready', 'running') AND paused_at IS NULL
+              AND state IN ('ready', 'running') AND paused_at IS NULL AND NOT is_suspect
         """
         ids, fences = [shard for shard, _ in held], [fence for _, fence in held]
         return self.query(waiting, ids, fences) == [(0,)]
