@@ -12,6 +12,7 @@ from worker.contract.results import NewResult, storable
 from worker.contract.sampling import SamplingParams
 from worker.engine.engine_thread import EngineThread
 from worker.engine.errors import InvalidRequestError
+from worker.engine.sequence import FinishReason
 from worker.engine.share import Share
 from worker.engine.step import Delta, Outcome, Request
 from worker.engine.submission import Submission
@@ -159,6 +160,8 @@ class _Run:
         return self.work.is_done
 
     def _tell(self, delta: Delta) -> None:
+        if delta.finish_reason is FinishReason.CANCELLED:  # handed back: no end for whoever reads
+            return
         request_id, part = cast("PartId", delta.id)
         request = self.parts.requests[request_id]
         per_prompt = request.params.num_choices if isinstance(request.params, SamplingParams) else 1

@@ -90,6 +90,20 @@ def test_nobody_waits_for_a_cancelled_one(bench: Bench, pool: ThreadPoolExecutor
     assert bench.view(batch_id).status is BatchStatus.CANCELLED
 
 
+def test_what_is_handed_back_is_told_no_end(bench: Bench, pool: ThreadPoolExecutor) -> None:
+    """Whoever reads the stream would take what this worker had for the whole."""
+    bench.submit()
+    running = pool.submit(bench.runner.run, 1)
+    assert bench.engine.submitted.wait(60)
+    (request,) = bench.engine.requests
+    assert bench.engine.work.on_delta is not None
+    bench.engine.work.on_delta(Delta(request.id, 0, 0, "some", (5,), None))
+    bench.engine.work.on_delta(Delta(request.id, 0, 4, "", (), None, FinishReason.CANCELLED))
+    bench.draining.set()
+    running.result(60)
+    assert bench.told == [Told(0, 0, 0, "some", 1)]
+
+
 def test_draining_hands_it_to_another_worker(bench: Bench, pool: ThreadPoolExecutor) -> None:
     batch_id = bench.submit()
     running = pool.submit(bench.runner.run, 1)
