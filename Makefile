@@ -6,13 +6,15 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TRITON ?= triton==3.9.0
 VENV := .venv
+# It brings a plugin for pytest, so it has an environment of its own.
+SCHEMATHESIS := schemathesis==4.32.5
 # The tests call the API with the newest client, which is installed as usual, and with this one.
 OLD_CLIENT := openai==1.109.1 distro==1.9.0
 BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-gpu test-slow faults audit fuzz lint bench bench-interactive bench-gpu quality up format clean
+.PHONY: demo test test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-interactive bench-gpu quality up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
@@ -29,6 +31,9 @@ test-gpu: $(VENV)/.dev ## kernels and engine on the GPU of this machine
 test-slow: $(VENV)/.dev ## what kills worker after worker
 	$(BIN)/python -m pytest -m slow
 
+test-mutations: $(VENV)/.dev ## breaks the arithmetic of every kernel in many places: its cases must notice
+	$(BIN)/python -m pytest -m mutation tests/kernels
+
 SEEDS ?= 10
 FAULTS ?= 20
 RESULTS ?=
@@ -39,8 +44,15 @@ audit: $(VENV)/.dev ## pins, recorded digests and requirements of what is instal
 	$(BIN)/python -m pip check
 	$(BIN)/python .ci/audit.py
 
-fuzz: $(VENV)/.dev ## a great many generated inputs
+INPUTS ?= 1000000
+fuzz: $(VENV)/.dev ## every parser of strangers' input, in two processes; the last line is JSON (docs/security.md)
 	$(BIN)/python -m pytest -m fuzz
+	$(BIN)/python -m tests.fuzz --inputs $(INPUTS)
+
+CASES ?= 20000
+fuzz-http: $(VENV)/.dev $(VENV)/.schemathesis ## a real deployment against raw requests and against its own document
+	$(BIN)/python -m tests.fuzz.wire --requests $(CASES)
+	$(BIN)/python -m tests.fuzz.openapi --cases $(CASES) --schemathesis $(VENV)/schemathesis/bin/schemathesis
 
 lint: $(VENV)/.dev ## style, types, import contracts
 	$(BIN)/ruff check .
@@ -50,6 +62,10 @@ lint: $(VENV)/.dev ## style, types, import contracts
 
 bench: $(VENV)/.local ## the whole service against the bare engine
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/bench} $(EMBEDDED) $(BIN)/python -m benchmarks.service
+
+LARGE ?= 1000000
+bench-service: $(VENV)/.local ## everything the service promises, measured; the last line is JSON
+	$(BIN)/python -m benchmarks.whole_service --large $(LARGE)
 
 bench-interactive: $(VENV)/.local ## time to first token, idle and under a backlog of batches
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/bench} $(EMBEDDED) $(BIN)/python -m benchmarks.interactive
@@ -84,3 +100,8 @@ $(VENV)/.dev: $(VENV)/.python pyproject.toml .ci/constraints.txt
 	$(PIP) --constraint .ci/constraints.txt --editable '.[dev]'
 	$(PIP) --no-deps --upgrade --target $(VENV)/openai-1 $(OLD_CLIENT)
 	touch $@ $(VENV)/.local
+
+$(VENV)/.schemathesis: $(VENV)/.python Makefile .ci/constraints.txt
+	$(BIN)/python -m venv $(VENV)/schemathesis
+	$(VENV)/schemathesis/bin/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt "$(SCHEMATHESIS)"
+	touch $@

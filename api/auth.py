@@ -47,20 +47,26 @@ def recognize(store: Store, key: str | None) -> Caller:
 def check_local(scope: HttpScope) -> None:
     """Refuse what a web page of a stranger could send to an API without keys.
 
-    Such a page can make a name of its own mean 127.0.0.1, but the browser then still sends that name. Names
-    without a dot are nobody's to register.
+    Such a page can make a name of its own mean 127.0.0.1, but the browser then still sends that name. It can
+    also send a form to 127.0.0.1; the browser says from where. Names without a dot are nobody's to register.
 
     Raises:
-        PermissionDeniedError: the Host header is not of this machine.
+        PermissionDeniedError: the Host header, or the Origin, is not of this machine.
 
     """
-    host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+    headers = dict(scope["headers"])
+    host = headers.get(b"host", b"").decode("latin-1")
+    origin = headers.get(b"origin", b"").decode("latin-1")
+    for name in (host, origin.partition("://")[2] or origin):
+        if name == "null" or not _is_local(name):  # of a page that hides where it comes from
+            raise PermissionDeniedError(
+                f"HEADRACE_AUTH is off, so only this machine may call, and {name} is not one of its names"
+            )
+
+
+def _is_local(host: str) -> bool:
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     try:
-        is_local = ip_address(name.strip("[]")).is_loopback
+        return ip_address(name.strip("[]")).is_loopback
     except ValueError:
-        is_local = "." not in name.rstrip(".") or name.lower().endswith(".localhost")
-    if not is_local:
-        raise PermissionDeniedError(
-            f"HEADRACE_AUTH is off, so only this machine may call, and {name} is not one of its names"
-        )
+        return "." not in name.rstrip(".") or name.lower().endswith(".localhost")

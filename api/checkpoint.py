@@ -14,6 +14,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 TOKENIZE_AT_ONCE = 1024
+UNKNOWN = "\U0010fffd"  # in nobody's vocabulary
+MAX_SIZE = 2**31 - 1  # of anything that a config counts
 # Template variables that a tokenizer_config.json may set, as strings or as {"content": ...}.
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 # How byte-level tokenizers write bytes: printable ones as themselves, the others from 256 on.
@@ -21,6 +23,16 @@ PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 BYTES_BY_SYMBOL = {chr(byte): byte for byte in PRINTABLE} | {
     chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)) - set(PRINTABLE)))
 }
+# A template is a program: with messages it was not written for it can fail in any of these ways.
+TEMPLATE_FAILURES = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # of tokenizers that fall back to bytes
 
 
@@ -67,32 +79,33 @@ class Checkpoint:
             CheckpointError: a file is missing or not what it should be.
 
         """
-        config = _read_json(directory / "config.json")
-        max_model_len = config.get("max_position_embeddings")
-        if not isinstance(max_model_len, int) or max_model_len < 2:
-            raise CheckpointError(f"{directory / 'config.json'}: max_position_embeddings is missing")
+        config_file = directory / "config.json"
+        config = _read_json(config_file)
         tokenizer_file = directory / "tokenizer.json"
         try:
             tokenizer = Tokenizer.from_file(str(tokenizer_file))
+            tokenizer.encode(UNKNOWN)  # one that names an unknown token it does not have fails here
         except Exception as error:  # tokenizers raises bare Exception
             raise CheckpointError(f"{tokenizer_file}: {error}") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        config_file = directory / "tokenizer_config.json"
-        tokenizer_config = _read_json(config_file) if config_file.exists() else {}
+        tokenizer_config_file = directory / "tokenizer_config.json"
+        tokenizer_config = _read_json(tokenizer_config_file) if tokenizer_config_file.exists() else {}
         template_file = directory / "chat_template.jinja"
-        if template_file.exists():
-            tokenizer_config["chat_template"] = template_file.read_text("utf-8")
-        vocab_size = int(config.get("vocab_size", tokenizer.get_vocab_size()))
-        return cls(
-            name=directory.resolve().name,
-            max_model_len=max_model_len,
-            vocab_size=vocab_size,
-            hidden_size=config.get("hidden_size"),
-            created=int((directory / "config.json").stat().st_mtime),
-            tokenizer=tokenizer,
-            config=tokenizer_config,
-        )
+        try:
+            if template_file.exists():
+                tokenizer_config["chat_template"] = template_file.read_text("utf-8")
+            return cls(
+                name=directory.resolve().name,
+                max_model_len=_read_size(config_file, config, "max_position_embeddings", least=2),
+                vocab_size=_read_size(config_file, config, "vocab_size", tokenizer.get_vocab_size()),
+                hidden_size=_read_size(config_file, config, "hidden_size", 0) or None,
+                created=int(config_file.stat().st_mtime),
+                tokenizer=tokenizer,
+                config=tokenizer_config,
+            )
+        except (TemplateError, OSError, UnicodeError, RecursionError) as error:
+            raise CheckpointError(f"{directory}: its chat template: {error}") from error
 
     def count_tokens(self, prompts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
         """Return how many tokens the engine will see for each prompt."""
@@ -129,7 +142,7 @@ class Checkpoint:
             return self._template.render(
                 messages=messages, add_generation_prompt=True, **self._template_variables
             )
-        except TemplateError as error:
+        except TEMPLATE_FAILURES as error:
             raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
 
 
@@ -140,6 +153,15 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: not a JSON object")
+    return value
+
+
+def _read_size(
+    file: Path, config: Mapping[str, Any], key: str, default: int | None = None, *, least: int = 0
+) -> int:
+    value = config.get(key, default)
+    if type(value) is not int or not least <= value <= MAX_SIZE:
+        raise CheckpointError(f"{file}: {key} should be a number from {least} on, is {value!r}")
     return value
 
 

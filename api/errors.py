@@ -285,74 +285,89 @@ def field_path(location: Sequence[str | int]) -> str | None:
     return path or None
 
 
+def invalid_input(error: Mapping[str, Any]) -> InvalidInputError:
+    """Return what a client is told of a field that pydantic refused."""
+    param = field_path(error["loc"]) or "body"
+    return InvalidInputError(f"{param}: {explain(error)}", param=param, code=error["type"])
+
+
 def install(app: FastAPI) -> None:
     """Make every error of the application come out in the one shape."""
-
-    @app.exception_handler(ApiError)
-    def _api_error(http_request: HttpRequest, error: ApiError) -> JSONResponse:
-        return error_response(
-            _as_openai(http_request, error.status),
-            error.message,
-            error.type,
-            param=error.param,
-            code=error.code,
-            lines=error.lines,
-            headers=error.headers,
-        )
-
-    @app.exception_handler(QuotaExceededError)
-    def _quota_exceeded(http_request: HttpRequest, error: QuotaExceededError) -> JSONResponse:
-        retry_after = QUOTA_RETRY_SECONDS if error.can_wait else None
-        limited = RateLimitedError(str(error), code=f"quota_{error.quota}", retry_after=retry_after)
-        return _api_error(http_request, limited)
-
-    @app.exception_handler(RequestValidationError)
-    def _invalid(http_request: HttpRequest, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        if first["type"] == "json_invalid":
-            message = f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
-            return error_response(
-                HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param="body", code="json_invalid"
-            )
-        param = field_path(first["loc"]) or "body"
-        message = explain(first)
-        return error_response(
-            _as_openai(http_request, HTTPStatus.UNPROCESSABLE_ENTITY),
-            f"{param}: {message}",
-            "invalid_request_error",
-            param=param,
-            code=first["type"],
-        )
-
-    @app.exception_handler(HTTPException)
-    def _http(http_request: HttpRequest, error: HTTPException) -> JSONResponse:
-        cause = error.__cause__
-        if isinstance(cause, ApiError):  # raised by a middleware while FastAPI read the body
-            return _api_error(http_request, cause)
-        return error_response(
-            error.status_code,
-            f"the body cannot be read: {_why(cause)}" if cause else str(error.detail),
-            "invalid_request_error",
-            param="body" if cause else None,
-            headers=dict(error.headers or {}),
-        )
-
-    def _database_away(_: HttpRequest, error: Exception) -> JSONResponse:
-        logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
-        return error_response(
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            "the database does not answer; nothing was accepted, try again",
-            "service_unavailable",
-            headers={"Retry-After": RETRY_AFTER_SECONDS},
-        )
-
+    app.exception_handler(ApiError)(_api_error)
+    app.exception_handler(QuotaExceededError)(_quota_exceeded)
+    app.exception_handler(RequestValidationError)(_invalid)
+    app.exception_handler(HTTPException)(_http)
+    app.exception_handler(Exception)(_unexpected)
     for away in DATABASE_AWAY:
-        app.add_exception_handler(away, _database_away)
+        app.exception_handler(away)(_database_away)
 
-    @app.exception_handler(Exception)
-    def _unexpected(_: HttpRequest, error: Exception) -> JSONResponse:
-        logger.error("unexpected error", exc_info=error)
-        return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", "server_error")
+
+def _api_error(http_request: HttpRequest, error: ApiError) -> JSONResponse:
+    return error_response(
+        _as_openai(http_request, error.status),
+        error.message,
+        error.type,
+        param=error.param,
+        code=error.code,
+        lines=error.lines,
+        headers=error.headers,
+    )
+
+
+def _quota_exceeded(http_request: HttpRequest, error: QuotaExceededError) -> JSONResponse:
+    retry_after = QUOTA_RETRY_SECONDS if error.can_wait else None
+    limited = RateLimitedError(str(error), code=f"quota_{error.quota}", retry_after=retry_after)
+    return _api_error(http_request, limited)
+
+
+def _invalid(http_request: HttpRequest, error: RequestValidationError) -> JSONResponse:
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        message = f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
+        return error_response(
+            HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param="body", code="json_invalid"
+        )
+    return _api_error(http_request, invalid_input(first))
+
+
+def _http(http_request: HttpRequest, error: HTTPException) -> JSONResponse:
+    cause = error.__cause__
+    # Raised by a middleware while FastAPI read the body.
+    if isinstance(cause, ApiError):
+        return _api_error(http_request, cause)
+    if isinstance(cause, DATABASE_AWAY):
+        return _database_away(http_request, cause)
+    return error_response(
+        error.status_code,
+        f"the body cannot be read: {_why(cause)}" if cause else str(error.detail),
+        "invalid_request_error",
+        param="body" if cause else None,
+        headers=_headers(http_request, error),
+    )
+
+
+def _database_away(_: HttpRequest, error: Exception) -> JSONResponse:
+    logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
+    return error_response(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "the database does not answer; nothing was accepted, try again",
+        "service_unavailable",
+        headers={"Retry-After": RETRY_AFTER_SECONDS},
+    )
+
+
+def _unexpected(_: HttpRequest, error: Exception) -> JSONResponse:
+    logger.error("unexpected error", exc_info=error)
+    return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", "server_error")
+
+
+def _headers(http_request: HttpRequest, error: HTTPException) -> Mapping[str, str] | None:
+    """Return an error's headers; of a path's methods, each a route of its own, only the first was asked."""
+    route = http_request.scope.get("route")
+    methods = http_request.app.openapi()["paths"].get(getattr(route, "path", ""))
+    if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED or methods is None:
+        return error.headers
+    return {"Allow": ", ".join(sorted(method.upper() for method in methods))}
 
 
 def _why(cause: BaseException) -> str:

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from api import errors, health
+from api import errors, health, openapi
 from api.audit import routes as audit
 from api.batches import control_routes, progress_routes
 from api.batches import routes as batches
@@ -18,6 +18,7 @@ from api.metrics import routes as metrics
 from api.middleware import BodyLimit, SecurityHeaders
 from api.openai import routes as openai
 from api.slow_clients import SlowBodies
+from api.strangers import StrangersBodies
 from api.uploads import routes as uploads
 from api.webhooks import routes as webhooks
 from worker.settings import Settings, settings
@@ -43,6 +44,8 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app = FastAPI(title="Headrace", version="0.1.0", description=DESCRIPTION, lifespan=lifespan)
     app.state.services = services
     errors.install(app)
+    if config.auth == "keys":
+        app.add_middleware(StrangersBodies, store=services.store)
     app.add_middleware(SlowBodies)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.add_middleware(SecurityHeaders)
@@ -59,4 +62,5 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.include_router(audit.router)
     app.include_router(control_routes.router)
     app.include_router(progress_routes.router)
+    openapi.install(app)
     return app

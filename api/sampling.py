@@ -5,11 +5,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from api.checkpoint import Checkpoint
 from api.errors import InvalidInputError
-from api.schema import NonEmptyText, Schema, Text
+from api.schema import JsonObject, NonEmptyText, Schema, Text
 from worker.contract.sampling import (
     MAX_CHOICES,
     MAX_LOGPROBS,
@@ -17,10 +17,12 @@ from worker.contract.sampling import (
     OutputFormat,
     SamplingParams,
 )
-from worker.grammar import Grammar, GrammarError
+from worker.grammar import MAX_SOURCE_CHARACTERS, Grammar, GrammarError
 
 MAX_STOP_STRINGS = 16
 FORMAT_FIELDS = ("response_format", "guided_regex", "guided_choice")
+# What has a field of the same name and meaning.
+PLAIN_FIELDS = SamplingParams.__dataclass_fields__.keys() - {"format", "logprobs", "optimization"}
 
 MaxTokens = Annotated[
     int, Field(ge=1, lt=2**31, description="Most tokens to generate; also ends at the model's context.")
@@ -46,7 +48,7 @@ class JsonSchemaFormat(Schema):
 
     name: Text | None = None
     description: Text | None = None
-    json_schema: dict[str, JsonValue] = Field(alias="schema")
+    json_schema: JsonObject = Field(alias="schema")
     strict: bool | None = Field(default=None, description="Outputs always fit, whatever this says.")
 
 
@@ -130,8 +132,8 @@ def to_params(
     """
     changes: dict[str, Any] = {
         name: value
-        for name in SamplingParams.__dataclass_fields__
-        if name not in {"format", "logprobs", "optimization"} and (value := getattr(fields, name)) is not None
+        for name in PLAIN_FIELDS & fields.model_fields_set
+        if (value := getattr(fields, name)) is not None
     }
     if fields.num_logprobs is not None:
         changes["logprobs"] = fields.num_logprobs
@@ -143,11 +145,22 @@ def to_params(
     if "logit_bias" in changes:
         changes["logit_bias"] = _to_biases(changes["logit_bias"], path)
     found = _to_format(fields, path)
-    if found is not None:
-        changes["format"] = found[0]
-    params = replace(defaults, **changes) if changes or found else defaults
+    if not changes and found is None:
+        params = defaults
+    elif found is not None:
+        params = replace(defaults, **changes, format=found[0])
+    elif defaults.format is not None:  # what holds a schema is no key of a cache
+        params = replace(defaults, **changes)
+    else:
+        params = _changed(defaults, frozenset(changes.items()))
     _check(params, checkpoint, path)
     return params
+
+
+# The lines of a file mostly have the same parameters: they share one object.
+@lru_cache(256)
+def _changed(defaults: SamplingParams, changes: frozenset[tuple[str, Any]]) -> SamplingParams:
+    return replace(defaults, **dict(changes))
 
 
 def _to_biases(given: dict[str, float], path: str) -> tuple[tuple[int, float], ...]:
@@ -159,6 +172,8 @@ def _to_biases(given: dict[str, float], path: str) -> tuple[tuple[int, float], .
 
 def _to_format(fields: CommonSamplingFields, path: str) -> tuple[OutputFormat | None] | None:
     """Return the format that is asked for in a tuple, since none may be; None when nothing is said."""
+    if fields.model_fields_set.isdisjoint(FORMAT_FIELDS):
+        return None
     named = [name for name in FORMAT_FIELDS if getattr(fields, name) is not None]
     if not named:
         return None
@@ -174,14 +189,22 @@ def _to_format(fields: CommonSamplingFields, path: str) -> tuple[OutputFormat | 
         found = OutputFormat(FormatKind.JSON_SCHEMA, response.json_schema.json_schema)
     elif isinstance(response, JsonObjectResponse):
         found = OutputFormat(FormatKind.JSON_OBJECT)
-    if found is not None and (problem := _problem(found.kind, json.dumps(found.source))):
+    if found is not None and (problem := _problem(found)):
         name = "response_format.json_schema.schema" if found.kind is FormatKind.JSON_SCHEMA else named[0]
         raise refusal(path, name, problem)
     return (found,)
 
 
-@lru_cache(1024)
-def _problem(kind: FormatKind, source: str) -> str:
+def _problem(found: OutputFormat) -> str:
+    source = json.dumps(found.source)
+    # Before it is compiled, and remembered: what is remembered stays in memory.
+    if len(source) > MAX_SOURCE_CHARACTERS:
+        return f"{len(source)} characters are over the limit of {MAX_SOURCE_CHARACTERS}"
+    return _compile_problem(found.kind, source)
+
+
+@lru_cache(256)
+def _compile_problem(kind: FormatKind, source: str) -> str:
     try:
         Grammar.of(kind.value, json.loads(source)).check()
     except GrammarError as error:

@@ -1,8 +1,9 @@
 """What every shape that a client sends has in common: strict, nothing unknown, text that can be stored."""
 
+from math import isfinite
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
 
 def _storable(text: str) -> str:
@@ -15,7 +16,23 @@ def _storable(text: str) -> str:
     return text
 
 
+def _storable_json(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    waiting: list[JsonValue] = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            _storable(one)
+        elif isinstance(one, float) and not isfinite(one):
+            raise ValueError("must not contain NaN or an infinite number")
+        elif isinstance(one, dict):
+            waiting += [*one, *one.values()]
+        elif isinstance(one, list):
+            waiting += one
+    return value
+
+
 Text = Annotated[str, AfterValidator(_storable)]
+JsonObject = Annotated[dict[str, JsonValue], AfterValidator(_storable_json)]
 NonEmptyText = Annotated[Text, Field(min_length=1)]
 
 

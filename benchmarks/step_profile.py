@@ -54,8 +54,7 @@ KERNELS = {
     "paged_attention": "attention",
     "kv_write": "rotation, kv write",
     "rms_norm": "norms",
-    "silu_mul": "activation",
-    "gelu_mul": "activation",
+    "gate_mul": "activation",
 }
 PROJECTIONS = {
     "q_proj": "qkv",

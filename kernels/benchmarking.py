@@ -1,14 +1,19 @@
-"""What every bench of a GPU's kernels shares: a clock, the measured copy bandwidth, and one kind of line."""
+"""What every bench of a GPU's kernels shares: a clock, what the chip can do, and one kind of table."""
 
+import datetime
 import functools
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 COPY_BYTES = 1 << 30
 FLUSH_BYTES = 256 << 20  # more than any second-level cache
+PEAK_SIDE = 8192
+ABSENT = "absent"  # of a rival that is not installed here
+NONE = "-"  # where a rival, or a share, means nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +21,26 @@ class Timing:
     """How long one call took: the median over many, each with a cold cache."""
 
     microseconds: float
-    moved_bytes: int  # what the call must read and write at least
-
-    @property
-    def share_of_copy(self) -> float:
-        """The bandwidth as a share of what a plain copy of this device reaches."""
-        return self.moved_bytes / (self.microseconds * 1e-6) / copy_bandwidth()
 
 
-def time_call(call: Callable[[], object], moved_bytes: int = 0, *, repeats: int = 50) -> Timing:
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a call does at least."""
+
+    moved_bytes: int  # read and written
+    operations: int = 0  # multiplications and additions of matrix products
+    dtype: torch.dtype = torch.bfloat16  # of their factors
+
+    def share_of_copy(self, timing: Timing) -> float:
+        """Return the bandwidth as a share of what a plain copy of this device reaches."""
+        return self.moved_bytes / (timing.microseconds * 1e-6) / copy_bandwidth()
+
+    def share_of_peak(self, timing: Timing) -> float:
+        """Return the operations a second as a share of what torch's own largest products reach."""
+        return self.operations / (timing.microseconds * 1e-6) / matmul_peak(self.dtype)
+
+
+def time_call(call: Callable[[], object], *, repeats: int = 50) -> Timing:
     """Time a call on the device that is current, between events; compiled and warmed up first."""
     for _ in range(3):
         call()
@@ -37,8 +53,7 @@ def time_call(call: Callable[[], object], moved_bytes: int = 0, *, repeats: int 
         call()
         end.record()
     torch.cuda.synchronize()
-    times = [begin.elapsed_time(end) * 1e3 for begin, end in pairs]
-    return Timing(statistics.median(times), moved_bytes)
+    return Timing(statistics.median(begin.elapsed_time(end) * 1e3 for begin, end in pairs))
 
 
 @functools.cache
@@ -49,13 +64,67 @@ def copy_bandwidth() -> float:
     return 2 * COPY_BYTES / (time_call(lambda: target.copy_(source)).microseconds * 1e-6)
 
 
-def report(op: str, shape: str, timing: Timing, rivals: dict[str, Timing]) -> None:
-    """Print one line: the op, how fast it is, and how much faster than each rival."""
-    ratios = "  ".join(
-        f"{name} x{rival.microseconds / timing.microseconds:.2f}" for name, rival in rivals.items()
-    )
-    share = f"{timing.share_of_copy:4.0%} of copy"
-    print(f"{op:16} {shape:44} {timing.microseconds:9.1f} us  {share}  {ratios}", flush=True)  # noqa: T201
+@functools.cache
+def matmul_peak(dtype: torch.dtype) -> float:
+    """Return operations a second of a large square product in torch: bfloat16, int8 or float8_e4m3fn."""
+    left, right = (torch.ones(PEAK_SIDE, PEAK_SIDE, device="cuda").to(dtype) for _ in range(2))
+    one = torch.ones((), device="cuda")
+    calls: dict[torch.dtype, Callable[[], object]] = {
+        torch.bfloat16: lambda: torch.mm(left, right.T),
+        torch.int8: lambda: torch._int_mm(left, right.T),  # noqa: SLF001
+        torch.float8_e4m3fn: lambda: torch._scaled_mm(  # noqa: SLF001
+            left, right.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        ),
+    }
+    return 2 * PEAK_SIDE**3 / (time_call(calls[dtype]).microseconds * 1e-6)
+
+
+@dataclass(slots=True)
+class Table:
+    """One op's measurements, printed row by row, and kept beside the op in a file that the GPU names."""
+
+    op: str
+    rivals: Sequence[str]
+    _lines: list[str] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        columns = ("", "us", "of copy", "of peak", *(f"x {rival}" for rival in self.rivals))
+        self._put(columns)
+        self._put(["---"] * len(columns))
+
+    def row(self, what: str, ours: Timing, work: Work, rivals: Mapping[str, Timing | str]) -> None:
+        """Add a measurement; a rival is a Timing, or a word on why there is none.
+
+        Raises ValueError when the rivals are not those of the table.
+        """
+        if list(rivals) != list(self.rivals):
+            raise ValueError(f"{self.op}: rivals are {list(rivals)}, not {list(self.rivals)}")
+        peak = f"{work.share_of_peak(ours):.0%}" if work.operations else NONE
+        ratios = (
+            rival if isinstance(rival, str) else f"{rival.microseconds / ours.microseconds:.2f}"
+            for rival in rivals.values()
+        )
+        self._put((what, f"{ours.microseconds:.1f}", f"{work.share_of_copy(ours):.0%}", peak, *ratios))
+
+    def write(self, folder: Path) -> Path:
+        """Write `measured/GPU.md` into the op's folder; return the file."""
+        gpu = torch.cuda.get_device_name()
+        today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+        file = folder / "measured" / f"{gpu.replace(' ', '_').replace('/', '_')}.md"
+        file.parent.mkdir(exist_ok=True)
+        head = [f"# {self.op} on {gpu}, {today}, torch {torch.__version__}", "", _LEGEND, ""]
+        file.write_text("\n".join([*head, *self._lines, ""]), encoding="utf-8")
+        return file
+
+    def _put(self, cells: Sequence[str]) -> None:
+        self._lines.append(f"| {' | '.join(cells)} |")
+        print(self._lines[-1], flush=True)  # noqa: T201
+
+
+_LEGEND = (
+    "Medians of single calls with a cold cache. Shares are of a copy's bandwidth and of torch's own largest\n"
+    "product in that dtype, both measured here; `x NAME` is that one's time over ours: above 1 we are faster."
+)
 
 
 def require_gpu() -> None:

@@ -24,11 +24,17 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "re
 _NOT_COMPILED = {
     "ahead_of_time.py",
     "bench.py",
+    "benchmarking.py",
     "builds.py",
     "cases.py",
+    "crossover.py",
+    "epilogue.py",
+    "gemlite_rival.py",
     "gpu.py",
     "kernel.py",
     "reference.py",
+    "testing.py",
+    "tuning.py",
 }
 
 

@@ -24,6 +24,10 @@ class GrammarError(ValueError):
     """A grammar that cannot be compiled; the message begins with its kind."""
 
 
+class LibraryPanicError(Exception):
+    """The library gave up on a grammar in a way it did not mean to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """What the whole output must be; made by one of the methods below, compiled by the engine.
@@ -77,7 +81,11 @@ class Grammar:
 
     def check(self) -> None:
         """Raise GrammarError, with the library's message, unless this can be compiled."""
-        if problem := self.excess or on_deep_stack(lambda: LLMatcher.validate_grammar(self.source)):
+        try:
+            problem = self.excess or on_deep_stack(lambda: LLMatcher.validate_grammar(self.source))
+        except LibraryPanicError as error:
+            problem = str(error)
+        if problem:
             raise GrammarError(self.explain(problem))
 
     @property
@@ -90,19 +98,33 @@ class Grammar:
 
     def explain(self, problem: str) -> str:
         """Return the library's message as a client can read it."""
-        # What follows <state> is the library's own debugging.
-        return f"{self.kind}: {problem.partition('<state>')[0].strip()}"
+        # What follows is the library's own debugging.
+        for mark in ("<state>", "<backtrace>"):
+            problem = problem.partition(mark)[0].strip()
+        return f"{self.kind}: {NOT_UNDERSTOOD if problem.startswith('panic:') else problem}"
 
 
+NOT_UNDERSTOOD = "the grammar is not understood"
+PANIC = "PanicException"  # pyo3 does not export it
 _stack_size = threading.Lock()
 Result = TypeVar("Result")
 
 
 def on_deep_stack(work: Callable[[], Result]) -> Result:
-    """Run `work` on a thread of its own that has STACK_BYTES, and return its result."""
+    """Run `work` on a thread of its own that has STACK_BYTES, and return its result.
+
+    Raises:
+        LibraryPanicError: Rust panicked, which Python is told by a BaseException that would end a process.
+
+    """
     with ThreadPoolExecutor(1, "grammar") as executor:
         with _stack_size:
             before = threading.stack_size(STACK_BYTES)
             running = executor.submit(work)  # starts the thread
             threading.stack_size(before)
-        return running.result()
+        try:
+            return running.result()
+        except BaseException as error:
+            if type(error).__name__ == PANIC:
+                raise LibraryPanicError(NOT_UNDERSTOOD) from error
+            raise

@@ -13,9 +13,9 @@ from api.batches.routes import BatchId
 from api.batches.schemas import BatchAnswer
 from api.dependencies import READ, Services, ServicesDependency
 from api.errors import NotFoundError, documented
+from api.event_stream import DOCUMENTED, MEDIA_TYPE
 from api.json_lines import one_line
 
-EVENT_STREAM = "text/event-stream"
 LOOK_SECONDS = 0.5
 SILENT_SECONDS = 15.0  # then a comment, so that nobody between takes the connection for dead
 
@@ -27,7 +27,7 @@ router = APIRouter(prefix="/v1/batch", tags=["batches"])
     dependencies=[READ],
     response_class=StreamingResponse,
     responses={
-        200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}},
+        200: {"content": DOCUMENTED},
         **documented(401, 403, 404, 422, 429, 503),
     },
     summary="Follow a batch's progress",
@@ -41,7 +41,7 @@ async def batch_events(batch_id: BatchId, services: ServicesDependency) -> Strea
     first = await _look(services, batch_id)
     return StreamingResponse(
         _events(services, batch_id, first),
-        media_type=EVENT_STREAM,
+        media_type=MEDIA_TYPE,
         headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
     )
 

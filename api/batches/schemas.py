@@ -4,7 +4,15 @@ import re
 from datetime import datetime, timedelta
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from api.batches.progress_schemas import EtaRange, Waiting
 from api.batches.result_schemas import DeviceTime, RequestErrorAnswer
@@ -15,13 +23,13 @@ from worker.contract.requests import RequestKind
 from worker.contract.results import Output
 from worker.contract.states import BatchStatus, EventState
 
-WINDOW = re.compile(r"^([1-9][0-9]{0,5})([smhd])$")
+WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 WINDOW_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 MAX_WINDOW = timedelta(days=30)
 
 
 def _window(text: str) -> str:
-    match = WINDOW.match(text)
+    match = WINDOW.fullmatch(text)
     if match is None:
         raise ValueError("must be a number and a unit, such as 90s, 30m, 24h or 7d")
     if parse_window(text) > MAX_WINDOW:
@@ -32,6 +40,12 @@ def _window(text: str) -> str:
 def parse_window(text: str) -> timedelta:
     """Return how long a completion window such as `24h` is."""
     return timedelta(**{WINDOW_UNITS[text[-1]]: int(text[:-1])})
+
+
+def _no_number(value: object) -> object:
+    if isinstance(value, (int, float)):  # pydantic takes it for seconds since 1970
+        raise ValueError("must be a text such as 2026-11-21T12:00:00Z")  # noqa: TRY004 - it is told the client
+    return value
 
 
 Window = Annotated[str, AfterValidator(_window)]
@@ -110,8 +124,8 @@ class BatchSubmission(SamplingFields):
     completion_window: Window | None = Field(
         default=None, description="What is not done by then expires: 90s, 30m, 24h, 7d. Default: no limit."
     )
-    deadline: AwareDatetime | None = Field(
-        default=None, strict=False, description="A completion window that is given by its end."
+    deadline: Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_no_number)] | None = Field(
+        default=None, description="A completion window that is given by its end."
     )
     max_failed: int | None = Field(
         default=None, ge=0, lt=2**31, description="The batch stops once more requests than this have failed."

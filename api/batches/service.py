@@ -14,7 +14,7 @@ from api.json_lines import one_line
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS
 from worker.contract.results import num_bytes
 from worker.contract.states import BatchStatus
-from worker.store import attempts, batch_views, batches, delivery_log, idempotency, result_views
+from worker.store import attempts, batch_counts, batch_views, batches, delivery_log, idempotency, result_views
 from worker.store.batch_views import BatchView
 
 PAGE = 500
@@ -138,5 +138,5 @@ def batch_page(services: Services, *, after: str | None, limit: int, status: Bat
 def stats(services: Services) -> BatchStats:
     """Return how many batches stand where."""
     with services.store.transaction() as session:
-        counts = batch_views.count_by_status(session)
+        counts = batch_counts.by_status(session)
     return BatchStats(total_batches=sum(counts.values()), **{str(k): v for k, v in counts.items()})

@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,14 +28,18 @@ def choose_ports() -> None:
 
 
 @contextmanager
-def session(log: Path, processes: Sequence[str]) -> Iterator[httpx.Client]:
+def session(
+    log: Path, processes: Sequence[str], *, replaced: Mapping[str, str] | None = None
+) -> Iterator[httpx.Client]:
     """Migrate, start the named processes, wait for /ready; yield a client of the API.
+
+    `replaced` has commands to run in place of the Procfile's, by process name.
 
     Raises:
         SessionError: a step failed or took too long.
 
     """
-    commands = read_procfile(ROOT / "Procfile")
+    commands = read_procfile(ROOT / "Procfile") | dict(replaced or {})
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         if start(commands["release"], output=output).wait():

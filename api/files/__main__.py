@@ -4,6 +4,7 @@ Any number may run: each batch is taken under a lease with a fence. Nothing of R
 """
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -25,6 +26,7 @@ from worker.telemetry import configure_logging
 logger = logging.getLogger("api.files")
 
 TIDY_SECONDS = 300.0
+NICENESS = 5  # the API answers first
 
 
 def work(services: Services, turn: Callable[[], bool], stopping: threading.Event) -> None:
@@ -70,6 +72,7 @@ def run(services: Services, stopping: threading.Event) -> None:
 
 if __name__ == "__main__":
     configure_logging(settings().log_level, settings().log_format)
+    os.nice(NICENESS)
     stopping = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stopping.set())

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from fastapi import Request as HttpRequest
 from starlette.requests import ClientDisconnect
 
-from api.errors import ApiError, InvalidInputError
+from api.errors import ApiError, ClientGoneError, InvalidInputError
 from api.files.gunzip import Gunzip
 from api.files.multipart import Field, FilePiece, FileStart, MultipartReader
 from api.files.service import storage_full
@@ -24,6 +24,7 @@ async def read_form(http_request: HttpRequest, *, file_field: str, sink: Sink) -
 
     Raises:
         InvalidInputError: the body is no form, or the file is not in it, or is not the only one.
+        ClientGoneError: nobody sends the rest of it.
         StorageFullError: the file cannot be written.
 
     """
@@ -33,6 +34,8 @@ async def read_form(http_request: HttpRequest, *, file_field: str, sink: Sink) -
     except ApiError:
         await _drain(http_request)
         raise
+    except ClientDisconnect:
+        raise ClientGoneError("the client went away before the end of the file") from None
     except OSError as error:
         raise storage_full(error) from error
 

@@ -111,15 +111,20 @@ class MultipartReader:
     def _headers_finished(self) -> None:
         header = Message()
         header["content-disposition"] = self._disposition.decode("utf-8", "replace")
-        name = header.get_param("name", header="content-disposition")
+        try:
+            name = header.get_param("name", header="content-disposition")
+            filename = header.get_filename()
+        except (ValueError, LookupError) as error:  # of a codec that the sender names
+            raise InvalidInputError(
+                f"a part's Content-Disposition cannot be read: {error}", param="body"
+            ) from error
         if not isinstance(name, str):
             raise InvalidInputError("a part of the form has no name", param="body")
-        filename = header.get_filename()
         if filename is None:
-            self._field = name, bytearray()
+            self._field = _storable(name), bytearray()
         else:
             self._field = None
-            self._events.append(FileStart(name, filename.replace("\x00", "")[-255:]))
+            self._events.append(FileStart(_storable(name), _storable(filename)[-255:]))
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
         if self._field is None:
@@ -133,8 +138,13 @@ class MultipartReader:
     def _part_end(self) -> None:
         if self._field is not None:
             name, value = self._field
-            self._events.append(Field(name, value.decode("utf-8", "replace").replace("\x00", "")))
+            self._events.append(Field(name, _storable(value.decode("utf-8", "replace"))))
             self._field = None
 
     def _end(self) -> None:
         self._is_over = True
+
+
+def _storable(text: str) -> str:
+    # RFC 2231 lets the sender name any of Python's codecs, and some of them make half characters.
+    return text.replace("\x00", "").encode("utf-8", "replace").decode()

@@ -1,7 +1,8 @@
 """Reads batches out of their input files: lines become requests, some thousands a transaction."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import islice
@@ -74,26 +75,35 @@ class BatchReader:
             return
         splitter = LineSplitter(self.services.settings.max_line_bytes)
         requests = (translate(read_line(line)) for _, line in self._lines(splitter, file, held.read_offset))
-        for _ in range(TURN_CHUNKS):
-            try:
-                chunk = list(islice(requests, CHUNK_LINES))
-            except WrongLineError as error:  # something has changed since the file was checked
-                self._refuse(held, [error.at(splitter.number)])
-                return
-            num_left = self._store(held, chunk, held.read_offset + splitter.offset)
-            if not num_left:
-                return
-            if self.stopping.is_set():
-                break
+
+        def read() -> _Chunk:
+            found = list(islice(requests, CHUNK_LINES))
+            return _Chunk(found, held.read_offset + splitter.offset)
+
+        # Postgres takes as long as reading does: the next lines are read while these are stored.
+        with ThreadPoolExecutor(1) as ahead:
+            coming = ahead.submit(read)
+            for number in range(TURN_CHUNKS):
+                try:
+                    chunk = coming.result()
+                except WrongLineError as error:  # something has changed since the file was checked
+                    self._refuse(held, [error.at(splitter.number)])
+                    return
+                if number + 1 < TURN_CHUNKS:
+                    coming = ahead.submit(read)
+                if not self._store(held, chunk):
+                    return
+                if self.stopping.is_set():
+                    break
         self._put_back(held, timedelta())
 
-    def _store(self, held: FilesClaim, chunk: list[NewRequest], read_offset: int) -> int | None:
+    def _store(self, held: FilesClaim, chunk: "_Chunk") -> int | None:
         with self.services.store.transaction() as session:
             return batch_files.add_requests(
                 session,
                 held,
-                chunk,
-                read_offset=read_offset,
+                chunk.requests,
+                read_offset=chunk.read_offset,
                 shard_size=self.services.settings.shard_size,
                 lease=LEASE,
             )
@@ -128,6 +138,14 @@ class BatchReader:
     def _put_back(self, held: FilesClaim, after: timedelta) -> None:
         with self.services.store.transaction() as session:
             batch_files.put_back(session, held, after=after)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Some lines that were read, and the byte after them."""
+
+    requests: Sequence[NewRequest]
+    read_offset: int
 
 
 def _check_endpoint(line: Line, endpoint: str) -> None:

@@ -106,7 +106,10 @@ def get_file(file_id: FileId, services: ServicesDependency) -> FileObject:
     response_class=StreamingResponse,
     responses={
         HTTPStatus.OK: {"content": {JSON_LINES: {"schema": {"type": "string"}}}},
-        HTTPStatus.PARTIAL_CONTENT: {"description": "The bytes asked for."},
+        HTTPStatus.PARTIAL_CONTENT: {
+            "description": "The bytes asked for.",
+            "content": {JSON_LINES: {"schema": {"type": "string"}}},
+        },
         **documented(401, 403, 404, 416, 422, 429, 503),
     },
     summary="Read a file",

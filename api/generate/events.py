@@ -7,9 +7,9 @@ from fastapi.responses import StreamingResponse
 
 from api import json_lines
 from api.errors import ApiError, ErrorBody
+from api.event_stream import MEDIA_TYPE
 
 DONE = "data: [DONE]\n\n"
-EVENTS = "text/event-stream"
 
 
 async def respond(stream: AsyncGenerator[str, None]) -> StreamingResponse:
@@ -27,7 +27,7 @@ async def respond(stream: AsyncGenerator[str, None]) -> StreamingResponse:
         finally:
             await stream.aclose()
 
-    return StreamingResponse(events(), media_type=EVENTS, headers={"Cache-Control": "no-cache"})
+    return StreamingResponse(events(), media_type=MEDIA_TYPE, headers={"Cache-Control": "no-cache"})
 
 
 def event(body: Any) -> str:

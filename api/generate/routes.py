@@ -1,6 +1,7 @@
 """/v1/generate, /v1/generate/batch, /v1/batch/sync, /v1/model/info: the plain API for whoever waits."""
 
 from collections.abc import AsyncGenerator
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter
@@ -9,8 +10,10 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.batches import service as batches_service
+from api.batches.schemas import BatchAnswer
 from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import ApiError, WaitLimitError, documented, still_running
+from api.event_stream import DOCUMENTED
 from api.generate.events import DONE, error_event, event, respond
 from api.generate.outputs import GrowingOutputs, choices_of, failure
 from api.generate.schemas import (
@@ -37,7 +40,10 @@ GENERATE_TOKENS = 100
 @router.post(
     "/generate",
     dependencies=[SUBMIT],
-    responses=documented(400, 401, 403, 413, 422, 429, 500, 503, 504),
+    responses={
+        HTTPStatus.OK: {"content": DOCUMENTED},
+        **documented(400, 401, 403, 413, 422, 429, 500, 503, 504),
+    },
     response_model=GenerateAnswer,
     summary="Continue a prompt and wait for it",
 )
@@ -100,7 +106,10 @@ async def generate_batch(
 @router.post(
     "/batch/sync",
     dependencies=[SUBMIT],
-    responses=documented(401, 403, 413, 422, 429, 503),
+    responses={
+        HTTPStatus.ACCEPTED: {"model": BatchAnswer, "description": "It takes longer, and goes on."},
+        **documented(401, 403, 413, 422, 429, 503),
+    },
     response_model=SyncAnswer,
     summary="Submit a small batch and wait for it",
 )

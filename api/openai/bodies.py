@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, ValidationError
+from pydantic import BeforeValidator, Field, JsonValue, ValidationError, WithJsonSchema
 
 from api.errors import InvalidInputError, explain, field_path
 from api.sampling import CommonSamplingFields, MaxTokens, NumLogprobs, SamplingFields, TokenId
@@ -18,13 +18,16 @@ class Endpoint(StrEnum):
     EMBEDDINGS = "/v1/embeddings"
 
 
+NOTHING: list[JsonValue] = [None, False, "", [], {}]
+
+
 def _nothing(value: object) -> None:
-    if value not in (None, False, "", [], {}):
+    if value not in NOTHING or (value == 0 and value is not False):
         raise ValueError("not supported by this server")
 
 
 # A field of OpenAI's that is not built: only a value that asks for nothing is accepted.
-Unsupported = Annotated[None, BeforeValidator(_nothing)]
+Unsupported = Annotated[None, BeforeValidator(_nothing), WithJsonSchema({"enum": NOTHING})]
 # A field that changes no output.
 Ignored = Annotated[JsonValue, Field(description="Accepted, and of no effect.")]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from api.checkpoint import Checkpoint
+from api.openai.answer_schemas import ModelAnswer
 from api.openai.bodies import Endpoint
 from worker.contract.results import ChoiceResult, Logprobs, Payload, to_floats
 from worker.store.result_views import ResultView
@@ -60,15 +61,15 @@ def to_usage(result: ResultView) -> dict[str, Any]:
     }
 
 
-def to_model(checkpoint: Checkpoint) -> dict[str, Any]:
+def to_model(checkpoint: Checkpoint) -> ModelAnswer:
     """Return the served model as /v1/models shows it."""
-    return {
-        "id": checkpoint.name,
-        "object": "model",
-        "created": checkpoint.created,
-        "owned_by": MODEL_OWNER,
-        "max_model_len": checkpoint.max_model_len,
-    }
+    return ModelAnswer(
+        id=checkpoint.name,
+        object="model",
+        created=checkpoint.created,
+        owned_by=MODEL_OWNER,
+        max_model_len=checkpoint.max_model_len,
+    )
 
 
 def _to_chat_choice(checkpoint: Checkpoint, index: int, choice: ChoiceResult) -> dict[str, Any]:

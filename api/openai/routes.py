@@ -1,23 +1,28 @@
 """/v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, as OpenAI's clients call them."""
 
 from collections.abc import AsyncGenerator
-from typing import Any
+from http import HTTPStatus
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import documented
+from api.event_stream import DOCUMENTED
 from api.generate.events import respond
 from api.generate.outputs import failure
 from api.generate.waiting import submitted
+from api.openai.answer_schemas import ChatCompletion, Completion, Embeddings, ModelAnswer, ModelList
 from api.openai.bodies import Body, ChatBody, CompletionBody, EmbeddingBody, Endpoint
 from api.openai.requests import check_model, prompts_field, to_request
 from api.openai.responses import to_model, to_response
 from api.openai.streaming import chunks
 from api.prompts import fit
+from api.schema import Text
 from worker.contract.sampling import SamplingParams
 from worker.store.batches import NewBatch
 
@@ -26,10 +31,17 @@ router = APIRouter(prefix="/v1", tags=["openai"])
 ERRORS = documented(400, 401, 403, 404, 413, 429, 500, 503, 504)
 
 
+def _answers(whole: type[BaseModel], *, streams: bool = True) -> dict[int | str, dict[str, Any]]:
+    found: dict[str, Any] = {"model": whole}
+    if streams:
+        found["content"] = DOCUMENTED
+    return {HTTPStatus.OK: found, **ERRORS}
+
+
 @router.post(
     "/chat/completions",
     dependencies=[SUBMIT],
-    responses=ERRORS,
+    responses=_answers(ChatCompletion),
     response_model=None,
     summary="Complete a chat",
 )
@@ -41,7 +53,11 @@ async def chat_completions(
 
 
 @router.post(
-    "/completions", dependencies=[SUBMIT], responses=ERRORS, response_model=None, summary="Complete prompts"
+    "/completions",
+    dependencies=[SUBMIT],
+    responses=_answers(Completion),
+    response_model=None,
+    summary="Complete prompts",
 )
 async def completions(
     body: CompletionBody, http_request: HttpRequest, services: ServicesDependency
@@ -51,7 +67,11 @@ async def completions(
 
 
 @router.post(
-    "/embeddings", dependencies=[SUBMIT], responses=ERRORS, response_model=None, summary="Embed texts"
+    "/embeddings",
+    dependencies=[SUBMIT],
+    responses=_answers(Embeddings, streams=False),
+    response_model=None,
+    summary="Embed texts",
 )
 async def embeddings(
     body: EmbeddingBody, http_request: HttpRequest, services: ServicesDependency
@@ -62,9 +82,9 @@ async def embeddings(
 
 
 @router.get("/models", dependencies=[READ], responses=documented(401, 403, 429), summary="List the models")
-def models(services: ServicesDependency) -> dict[str, Any]:
+def models(services: ServicesDependency) -> ModelList:
     """List what is served: one model."""
-    return {"object": "list", "data": [to_model(services.checkpoint)]}
+    return ModelList(object="list", data=[to_model(services.checkpoint)])
 
 
 @router.get(
@@ -73,7 +93,7 @@ def models(services: ServicesDependency) -> dict[str, Any]:
     responses=documented(401, 403, 404, 429),
     summary="Look at a model",
 )
-def get_model(model: str = Path(max_length=256), *, services: ServicesDependency) -> dict[str, Any]:
+def get_model(model: Annotated[Text, Path(max_length=256)], services: ServicesDependency) -> ModelAnswer:
     """Return the model of this name."""
     check_model(services.checkpoint, model)
     return to_model(services.checkpoint)

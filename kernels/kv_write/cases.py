@@ -22,5 +22,6 @@ CASES: tuple[Case, ...] = (
     Case(33, 6, 2, 64),
     Case(33, 6, 2, 64, has_norms=True),
     Case(7, 4, 4, 80, has_norms=True),  # halves of 40: two registers and a half
+    Case(3, 18, 9, 8),  # more heads than a program takes
     Case(140, 2, 1, 256),  # enough for more than one thread
 )

@@ -1,10 +1,13 @@
-"""Speed of paged attention on a GPU: share of copy bandwidth for decode, beside SDPA over dense tensors."""
+"""Speed of paged attention on a GPU beside SDPA over dense bfloat16 tensors."""
+
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
-from kernels.benchmarking import report, require_gpu, time_call
+from kernels.benchmarking import Table, Timing, Work, require_gpu, time_call
 from kernels.kv_write import GpuLayerCache, KVFormat, LayerCache
 from kernels.paged_attention import GpuAttentionPlan, choose_tiling, paged_attention, reference
 from kernels.paged_attention.gpu import plan_attention
@@ -19,10 +22,12 @@ STEPS = ((1, 1, 8192), (32, 1, 8192), (128, 1, 1024), (1, 1, 131072), (4, 2048, 
 def main() -> None:
     """Check a small Step in each KV format, then time decode Steps and prefills of Llama 3 8B's heads."""
     require_gpu()
+    table = Table("paged_attention", ["SDPA"])
     for kv_format in ("plain", "int8", "fp8"):
         _check(kv_format)
         for step in STEPS:
-            _time(kv_format, *step)
+            _time(table, kv_format, *step)
+    table.write(Path(__file__).parent)
 
 
 def _run(
@@ -79,22 +84,35 @@ def _check(kv_format: KVFormat) -> None:
     assert_matches(paged_attention(query, cache, plan, SCALE, dtype=query.dtype).cpu(), expected)
 
 
-def _time(kv_format: KVFormat, num_sequences: int, num_new: int, context: int) -> None:
+def _time(table: Table, kv_format: KVFormat, num_sequences: int, num_new: int, context: int) -> None:
     query, cache, plan, _ = _run(kv_format, num_sequences, num_new, context)
     moved = cache.blocks.nbytes + 2 * query.nbytes + (0 if cache.scales is None else cache.scales.nbytes)
-    ours = time_call(lambda: paged_attention(query, cache, plan, SCALE, dtype=query.dtype), moved)
-    rivals = {}
-    if kv_format == "plain":
-        dense = cache.blocks.view(num_sequences, -1, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
-        key, value = (x.movedim(2, 1).flatten(2, 3).contiguous() for x in dense.unbind(2))
-        rows = query.view(num_sequences, num_new, NUM_HEADS, HEAD_DIM).transpose(1, 2)
-        is_square = num_new == context
-        if is_square or num_new == 1:  # SDPA's causal mask starts at the first row of both
-            rivals["SDPA"] = time_call(
-                lambda: F.scaled_dot_product_attention(rows, key, value, is_causal=is_square, enable_gqa=True)
+    read = num_new * context - num_new * (num_new - 1) // 2  # pairs of a row and a token that it reads
+    work = Work(moved, operations=4 * num_sequences * read * NUM_HEADS * HEAD_DIM)
+    ours = time_call(lambda: paged_attention(query, cache, plan, SCALE, dtype=query.dtype))
+    table.row(
+        f"{num_sequences} x {num_new} rows over {context}, {kv_format} KV",
+        ours,
+        work,
+        {
+            "SDPA": _time_sdpa(
+                query.view(num_sequences, num_new, NUM_HEADS, HEAD_DIM).transpose(1, 2), context
             )
-    report(
-        "paged_attention", f"{num_sequences} x {num_new} rows over {context}, {kv_format} KV", ours, rivals
+        },
+    )
+
+
+def _time_sdpa(rows: Tensor, context: int) -> Timing:
+    """Time torch's attention of [num_sequences, num_heads, num_new, head_dim] over dense keys and values."""
+    num_sequences, _, num_new, _ = rows.shape
+    key, value = (
+        torch.randn(num_sequences, NUM_KV_HEADS, context, HEAD_DIM, device="cuda").to(rows.dtype)
+        for _ in range(2)
+    )
+    # The last row reads everything, the first of several what is before it.
+    mask = causal_lower_right(num_new, context) if num_new > 1 else None
+    return time_call(
+        lambda: F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, enable_gqa=True)
     )
 
 

@@ -1,10 +1,12 @@
 """Speed of the addition and normalisation beside torch's own operators."""
 
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch import Tensor
 
-from kernels.benchmarking import report, require_gpu, time_call
+from kernels.benchmarking import Table, Work, require_gpu, time_call
 from kernels.rms_norm import add_rms_norm, reference
 from kernels.testing import assert_matches
 
@@ -12,6 +14,7 @@ from kernels.testing import assert_matches
 def main() -> None:
     """Check, then time, a decode Step and a prefill of Llama 3 8B's width."""
     require_gpu()
+    table = Table("rms_norm", ["torch"])
     for num_tokens in (1, 64, 8192):
         x = torch.randn(num_tokens, 4096, device="cuda", dtype=torch.bfloat16)
         residual = torch.randn(num_tokens, 4096, device="cuda")
@@ -26,13 +29,11 @@ def main() -> None:
             residual += x
             return F.rms_norm(residual, (4096,), weight, 1e-5).to(x.dtype)
 
-        moved = x.numel() * (2 + 4 + 4 + 2)
-        report(
-            "add_rms_norm",
-            f"{num_tokens} x 4096 bf16, residual f32",
-            time_call(ours, moved),
-            {"torch": time_call(theirs, moved)},
+        work = Work(x.numel() * (2 + 4 + 4 + 2))
+        table.row(
+            f"{num_tokens} x 4096 bf16, residual f32", time_call(ours), work, {"torch": time_call(theirs)}
         )
+    table.write(Path(__file__).parent)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Speed of sampling beside a sort by torch."""
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
-from kernels.benchmarking import report, require_gpu, time_call
+from kernels.benchmarking import Table, Work, require_gpu, time_call
 from kernels.sampling import reference, sample
 from kernels.sampling.cases import OFF
 
@@ -13,6 +15,7 @@ VOCAB_SIZE = 128256
 def main() -> None:
     """Check, then time, batches over Llama 3's vocabulary with each kind of option."""
     require_gpu()
+    table = Table("sampling", ["torch sort"])
     for num_rows in (1, 64, 256):
         logits = torch.randn(num_rows, VOCAB_SIZE, device="cuda") * 3
         uniform = torch.rand(num_rows, device="cuda", dtype=torch.float64)
@@ -40,13 +43,13 @@ def main() -> None:
                 ordered[ordered.cumsum(dim=-1) - ordered > top_p] = 0
                 return order.gather(1, ordered.multinomial(1))
 
-            moved = 4 * logits.numel()
-            report(
-                "sampling",
+            table.row(
                 f"{num_rows} x {VOCAB_SIZE} f32, {name}",
-                time_call(ours, moved),
-                {"torch sort": time_call(theirs, moved)},
+                time_call(ours),
+                Work(4 * logits.numel()),
+                {"torch sort": time_call(theirs)},
             )
+    table.write(Path(__file__).parent)
 
 
 def _sample(logits: Tensor, columns: Tensor, uniform: Tensor) -> Tensor:

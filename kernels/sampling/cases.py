@@ -35,4 +35,6 @@ CASES: tuple[Case, ...] = (
     Case(20, top_p=0.7, levels=4),
     Case(20, top_k=10, top_p=0.5, levels=3),
     Case(20, top_k=15, top_p=0.99, levels=1),
+    Case(40, temperature=1.5),  # three blocks
+    Case(40, top_k=25, top_p=0.9, levels=4),
 )

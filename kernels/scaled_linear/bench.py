@@ -1,4 +1,4 @@
-"""Speed of 8-bit products, tokens quantized on the way, beside bf16 in cuBLAS and torch's own 8-bit products.
+"""Speed of 8-bit products, tokens quantized on the way, beside cuBLAS, torch's 8-bit ones and gemlite.
 
 python -m kernels.scaled_linear.bench [--tune]     with --tune, first fills this GPU's table
 """
@@ -6,12 +6,14 @@ python -m kernels.scaled_linear.bench [--tune]     with --tune, first fills this
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from kernels.benchmarking import Timing, report, require_gpu, time_call
+from kernels.benchmarking import NONE, Table, Timing, Work, require_gpu, time_call
 from kernels.crossover import Regime, read_crossover
+from kernels.gemlite_rival import time_gemlite
 from kernels.quantization import Fp8Weight, Int8Weight, quantize_fp8, quantize_int8
 from kernels.quantize_tokens import quantize_tokens
 from kernels.scaled_linear import gpu, pack_scaled_weight, reference, scaled_linear
@@ -30,6 +32,7 @@ CANDIDATES = tuple(
     for stages in (2, 3, 4)
     for programs in ((0, 132, 264) if m <= 64 else (0,))
 )
+RIVALS = ("cuBLAS bf16", "_scaled_mm", "_int_mm", "gemlite")
 MIN_INT_MM_TOKENS = 17  # `torch._int_mm` takes no fewer
 
 
@@ -59,21 +62,24 @@ def _tune() -> None:
     read_crossover.cache_clear()
 
 
-def _rivals(x: Tensor, dense: Tensor, levels: Tensor, scales: Tensor) -> dict[str, Timing]:
-    tokens, token_scales = quantize_tokens(x, levels.dtype)
-    calls: dict[str, Callable[[], object]] = {"cuBLAS bf16": partial(torch.mm, x, dense.T)}
-    if levels.dtype == torch.float8_e4m3fn:
-        calls["_scaled_mm"] = partial(
-            torch._scaled_mm,  # noqa: SLF001
-            tokens,
-            levels.T,
-            scale_a=token_scales,
-            scale_b=scales.unsqueeze(0),
-            out_dtype=torch.bfloat16,
+def _rivals(
+    x: Tensor, dense: Tensor, quantized: Int8Weight | Fp8Weight, expected: Tensor
+) -> dict[str, Timing | str]:
+    """Time torch's products of tokens that are quantized already, and gemlite's, which quantizes them."""
+    tokens, token_scales = quantize_tokens(x, quantized.levels.dtype)
+    rivals: dict[str, Timing | str] = dict.fromkeys(RIVALS, NONE)
+    rivals["cuBLAS bf16"] = time_call(partial(torch.mm, x, dense.T))
+    if isinstance(quantized, Fp8Weight):
+        scales = quantized.scales.reshape(1, -1)
+        rivals["_scaled_mm"] = time_call(
+            lambda: torch._scaled_mm(  # noqa: SLF001
+                tokens, quantized.levels.T, scale_a=token_scales, scale_b=scales, out_dtype=torch.bfloat16
+            )
         )
     elif len(x) >= MIN_INT_MM_TOKENS:
-        calls["_int_mm"] = partial(torch._int_mm, tokens, levels.T)  # noqa: SLF001
-    return {name: time_call(call) for name, call in calls.items()}
+        rivals["_int_mm"] = time_call(partial(torch._int_mm, tokens, quantized.levels.T))  # noqa: SLF001
+    rivals["gemlite"] = time_gemlite(x, quantized, expected, quantizes_tokens=True)
+    return rivals
 
 
 def main() -> None:
@@ -81,6 +87,7 @@ def main() -> None:
     require_gpu()
     if sys.argv[1:] == ["--tune"]:
         _tune()
+    table = Table("scaled_linear", RIVALS)
     for in_features, out_features in BENCH_SHAPES:
         for format_, quantize in FORMATS.items():
             dense = _weight(in_features, out_features)
@@ -90,13 +97,17 @@ def main() -> None:
                 x = torch.randn(num_tokens, in_features, device="cuda").bfloat16()
                 expected = reference.scaled_linear(*quantize_tokens(x, weight.levels.dtype), quantized)
                 assert_matches(scaled_linear(x, weight), expected)
-                moved = quantized.num_bytes + 2 * num_tokens * (in_features + out_features)
-                report(
-                    f"{format_} x {format_}",
-                    f"{num_tokens} x {in_features} x {out_features}",
-                    time_call(partial(scaled_linear, x, weight), moved),
-                    _rivals(x, dense.bfloat16(), weight.levels, weight.scales),
+                table.row(
+                    f"{format_}: {num_tokens} x {in_features} x {out_features}",
+                    time_call(partial(scaled_linear, x, weight)),
+                    Work(
+                        quantized.num_bytes + 2 * num_tokens * (in_features + out_features),
+                        operations=2 * num_tokens * in_features * out_features,
+                        dtype=weight.levels.dtype,
+                    ),
+                    _rivals(x, dense.bfloat16(), quantized, expected),
                 )
+    table.write(Path(__file__).parent)
 
 
 if __name__ == "__main__":

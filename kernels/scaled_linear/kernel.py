@@ -3,27 +3,17 @@
 import triton
 import triton.language as tl
 
+from kernels.epilogue import add_gate_store
+
 
 @triton.jit
 def finish(tile, x_scales, scales, bias, out, tokens, row, num_tokens, out_features, GATED: tl.constexpr):
-    """Scale sums [tokens, rows], of which the rows start at `row`, add the bias, gate and store."""
-    BLOCK_M: tl.constexpr = tile.shape[0]
-    BLOCK_N: tl.constexpr = tile.shape[1]
-    rows = row + tl.arange(0, BLOCK_N)
+    """Scale sums [tokens, rows], of which the rows start at `row`, then add the bias, gate and store."""
+    rows = row + tl.arange(0, tile.shape[1])
     x_scale = tl.load(x_scales + tokens, mask=tokens < num_tokens, other=0.0)
     scale = tl.load(scales + rows, mask=rows < out_features, other=0.0)
     value = tile.to(tl.float32) * x_scale[:, None] * scale[None, :]
-    if bias is not None:
-        value += tl.load(bias + rows, mask=rows < out_features, other=0.0).to(tl.float32)[None, :]
-    if GATED:
-        # Rows alternate between gate and up.
-        gate, up = tl.split(tl.reshape(value, (BLOCK_M, BLOCK_N // 2, 2)))
-        value = gate / (1 + tl.exp(-gate)) * up
-        rows = row // 2 + tl.arange(0, BLOCK_N // 2)
-        out_features = out_features // 2
-    mask = (tokens < num_tokens)[:, None] & (rows < out_features)[None, :]
-    place = tokens.to(tl.int64)[:, None] * out_features + rows[None, :]
-    tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
+    add_gate_store(value, bias, out, tokens, row, num_tokens, out_features, GATED)
 
 
 @triton.jit

@@ -6,6 +6,7 @@ from typing import Self, TypeGuard
 import torch
 from torch import Tensor
 
+from kernels.gated_rows import check_rows, interleaved
 from kernels.quantization import Fp8Weight, Int8Weight, QuantizedWeight
 from kernels.quantization.shapes import num_bytes
 
@@ -60,10 +61,7 @@ def pack_scaled_weight(
     be gated are odd.
     """
     out_features, in_features = weight.shape
-    if bias is not None and bias.shape != (out_features,):
-        raise ValueError(f"scaled_linear: bias is {tuple(bias.shape)}, not {(out_features,)}")
-    if is_gated and out_features % 2:
-        raise ValueError(f"scaled_linear: {out_features} rows are no gate and up")
+    check_rows("scaled_linear", out_features, bias, is_gated=is_gated)
     if isinstance(weight, Int8Weight):
         if weight.zero_points is not None:
             raise ValueError("scaled_linear: weight has zero_points")
@@ -75,9 +73,7 @@ def pack_scaled_weight(
         scales = weight.scales[:, 0].repeat_interleave(rows)[:out_features]
 
     def arranged(tensor: Tensor) -> Tensor:
-        if is_gated:
-            tensor = torch.stack(tensor.chunk(2), dim=1).flatten(0, 1)
-        return tensor.contiguous()
+        return interleaved(tensor) if is_gated else tensor.contiguous()
 
     return ScaledWeight(
         arranged(weight.levels), arranged(scales), None if bias is None else arranged(bias), is_gated

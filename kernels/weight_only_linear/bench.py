@@ -1,17 +1,18 @@
-"""Speed of weight-only products beside bf16 in cuBLAS and torch's own int4.
+"""Speed of weight-only products beside bf16 in cuBLAS, torch's own int4 and gemlite.
 
 python -m kernels.weight_only_linear.bench [--tune]     with --tune, first fills this GPU's table
 """
 
 import sys
-from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from kernels.benchmarking import report, require_gpu, time_call
+from kernels.benchmarking import NONE, Table, Timing, Work, require_gpu, time_call
 from kernels.crossover import Regime, read_crossover
+from kernels.gemlite_rival import time_gemlite
 from kernels.quantization import Int4Weight, QuantizedWeight
 from kernels.quantization.nibbles import unpack_nibbles
 from kernels.testing import assert_matches
@@ -20,6 +21,7 @@ from kernels.weight_only_linear import gpu, pack_linear_weight, reference, weigh
 from kernels.weight_only_linear.cases import BENCH_SHAPES, BENCH_TOKENS, FORMATS
 from kernels.weight_only_linear.launches import TABLES
 
+RIVALS = ("cuBLAS bf16", "_weight_int4pack_mm", "gemlite")
 TIMED = ("int8", "int4-64", "fp8", "nf4")
 CANDIDATES = (
     *(Regime("gemv", None, block_n=n, block_k=k) for n in (4, 8, 16) for k in (256, 512, 1024)),
@@ -60,17 +62,22 @@ def _tune() -> None:
     read_crossover.cache_clear()
 
 
-def _rivals(x: Tensor, dense: Tensor, quantized: QuantizedWeight) -> dict[str, Callable[[], object]]:
-    calls: dict[str, Callable[[], object]] = {"cuBLAS bf16": partial(torch.mm, x, dense.T)}
-    if isinstance(quantized, Int4Weight) and quantized.zero_points is None:
-        call = partial(
-            torch._weight_int4pack_mm,  # noqa: SLF001
-            x,
-            *_as_torch_packs(quantized),
-        )
-        assert_matches(call(), reference.weight_only_linear(x, quantized))
-        calls["_weight_int4pack_mm"] = call
-    return calls
+def _rivals(
+    x: Tensor, dense: Tensor, quantized: QuantizedWeight, expected: Tensor
+) -> dict[str, Timing | str]:
+    return {
+        "cuBLAS bf16": time_call(partial(torch.mm, x, dense.T)),
+        "_weight_int4pack_mm": _time_torch_int4(x, quantized, expected),
+        "gemlite": time_gemlite(x, quantized, expected),
+    }
+
+
+def _time_torch_int4(x: Tensor, quantized: QuantizedWeight, expected: Tensor) -> Timing | str:
+    if not isinstance(quantized, Int4Weight) or quantized.zero_points is not None:
+        return NONE
+    call = partial(torch._weight_int4pack_mm, x, *_as_torch_packs(quantized))  # noqa: SLF001
+    assert_matches(call(), expected)
+    return time_call(call)
 
 
 def _as_torch_packs(weight: Int4Weight) -> tuple[Tensor, int, Tensor]:
@@ -86,20 +93,25 @@ def main() -> None:
     require_gpu()
     if sys.argv[1:] == ["--tune"]:
         _tune()
+    table = Table("weight_only_linear", RIVALS)
     for in_features, out_features in BENCH_SHAPES:
         for format_ in TIMED:
             dense, quantized = _weight(format_, in_features, out_features)
             weight = pack_linear_weight(quantized)
             for num_tokens in BENCH_TOKENS:
                 x = torch.randn(num_tokens, in_features, device="cuda").bfloat16()
-                assert_matches(weight_only_linear(x, weight), reference.weight_only_linear(x, quantized))
-                moved = quantized.num_bytes + 2 * num_tokens * (in_features + out_features)
-                report(
-                    f"{format_} weight",
-                    f"{num_tokens} x {in_features} x {out_features} bf16",
-                    time_call(partial(weight_only_linear, x, weight), moved),
-                    {name: time_call(call) for name, call in _rivals(x, dense, quantized).items()},
+                expected = reference.weight_only_linear(x, quantized)
+                assert_matches(weight_only_linear(x, weight), expected)
+                table.row(
+                    f"{format_}: {num_tokens} x {in_features} x {out_features}",
+                    time_call(partial(weight_only_linear, x, weight)),
+                    Work(
+                        quantized.num_bytes + 2 * num_tokens * (in_features + out_features),
+                        operations=2 * num_tokens * in_features * out_features,
+                    ),
+                    _rivals(x, dense, quantized, expected),
                 )
+    table.write(Path(__file__).parent)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ class Variant:
 
     name: str
     group_size: int
-    scales: str
+    scales: str | None
     has_zero_points: bool = False
     is_nested: bool = False
     is_gated: bool = False
@@ -26,9 +26,10 @@ class Variant:
     def types(self) -> dict[str, str]:
         """Return the types of the weight's tensors that are there."""
         zero = "*i8:16" if self.name == "int8" else "*u8:16"
+        data = {"plain": self.dtype, "int8": "*i8:16"}.get(self.name, "*u8:16")
         return {
-            "data": "*i8:16" if self.name == "int8" else "*u8:16",
-            "scales": self.scales,
+            "data": data,
+            **({"scales": self.scales} if self.scales is not None else {}),
             **({"zero_points": zero} if self.has_zero_points else {}),
             **({"nested_scales": "*fp32:16", "nested_offset": "*fp32:16"} if self.is_nested else {}),
             **({"codebook": "*fp32:16"} if self.name == "nf4" else {}),
@@ -36,7 +37,7 @@ class Variant:
 
     def constants(self) -> dict[str, object]:
         """Return what is fixed: the format, and tensors that are not there."""
-        tensors = ("zero_points", "nested_scales", "nested_offset", "codebook")
+        tensors = ("scales", "zero_points", "nested_scales", "nested_offset", "codebook")
         absent = {name: None for name in tensors if name not in self.types()}
         return {**absent, "FORMAT": self.name, "GROUP": self.group_size}
 

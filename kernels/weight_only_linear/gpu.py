@@ -27,14 +27,14 @@ def _gemv(x: Tensor, weight: LinearWeight, regime: Regime, out: Tensor) -> None:
     grid = (x.shape[0], triton.cdiv(weight.out_features, regime.block_n))
     kernel.gemv[grid](
         x,
-        *_operands(weight),
+        *operands(weight),
         weight.bias,
         out,
         x.shape[0],
         weight.out_features,
         weight.in_features,
         x.stride(0),
-        weight.scales.shape[1],
+        weight.num_groups,
         FORMAT=weight.format,
         GROUP=weight.group_size,
         GATED=weight.is_gated,
@@ -56,14 +56,14 @@ def _tile(x: Tensor, weight: LinearWeight, regime: Regime, out: Tensor) -> None:
         target = torch.empty(num_splits, num_tokens, rows, dtype=torch.float32, device=x.device)
     kernel.multiply[(triton.cdiv(rows, regime.block_n), triton.cdiv(num_tokens, regime.block_m), num_splits)](
         x,
-        *_operands(weight),
+        *operands(weight),
         weight.bias,
         target,
         num_tokens,
         rows,
         weight.in_features,
         x.stride(0),
-        weight.scales.shape[1],
+        weight.num_groups,
         split_size,
         FORMAT=weight.format,
         GROUP=weight.group_size,
@@ -83,11 +83,11 @@ def _dense(x: Tensor, weight: LinearWeight, regime: Regime, out: Tensor) -> None
     rows, columns = weight.out_features, weight.in_features
     values = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     kernel.dequantize[(rows, triton.cdiv(columns, DEQUANTIZE_BLOCK))](
-        *_operands(weight),
+        *operands(weight),
         values,
         rows,
         columns,
-        weight.scales.shape[1],
+        weight.num_groups,
         FORMAT=weight.format,
         GROUP=weight.group_size,
         BLOCK_K=DEQUANTIZE_BLOCK,
@@ -112,7 +112,8 @@ def _reduce(partial: Tensor, weight: LinearWeight, out: Tensor) -> None:
     )
 
 
-def _operands(weight: LinearWeight) -> tuple[Tensor | None, ...]:
+def operands(weight: LinearWeight) -> tuple[Tensor | None, ...]:
+    """Return the tensors of a weight in the order in which every kernel takes them."""
     nested = weight.nested
     codebook = _codebook(weight.data.device) if weight.format == "nf4" else None
     return (

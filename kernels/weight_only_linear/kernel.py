@@ -8,10 +8,12 @@ neighbours, the high halves the 16 after them.
 import triton
 import triton.language as tl
 
+from kernels.epilogue import add_gate_store
+
 
 @triton.jit
 def decode(levels, zero, codebook, dtype: tl.constexpr, FORMAT: tl.constexpr):
-    """Levels as exact numbers, not yet scaled."""
+    """Levels as exact numbers, not yet scaled; what is plain was never quantized."""
     if FORMAT == "int4":
         # The bits of 1024 (float16) or 128 (bfloat16) plus the level: no conversion from integers.
         if dtype == tl.float16:
@@ -22,6 +24,8 @@ def decode(levels, zero, codebook, dtype: tl.constexpr, FORMAT: tl.constexpr):
         value = tl.load(codebook + levels).to(dtype)
     elif FORMAT == "int8":
         value = (levels.to(tl.int16) - zero).to(dtype)
+    elif FORMAT == "plain":
+        value = levels.to(dtype)
     else:
         value = levels.to(tl.float8e4nv, bitcast=True).to(dtype)
     return value
@@ -42,25 +46,6 @@ def load_zero(zero_points, index, mask, FORMAT: tl.constexpr):
     else:
         zero = tl.full(index.shape, 8 if FORMAT == "int4" else 0, tl.int16)
     return zero
-
-
-@triton.jit
-def finish(tile, bias, out, tokens, row, num_tokens, out_features, GATED: tl.constexpr):
-    """Add the bias, gate and store sums [tokens, rows], of which the rows start at `row`."""
-    BLOCK_M: tl.constexpr = tile.shape[0]
-    BLOCK_N: tl.constexpr = tile.shape[1]
-    rows = row + tl.arange(0, BLOCK_N)
-    if bias is not None:
-        tile += tl.load(bias + rows, mask=rows < out_features, other=0.0).to(tl.float32)[None, :]
-    if GATED:
-        # Rows alternate between gate and up.
-        gate, up = tl.split(tl.reshape(tile, (BLOCK_M, BLOCK_N // 2, 2)))
-        tile = gate / (1 + tl.exp(-gate)) * up
-        rows = row // 2 + tl.arange(0, BLOCK_N // 2)
-        out_features = out_features // 2
-    mask = (tokens < num_tokens)[:, None] & (rows < out_features)[None, :]
-    place = tokens.to(tl.int64)[:, None] * out_features + rows[None, :]
-    tl.store(out + place, tile.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -132,7 +117,50 @@ def gemv(
     if GROUP == 0:
         sums *= load_scale(scales, nested_scales, nested_offset, rows, row_mask)
     tokens = token + tl.arange(0, 1)
-    finish(sums[None, :], bias, out, tokens, row, num_tokens, out_features, GATED)
+    add_gate_store(sums[None, :], bias, out, tokens, row, num_tokens, out_features, GATED)
+
+
+@triton.jit
+def accumulate(
+    source, token_mask, data, scales, zero_points, nested_scales, nested_offset, codebook,
+    rows, row_mask, begin, end, in_features, num_groups,
+    dtype: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Sum columns begin..end, scaled: [rows, tokens]. `source` [1, tokens] points at each token."""
+    PACKED: tl.constexpr = FORMAT == "int4" or FORMAT == "nf4"
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    if GROUP == 0:
+        zero = load_zero(zero_points, rows, row_mask, FORMAT)[:, None]
+    for start in range(begin, end, BLOCK_K):
+        if GROUP > 0:
+            index = rows * num_groups + start // GROUP
+            scale = load_scale(scales, nested_scales, nested_offset, index, row_mask)
+            zero = load_zero(zero_points, index, row_mask, FORMAT)[:, None]
+        if PACKED:
+            lanes = tl.arange(0, BLOCK_K // 2)
+            columns = (start + lanes // 16 * 32 + lanes % 16)[:, None]
+            low_x = tl.load(source + columns, mask=token_mask, other=0.0)
+            high_x = tl.load(source + columns + 16, mask=token_mask, other=0.0)
+            place = rows.to(tl.int64)[:, None] * (in_features // 2) + (start // 2 + lanes)[None, :]
+            levels = tl.load(data + place, mask=row_mask[:, None], other=0)
+            part = tl.dot(decode(levels & 15, zero, codebook, dtype, FORMAT), low_x)
+            part = tl.dot(decode(levels >> 4, zero, codebook, dtype, FORMAT), high_x, part)
+            total += part * scale[:, None]
+        else:
+            columns = start + tl.arange(0, BLOCK_K)
+            inside = columns < end
+            value = tl.load(source + columns[:, None], mask=token_mask & inside[:, None], other=0.0)
+            place = rows.to(tl.int64)[:, None] * in_features + columns[None, :]
+            levels = tl.load(data + place, mask=row_mask[:, None] & inside[None, :], other=0)
+            values = decode(levels, zero, codebook, dtype, FORMAT)
+            if GROUP > 0:
+                total += tl.dot(values, value) * scale[:, None]
+            else:
+                total = tl.dot(values, value, total, input_precision="ieee")
+    if GROUP == 0 and FORMAT != "plain":
+        total *= load_scale(scales, nested_scales, nested_offset, rows, row_mask)[:, None]
+    return total
 
 
 @triton.jit
@@ -164,7 +192,6 @@ def multiply(
 
     With SPLIT, `out` is float32 [num_splits, num_tokens, out_features] and `reduce` finishes.
     """
-    PACKED: tl.constexpr = FORMAT == "int4" or FORMAT == "nf4"
     dtype: tl.constexpr = x.dtype.element_ty
     row = tl.program_id(0) * BLOCK_N
     rows = row + tl.arange(0, BLOCK_N)
@@ -172,44 +199,17 @@ def multiply(
     tokens = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     token_mask = (tokens < num_tokens)[None, :]
     source = x + tokens.to(tl.int64)[None, :] * x_stride
-    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     begin = tl.program_id(2) * split_size
     end = tl.minimum(begin + split_size, in_features)
-    if GROUP == 0:
-        zero = load_zero(zero_points, rows, row_mask, FORMAT)[:, None]
-    for start in range(begin, end, BLOCK_K):
-        if GROUP > 0:
-            index = rows * num_groups + start // GROUP
-            scale = load_scale(scales, nested_scales, nested_offset, index, row_mask)
-            zero = load_zero(zero_points, index, row_mask, FORMAT)[:, None]
-        if PACKED:
-            lanes = tl.arange(0, BLOCK_K // 2)
-            columns = (start + lanes // 16 * 32 + lanes % 16)[:, None]
-            low_x = tl.load(source + columns, mask=token_mask, other=0.0)
-            high_x = tl.load(source + columns + 16, mask=token_mask, other=0.0)
-            place = rows.to(tl.int64)[:, None] * (in_features // 2) + (start // 2 + lanes)[None, :]
-            levels = tl.load(data + place, mask=row_mask[:, None], other=0)
-            part = tl.dot(decode(levels & 15, zero, codebook, dtype, FORMAT), low_x)
-            part = tl.dot(decode(levels >> 4, zero, codebook, dtype, FORMAT), high_x, part)
-            total += part * scale[:, None]
-        else:
-            columns = start + tl.arange(0, BLOCK_K)
-            inside = columns < end
-            value = tl.load(source + columns[:, None], mask=token_mask & inside[:, None], other=0.0)
-            place = rows.to(tl.int64)[:, None] * in_features + columns[None, :]
-            levels = tl.load(data + place, mask=row_mask[:, None] & inside[None, :], other=0)
-            values = decode(levels, zero, codebook, dtype, FORMAT)
-            if GROUP > 0:
-                total += tl.dot(values, value) * scale[:, None]
-            else:
-                total = tl.dot(values, value, total)
-    if GROUP == 0:
-        total *= load_scale(scales, nested_scales, nested_offset, rows, row_mask)[:, None]
+    total = accumulate(
+        source, token_mask, data, scales, zero_points, nested_scales, nested_offset, codebook,
+        rows, row_mask, begin, end, in_features, num_groups,
+        dtype, FORMAT, GROUP, BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip
     if SPLIT:
         out += tl.program_id(2).to(tl.int64) * num_tokens * out_features
-        finish(tl.trans(total), None, out, tokens, row, num_tokens, out_features, False)
+        add_gate_store(tl.trans(total), None, out, tokens, row, num_tokens, out_features, False)
     else:
-        finish(tl.trans(total), bias, out, tokens, row, num_tokens, out_features, GATED)
+        add_gate_store(tl.trans(total), bias, out, tokens, row, num_tokens, out_features, GATED)
 
 
 @triton.jit
@@ -225,7 +225,7 @@ def reduce(
     for _ in range(num_splits):
         total += tl.load(source, mask=rows < out_features, other=0.0).to(tl.float32)
         source += num_tokens * out_features
-    finish(total[None, :], bias, out, token + tl.arange(0, 1), row, num_tokens, out_features, GATED)
+    add_gate_store(total[None, :], bias, out, token + tl.arange(0, 1), row, num_tokens, out_features, GATED)
 
 
 @triton.jit

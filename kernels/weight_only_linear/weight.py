@@ -6,6 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from kernels.gated_rows import check_rows, interleaved
 from kernels.quantization import Fp8Weight, Int4Weight, Int8Weight, Nf4Weight, QuantizedWeight
 from kernels.quantization.nf4 import BLOCK, NestedScales
 from kernels.quantization.shapes import num_bytes
@@ -15,11 +16,11 @@ FP8_BLOCKS = (32, 64, 128)  # columns, where not whole rows share a scale
 
 @dataclass(frozen=True, slots=True)
 class LinearWeight:
-    """Levels with scales a row, or a row and group of columns."""
+    """Levels with scales a row, or a row and group of columns; or floats, for experts."""
 
-    format: str  # "int8", "int4", "fp8", "nf4"
+    format: str  # "int8", "int4", "fp8", "nf4"; "plain": not quantized
     data: Tensor  # int8 or uint8 [out_features, in_features], or half of it: bytes of two levels
-    scales: Tensor  # [out_features, num_groups]; int8 where they are nested
+    scales: Tensor | None  # [out_features, num_groups]; int8 where they are nested; None of floats
     zero_points: Tensor | None = None  # like scales
     nested: NestedScales | None = None
     bias: Tensor | None = None  # [out_features]
@@ -35,6 +36,11 @@ class LinearWeight:
     def out_features(self) -> int:
         """Rows of the weight; a gated product gives half as many."""
         return self.data.shape[0]
+
+    @property
+    def num_groups(self) -> int:
+        """Scales of a row."""
+        return 1 if self.scales is None else self.scales.shape[1]
 
     @property
     def num_bytes(self) -> int:
@@ -56,7 +62,7 @@ class LinearWeight:
         return replace(
             self,
             data=self.data.to(device),
-            scales=self.scales.to(device),
+            scales=moved(self.scales),
             zero_points=moved(self.zero_points),
             nested=nested,
             bias=moved(self.bias),
@@ -69,39 +75,41 @@ def takes(weight: QuantizedWeight) -> bool:
 
 
 def pack_linear_weight(
-    weight: QuantizedWeight, bias: Tensor | None = None, *, is_gated: bool = False
+    weight: QuantizedWeight | Tensor,
+    bias: Tensor | None = None,
+    *,
+    is_gated: bool = False,
+    num_experts: int = 1,
 ) -> LinearWeight:
     """Return `weight` for `weight_only_linear`; if gated, its first half of rows is gate, its second up.
 
-    Raises ValueError when fp8 blocks are not 32, 64 or 128 columns or whole rows, the bias does not fit, or
-    rows to be gated are odd.
+    Of several experts' rows, one expert's after the other's, that holds for each. Raises ValueError when fp8
+    blocks are not 32, 64 or 128 columns or whole rows, the bias does not fit, or rows to be gated are odd.
     """
-    out_features = weight.shape[0]
-    if bias is not None and bias.shape != (out_features,):
-        raise ValueError(f"weight_only_linear: bias is {tuple(bias.shape)}, not {(out_features,)}")
-    if is_gated and out_features % 2:
-        raise ValueError(f"weight_only_linear: {out_features} rows are no gate and up")
+    check_rows("weight_only_linear", weight.shape[0], bias, is_gated=is_gated)
     if isinstance(weight, Nf4Weight) and isinstance(weight.scales, NestedScales) and is_gated:
         # Nested scales lie in blocks of several rows, which are about to part.
         weight = Nf4Weight(weight.packed, weight.scales.dequantize())
     packed = _pack(weight)
 
-    def arranged(tensor: Tensor) -> Tensor:
-        if is_gated:
-            tensor = torch.stack(tensor.chunk(2), dim=1).flatten(0, 1)
-        return tensor.contiguous()
+    def arranged(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None or not is_gated:
+            return None if tensor is None else tensor.contiguous()
+        return interleaved(tensor, num_experts)
 
     return replace(
         packed,
-        data=arranged(packed.data),
+        data=interleaved(packed.data, num_experts) if is_gated else packed.data.contiguous(),
         scales=arranged(packed.scales),
-        zero_points=None if packed.zero_points is None else arranged(packed.zero_points),
-        bias=None if bias is None else arranged(bias),
+        zero_points=arranged(packed.zero_points),
+        bias=arranged(bias),
         is_gated=is_gated,
     )
 
 
-def _pack(weight: QuantizedWeight) -> LinearWeight:
+def _pack(weight: QuantizedWeight | Tensor) -> LinearWeight:
+    if isinstance(weight, Tensor):
+        return LinearWeight("plain", weight, None)
     if isinstance(weight, Int4Weight):
         return LinearWeight(
             "int4", weight.packed, weight.scales, weight.zero_points, group_size=weight.group_size

@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0005_reliability"
-down_revision = "0004_savings"
+revision = "0006_reliability"
+down_revision = "0005_counts"
 branch_labels = None
 depends_on = None
 

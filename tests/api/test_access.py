@@ -1,13 +1,18 @@
 """Keys at the door: who gets in, to what, and that no tenant sees another's work."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from uuid import uuid4
 
+import anyio
 import pytest
 from fastapi.testclient import TestClient
 
+from api.errors import AuthenticationError
 from api.main import create_app
+from api.strangers import STRANGER_BYTES, StrangersBodies
 from tests.fixtures.access import bearer, make_key
 from tests.fixtures.batches import submit
 from worker.contract.access import Scope
@@ -108,6 +113,59 @@ def test_without_keys_a_strangers_web_page_gets_nothing(
     """A page whose name means 127.0.0.1 is read by the browser as if it came from there."""
     with TestClient(create_app(config.model_copy(update={"auth": "off"}))) as client:
         assert client.get("/v1/batch/stats", headers={"host": host}).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://127.0.0.1:8000", 200),
+        ("http://localhost", 200),
+        ("https://evil.example", 403),
+        ("http://evil.example:8000", 403),
+        ("null", 403),
+    ],
+)
+def test_without_keys_a_strangers_web_page_sends_nothing(
+    store: Store,  # noqa: ARG001 - empties the tables
+    config: Settings,
+    origin: str,
+    status: int,
+) -> None:
+    """A form may go to any address, a file among its fields; the browser tells where it comes from."""
+    with TestClient(create_app(config.model_copy(update={"auth": "off"}))) as client:
+        headers = {"host": "127.0.0.1:8000", "origin": origin}
+        assert client.get("/v1/batch/stats", headers=headers).status_code == status
+
+
+def test_a_strangers_long_body_is_not_read(client: TestClient, store: Store) -> None:
+    """What it holds would be built in memory before anybody asks for a key."""
+    body = json.dumps(BATCH).encode() + b" " * 200_000
+    read = []
+
+    def pieces() -> Iterator[dict[str, Any]]:
+        for start in range(0, len(body), 10_000):
+            read.append(start)
+            yield {"type": "http.request", "body": body[start : start + 10_000], "more_body": True}
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG001
+        while True:
+            await receive()
+
+    for headers in ([], [(b"authorization", b"Bearer hr_0_0")]):
+        read.clear()
+        coming = pieces()
+
+        async def receive(coming: Iterator[dict[str, Any]] = coming) -> dict[str, Any]:
+            return next(coming)
+
+        scope = {"type": "http", "headers": headers}
+        with pytest.raises(AuthenticationError):
+            anyio.run(StrangersBodies(application, store=store), scope, receive, receive)
+        assert len(read) == STRANGER_BYTES // 10_000 + 1
+    answer = client.post("/v1/batch/async", content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
+    known = {**bearer(make_key(store)), "content-type": "application/json"}
+    assert client.post("/v1/batch/async", content=body, headers=known).status_code == 202
 
 
 def test_calls_over_the_limit_are_told_when_to_come_again(client: TestClient, store: Store) -> None:

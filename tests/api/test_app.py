@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from api.batches.result_schemas import ResultPage
 from api.batches.schemas import BatchAnswer, BatchSubmission
 from api.checkpoint import ChatTemplateError, Checkpoint, CheckpointError
-from api.errors import ErrorBody
+from api.errors import OPENAI_PATHS, ErrorBody
 from api.main import create_app
 from tests.fixtures.checkpoint import write_checkpoint
 from worker.settings import Settings
@@ -111,6 +111,61 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
         for example in schemas[name]["examples"]:
             model.model_validate_json(json.dumps(example))
     assert client.get("/docs").status_code == 200
+
+
+def test_the_document_names_every_answer(client: TestClient) -> None:
+    """What any route may answer is documented with it; schemathesis holds the rest against it."""
+    document = client.get("/openapi.json").json()
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            statuses, where = set(operation["responses"]), f"{method} {path}"
+            if "security" in operation:
+                assert statuses >= {"401", "403", "429", "503"}, where
+            if "requestBody" in operation:
+                assert statuses >= {"400", "408", "413"}, where
+            for status, answer in operation["responses"].items():
+                assert status == "204" or answer["content"], f"{where}: {status}"
+                assert int(status) < 400 or status == "503" or "ErrorBody" in str(answer), (
+                    f"{where}: {status}"
+                )
+            wrong_field = {"400", "422"} & statuses
+            if operation.get("parameters"):
+                assert wrong_field, where
+            assert "422" not in statuses or not path.startswith(OPENAI_PATHS), where
+    assert "ValidationError" not in document["components"]["schemas"]
+
+
+def test_a_wrong_method_is_told_all_right_ones(client: TestClient) -> None:
+    right = {"/v1/batches": "GET, POST", "/v1/files/file-1": "DELETE, GET", "/v1/batch/async": "POST"}
+    for path, methods in right.items():
+        answer = client.put(path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, methods)
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ messages[0].content + 1 }}", "{{ 1 / 0 }}", "{{ messages[9].content }}"]
+)
+def test_a_template_that_fails_refuses_the_messages(tmp_path: Path, template: str) -> None:
+    checkpoint = Checkpoint.load(write_checkpoint(tmp_path, chat_template=template))
+    with pytest.raises(ChatTemplateError, match="refuses these messages"):
+        checkpoint.render_chat([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("config.json", {"max_position_embeddings": 64, "vocab_size": [1]}, "vocab_size"),
+        ("config.json", {"max_position_embeddings": 64, "hidden_size": "wide"}, "hidden_size"),
+        ("tokenizer_config.json", {"chat_template": "{% for %}"}, "chat template"),
+    ],
+)
+def test_a_model_directory_that_lies_is_refused(
+    tmp_path: Path, file: str, content: dict[str, object], said: str
+) -> None:
+    write_checkpoint(tmp_path)
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=said):
+        Checkpoint.load(tmp_path)
 
 
 def test_a_model_without_a_template_refuses_messages(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a client that means harm gets, short of a key."""
 
+import json
 import logging
 import socket
 import threading
@@ -11,12 +12,17 @@ import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 
-from api import slow_clients
+from api import sampling, slow_clients
 from api.main import create_app
 from api.slow_clients import ImpatientProtocol
 from tests.fixtures.access import bearer, make_key
+from worker.grammar import MAX_SOURCE_CHARACTERS
 from worker.settings import Settings
 from worker.store.session import Store
+
+
+def schema_of(schema: dict) -> dict:
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
 @contextmanager
@@ -88,6 +94,35 @@ def test_deep_nesting_is_refused(client: TestClient, body: str) -> None:
     answer = client.post("/v1/batch/async", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert "nested too deeply" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"completion_window": "24h\n"}, "completion_window"),
+        ({"deadline": 1_900_000_000}, "deadline"),
+        ({"response_format": schema_of({"const": "\x00"})}, "response_format.json_schema.json_schema.schema"),
+        ({"response_format": schema_of({"\ud800": 1})}, "response_format.json_schema.json_schema.schema"),
+        (
+            {"response_format": schema_of({"const": float("nan")})},
+            "response_format.json_schema.json_schema.schema",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_at_the_door(client: TestClient, fields: dict, param: str) -> None:
+    body = json.dumps({"prompts": ["fox"], **fields})
+    answer = client.post("/v1/batch/async", content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, param), answer.text
+
+
+def test_a_grammar_that_is_too_long_is_not_kept_in_memory(client: TestClient) -> None:
+    sampling._compile_problem.cache_clear()
+    for schema in ({"const": "x" * MAX_SOURCE_CHARACTERS}, {"const": "x"}):
+        body = {"prompts": ["fox"], "response_format": schema_of(schema)}
+        answer = client.post("/v1/batch/async", json=body)
+        assert answer.status_code == (202 if len(schema["const"]) == 1 else 422)
+    assert "over the limit" not in answer.text
+    assert sampling._compile_problem.cache_info().currsize == 1
 
 
 def test_browsers_are_told_what_not_to_do(client: TestClient) -> None:

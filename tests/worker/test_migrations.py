@@ -95,3 +95,15 @@ def test_every_migration_gives_up_on_a_lock_early(config: Config) -> None:
     """A migration that waits behind a long query stops everyone who comes after it."""
     for revision in ScriptDirectory.from_config(config).walk_revisions():
         assert Path(revision.path).read_text().count("lock_timeout") >= 2, revision.path
+
+
+def test_batches_that_have_ended_before_are_counted(config: Config) -> None:
+    command.upgrade(config, "0004_savings")
+    run(
+        "INSERT INTO batches (id, status, lane, params, metadata, num_requests, num_prompt_tokens,"
+        " max_output_tokens, finished_at) SELECT 'batch_' || n, CASE WHEN n > 3 THEN 'pending' ELSE"
+        " 'completed' END, CASE n WHEN 1 THEN 'interactive' ELSE 'batch' END, '{}', '{}', 1, 1, 1,"
+        " CASE WHEN n <= 3 THEN now() END FROM generate_series(1, 4) AS n"
+    )
+    command.upgrade(config, "head")
+    assert run("SELECT tenant_id, status, count FROM batch_counts") == [("default", "completed", 2)]

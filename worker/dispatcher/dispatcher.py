@@ -17,6 +17,7 @@ from worker.dispatcher.lost_workers import LostWorkers
 from worker.queue.broker import Broker
 from worker.queue.publish import publish
 from worker.store import (
+    batch_counts,
     batches,
     deliveries,
     idempotency,
@@ -71,8 +72,9 @@ class Dispatcher:
 
     def issue(self) -> None:
         """Ticket what is due: all that a notification calls for."""
-        self._issue(GPU_QUEUE)
+        # Somebody waits for a webhook; shards have tickets ahead of what runs.
         self._issue(CALLBACKS_QUEUE)
+        self._issue(GPU_QUEUE)
 
     def tidy(self) -> None:
         """Drop rows nobody will ask for again."""
@@ -82,6 +84,7 @@ class Dispatcher:
             receivers.forget_the_idle(session)
         with self.store.transaction() as session:
             meters.fold_the_old(session)
+            batch_counts.fold(session)
             response_cache.drop_expired(session)
 
     def _return_expired_deliveries(self) -> None:

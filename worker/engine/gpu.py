@@ -44,7 +44,7 @@ def measured_kv_cache_size(
 
 
 class GpuSteps:
-    """Brings Steps to a GPU: decode Steps as CUDA graphs where the model allows, others launch by launch."""
+    """Brings Steps to a GPU: decode Steps as CUDA graphs, others launch by launch."""
 
     def __init__(
         self,
@@ -59,8 +59,7 @@ class GpuSteps:
         planner = AttentionPlanner(architecture, cast("GpuLayerCache", kv_cache[0]), dtype, max_model_len)
         self.placement = GpuPlacement(planner, config.block_size, device)
         self.graphs: DecodeGraphs | None = None
-        # The experts that run are known to the host only once the router has run.
-        if device.type == "cuda" and not architecture.has_experts:
+        if device.type == "cuda":
             decode = PaddedDecode(
                 model,
                 kv_cache,

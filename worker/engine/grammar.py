@@ -8,7 +8,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from worker.engine.errors import InvalidRequestError
 from worker.engine.tokenizer import Tokenizer
-from worker.grammar import Grammar, on_deep_stack
+from worker.grammar import Grammar, LibraryPanicError, on_deep_stack
 
 MAX_COMPILED = 1024  # about 0.2 MB each
 
@@ -66,7 +66,10 @@ class GrammarCompiler:
             vocabulary = self._vocabulary
         except InvalidRequestError as error:
             return str(error)
-        matcher = on_deep_stack(lambda: LLMatcher(vocabulary, grammar.source, log_level=0))
+        try:
+            matcher = on_deep_stack(lambda: LLMatcher(vocabulary, grammar.source, log_level=0))
+        except LibraryPanicError as error:
+            return grammar.explain(str(error))
         matcher.compute_bitmask()  # each copy starts with this done
         return grammar.explain(matcher.get_error()) if matcher.is_error() else matcher
 

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from worker.engine.errors import CheckpointError
 
+UNKNOWN = "\U0010fffd"  # in nobody's vocabulary
 REPLACEMENT = "\ufffd"  # what an incomplete character decodes to
 MAX_PENDING_TOKENS = 16  # a character has at most 4 bytes; a longer tail of replacements is the text itself
 
@@ -20,6 +21,7 @@ class Tokenizer:
             raise CheckpointError(file, "", "no such file")
         try:
             self._tokenizer = FastTokenizer.from_file(str(file))
+            self._tokenizer.encode(UNKNOWN)  # one that names an unknown token it does not have fails here
         except Exception as error:
             # The tokenizers library raises bare Exception.
             raise CheckpointError(file, "", f"cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""Batches as they are read: one, several, a page of them, and how many stand in each status."""
+"""Batches as they are read: one, several, a page of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -147,11 +147,3 @@ def to_view(row: BatchRow, running: int, num_running_shards: int, read_at: datet
         tokens_per_second=row.tokens_per_second,
         num_running_shards=num_running_shards,
     )
-
-
-def count_by_status(session: Session) -> dict[BatchStatus, int]:
-    """Return how many batches stand in each status, zeros included."""
-    rows = session.execute(
-        select(BatchRow.status, func.count()).where(BatchRow.lane == Lane.BATCH).group_by(BatchRow.status)
-    )
-    return dict.fromkeys(BatchStatus, 0) | {BatchStatus(status): count for status, count in rows}

@@ -13,13 +13,16 @@ from worker.contract.caching import DEFAULT_SIMILARITY, CacheMode, request_diges
 from worker.contract.results import RequestError
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, Outcome, ShardState
-from worker.store import quotas, requests, webhooks
+from worker.store import batch_counts, quotas, requests, webhooks
 from worker.store.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
 from worker.store.placement import Placement
 from worker.store.quotas import Demand
 from worker.store.requests import NewRequest
 from worker.store.session import tenant_of
 from worker.store.tables import BatchRow, ShardRow
+
+# Shards of a stopping batch that one transaction drops: the rest of a large one takes several.
+DROP_AT_ONCE = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +206,8 @@ def settle(session: Session, batch: BatchRow) -> bool:
         )
         if session.scalar(select(is_running.exists())):
             return False
-        _drop_the_rest(session, batch)
+        if not _drop_the_rest(session, batch):
+            return False  # the dispatcher's next sweep goes on
         status = BatchStatus.EXPIRED
         if batch.status is BatchStatus.CANCELLING:
             status = BatchStatus.CANCELLED if batch.error_code is None else BatchStatus.FAILED
@@ -233,15 +237,23 @@ def _end(session: Session, batch: BatchRow, status: BatchStatus) -> None:
     batch.finished_at = func.now()
     session.flush()
     session.refresh(batch)
+    batch_counts.add(session, batch)
 
 
-def _drop_the_rest(session: Session, batch: BatchRow) -> None:
+def _drop_the_rest(session: Session, batch: BatchRow) -> bool:
+    """Drop shards that nobody runs, as many as one transaction may; say whether those were all."""
+    ready = select(ShardRow.id).where(ShardRow.batch_id == batch.id, ShardRow.state == ShardState.READY)
+    shard_ids = session.scalars(ready.order_by(ShardRow.id).limit(DROP_AT_ONCE)).all()
     session.execute(
         update(ShardRow)
-        .where(ShardRow.batch_id == batch.id, ShardRow.state == ShardState.READY)
+        .where(ShardRow.id.in_(shard_ids))
         .values(state=ShardState.DROPPED, ticketed_at=None)
+        .execution_options(synchronize_session=False)
     )
-    give_missing(session, batch, Outcome.CANCELLED, stop_reason(batch))
+    are_all = len(shard_ids) < DROP_AT_ONCE
+    only = None if are_all else shard_ids
+    give_missing(session, batch, Outcome.CANCELLED, stop_reason(batch), shard_ids=only)
+    return are_all
 
 
 def stop_reason(batch: BatchRow) -> RequestError:
@@ -259,10 +271,10 @@ def give_missing(
     outcome: Outcome,
     error: RequestError,
     *,
-    shard_id: int | None = None,
+    shard_ids: Sequence[int] | None = None,
     request_ids: Sequence[int] | None = None,
 ) -> None:
-    """Give requests of a locked batch that have no result this one: all, a shard's, or those named."""
+    """Give requests of a locked batch that have no result this one: all, some shards', or those named."""
     missing = requests.fail_missing(
         session,
         batch_id=batch.id,
@@ -270,7 +282,7 @@ def give_missing(
         outcome=outcome,
         code=error.code,
         message=error.message,
-        shard_id=shard_id,
+        shard_ids=shard_ids,
         request_ids=request_ids,
     )
     if outcome is Outcome.FAILED:

@@ -6,7 +6,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.states import ShardState
-from worker.store import batches, shards
+from worker.store import batch_counts, batches, shards
 from worker.store.notify import wake_dispatcher, wake_workers
 from worker.store.tables import BatchRow, RequestRow, ResultRow, ShardRow
 
@@ -93,6 +93,7 @@ def remove(session: Session, batch_id: str) -> Done:
         return Done.NO_BATCH
     if not batch.status.is_terminal:
         return Done.BATCH_IS_LIVE
+    batch_counts.add(session, batch, -1)
     for table in (ResultRow, RequestRow, ShardRow):
         session.execute(delete(table).where(table.batch_id == batch_id))
     session.execute(delete(BatchRow).where(BatchRow.id == batch_id))

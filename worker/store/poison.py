@@ -56,5 +56,5 @@ def _bisect(session: Session, shard: ShardRow, remaining: list[list[int]]) -> No
 def _convict(session: Session, batch: BatchRow, shard: ShardRow) -> None:
     message = f"{shard.attempts} workers in a row died or hung while they ran this request alone"
     error = RequestError("worker_lost", message)
-    batches.give_missing(session, batch, Outcome.FAILED, error, shard_id=shard.id)
+    batches.give_missing(session, batch, Outcome.FAILED, error, shard_ids=[shard.id])
     shard.state = ShardState.FINISHED

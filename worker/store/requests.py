@@ -1,5 +1,6 @@
 """Requests and their results: copied in, loaded for a shard, recorded once."""
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from worker.contract.caching import CacheMode
 from worker.contract.requests import (
     Params,
     Prompt,
+    RequestKind,
     kind_of,
     max_output_tokens,
     params_from_json,
@@ -110,11 +112,14 @@ def copy_in(
     """Write requests of a batch by COPY, each with its shard and its digest, positions counting up."""
     connection = session.connection().connection.driver_connection
     assert connection is not None  # noqa: S101 - a session in a transaction has one
+    given, written = None, None  # requests of a file mostly share their parameters
     with connection.cursor() as cursor, cursor.copy(COPY_REQUESTS) as copy:
         for position, (request, shard_id, digest) in enumerate(
             zip(requests, shard_ids, digests, strict=True), first_position
         ):
-            params = None if request.params is None else Jsonb(request.params.to_json())
+            if request.params is not given:
+                given = request.params
+                written = None if given is None else json.dumps(given.to_json())
             copy.write_row(
                 (
                     batch_id,
@@ -125,7 +130,7 @@ def copy_in(
                     request.prompt,
                     None if request.inputs is None else Jsonb(request.inputs),
                     request.add_special_tokens,
-                    params,
+                    written,
                     request.is_streamed,
                     request.max_tokens,
                     request.num_prompt_tokens,
@@ -138,6 +143,7 @@ def copy_in(
 def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> list[ShardRequest]:
     """Return the requests of a shard that have no result yet, in order, the first of identical ones only."""
     shared = SamplingParams.from_json(batch_params)
+    known = _Known(shared)
     waiting = (
         select(
             RequestRow.id,
@@ -177,7 +183,7 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
             add_special_tokens=row.add_special_tokens,
             is_streamed=row.is_streamed,
             max_tokens=row.max_tokens,
-            params=shared if row.params is None else params_from_json(row.kind, row.params),
+            params=known.read(row.kind, row.params),
             partial_output=_to_partial(row.PartialOutputRow),
             digest=row.digest,
             cache=row.cache,
@@ -185,6 +191,25 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
         )
         for row in rows
     ]
+
+
+@dataclass(slots=True)
+class _Known:
+    """The parameters read last: the requests of a shard mostly share theirs."""
+
+    shared: SamplingParams  # of requests that have none of their own
+    kind: RequestKind | None = None
+    value: dict[str, Any] | None = None
+    params: Params | None = None
+
+    def read(self, kind: RequestKind, value: dict[str, Any] | None) -> Params:
+        """Return the parameters that a request was stored with."""
+        if value is None:
+            return self.shared
+        if self.params is None or (kind, value) != (self.kind, self.value):
+            self.kind, self.value = kind, value
+            self.params = params_from_json(kind, value)
+        return self.params
 
 
 def _to_prompts(inputs: Sequence[Any]) -> tuple[Prompt, ...]:
@@ -286,10 +311,10 @@ def fail_missing(
     outcome: Outcome,
     code: str,
     message: str,
-    shard_id: int | None = None,
+    shard_ids: Sequence[int] | None = None,
     request_ids: Sequence[int] | None = None,
 ) -> Missing:
-    """Give every request of a locked batch (or of a shard, or these) without a result this one.
+    """Give every request of a locked batch (or of shards, or these) without a result this one.
 
     What was kept of a request's output is its output.
     """
@@ -312,8 +337,8 @@ def fail_missing(
         .outerjoin(PartialOutputRow, PartialOutputRow.request_id == RequestRow.id)
         .where(RequestRow.batch_id == batch_id, ResultRow.request_id.is_(None))
     )
-    if shard_id is not None:
-        missing = missing.where(RequestRow.shard_id == shard_id)
+    if shard_ids is not None:
+        missing = missing.where(RequestRow.shard_id.in_(shard_ids))
     if request_ids is not None:
         missing = missing.where(RequestRow.id.in_(request_ids))
     columns = [

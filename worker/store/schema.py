@@ -1,6 +1,14 @@
 """Every table, for what must know them all: migrations, and keys between the files' tables."""
 
-from worker.store import access_tables, cache_tables, file_tables, meter_tables, tables, webhook_tables
+from worker.store import (
+    access_tables,
+    cache_tables,
+    count_tables,
+    file_tables,
+    meter_tables,
+    tables,
+    webhook_tables,
+)
 
 Owned = tables.Owned
 METADATA = tables.Table.metadata
@@ -10,6 +18,7 @@ __all__ = [
     "Owned",
     "access_tables",
     "cache_tables",
+    "count_tables",
     "file_tables",
     "meter_tables",
     "tables",

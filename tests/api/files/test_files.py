@@ -4,15 +4,20 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
+import anyio
 import pytest
+from fastapi import Request as HttpRequest
 from fastapi.testclient import TestClient
 from httpx import Response
 from sqlalchemy import text
 
 from api.blobs.store import StorageError
 from api.dependencies import Services
+from api.errors import ClientGoneError
+from api.files.form import read_form
 from api.files.tidying import tidy
 from tests.fixtures.inputs import body, line, lines
 from worker.settings import Settings
@@ -163,6 +168,24 @@ def test_what_is_no_form_is_refused(client: TestClient, content_type: str, conte
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error"), answer.text
 
 
+@pytest.mark.parametrize(
+    ("codec", "status", "filename"),
+    [("unicode_escape", 200, "a?.jsonl"), ("idna", 400, None)],
+)
+def test_a_filename_is_text_whatever_codec_it_names(
+    client: TestClient, codec: str, status: int, filename: str | None
+) -> None:
+    """RFC 2231 lets the sender name one, and Python has some that make half characters, or fail."""
+    head = f"content-disposition: form-data; name=file; filename*={codec}''a%5Cud800.jsonl\r\n\r\n"
+    content = b"--x\r\ncontent-disposition: form-data; name=purpose\r\n\r\nbatch\r\n--x\r\n" + head.encode()
+    content += lines(1) + b"\r\n--x--\r\n"
+    answer = client.post(
+        "/v1/files", content=content, headers={"content-type": "multipart/form-data; boundary=x"}
+    )
+    assert answer.status_code == status, answer.text
+    assert answer.json().get("filename") == filename
+
+
 def test_an_upload_that_breaks_off_leaves_nothing(client: TestClient, config: Settings, store: Store) -> None:
     def broken() -> Iterator[bytes]:
         yield b'--x\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n'
@@ -175,6 +198,18 @@ def test_an_upload_that_breaks_off_leaves_nothing(client: TestClient, config: Se
     assert blobs(config) == leftovers(config) == []
     with store.transaction() as session:
         assert session.scalar(text("SELECT count(*) FROM files")) == 0
+
+
+def test_a_client_that_goes_away_is_no_error_of_ours() -> None:
+    pieces = iter(({"type": "http.request", "body": b"--x", "more_body": True}, {"type": "http.disconnect"}))
+
+    async def receive() -> dict[str, object]:
+        return next(pieces)
+
+    scope = {"type": "http", "headers": [(b"content-type", b"multipart/form-data; boundary=x")]}
+    reading = partial(read_form, HttpRequest(scope, receive), file_field="file", sink=lambda _: iter(()))
+    with pytest.raises(ClientGoneError):
+        anyio.run(reading)
 
 
 @pytest.mark.parametrize(

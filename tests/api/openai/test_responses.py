@@ -94,7 +94,7 @@ def test_embeddings(checkpoint: Checkpoint, is_base64: bool) -> None:
 
 
 def test_models(checkpoint: Checkpoint) -> None:
-    assert Model.model_validate(to_model(checkpoint)).id == checkpoint.name
+    assert Model.model_validate(to_model(checkpoint).model_dump()).id == checkpoint.name
 
 
 @pytest.mark.parametrize(("code", "status"), [("generation_failed", 400), ("attempts_exhausted", 500)])

@@ -19,7 +19,7 @@ def inputs(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tens
     norms = None
     if case.has_norms:
         query, key = (torch.rand(case.head_dim, generator=generator) for _ in range(2))
-        norms = HeadNorms(query, key, eps=1e-6)
+        norms = HeadNorms(query, key, eps=0.1)
     return qkv, angles, positions, slots, norms
 
 

@@ -93,15 +93,23 @@ def poison(cache: GpuLayerCache, case: Case, tables: Tensor, unused: Tensor) -> 
         target[last, :, (context - 1) % case.block_size + 1 :] = float("nan")
 
 
-def check(case: Case, kv_format: str, dtype: torch.dtype, tiling: Tiling, device: torch.device) -> None:
+def check(
+    case: Case,
+    kv_format: str,
+    dtype: torch.dtype,
+    tiling: Tiling,
+    device: torch.device,
+    *,
+    sharpness: float = 1.0,
+) -> None:
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     tables, unused = shuffled_tables(case, generator)
     cache = random_cache(case, int(tables.max()) + 4, kv_format, dtype)
     num_rows = sum(new for new, _ in case.lens)
     # A view into a wider matrix is as good.
-    query = torch.randn(num_rows, case.num_heads + 2, case.head_dim, generator=generator).to(dtype)
-    query = query[:, : case.num_heads]
+    query = sharpness * torch.randn(num_rows, case.num_heads + 2, case.head_dim, generator=generator)
+    query = query.to(dtype)[:, : case.num_heads]
     scale = case.head_dim**-0.5
     expected = reference.paged_attention(
         query.unflatten(1, (case.num_kv_heads, -1)).transpose(0, 1),
@@ -135,6 +143,11 @@ def test_matches_reference_in_every_format(
     index: int, kv_format: str, dtype: torch.dtype, device: torch.device
 ) -> None:
     check(GPU_CASES[index], kv_format, dtype, TILING, device)
+
+
+def test_large_scores_do_not_overflow(device: torch.device) -> None:
+    """Two to their power would."""
+    check(GPU_CASES[2], "plain", torch.float16, TILING, device, sharpness=60.0)
 
 
 @pytest.mark.parametrize("has_prompts", [True, False])

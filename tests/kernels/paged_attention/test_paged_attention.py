@@ -131,6 +131,19 @@ def test_a_row_has_the_same_bits_however_the_step_is_cut(
         assert torch.equal(attend([1, 1], [context, 500], rows)[0], whole[context - 1]), context
 
 
+def test_large_scores_do_not_overflow(generator: torch.Generator) -> None:
+    """Their exponentials would."""
+    query = 60 * torch.randn(1, 2, 3, 16, generator=generator)
+    cache = LayerCache(
+        torch.randn(4, 1, 16, 16, generator=generator).bfloat16(),
+        torch.randn(4, 1, 16, 16, generator=generator).bfloat16(),
+    )
+    tables = torch.arange(4).view(2, 2)
+    plan = plan_of([1, 1], [30, 9], tables, block_size=16, group=3, head_dim=16)
+    expected = reference.paged_attention(query, cache, [1, 1], [30, 9], tables, 1.0)
+    assert_matches(paged_attention(query, cache, plan, 1.0, dtype=torch.bfloat16), expected)
+
+
 def test_nan_stays_in_its_sequence(generator: torch.Generator) -> None:
     query = torch.randn(1, 2, 1, 16, generator=generator)
     cache = LayerCache(

@@ -26,7 +26,7 @@ def logits_of(case: Case) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(case.vocab_size, generator=generator) * 2
     if case.levels is not None:
-        logits = (logits - logits.min()).div(logits.max() - logits.min()).mul(case.levels - 1).round()
+        logits = (logits - logits.min()).div(logits.max() - logits.min()).mul(case.levels - 1).round().sub(2)
     return logits
 
 

@@ -1,6 +1,7 @@
 """The engine's way over a GPU, with its kernels interpreted on CPU tensors where there is none."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +43,15 @@ MODELS = {
         "tie_word_embeddings": True,
     },
 }
+MIXTURE = {
+    "config_class": "Qwen3MoeConfig",
+    "num_hidden_layers": 2,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "mlp_only_layers": [1],
+    "norm_topk_prob": True,
+}
 
 
 @pytest.fixture
@@ -80,10 +90,9 @@ class EagerGraphs:
         return self._decode.forward(self.num_rows)[: len(step.num_tokens)]
 
 
-@pytest.fixture
-def expected(tiny_llama: Path) -> list[tuple[int, ...]]:
+def expected_of(model: Path) -> list[tuple[int, ...]]:
     """What the CPU's kernels make of the prompts."""
-    engine = make_engine(tiny_llama, device="cpu", **SETTINGS)
+    engine = make_engine(model, device="cpu", **SETTINGS)
     return [one.token_ids for one in run(engine, requests_for(PROMPTS, greedy(5)))]
 
 
@@ -128,13 +137,18 @@ def test_embeddings_are_those_of_a_cpu(tiny_llama: Path, request: pytest.Fixture
     assert embed(make_engine(tiny_llama, device="cuda", **SETTINGS)) == pytest.approx(wanted, abs=1e-4)
 
 
-@pytest.mark.usefixtures("expected", "on_gpu")
-def test_padded_decode_changes_no_token(tiny_llama: Path, expected: list[tuple[int, ...]]) -> None:
-    engine = make_engine(tiny_llama, device="cuda", **SETTINGS)
+@pytest.mark.parametrize("fields", [{}, MIXTURE], ids=["llama", "qwen3_moe"])
+def test_padded_decode_changes_no_token(
+    fields: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    model = write_tiny_llama(tmp_path, **fields)
+    wanted = expected_of(model)
+    request.getfixturevalue("on_gpu")
+    engine = make_engine(model, device="cuda", **SETTINGS)
     graphs = EagerGraphs(engine)
     engine._runner._gpu.graphs = graphs
     found = run(engine, requests_for(PROMPTS, greedy(5)))
-    assert [one.token_ids for one in found] == expected
+    assert [one.token_ids for one in found] == wanted
     assert {3} < set(graphs.sizes)  # fewer than there is room for, and a changing number
 
 
@@ -166,11 +180,11 @@ def test_graph_sizes() -> None:
 
 
 @pytest.mark.gpu
-def test_the_cache_takes_what_is_free_and_graphs_replay(
-    tiny_llama: Path, expected: list[tuple[int, ...]]
-) -> None:
-    engine = make_engine(tiny_llama, device="cuda", max_num_sequences=4, max_model_len=48)
+@pytest.mark.parametrize("fields", [{}, MIXTURE], ids=["llama", "qwen3_moe"])
+def test_the_cache_takes_what_is_free_and_graphs_replay(fields: dict[str, Any], tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path, **fields)
+    engine = make_engine(model, device="cuda", max_num_sequences=4, max_model_len=48)
     assert engine.model_info.num_blocks == 4 * 12  # as many as can be used, of far more that would fit
     assert engine._runner._gpu.graphs is not None
     found = run(engine, requests_for(PROMPTS, greedy(5)))
-    assert [one.token_ids for one in found] == expected
+    assert [one.token_ids for one in found] == expected_of(model)

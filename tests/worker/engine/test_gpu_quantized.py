@@ -139,6 +139,18 @@ def test_a_checkpoint_and_loading_give_the_same_products(format_: str, plain: Pa
         assert 1e-3 < relative_error(loaded.logits[key], exact.logits[key]) < 0.3
 
 
+def test_experts_are_quantized_and_their_tokens_are_not(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "initializer_range": 0.1, "dtype": torch.float16}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    model = write_tiny_llama(tmp_path, config_class="Qwen3MoeConfig", **sizes, **experts)
+    found = generate(model, dtype="int8")
+    mixture = found.model._layers[0].mlp
+    assert [one.stacked.format for one in (mixture._gate_up, mixture._down)] == ["int8", "int8"]
+    exact = generate(model, device="cpu", dtype="f32")
+    for key in enumerate(map(len, PROMPTS)):
+        assert 1e-3 < relative_error(found.logits[key], exact.logits[key]) < 0.3
+
+
 def test_a_product_of_two_formats_comes_as_floats(plain: Path, tmp_path: Path) -> None:
     """Queries left as they are beside quantized keys and values: one product needs one format."""
     packed, _ = made.store(plain, tmp_path, *LAYOUTS["int8"])

@@ -214,6 +214,11 @@ BAD = {
         Grammar.json_schema({"type": "integer", "minimum": 3, "maximum": 2}),
         "json_schema: Unsatisfiable schema",
     ),
+    # Its message is cut in the middle of a character, and the library panics.
+    "panic": (
+        Grammar.json_schema({"pattern": {"x" + "🙂" * 40: 1}}),
+        "json_schema: the grammar is not understood",
+    ),
     "regex": (Grammar.regex("a[b"), "regex: .*unclosed character class"),
     "look-ahead": (Grammar.regex("(?=a)b"), "regex: .*look-ahead.*not supported"),
     "too long": (Grammar.regex("a" * MAX_SOURCE_CHARACTERS), "regex: .* characters are over the limit"),

@@ -115,6 +115,35 @@ def test_cancelling_a_running_batch_keeps_what_is_finished(store: Store) -> None
     assert {row.error_code for row in rows[1:]} == {"batch_cancelled"}
 
 
+@pytest.mark.parametrize("status", [BatchStatus.CANCELLED, BatchStatus.EXPIRED])
+def test_a_large_batch_is_stopped_a_piece_at_a_time(
+    store: Store, monkeypatch: pytest.MonkeyPatch, status: BatchStatus
+) -> None:
+    monkeypatch.setattr(batches, "DROP_AT_ONCE", 2)
+    batch_id = submit(store, num_requests=10, shard_size=2, callback_url="https://example.com")
+    run_to_the_end(store, held(store, 1))
+    with store.transaction() as session:
+        if status is BatchStatus.CANCELLED:
+            batches.cancel(session, batch_id)
+        else:
+            session.execute(text("UPDATE batches SET expires_at = now() - interval '1 second'"))
+            batches.settle_stopping(session, limit=10)
+    first = view(store, batch_id)
+    assert not first.status.is_terminal
+    assert (first.num_completed, first.num_cancelled) == (2, 4)
+    assert claim(store, 4) is None
+    with store.transaction() as session:
+        assert batches.settle_stopping(session, limit=10) == 0
+    with store.transaction() as session:
+        assert batches.settle_stopping(session, limit=10) == 1
+    last = view(store, batch_id)
+    assert (last.status, last.num_completed, last.num_cancelled) == (status, 2, 8)
+    with store.transaction() as session:
+        rows = result_views.page(session, batch_id, after=0, limit=100)
+        assert [row.sequence for row in rows] == list(range(1, 11))
+    assert events(store) == 1
+
+
 def test_cancelling_an_ended_batch_changes_nothing(store: Store) -> None:
     batch_id = submit(store, num_requests=1, callback_url="https://example.com/hook")
     run_to_the_end(store, held(store, 1))

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from tests.fixtures.batches import LEASE, result
 from worker.store import (
+    batch_counts,
     batch_views,
     batches,
     deliveries,
@@ -128,6 +129,7 @@ HOT: dict[str, Callable[[Session], Any]] = {
     "sweep: old results": lambda session: retention.drop_old_results(
         session, kept_for=timedelta(days=1), limit=100
     ),
+    "count by status": batch_counts.by_status,
     "estimate: lengths": outlook.recent_lengths,
     "cache: look up": lambda session: response_cache.find(session, [bytes(15) + b"\1", bytes(15) + b"\2"]),
     "cache: nearest": lambda session: response_cache.find_nearest(

@@ -4,7 +4,7 @@ from sqlalchemy import delete, func, select, update
 
 from tests.fixtures.batches import submit
 from worker.contract.states import BatchStatus
-from worker.store import batch_views, batches, idempotency
+from worker.store import batch_counts, batch_views, batches, idempotency
 from worker.store.session import Store
 from worker.store.tables import BatchRow
 
@@ -16,7 +16,7 @@ def test_a_batch_is_there_for_its_tenant_only(store: Store) -> None:
         with seen_by.transaction() as session:
             assert (batch_views.get(session, batch_id) is not None) is is_there
             assert (batches.lock(session, batch_id) is not None) is is_there
-            assert sum(batch_views.count_by_status(session).values()) == is_there
+            assert sum(batch_counts.by_status(session).values()) == is_there
     with theirs.transaction() as session:
         assert batches.cancel(session, batch_id) is False
     with ours.transaction() as session:

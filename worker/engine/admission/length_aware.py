@@ -6,12 +6,12 @@ from collections.abc import Sequence as Items
 from worker.engine.admission.memory_room import MemoryRoom
 from worker.engine.sequence import Sequence, SequenceState
 
-AGING_STEPS = 256  # Sequences that arrive within so many Steps are one age
+AGING_STEPS = 256  # within a level, Sequences that arrive within so many Steps are one age
 AHEAD = 64  # the level, above that of any length, of preempted Sequences and of readings
 MAX_MOVES = 64  # a Step
 PATIENCE_STEPS = 64  # for so long others may pass one that finds no room
 
-_Item = tuple[int, list[bytes], int, Sequence]  # age, digests of the prompt's Blocks, arrival
+_Item = tuple[int, list[bytes], int, int, Sequence]  # age, digests of the prompt's Blocks, Step, arrival
 
 
 class LengthAware:
@@ -42,10 +42,11 @@ class LengthAware:
     def add(self, sequence: Sequence) -> None:
         """Queue a Sequence by what is expected of it now; what is learned later moves it at its turn."""
         if sequence.max_computed_tokens or not sequence.is_generating:
-            self._push(AHEAD, (0, [], sequence.arrival, sequence))
+            self._push(AHEAD, (0, [], 0, sequence.arrival, sequence))
         else:
-            age = self._num_steps // AGING_STEPS
-            self._push(self._level(sequence), (age, sequence.block_hashes, sequence.arrival, sequence))
+            now = self._num_steps
+            item = (now // AGING_STEPS, sequence.block_hashes, now, sequence.arrival, sequence)
+            self._push(self._level(sequence), item)
 
     def start_step(self) -> None:
         """Begin a Step."""
@@ -110,7 +111,7 @@ class LengthAware:
         heapq.heappush(self._levels.setdefault(level, []), item)
 
     def _rank(self, level: int) -> int:
-        return self._levels[level][0][0] * AGING_STEPS - (1 << (level - 1))
+        return self._levels[level][0][2] - (1 << (level - 1))
 
     def _level(self, sequence: Sequence) -> int:
         expected = self._room.expected(sequence)

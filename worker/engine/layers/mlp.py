@@ -5,8 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kernels.gelu_mul import gelu_mul
-from kernels.silu_mul import silu_mul
+from kernels.gate_mul import gelu_mul, silu_mul
 from worker.engine.layers.linear import Projection
 
 # By the name config.json has for it.

@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from kernels.expert_linear import ExpertWeights
 from kernels.quantization import QuantizedWeight, stack_weights
 from worker.engine.errors import CheckpointError, MissingTensorError, TensorShapeError
 from worker.engine.layers.linear import Linear, Projection
@@ -20,6 +21,7 @@ from worker.engine.models.products import EightBits, Products
 T = TypeVar("T")
 
 CPU = torch.device("cpu")
+MAX_SIZE = 2**31 - 1
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -44,6 +46,16 @@ def read_key(file: Path, config: dict[str, Any], key: str, kind: type[T], defaul
         value = float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise CheckpointError(file, key, f"should be {kind.__name__}, is {value!r}")
+    return value
+
+
+def read_size(
+    file: Path, config: dict[str, Any], key: str, default: int | None = None, *, most: int = MAX_SIZE
+) -> int:
+    """Return a number of a config that counts something, at least 1; raises as `read_key` does."""
+    value = read_key(file, config, key, int, default)
+    if not 1 <= value <= most:
+        raise CheckpointError(file, key, f"should be from 1 to {most}, is {value}")
     return value
 
 
@@ -82,12 +94,16 @@ class Weights:
         self._device = device
         self._products = Products(dtype, is_gpu, device, eight_bits)
         self.activation_dtype = self._products.activation_dtype
+        self.is_gpu = is_gpu
         self._index = directory / "model.safetensors.index.json"
         self._files: dict[Path, Any] = {}
         if self._index.is_file():
             weight_map = read_json(self._index).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise CheckpointError(self._index, "weight_map", "is missing")
+            for name, file in weight_map.items():
+                if not isinstance(file, str) or Path(file).name != file:
+                    raise CheckpointError(self._index, name, f"should be in a file beside it, is in {file!r}")
             self._file_by_name = {name: directory / file for name, file in weight_map.items()}
         else:
             files = sorted(directory.glob("*.safetensors"))
@@ -165,6 +181,14 @@ class Weights:
                 return self._products.make(weight, bias, is_gated=True)
             return Gated(self._products.make(weight, bias), activation)
         return Gated(self.linear(names, rows, columns, has_bias=has_bias), activation)
+
+    def experts(
+        self, experts: list[str], names: list[str], rows: int, columns: int, *, is_gated: bool = False
+    ) -> ExpertWeights:
+        """Return the modules `names`, of `rows` each, of all experts as one weight; for a GPU."""
+        modules = [f"{expert}.{name}" for expert in experts for name in names]
+        weight = self._weight(modules, [rows] * len(modules), columns)
+        return self._products.make_experts(weight, len(experts), is_gated=is_gated)
 
     def head(self, embedding: Tensor, *, is_tied: bool) -> Projection:
         """Return the product that makes logits: the embedding itself, or `lm_head` of the same shape.

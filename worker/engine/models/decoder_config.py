@@ -6,7 +6,10 @@ from typing import Any
 
 from worker.engine.errors import CheckpointError, UnsupportedModelError
 from worker.engine.layers.rotary_embedding import RopeScaling
-from worker.engine.models.checkpoint import read_key
+from worker.engine.models.checkpoint import read_key, read_size
+
+MAX_LAYERS = 10_000
+LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +64,15 @@ def read_decoder_config(
     found = read_key(file, config, activation_key, str, activation)
     if found != activation:
         raise UnsupportedModelError(file, activation_key, f"{found!r} is not built, only {activation!r} is")
-    hidden_size = read_key(file, config, "hidden_size", int)
-    num_heads = read_key(file, config, "num_attention_heads", int)
-    num_kv_heads = read_key(file, config, "num_key_value_heads", int, num_heads)
+    hidden_size = read_size(file, config, "hidden_size")
+    num_heads = read_size(file, config, "num_attention_heads")
+    num_kv_heads = read_size(file, config, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise CheckpointError(
             file, "num_key_value_heads", f"{num_kv_heads} does not divide {num_heads} heads"
         )
-    num_layers = read_key(file, config, "num_hidden_layers", int)
-    head_dim = read_key(file, config, "head_dim", int, hidden_size // num_heads)
+    num_layers = read_size(file, config, "num_hidden_layers", most=MAX_LAYERS)
+    head_dim = read_size(file, config, "head_dim", hidden_size // num_heads)
     rope_theta, rope_scaling = read_rope(file, config)
     return DecoderConfig(
         num_layers=num_layers,
@@ -77,9 +80,9 @@ def read_decoder_config(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        intermediate_size=read_key(file, config, "intermediate_size", int),
-        vocab_size=read_key(file, config, "vocab_size", int),
-        max_position=read_key(file, config, "max_position_embeddings", int, 2048),
+        intermediate_size=read_size(file, config, "intermediate_size"),
+        vocab_size=read_size(file, config, "vocab_size"),
+        max_position=read_size(file, config, "max_position_embeddings", 2048),
         norm_eps=read_key(file, config, "rms_norm_eps", float, 1e-6),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
@@ -96,7 +99,7 @@ def read_windows(
     """Return each layer's window: `window` where `layer_types`, or else `is_local`, says it has one."""
     types = read_key(file, config, "layer_types", list, [])
     if types:
-        if len(types) != len(is_local) or not set(types) <= {"full_attention", "sliding_attention"}:
+        if len(types) != len(is_local) or any(one not in LAYER_TYPES for one in types):
             raise UnsupportedModelError(file, "layer_types", f"{types!r} is not built")
         is_local = [kind == "sliding_attention" for kind in types]
     if window is None and any(is_local):
@@ -115,7 +118,7 @@ def read_rope(file: Path, config: dict[str, Any]) -> tuple[float, RopeScaling]:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return theta, RopeScaling()
-    if kind not in {"linear", "llama3"}:
+    if kind not in ("linear", "llama3"):
         raise UnsupportedModelError(
             file, f"{section}.rope_type", f"{kind!r} is not built: default, linear, llama3 are"
         )
@@ -127,5 +130,5 @@ def read_rope(file: Path, config: dict[str, Any]) -> tuple[float, RopeScaling]:
         factor=factor,
         low_freq_factor=read_key(file, rope, "low_freq_factor", float),
         high_freq_factor=read_key(file, rope, "high_freq_factor", float),
-        original_max_position=read_key(file, rope, "original_max_position_embeddings", int),
+        original_max_position=read_size(file, rope, "original_max_position_embeddings"),
     )

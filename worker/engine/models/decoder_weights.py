@@ -4,7 +4,7 @@ from torch import Tensor
 
 from kernels.kv_write import HeadNorms
 from worker.engine.layers.attention import Attention
-from worker.engine.layers.mixture_of_experts import MixtureOfExperts
+from worker.engine.layers.mixture_of_experts import ExpertRouter, ExpertsOnGpu, MixtureOfExperts
 from worker.engine.layers.mlp import GatedMlp, Mlp
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.decoder import Decoder, DecoderLayer
@@ -67,14 +67,18 @@ def _mlp(config: DecoderConfig, weights: Weights, index: int) -> Mlp:
     prefix, experts = f"model.layers.{index}.mlp", config.experts
     if experts is None or index not in experts.layers:
         return _gated(config, weights, prefix, config.intermediate_size)
-    return MixtureOfExperts(
+    router = ExpertRouter(
         weights.linear([f"{prefix}.gate"], [experts.num_experts], config.hidden_size, is_exact=True),
-        [
-            _gated(config, weights, f"{prefix}.experts.{expert}", experts.width)
-            for expert in range(experts.num_experts)
-        ],
         num_chosen=experts.num_chosen,
         is_normalised=experts.is_normalised,
+    )
+    names = [f"{prefix}.experts.{expert}" for expert in range(experts.num_experts)]
+    if not weights.is_gpu:
+        return MixtureOfExperts(router, [_gated(config, weights, name, experts.width) for name in names])
+    return ExpertsOnGpu(
+        router,
+        weights.experts(names, ["gate_proj", "up_proj"], experts.width, config.hidden_size, is_gated=True),
+        weights.experts(names, ["down_proj"], config.hidden_size, experts.width),
     )
 
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from worker.engine.errors import UnsupportedModelError
-from worker.engine.models.checkpoint import read_key
+from worker.engine.errors import CheckpointError, UnsupportedModelError
+from worker.engine.models.checkpoint import read_key, read_size
 from worker.engine.models.decoder_config import DecoderConfig, read_decoder_config, read_windows
 
 
 def read_gemma2(file: Path, config: dict[str, Any]) -> DecoderConfig:
     """Return the shape of a `Gemma2ForCausalLM`."""
     shape = read_gemma(file, config)
-    window = read_key(file, config, "sliding_window", int, 4096)
+    window = read_size(file, config, "sliding_window", 4096)
     return replace(
         shape,
         windows=read_windows(file, config, window, [index % 2 == 0 for index in range(shape.num_layers)]),
@@ -37,8 +37,15 @@ def read_gemma(file: Path, config: dict[str, Any]) -> DecoderConfig:
         has_post_norms=True,
         has_offset_norms=True,
         embedding_scale=shape.hidden_size**0.5,
-        attention_scale=read_key(file, config, "query_pre_attn_scalar", float, 256.0) ** -0.5,
+        attention_scale=_scalar(file, config) ** -0.5,
     )
+
+
+def _scalar(file: Path, config: dict[str, Any]) -> float:
+    scalar = read_key(file, config, "query_pre_attn_scalar", float, 256.0)
+    if not scalar > 0:
+        raise CheckpointError(file, "query_pre_attn_scalar", f"should be above 0, is {scalar}")
+    return scalar
 
 
 def _cap(file: Path, config: dict[str, Any], key: str, default: float) -> float | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.engine.errors import UnsupportedModelError
-from worker.engine.models.checkpoint import read_key
+from worker.engine.models.checkpoint import read_key, read_size
 from worker.engine.models.decoder_config import DecoderConfig, read_windows
 from worker.engine.models.gemma2 import read_gemma
 
@@ -27,8 +27,8 @@ def read_gemma3(file: Path, config: dict[str, Any]) -> DecoderConfig:
         local_theta = read_key(file, local, "rope_theta", float, local_theta)
         config = config | {"rope_parameters": rope.get("full_attention")}
     shape = read_gemma(file, {"rope_theta": GLOBAL_THETA} | config)
-    pattern = read_key(file, config, "sliding_window_pattern", int, 6)
-    window = read_key(file, config, "sliding_window", int, 4096)
+    pattern = read_size(file, config, "sliding_window_pattern", 6)
+    window = read_size(file, config, "sliding_window", 4096)
     is_local = [(index + 1) % pattern != 0 for index in range(shape.num_layers)]
     return replace(
         shape,

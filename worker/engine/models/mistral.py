@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from worker.engine.models.checkpoint import read_key
+from worker.engine.models.checkpoint import read_size
 from worker.engine.models.decoder_config import DecoderConfig, read_decoder_config
 
 
@@ -13,5 +13,5 @@ def read_mistral(file: Path, config: dict[str, Any]) -> DecoderConfig:
     shape = read_decoder_config(file, config)
     # Absent means 4096, null means none: the first version left it out.
     is_null = "sliding_window" in config and config["sliding_window"] is None
-    window = None if is_null else read_key(file, config, "sliding_window", int, 4096)
+    window = None if is_null else read_size(file, config, "sliding_window", 4096)
     return replace(shape, windows=(window,) * shape.num_layers)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from worker.engine.models.checkpoint import read_key
+from worker.engine.models.checkpoint import read_size
 from worker.engine.models.decoder_config import DecoderConfig, read_decoder_config
 
 
@@ -13,5 +13,5 @@ def read_phi3(file: Path, config: dict[str, Any]) -> DecoderConfig:
     shape = read_decoder_config(file, config)
     window = None
     if config.get("sliding_window") is not None:
-        window = read_key(file, config, "sliding_window", int)
+        window = read_size(file, config, "sliding_window")
     return replace(shape, has_fused_weights=True, windows=(window,) * shape.num_layers)

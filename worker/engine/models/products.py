@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.device import converts_fp8
+from kernels.expert_linear import ExpertWeights, pack_expert_weights
 from kernels.quantization import Fp8Weight, Int8Weight, QuantizedWeight, quantize_fp8, quantize_int8
 from kernels.scaled_linear import has_row_scales, pack_scaled_weight
 from kernels.weight_only_linear import pack_linear_weight, takes
@@ -65,3 +66,14 @@ class Products:
         if not isinstance(weight, Int8Weight):
             raise TypeError(f"a CPU has no product for {type(weight).__name__}")
         return Int8Linear(weight, bias, dtype=self.activation_dtype)
+
+    def make_experts(
+        self, weight: Tensor | QuantizedWeight, num_experts: int, *, is_gated: bool
+    ) -> ExpertWeights:
+        """Return the rows of all experts, for tokens in `dtype` whatever the weight is in.
+
+        An expert has few tokens: its time is that of reading the weight.
+        """
+        if isinstance(weight, Tensor):
+            weight = weight.to(self.dtype)
+        return pack_expert_weights(weight, num_experts, is_gated=is_gated).to(self.device)

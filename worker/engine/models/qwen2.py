@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from worker.engine.models.checkpoint import read_key
+from worker.engine.models.checkpoint import read_key, read_size
 from worker.engine.models.decoder_config import DecoderConfig, read_decoder_config, read_windows
 
 
@@ -19,5 +19,5 @@ def read_qwen_windows(file: Path, config: dict[str, Any], num_layers: int) -> tu
     if not read_key(file, config, "use_sliding_window", bool, default=False):
         return (None,) * num_layers
     first = read_key(file, config, "max_window_layers", int, 28)
-    window = read_key(file, config, "sliding_window", int, 4096)
+    window = read_size(file, config, "sliding_window", 4096)
     return read_windows(file, config, window, [index >= first for index in range(num_layers)])

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.engine.errors import CheckpointError
-from worker.engine.models.checkpoint import read_key
+from worker.engine.models.checkpoint import read_key, read_size
 from worker.engine.models.decoder_config import DecoderConfig, ExpertsConfig, read_decoder_config
 
 
@@ -14,14 +14,15 @@ def read_qwen3_moe(file: Path, config: dict[str, Any]) -> DecoderConfig:
     shape = read_decoder_config(file, config)
     has_bias = read_key(file, config, "attention_bias", bool, default=False)
     dense = read_key(file, config, "mlp_only_layers", list, [])
-    every = read_key(file, config, "decoder_sparse_step", int, 1)
-    num_experts = read_key(file, config, "num_experts", int, config.get("num_local_experts"))
-    num_chosen = read_key(file, config, "num_experts_per_tok", int)
+    every = read_size(file, config, "decoder_sparse_step", 1)
+    is_local = config.get("num_experts") is None and config.get("num_local_experts") is not None
+    num_experts = read_size(file, config, "num_local_experts" if is_local else "num_experts")
+    num_chosen = read_size(file, config, "num_experts_per_tok")
     if not 1 <= num_chosen <= num_experts:
         raise CheckpointError(file, "num_experts_per_tok", f"{num_chosen} of {num_experts} experts")
     window = None
     if read_key(file, config, "use_sliding_window", bool, default=False):
-        window = read_key(file, config, "sliding_window", int, 4096)
+        window = read_size(file, config, "sliding_window", 4096)
     return replace(
         shape,
         has_qkv_bias=has_bias,
@@ -31,12 +32,10 @@ def read_qwen3_moe(file: Path, config: dict[str, Any]) -> DecoderConfig:
         experts=ExpertsConfig(
             num_experts=num_experts,
             num_chosen=num_chosen,
-            width=read_key(file, config, "moe_intermediate_size", int),
+            width=read_size(file, config, "moe_intermediate_size"),
             is_normalised=read_key(file, config, "norm_topk_prob", bool, default=False),
             layers=frozenset(
-                index
-                for index in range(shape.num_layers)
-                if index not in dense and (index + 1) % max(every, 1) == 0
+                index for index in range(shape.num_layers) if index not in dense and (index + 1) % every == 0
             ),
         ),
     )

@@ -46,7 +46,6 @@ class Architecture:
     vocab_size: int
     max_position: int
     windows: tuple[int | None, ...]  # of each layer's attention
-    has_experts: bool
     load: Callable[[Weights, int], Model]  # from the weights and the longest Sequence
 
 
@@ -72,7 +71,7 @@ def read_architecture(directory: Path) -> Architecture:
     if not isinstance(names, list) or not names:
         raise CheckpointError(file, "architectures", "is missing")
     for name in names:
-        if name in ARCHITECTURES:
+        if isinstance(name, str) and name in ARCHITECTURES:
             return _architecture(name, ARCHITECTURES[name](file, config))
     raise UnsupportedModelError(file, "architectures", f"{names} is not built: {', '.join(ARCHITECTURES)} is")
 
@@ -88,6 +87,5 @@ def _architecture(name: str, shape: DecoderConfig) -> Architecture:
         vocab_size=shape.vocab_size,
         max_position=shape.max_position,
         windows=shape.windows,
-        has_experts=shape.experts is not None,
         load=lambda weights, max_model_len: load_decoder(shape, weights, max_model_len),
     )

@@ -1,5 +1,6 @@
 """What is wrong with a checkpoint is said by file and key."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,14 @@ def _edit_weights(directory: Path, edit: Callable[[dict[str, torch.Tensor]], obj
         ({"hidden_size": "wide"}, CheckpointError, "hidden_size: should be int"),
         ({"hidden_act": "gelu"}, UnsupportedModelError, "hidden_act: 'gelu' is not built"),
         ({"num_key_value_heads": 3}, CheckpointError, "num_key_value_heads: 3 does not divide"),
+        ({"num_attention_heads": 0}, CheckpointError, "num_attention_heads: should be from 1"),
+        ({"num_hidden_layers": 10**12}, CheckpointError, "num_hidden_layers: should be from 1 to 10000"),
+        ({"architectures": [["LlamaForCausalLM"]]}, UnsupportedModelError, "architectures"),
+        (
+            {"rope_parameters": {"rope_type": ["linear"], "rope_theta": 1e4}},
+            UnsupportedModelError,
+            "rope_type",
+        ),
         (
             {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}},
             UnsupportedModelError,
@@ -121,4 +130,22 @@ def test_no_directory(tmp_path: Path) -> None:
 def test_end_tokens_of_the_wrong_kind(checkpoint: Path) -> None:
     (checkpoint / "generation_config.json").write_text('{"eos_token_id": "stop"}')
     with pytest.raises(CheckpointError, match=r"generation_config\.json: eos_token_id"):
+        make_engine(checkpoint)
+
+
+@pytest.mark.parametrize("file", ["../other/model.safetensors", "/etc/passwd", {"a": 1}, None])
+def test_an_index_names_files_beside_it_only(checkpoint: Path, file: object) -> None:
+    index = {"weight_map": {"model.embed_tokens.weight": file}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="should be in a file beside it"):
+        make_engine(checkpoint)
+
+
+def test_a_tokenizer_that_fails_on_a_character_is_refused(checkpoint: Path) -> None:
+    file = checkpoint / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["pre_tokenizer"] = None
+    tokenizer["model"] |= {"unk_token": "<none>"}
+    file.write_text(json.dumps(tokenizer))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: cannot be read"):
         make_engine(checkpoint)

@@ -1,0 +1,142 @@
+"""The bodies that OpenAI's clients read, for the document. `api.openai.responses` writes them."""
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+
+class PromptTokensDetails(BaseModel):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int
+
+
+class CompletionUsage(BaseModel):
+    """Tokens of a completion, by the model's tokenizer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class LikelyToken(BaseModel):
+    """A token and its logprob."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenToken(LikelyToken):
+    """A token of the output, and the likeliest ones at its place."""
+
+    top_logprobs: list[LikelyToken]
+
+
+class ChatLogprobs(BaseModel):
+    """The tokens of a choice."""
+
+    content: list[ChosenToken]
+    refusal: None
+
+
+class AssistantMessage(BaseModel):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(BaseModel):
+    """One output."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+
+
+class _Completed(BaseModel):
+    id: str
+    created: int
+    model: str
+    usage: CompletionUsage
+    system_fingerprint: None
+    prompt_logprobs: list[list[ChosenToken]] | None = Field(
+        default=None, description="Of each prompt's tokens after the first."
+    )
+
+
+class ChatCompletion(_Completed):
+    """A chat completion."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class CompletionLogprobs(BaseModel):
+    """The tokens of a choice."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    """One output."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str
+
+
+class Completion(_Completed):
+    """A completion."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+
+
+class EmbeddingVector(BaseModel):
+    """A text's vector: numbers, or float32 in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    """Tokens of the texts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(BaseModel):
+    """Vectors, in the order of the texts."""
+
+    object: Literal["list"]
+    model: str
+    data: list[EmbeddingVector]
+    usage: EmbeddingUsage
+
+
+class ModelAnswer(BaseModel):
+    """The model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    """What is served: one model."""
+
+    object: Literal["list"]
+    data: list[ModelAnswer]

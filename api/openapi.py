@@ -1,0 +1,58 @@
+"""The OpenAPI document: what FastAPI reads off the routes, made true.
+
+A route documents what is its own. What any route may answer is added here: it comes of who calls, of the
+body, of the database, and of OpenAI's clients, who want 400 where the plain API answers 422.
+"""
+
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+
+from api.errors import OPENAI_PATHS
+
+OF_CALLERS = (
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+)
+OF_BODIES = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+WRONG = str(int(HTTPStatus.UNPROCESSABLE_ENTITY))
+FASTAPIS_OWN = ("HTTPValidationError", "ValidationError")
+ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
+
+
+def install(app: FastAPI) -> None:
+    """Have the application serve the whole document."""
+    read_off_routes = app.openapi
+
+    def whole() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            _complete(read_off_routes())
+        return read_off_routes()
+
+    app.openapi = whole  # type: ignore[method-assign]  # as FastAPI's documentation says
+
+
+def _complete(document: dict[str, Any]) -> None:
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            responses = operation["responses"]
+            if "security" in operation:
+                _add(responses, OF_CALLERS)
+            if "requestBody" in operation:
+                _add(responses, OF_BODIES)
+            if WRONG in responses:
+                del responses[WRONG]
+                is_openai = path.startswith(OPENAI_PATHS)
+                _add(responses, [HTTPStatus.BAD_REQUEST if is_openai else HTTPStatus.UNPROCESSABLE_ENTITY])
+            operation["responses"] = dict(sorted(responses.items()))
+    for name in FASTAPIS_OWN:
+        document["components"]["schemas"].pop(name, None)
+
+
+def _add(responses: dict[str, Any], statuses: Iterable[HTTPStatus]) -> None:
+    for status in statuses:
+        responses.setdefault(str(int(status)), {"description": status.phrase, "content": ERROR})

@@ -1,0 +1,36 @@
+"""How long a claim takes, with however many requests pending."""
+
+import time
+from datetime import timedelta
+
+from benchmarks.polling import percentile_ms
+from worker.store import shards
+from worker.store.session import Store
+
+NUM_CLAIMS = 300
+LEASE = timedelta(seconds=60)
+
+
+def claim_ms(store: Store) -> dict[str, float]:
+    """Claim shards one after the other, each handed back at once; only the claims are timed.
+
+    Raises:
+        RuntimeError: too few shards are ready.
+
+    """
+    ready = "SELECT id FROM shards WHERE state = 'ready' ORDER BY priority DESC, id"
+    with store.engine.connect() as connection:
+        shard_ids = connection.exec_driver_sql(ready).scalars().fetchmany(NUM_CLAIMS)
+    seconds = []
+    for shard_id in shard_ids:
+        started = time.perf_counter()
+        with store.transaction() as session:
+            held = shards.claim(session, shard_id, worker="bench", lease=LEASE)
+        seconds.append(time.perf_counter() - started)
+        if held is None or not held.requests:
+            raise RuntimeError(f"shard {shard_id} could not be claimed")
+        with store.transaction() as session:
+            shards.release(session, held)
+    if len(seconds) < NUM_CLAIMS:
+        raise RuntimeError(f"only {len(seconds)} shards are ready")
+    return {f"claim_p{percent}_ms": percentile_ms(seconds, percent) for percent in (50, 99)}

@@ -1,0 +1,41 @@
+"""The weights of all experts, as the kernel reads them."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from kernels.quantization import QuantizedWeight
+from kernels.weight_only_linear import LinearWeight, pack_linear_weight
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """One expert's rows after the other's."""
+
+    stacked: LinearWeight
+    num_experts: int
+
+    @property
+    def rows_per_expert(self) -> int:
+        """Rows of an expert; a gated product gives half as many."""
+        return self.stacked.out_features // self.num_experts
+
+    def to(self, device: torch.device) -> Self:
+        """Return it on a device."""
+        return replace(self, stacked=self.stacked.to(device))
+
+
+def pack_expert_weights(
+    weight: QuantizedWeight | Tensor, num_experts: int, *, is_gated: bool = False
+) -> ExpertWeights:
+    """Return `weight` [num_experts * rows, in_features], quantized or not, for `expert_linear`.
+
+    If gated, the first half of each expert's rows is gate, the second up. Raises ValueError when rows are not
+    divided evenly, and as `kernels.weight_only_linear.pack_linear_weight` does.
+    """
+    rows, halves = weight.shape[0], 1 + is_gated
+    if rows % (num_experts * halves):
+        raise ValueError(f"expert_linear: {rows} rows of {num_experts} experts")
+    return ExpertWeights(pack_linear_weight(weight, is_gated=is_gated, num_experts=num_experts), num_experts)

@@ -1,0 +1,3 @@
+"""Shapes for the gated activation test and bench."""
+
+CASES: tuple[tuple[int, int], ...] = ((1, 1), (3, 7), (17, 1536), (64, 2816))  # num_tokens, width

@@ -1,0 +1,17 @@
+"""The order of rows in which a product can gate what it makes: gate and up take turns."""
+
+from torch import Tensor
+
+
+def check_rows(op: str, out_features: int, bias: Tensor | None, *, is_gated: bool) -> None:
+    """Raise ValueError naming the op when the bias does not fit, or rows to be gated are odd."""
+    if bias is not None and bias.shape != (out_features,):
+        raise ValueError(f"{op}: bias is {tuple(bias.shape)}, not {(out_features,)}")
+    if is_gated and out_features % 2:
+        raise ValueError(f"{op}: {out_features} rows are no gate and up")
+
+
+def interleaved(tensor: Tensor, num_parts: int = 1) -> Tensor:
+    """Return rows that are gate and then up, in each of `num_parts` parts, as rows that alternate."""
+    parts = tensor.reshape(num_parts, 2, -1, *tensor.shape[1:])
+    return parts.transpose(1, 2).flatten(0, 2)

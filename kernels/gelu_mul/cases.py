@@ -1,3 +1,0 @@
-"""Shapes for the GELU gate test and bench."""
-
-CASES: tuple[tuple[int, int], ...] = ((1, 1), (3, 7), (17, 1536), (64, 2816))  # num_tokens, width

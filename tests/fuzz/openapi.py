@@ -1,0 +1,191 @@
+"""`python -m tests.fuzz.openapi --schemathesis PATH --cases 20000`: schemathesis at a running deployment.
+
+It goes by the document that the API serves: an answer that is not in it, a 5xx, wrong data that is accepted,
+a route without keys are findings. Ends with JSON.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.target import Target, aftermath, target
+
+CHECKS_OFF = (
+    # What is well-formed may still be refused: a prompt must fit the context, a model be the one that is
+    # served, a file exist, a grammar compile, a text have no NUL. Other tests hold them.
+    "positive_data_acceptance",
+)
+# Python 3.11 says so now and then when several of schemathesis's threads compile at once. It is none of ours.
+CPYTHONS_OWN = "AST constructor recursion depth mismatch"
+# Long: the machine may be busy. Whatever waits in the product waits for less (tests.fuzz.target).
+REQUEST_SECONDS = 120
+LEAST_EXAMPLES = 20
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What schemathesis did and found."""
+
+    cases: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    operations: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    exits: list[int] = field(default_factory=list)
+
+
+def run(
+    shot: Target, schemathesis: Path, phases: str, *, examples: int, seed: int, workers: int, into: Path
+) -> Outcome:
+    """Run some phases over every operation and read the report."""
+    report = into / f"{phases.replace(',', '-')}-{seed}.ndjson"
+    command = [
+        str(schemathesis),
+        "run",
+        f"{shot.url}/openapi.json",
+        "--header",
+        f"Authorization: Bearer {shot.key}",
+        "--phases",
+        phases,
+        "--max-examples",
+        str(examples),
+        "--workers",
+        str(workers),
+        "--seed",
+        str(seed),
+        "--request-timeout",
+        str(REQUEST_SECONDS),
+        "--exclude-checks",
+        ",".join(CHECKS_OFF),
+        "--suppress-health-check",
+        "all",
+        "--continue-on-failure",
+        "--generation-database",
+        "none",
+        "--no-shrink",
+        "--no-color",
+        "--warnings",
+        "off",
+        "--report",
+        "ndjson",
+        "--report-ndjson-path",
+        str(report),
+    ]
+    log = into / f"{report.stem}.log"
+    with log.open("w") as output:
+        status = subprocess.run(
+            command, check=False, stdout=output, stderr=subprocess.STDOUT, cwd=into, env=_environment()
+        ).returncode
+    outcome = read(report) if report.exists() else Outcome()
+    outcome.exits.append(status)
+    if status not in {0, 1}:
+        outcome.failures.append(f"schemathesis ended with {status}: {log.read_text()[-2000:]}")
+    elif status == 1 and not outcome.failures:
+        outcome.failures.append(log.read_text()[-6000:])
+    return outcome
+
+
+def read(report: Path) -> Outcome:
+    """Return what a report says."""
+    outcome = Outcome()
+    with report.open() as lines:
+        for line in lines:
+            ((kind, event),) = json.loads(line).items()
+            if kind == "ScenarioFinished":
+                _read_scenario(event["recorder"], outcome)
+            elif kind in {"NonFatalError", "FatalError"} and CPYTHONS_OWN not in line:
+                outcome.failures.append(f"{kind}: {line[:1000]}")
+    return outcome
+
+
+def _read_scenario(scenario: dict[str, Any], outcome: Outcome) -> None:
+    label = scenario["label"]
+    for case, interaction in scenario.get("interactions", {}).items():
+        response = interaction.get("response")
+        outcome.cases += 1
+        outcome.operations[label] += 1
+        outcome.statuses["none" if response is None else str(response["status_code"])] += 1
+        for check in scenario.get("checks", {}).get(case, []):
+            if check["status"] != "success":
+                failure = (check.get("failure_info") or {}).get("failure") or {}
+                outcome.failures.append(
+                    f"{label}: {check['name']}: {failure.get('title')}: {failure.get('message')}"
+                    f" <- {json.dumps(interaction.get('request'))[:1500]}"
+                )
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE_", "PYTHON"))}
+
+
+def enough(shot: Target, schemathesis: Path, cases: int, *, workers: int, seed: int, into: Path) -> Outcome:
+    """Go through examples and borders once, then make cases up until there are enough, and follow links."""
+    whole = Outcome()
+
+    def add(phases: str, examples: int, seed: int) -> int:
+        part = run(shot, schemathesis, phases, examples=examples, seed=seed, workers=workers, into=into)
+        print(f"{phases}: {part.cases} cases, {len(part.failures)} failures", flush=True)
+        whole.cases += part.cases
+        whole.statuses += part.statuses
+        whole.operations += part.operations
+        whole.failures += part.failures
+        whole.exits += part.exits
+        return part.cases
+
+    add("examples,coverage", LEAST_EXAMPLES, seed)
+    add("stateful", LEAST_EXAMPLES, seed)
+    while whole.cases < cases:
+        seed += 1
+        missing = cases - whole.cases
+        if not add("fuzzing", max(LEAST_EXAMPLES, missing // max(1, len(whole.operations))), seed):
+            whole.failures.append("schemathesis makes no more cases")
+            break
+    return whole
+
+
+def main() -> int:
+    """Run a deployment and let schemathesis at it; the status is 1 if there is a finding."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.openapi", description=__doc__)
+    parser.add_argument("--schemathesis", type=Path, required=True, help="its command")
+    parser.add_argument("--cases", type=int, default=20_000)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="a new folder for logs and data, which then stay")
+    arguments = parser.parse_args()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="headrace-fuzz-", ignore_cleanup_errors=True) as temporary:
+        directory = (arguments.keep or Path(temporary)).resolve()
+        directory.mkdir(exist_ok=True, parents=True)
+        directory.chmod(0o755)  # Postgres may run as another user
+        command = Path(os.path.abspath(arguments.schemathesis))  # noqa: PTH100 - a link in an environment stays one
+        with target(directory) as shot:
+            outcome = enough(
+                shot, command, arguments.cases, workers=arguments.workers, seed=arguments.seed, into=directory
+            )
+            findings = outcome.failures + aftermath(shot)
+    for finding, number in Counter(findings).most_common(50):
+        print(number, finding)
+    print(
+        json.dumps(
+            {
+                "cases": outcome.cases,
+                "operations": len(outcome.operations),
+                "statuses": dict(sorted(outcome.statuses.items())),
+                "findings": len(findings),
+                "checks_off": CHECKS_OFF,
+                "seconds": round(time.monotonic() - started, 1),
+            }
+        )
+    )
+    return 1 if findings or outcome.cases < arguments.cases else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,414 @@
+"""Raw HTTP requests of every kind of malice: what is in them is spoiled, what is around them is, or both."""
+
+import gzip
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from tests.fuzz.chaos import Chaos, nested
+from tests.fuzz.surfaces import bodies, files
+from tests.fuzz.target import Target
+
+GENERATE = bodies.SAMPLING | {"prompt": "fox", "max_tokens": 3}
+JSON_ROUTES: Mapping[str, dict[str, Any]] = {
+    "/v1/batch/async": bodies.SUBMISSION | {"callback_url": "http://127.0.0.1:9/hook"},
+    "/v1/batch/estimate": bodies.SUBMISSION | {"callback_url": "http://127.0.0.1:9/hook"},
+    "/v1/batch/sync": bodies.PROMPTS | {"wait_seconds": 2},
+    "/v1/generate": GENERATE,
+    "/v1/generate/batch": {key: value for key, value in bodies.PROMPTS.items() if key != "wait_seconds"},
+    "/v1/chat/completions": bodies.CHAT | {"model": "model"},
+    "/v1/completions": bodies.COMPLETION | {"model": "model"},
+    "/v1/embeddings": bodies.EMBEDDING | {"model": "model"},
+    "/v1/batches": bodies.FILE_BATCH,
+    "/v1/uploads": bodies.UPLOAD,
+    "/v1/uploads/{upload}/complete": {"part_ids": ["part_1"], "md5": "0" * 32},
+    "/v1/webhooks/endpoints": {
+        "url": "http://127.0.0.1:9/x",
+        "event_types": ["batch.completed"],
+        "enabled": False,
+    },
+    "/v1/webhooks/endpoints/{endpoint}/rotate": {"overlap_seconds": 5},
+    "/v1/webhooks/events/{event}/replay": {"endpoint_id": "we_1"},
+}
+READ_ROUTES: Mapping[str, tuple[str, ...]] = {
+    "/v1/batch": ("after", "limit", "status"),
+    "/v1/batch/{batch}": ("include",),
+    "/v1/batch/{batch}/results": ("after", "limit", "follow"),
+    "/v1/batch/{batch}/events": (),
+    "/v1/batch/stats": (),
+    "/v1/batches": ("after", "limit"),
+    "/v1/batches/{batch}": (),
+    "/v1/files": ("purpose", "limit", "after", "order"),
+    "/v1/files/{file}": (),
+    "/v1/files/{file}/content": (),
+    "/v1/webhooks/endpoints": ("after", "limit"),
+    "/v1/webhooks/events": ("state", "endpoint_id", "batch_id", "after", "limit"),
+    "/v1/webhooks/events/{event}/attempts": (),
+    "/v1/audit": ("before", "limit"),
+    "/v1/metrics": ("minutes",),
+    "/v1/models/{batch}": (),
+    "/metrics": (),
+}
+ACTIONS = (
+    ("POST", "/v1/batch/{batch}/cancel"),
+    ("POST", "/v1/batch/{batch}/pause"),
+    ("POST", "/v1/batch/{batch}/resume"),
+    ("POST", "/v1/batch/{batch}/retry?cancelled=true"),
+    ("POST", "/v1/batch/{batch}/requests/0/cancel"),
+    ("DELETE", "/v1/batch/{batch}"),
+    ("POST", "/v1/batches/{batch}/cancel"),
+    ("DELETE", "/v1/files/{file}"),
+    ("POST", "/v1/uploads/{upload}/cancel"),
+    ("POST", "/v1/webhooks/endpoints/{endpoint}/ping"),
+    ("POST", "/v1/webhooks/endpoints/{endpoint}/replay"),
+    ("DELETE", "/v1/cache"),
+)
+METHODS = (
+    "GET",
+    "POST",
+    "PUT",
+    "PATCH",
+    "DELETE",
+    "HEAD",
+    "OPTIONS",
+    "TRACE",
+    "CONNECT",
+    "get",
+    "PRI",
+    "X" * 300,
+    "G\x00T",
+    "",
+)
+CONTENT_TYPES = (
+    "application/json",
+    "application/json; charset=utf-16",
+    "application/json;charset=\xff",
+    "text/plain",
+    "multipart/form-data",
+    "multipart/form-data; boundary=",
+    "application/x-www-form-urlencoded",
+    "application/vnd.api+json",
+    "application/jsonl",
+    "",
+    "x" * 5000,
+)
+HEADERS = (
+    "idempotency-key",
+    "x-stainless-retry-count",
+    "range",
+    "accept",
+    "accept-encoding",
+    "if-none-match",
+    "expect",
+    "upgrade",
+    "connection",
+    "transfer-encoding",
+    "content-encoding",
+    "content-length",
+    "host",
+    "authorization",
+    "cookie",
+    "x-forwarded-for",
+    "x-forwarded-proto",
+    "x-http-method-override",
+    "te",
+    "trailer",
+)
+VALUES = (
+    "",
+    "gzip",
+    "chunked",
+    "identity",
+    "chunked, chunked",
+    "100-continue",
+    "websocket",
+    "h2c",
+    "close",
+    "bytes=0-",
+    "bytes=5-1",
+    "-1",
+    "0",
+    "99999999999999999999",
+    "+5",
+    "0x10",
+    "5, 5",
+    "*/*",
+    "application/x-ndjson",
+    "Bearer",
+    "Bearer \xff",
+    "Basic YTpi",
+    "Bearer hr_" + "0" * 64,
+    "localhost",
+    "evil.example",
+    "[::1",
+    "a" * 40_000,
+    "\xff\xfe",
+    "\t",
+    "; ;",
+    "null",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What goes over the wire. `is_cut_off`: no more will come, though more is announced."""
+
+    kind: str
+    data: bytes
+    is_cut_off: bool = False
+
+
+Ids = Mapping[str, list[str]]
+
+
+def prepare(shot: Target) -> dict[str, list[str]]:
+    """Make one of everything that has an id, so that routes find something."""
+    client = shot.running.client
+    made: dict[str, list[str]] = {"batch": [], "file": [], "upload": [], "endpoint": [], "event": ["evt_0"]}
+    for _ in range(3):
+        made["batch"].append(shot.running.submit(prompts=["quick", "brown"], max_tokens=3))
+        lines = b"".join(
+            json.dumps(
+                {
+                    "custom_id": str(i),
+                    "method": "POST",
+                    "url": "/v1/embeddings",
+                    "body": {"model": "model", "input": "fox"},
+                }
+            ).encode()
+            + b"\n"
+            for i in range(3)
+        )
+        form = {"files": {"file": ("a.jsonl", lines)}, "data": {"purpose": "batch"}}
+        made["file"].append(client.post("/v1/files", **form).raise_for_status().json()["id"])
+        made["upload"].append(client.post("/v1/uploads", json=bodies.UPLOAD).raise_for_status().json()["id"])
+        made["endpoint"].append(
+            client.post("/v1/webhooks/endpoints", json={"url": "http://127.0.0.1:9/x", "enabled": False})
+            .raise_for_status()
+            .json()["id"]
+        )
+    return made
+
+
+def make(chaos: Chaos, key: str, ids: Ids) -> Sent:
+    """Return one request."""
+    kind, build = chaos.choice(KINDS)
+    data = build(chaos, key, ids)
+    cut = chaos.random() < 0.08
+    if cut:
+        data = data[: chaos.randrange(len(data) + 1)]
+    return Sent(kind, data, is_cut_off=cut or kind in {"lengths", "damaged", "requests"})
+
+
+def _path(chaos: Chaos, template: str, ids: Ids) -> str:
+    for name, known in ids.items():
+        if "{" + name + "}" in template:
+            one = (
+                chaos.choice(known)
+                if chaos.random() < 0.7
+                else quote(chaos.text().encode(errors="replace"), safe="%/.")
+            )
+            template = template.replace("{" + name + "}", one)
+    return template
+
+
+def _head(method: str, path: str, key: str, headers: Mapping[str, str]) -> bytes:
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "host: localhost",
+        f"authorization: Bearer {key}",
+        "connection: close",
+    ]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n"
+
+
+def _post(path: str, key: str, body: bytes, content_type: str = "application/json", **more: str) -> bytes:
+    headers = {"content-type": content_type, "content-length": str(len(body)), **more}
+    return _head("POST", path, key, headers) + body
+
+
+def _json_body(chaos: Chaos, valid: dict[str, Any], ids: Ids) -> bytes:
+    share = chaos.random()
+    needed = (
+        "prompt",
+        "prompts",
+        "requests",
+        "model",
+        "messages",
+        "input",
+        "url",
+        "input_file_id",
+        "endpoint",
+        "purpose",
+    )
+    some = {name: value for name, value in valid.items() if name in needed or chaos.random() < share}
+    if "input_file_id" in some:
+        some["input_file_id"] = chaos.choice(ids["file"])
+    return chaos.spelled(chaos.spoiled(some))
+
+
+def _spoiled_json(chaos: Chaos, key: str, ids: Ids) -> bytes:
+    template, valid = chaos.choice(list(JSON_ROUTES.items()))
+    return _post(_path(chaos, template, ids), key, _json_body(chaos, valid, ids))
+
+
+def _malformed_json(chaos: Chaos, key: str, ids: Ids) -> bytes:
+    template, valid = chaos.choice(list(JSON_ROUTES.items()))
+    body = chaos.damaged(_json_body(chaos, valid, ids), 5)
+    if chaos.random() < 0.2:
+        body = json.dumps({**valid, "metadata": nested(chaos.choice((200, 900)))}).encode()
+    if chaos.random() < 0.1:
+        body = chaos.choice(
+            (
+                b"[" * 50_000,
+                b'{"a":' * 20_000,
+                b"9" * 100_000,
+                b'"' + b"\\u0000" * 9000 + b'"',
+                b"\x00" * 1000,
+            )
+        )
+    return _post(_path(chaos, template, ids), key, body)
+
+
+def _wrong_types(chaos: Chaos, key: str, ids: Ids) -> bytes:
+    template, valid = chaos.choice(list(JSON_ROUTES.items()))
+    return _post(_path(chaos, template, ids), key, _json_body(chaos, valid, ids), chaos.choice(CONTENT_TYPES))
+
+
+def _queries(chaos: Chaos, key: str, ids: Ids) -> bytes:
+    template, names = chaos.choice(list(READ_ROUTES.items()))
+    path = _path(chaos, template, ids)
+    pairs = []
+    for name in names:
+        if chaos.random() < 0.6:
+            value = str(chaos.choice((chaos.scalar, chaos.text, lambda: chaos.choice(ids["batch"])))())[:5000]
+            pairs.append(f"{name}={quote(value.encode(errors='surrogatepass'))}")
+    if chaos.random() < 0.2:
+        pairs += [chaos.choice(("limit=1&limit=2", "%00=%00", "&&&==", "after=%ff%fe", "x" * 3000, "[]=1"))]
+    return _head("GET", path + ("?" + "&".join(pairs) if pairs else ""), key, {})
+
+
+def _acts(chaos: Chaos, key: str, ids: Ids) -> bytes:
+    method, template = chaos.choice(ACTIONS)
+    if method == "DELETE" and chaos.random() < 0.9:  # so that the others still find something
+        ids = {name: ["none"] for name in ids}
+    return _head(method, _path(chaos, template, ids), key, {"content-length": "0"})
+
+
+def _uploads(chaos: Chaos, key: str, ids: Ids) -> bytes:
+    form = files._form(chaos)
+    path = _path(chaos, chaos.choice(("/v1/files", "/v1/uploads/{upload}/parts")), ids)
+    if path != "/v1/files":
+        form = form.replace(b'name="file"', b'name="data"')
+    body = chaos.damaged(form, chaos.choice((0, 1, 3)))
+    more = {}
+    if chaos.random() < 0.2:
+        body, more = (
+            chaos.damaged(gzip.compress(body + b"\x00" * 10**6, 1), chaos.choice((0, 1))),
+            {"content-encoding": "gzip"},
+        )
+    content_type = f"multipart/form-data; boundary={files.BOUNDARY}"
+    return _post(path, key, body, chaos.choice((content_type,) * 9 + CONTENT_TYPES[:1]), **more)
+
+
+def _odd_headers(chaos: Chaos, key: str, ids: Ids) -> bytes:
+    method, path = chaos.choice(
+        (("GET", "/v1/batch"), ("POST", "/v1/batch/async"), ("GET", "/v1/files/{file}/content"))
+    )
+    body = json.dumps({"prompts": ["fox"], "max_tokens": 1}).encode() if method == "POST" else b""
+    headers = {"content-type": "application/json", "content-length": str(len(body))}
+    for _ in range(chaos.randrange(1, 4)):
+        name = chaos.choice(HEADERS) if chaos.random() < 0.9 else chaos.text()
+        headers[name] = chaos.choice(VALUES) if chaos.random() < 0.8 else chaos.text()
+    if chaos.random() < 0.05:
+        headers |= {f"x-{i}": "y" for i in range(chaos.choice((100, 2000)))}
+    return _head(method, _path(chaos, path, ids), key, headers) + body
+
+
+def _odd_requests(chaos: Chaos, key: str, ids: Ids) -> bytes:
+    path = chaos.choice(
+        (
+            *READ_ROUTES,
+            *JSON_ROUTES,
+            "*",
+            "",
+            "//",
+            "/../..",
+            "/%2e%2e/",
+            "/v1/../metrics",
+            "http://evil.example/v1/batch",
+            "/" + "a" * 40_000,
+            "/\xff",
+            "/%",
+            "/%zz",
+            "/v1/batch/%00",
+            "/docs",
+            "/openapi.json",
+            "/v1/batch/a%2Fb",
+            "/;x=1",
+            "/?" + "&" * 3000,
+        )
+    )
+    version = chaos.choice(
+        ("HTTP/1.1",) * 5 + ("HTTP/1.0", "HTTP/2.0", "HTTP/9.9", "", "FOO/1.1", "HTTP/1.1 x")
+    )
+    line = f"{chaos.choice(METHODS)} {_path(chaos, path, ids)} {version}"
+    end = chaos.choice(("\r\n", "\r\n", "\r\n", "\n", "\r", "\r\n\r\n"))
+    rest = f"host: localhost{end}authorization: Bearer {key}{end}connection: close{end}{end}"
+    return (line + end + rest).encode("latin-1", "replace")
+
+
+def _wrong_lengths(chaos: Chaos, key: str, _: Ids) -> bytes:
+    body = json.dumps({"prompts": ["fox"], "max_tokens": 1}).encode()
+    kind = chaos.randrange(5)
+    length = str(len(body) + chaos.choice((-5, 5, 1000, 10**12)))
+    if kind == 0:
+        return (
+            _head(
+                "POST", "/v1/batch/async", key, {"content-type": "application/json", "content-length": length}
+            )
+            + body
+        )
+    if kind == 1:
+        lengths = {
+            "content-type": "application/json",
+            "content-length": length,
+            "Content-Length": str(len(body)),
+        }
+        return _head("POST", "/v1/batch/async", key, lengths) + body
+    sizes = (f"{len(body):x}", f"{len(body):x};ext=1", "-1", "ffffffffffffffff", "zz", "", "0")
+    chunked = (
+        chaos.choice(sizes).encode()
+        + b"\r\n"
+        + body
+        + b"\r\n"
+        + chaos.choice((b"0\r\n\r\n", b"0\r\n", b"", b"5\r\nab"))
+    )
+    headers = {"content-type": "application/json", "transfer-encoding": "chunked"}
+    if kind == 2:
+        headers["content-length"] = length
+    return _head("POST", "/v1/batch/async", key, headers) + chunked
+
+
+def _damaged(chaos: Chaos, key: str, ids: Ids) -> bytes:
+    build = chaos.choice((_spoiled_json, _queries, _uploads, _odd_headers, _acts))
+    return chaos.damaged(build(chaos, key, ids), 4)
+
+
+Build = Callable[[Chaos, str, Ids], bytes]
+KINDS: tuple[tuple[str, Build], ...] = (
+    ("spoiled JSON", _spoiled_json),
+    ("spoiled JSON", _spoiled_json),
+    ("malformed JSON", _malformed_json),
+    ("content types", _wrong_types),
+    ("queries", _queries),
+    ("acts", _acts),
+    ("forms", _uploads),
+    ("headers", _odd_headers),
+    ("requests", _odd_requests),
+    ("lengths", _wrong_lengths),
+    ("damaged", _damaged),
+)

@@ -1,0 +1,233 @@
+"""Bodies of JSON: from bytes to what would be stored, by the plain routes and by OpenAI's."""
+
+import json
+from functools import cache
+from typing import Any, cast
+
+from pydantic import BaseModel, ValidationError
+
+from api.batches.schemas import BatchSubmission
+from api.batches.submission import to_batch
+from api.dependencies import Services
+from api.errors import ApiError, invalid_input
+from api.file_batches.schemas import FileBatchSubmission
+from api.files.schemas import UploadCompletion, UploadSubmission
+from api.generate import service as generate
+from api.generate.schemas import GenerateBody, PromptsBody, SyncBody
+from api.openai.bodies import Endpoint
+from api.openai.requests import from_line
+from api.prompts import fit
+from api.webhooks.schemas import EndpointChange, NewEndpointBody, Replay, Rotation
+from tests.fuzz.chaos import Chaos
+from tests.fuzz.surfaces.model import checkpoint
+from tests.fuzz.surfaces.storable import check_error, check_params, check_request, check_text
+from worker.settings import Settings
+
+SAMPLING: dict[str, Any] = {
+    "max_tokens": 5,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 3,
+    "min_p": 0.1,
+    "seed": 7,
+    "stop": ["\n", "end"],
+    "stop_token_ids": [3],
+    "ignore_eos": False,
+    "min_tokens": 1,
+    "repetition_penalty": 1.1,
+    "frequency_penalty": 0.1,
+    "presence_penalty": -0.1,
+    "logit_bias": {"5": 1.5, "7": -100},
+    "prompt_logprobs": 1,
+    "n": 2,
+    "best_of": 3,
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "a", "schema": {"type": "object", "properties": {"a": {"const": "b"}}}},
+    },
+}
+MESSAGES = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+    {"role": "assistant", "content": None},
+    {"role": "user", "content": "go on"},
+]
+CHAT: dict[str, Any] = SAMPLING | {
+    "model": "tiny",
+    "messages": MESSAGES,
+    "logprobs": True,
+    "top_logprobs": 2,
+    "metadata": {"a": "b"},
+    "user": "somebody",
+    "modalities": ["text"],
+    "tools": [],
+}
+COMPLETION: dict[str, Any] = SAMPLING | {"model": "tiny", "prompt": ["quick", "brown fox"], "logprobs": 1}
+EMBEDDING: dict[str, Any] = {
+    "model": "tiny",
+    "input": [[1, 2, 3], [4]],
+    "dimensions": 8,
+    "encoding_format": "base64",
+    "pooling": "mean",
+}
+SUBMISSION: dict[str, Any] = SAMPLING | {
+    "requests": [
+        {"custom_id": "a", "prompt": "quick", "temperature": 0.0, "guided_regex": "[a-z]+"},
+        {
+            "custom_id": "b",
+            "messages": [{"role": "user", "content": "lazy dog"}],
+            "guided_choice": ["a", "b"],
+        },
+        {"prompt": "fox", "kind": "embedding", "dimensions": 3},
+        {"prompt": "fox", "kind": "scoring", "continuations": [" jumps"]},
+    ],
+    "callback_url": "https://example.com/hook",
+    "priority": 3,
+    "completion_window": "24h",
+    "max_failed": 3,
+    "max_total_tokens": 10_000,
+    "cache": "exact",
+    "cache_similarity": 0.9,
+    "metadata": {"run": "7"},
+}
+PROMPTS: dict[str, Any] = SAMPLING | {"prompts": ["quick", "brown fox"], "wait_seconds": 3.5}
+FILE_BATCH = {
+    "input_file_id": "file-0123",
+    "endpoint": "/v1/chat/completions",
+    "completion_window": "7d",
+    "metadata": {"a": "b"},
+    "output_expires_after": {"anchor": "created_at", "seconds": 3600},
+    "priority": 1,
+}
+UPLOAD = {
+    "purpose": "batch",
+    "filename": "a.jsonl",
+    "bytes": 12,
+    "mime_type": "text/plain",
+    "expires_after": {"anchor": "created_at", "seconds": 3600},
+}
+OTHERS: tuple[tuple[type[BaseModel], dict[str, Any]], ...] = (
+    (FileBatchSubmission, FILE_BATCH),
+    (UploadSubmission, UPLOAD),
+    (UploadCompletion, {"part_ids": ["part_1", "part_2"], "md5": "0" * 32}),
+    (NewEndpointBody, {"url": "https://example.com", "event_types": ["batch.completed"], "description": "x"}),
+    (EndpointChange, {"url": "https://example.com", "enabled": False}),
+    (Rotation, {"overlap_seconds": 5}),
+    (Replay, {"endpoint_id": "we_1"}),
+)
+
+
+class NoPlaceError(AssertionError):
+    """A check of a body asked the database."""
+
+
+@cache
+def services() -> Services:
+    """Return what checks of bodies may use: a checkpoint and settings, and nothing that is far away."""
+    config = Settings(
+        database_url="postgresql://nowhere/none", redis_url="redis://nowhere", max_prompt_bytes=2000
+    )
+    return Services(
+        settings=config,
+        checkpoint=checkpoint(),
+        store=cast("Any", None),
+        broker=cast("Any", None),
+        feeds=cast("Any", None),
+        rate_limiter=cast("Any", None),
+        blobs=cast("Any", None),
+    )
+
+
+def _read(chaos: Chaos, model: type[BaseModel], valid: dict[str, Any]) -> Any:
+    """Return what a route is given of spoiled bytes; None: they are refused, and the error can be told."""
+    data = chaos.spelled(chaos.spoiled(valid))
+    if chaos.random() < 0.2:
+        data = chaos.damaged(data)
+    try:
+        value = json.loads(data)  # as FastAPI does; what this raises is answered 400
+    except (ValueError, RecursionError):
+        return None
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        check_error(invalid_input(error.errors()[0]))
+        return None
+
+
+def submission(chaos: Chaos) -> bool:
+    """Read a batch on its way in."""
+    body = _read(chaos, BatchSubmission, _some(chaos, SUBMISSION, keep=("requests",)))
+    if body is None or "semantic" in {body.cache, *(one.cache for one in body.requests or [])}:
+        return False
+    try:
+        batch = to_batch(services(), body)
+    except ApiError as error:
+        check_error(error)
+        return False
+    check_params(batch.params)
+    for request in batch.requests:
+        check_request(request, request.params or batch.params)
+    for key, value in batch.metadata.items():
+        check_text(key + value)
+    return True
+
+
+def waiting(chaos: Chaos) -> bool:
+    """Read what somebody waits for."""
+    model, valid = chaos.choice(
+        (
+            (GenerateBody, SAMPLING | {"prompt": "fox", "stream": True, "optimization": "none"}),
+            (SyncBody, PROMPTS),
+            (PromptsBody, PROMPTS),
+        )
+    )
+    body = _read(chaos, model, _some(chaos, valid, keep=("prompt", "prompts")))
+    if body is None:
+        return False
+    prompts = [body.prompt] if isinstance(body, GenerateBody) else body.prompts
+    try:
+        batch = generate.to_batch(services(), body, prompts, max_tokens=100)
+    except ApiError as error:
+        check_error(error)
+        return False
+    for request in batch.requests:
+        check_request(request, request.params or batch.params)
+    return True
+
+
+def openai(chaos: Chaos) -> bool:
+    """Read what OpenAI's clients send."""
+    endpoint = chaos.choice(list(Endpoint))
+    valid = {
+        Endpoint.CHAT_COMPLETIONS: CHAT,
+        Endpoint.COMPLETIONS: COMPLETION,
+        Endpoint.EMBEDDINGS: EMBEDDING,
+    }[endpoint]
+    body = chaos.spoiled(_some(chaos, valid, keep=("model", "messages", "prompt", "input")))
+    try:
+        request = from_line(checkpoint(), endpoint, body, custom_id=None)
+        (fitted,) = fit(checkpoint(), [request], max_prompt_bytes=2000, name=lambda _: "input")
+    except ApiError as error:
+        check_error(error)
+        return False
+    assert fitted.params is not None
+    check_request(fitted, fitted.params)
+    return True
+
+
+def others(chaos: Chaos) -> bool:
+    """Read every other body."""
+    model, valid = chaos.choice(OTHERS)
+    body = _read(chaos, model, valid)
+    if body is None:
+        return False
+    for value in body.model_dump().values():
+        if isinstance(value, str):
+            check_text(value)
+    return True
+
+
+def _some(chaos: Chaos, valid: dict[str, Any], *, keep: tuple[str, ...]) -> dict[str, Any]:
+    """Return a body with only some of its fields: with all of them one wrong field hides the others."""
+    share = chaos.random()
+    return {key: value for key, value in valid.items() if key in keep or chaos.random() < share}

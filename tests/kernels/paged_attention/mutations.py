@@ -1,0 +1,229 @@
+from tests.kernels.mutation import Mutation, Table
+
+ROWS = "test_matches_reference and not every_format"
+
+TABLES = (
+    Table(
+        "paged_attention/kernel.py",
+        "paged_attention/test_gpu.py",
+        (
+            Mutation(
+                "the first split of a window is skipped",
+                "context - num_rows - WINDOW + 1",
+                "context - num_rows - WINDOW + 2",
+                only=ROWS,
+            ),
+            Mutation(
+                "plan: the last tile is left out",
+                "tl.cdiv(num_rows, ROWS_PER_TILE)",
+                "num_rows // ROWS_PER_TILE",
+                only=ROWS,
+            ),
+            Mutation(
+                "plan: decode rows are not split",
+                "tl.where(num_rows > SPLIT_ROWS,",
+                "tl.where(num_rows >= SPLIT_ROWS,",
+                only=ROWS,
+            ),
+            Mutation("every item is of the first head", "item % NUM_KV_HEADS", "item % 1", only=ROWS),
+            Mutation(
+                "tiles are counted from the first Sequence on",
+                "tile -= tl.max(tl.where(is_before, ends, 0), 0)",
+                "tile -= 0",
+                only=ROWS,
+            ),
+            Mutation("table of another Sequence", "* table_stride\n", "* (table_stride - 1)\n", only=ROWS),
+            Mutation(
+                "tile: position of the first tile",
+                "position = context - num_rows + skipped",
+                "position = context - num_rows",
+                only=ROWS,
+            ),
+            Mutation(
+                "tile: the window begins a block late",
+                "        begin = tl.maximum(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N\n",
+                "        begin = tl.maximum(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N + BLOCK_N\n",
+                only=ROWS,
+            ),
+            Mutation(
+                "split: counted from the start of the context",
+                "begin = (first_split + tile) * SPLIT_SIZE",
+                "begin = tile * SPLIT_SIZE",
+                only=ROWS,
+            ),
+            Mutation(
+                "split: its last token is left out",
+                "tl.minimum(begin + SPLIT_SIZE, context)",
+                "tl.minimum(begin + SPLIT_SIZE - 1, context)",
+                only=ROWS,
+            ),
+            Mutation(
+                "split: leaves its maximum for its sum",
+                "tl.store(partial_stats + part * 2 + 1, total",
+                "tl.store(partial_stats + part * 2 + 1, largest",
+                only=ROWS,
+            ),
+            Mutation(
+                "rows are taken for dense",
+                "row.to(tl.int64)[:, None] * query_stride",
+                "row.to(tl.int64)[:, None] * NUM_KV_HEADS * GROUP * HEAD_DIM",
+                only=ROWS,
+            ),
+            Mutation(
+                "heads of the first group",
+                "head = kv_head * GROUP + index % GROUP",
+                "head = index % GROUP",
+                only=ROWS,
+            ),
+            Mutation(
+                "no maximum subtracted",
+                "tl.exp2(scores - reference[:, None])",
+                "tl.exp2(scores)",
+                only=ROWS,
+            ),
+            Mutation(
+                "what was mixed keeps its old weight", "mixed *= shrink[:, None]", "mixed *= 1.0", only=ROWS
+            ),
+            Mutation(
+                "the sum keeps its old weight",
+                "total = total * shrink + tl.sum",
+                "total = total + tl.sum",
+                only=ROWS,
+            ),
+            Mutation(
+                "a row does not read itself",
+                "token[None, :] <= row_position[:, None]",
+                "token[None, :] < row_position[:, None]",
+                only=ROWS,
+            ),
+            Mutation(
+                "the window is one token wider",
+                "token[None, :] > row_position[:, None] - WINDOW",
+                "token[None, :] >= row_position[:, None] - WINDOW",
+                only=ROWS,
+            ),
+            Mutation(
+                "a row that has read nothing subtracts infinity",
+                'tl.where(new_largest == float("-inf"), 0.0, new_largest)',
+                "new_largest",
+                only=ROWS,
+            ),
+            Mutation(
+                "keys have no scale",
+                "scores *= tl.load(scales + slot, mask=in_range, other=0.0)[None, :]",
+                "scores *= 1.0",
+                only="every_format and int8",
+            ),
+            Mutation(
+                "values have the scales of keys",
+                "tl.load(scales + value_slot",
+                "tl.load(scales + slot",
+                only="every_format and int8",
+            ),
+            Mutation(
+                "values of the next head's keys",
+                "value_slot = slot + NUM_KV_HEADS * BLOCK_SIZE",
+                "value_slot = slot + BLOCK_SIZE",
+                only=ROWS,
+            ),
+            Mutation("soft cap: another tangent", "(1 - 2 / (tl.exp2(", "(1 - 1 / (tl.exp2(", only=ROWS),
+            Mutation(
+                "slots of shorter Blocks",
+                "+ kv_head) * BLOCK_SIZE + token % BLOCK_SIZE",
+                "+ kv_head) * BLOCK_SIZE + token % (BLOCK_SIZE - 1)",
+                only=ROWS,
+            ),
+            Mutation("fp8: an exponent off", "bitcast=True) * 256.0", "bitcast=True) * 128.0", only="fp8"),
+            Mutation(
+                "nothing is divided by the sum",
+                "mixed / tl.where(is_row, total, 1.0)[:, None]",
+                "mixed",
+                only=ROWS,
+            ),
+            Mutation(
+                "merge: the heads' splits of row 0",
+                "first += row * GROUP + head % GROUP",
+                "first += head % GROUP",
+                only=ROWS,
+            ),
+            Mutation(
+                "merge: only the last splits",
+                "mixed += tl.sum(values * weight[:, None], 0)",
+                "mixed = tl.sum(values * weight[:, None], 0)",
+                only=ROWS,
+            ),
+            Mutation(
+                "merge: no maximum subtracted",
+                "tl.exp2(seen - largest)",
+                "tl.exp2(seen)",
+                only="large_scores",
+            ),
+        ),
+    ),
+    Table(
+        "paged_attention/cpu.py",
+        "paged_attention/test_paged_attention.py",
+        (
+            Mutation("scores are not scaled", "load(scores, index) * scale)", "load(scores, index))"),
+            Mutation(
+                "no maximum subtracted",
+                "peak = maximum(peak, load(scores, index))",
+                "peak = np.float32(0)",
+                only="large_scores",
+            ),
+            Mutation("soft cap: only the tangent", "cap * tanh(", "tanh("),
+            Mutation("weights do not sum to one", "np.float32(1) / total", "np.float32(1)"),
+            Mutation(
+                "scale of a Block's first Slot", "load(scales, at + slot)", "load(scales, at)", only="int8"
+            ),
+            Mutation("a row does not read itself", "start + position + 1\n", "start + position\n"),
+            Mutation(
+                "the window is one token narrower",
+                "max(0, position + 1 - window)",
+                "max(0, position + 2 - window)",
+            ),
+            Mutation(
+                "rows of an item share a position",
+                "positions[first + vector // group]",
+                "positions[first]",
+            ),
+            Mutation(
+                "values past the context are mixed in",
+                "min(block_size, context - block * block_size)",
+                "block_size",
+            ),
+            Mutation("heads of a group share a place", "* group + vector % group)", "* group)"),
+        ),
+    ),
+    Table(
+        "tile.py",
+        "paged_attention/test_paged_attention.py",
+        (
+            Mutation(
+                "even steps for odd ones",
+                "add_product(builder.add(first, ir.Constant(I64, number)), chain)",
+                "add_product(first, chain)",
+            ),
+            Mutation(
+                "the last odd step is another",
+                "builder.sub(depth, ir.Constant(I64, 1))",
+                "builder.sub(depth, ir.Constant(I64, 2))",
+            ),
+            Mutation(
+                "one of two sums is lost",
+                "for chain in sums:\n            total",
+                "for chain in sums[:1]:\n            total",
+            ),
+            Mutation(
+                "four registers: columns repeat",
+                "            4,\n            depth,\n            out,\n            out_start + column,",
+                "            4,\n            depth,\n            out,\n            out_start,",
+            ),
+            Mutation(
+                "rows of a tile repeat",
+                "builder.mul(stride, ir.Constant(I64, row))",
+                "builder.mul(stride, ir.Constant(I64, 0))",
+            ),
+        ),
+    ),
+)
