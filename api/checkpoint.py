@@ -137,7 +137,9 @@ class Checkpoint:
 
         """
         if self._template is None:
-            raise ChatTemplateError(f"model {self.name} has no chat template: send `prompt` instead")
+            raise ChatTemplateError(
+                f"model {self.name} has no chat template: ask for completions of a `prompt` instead"
+            )
         try:
             return self._template.render(
                 messages=messages, add_generation_prompt=True, **self._template_variables

@@ -9,6 +9,7 @@ from api import errors, health, openapi
 from api.audit import routes as audit
 from api.batches import control_routes, progress_routes
 from api.batches import routes as batches
+from api.dashboard import routes as dashboard
 from api.dependencies import open_services
 from api.estimates import routes as estimates
 from api.file_batches import routes as file_batches
@@ -17,7 +18,7 @@ from api.generate import routes as generate
 from api.metrics import routes as metrics
 from api.middleware import BodyLimit, SecurityHeaders
 from api.openai import routes as openai
-from api.slow_clients import SlowBodies
+from api.slow_clients import GoneClients, SlowBodies
 from api.strangers import StrangersBodies
 from api.uploads import routes as uploads
 from api.webhooks import routes as webhooks
@@ -49,8 +50,10 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.add_middleware(SlowBodies)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.add_middleware(SecurityHeaders)
+    app.add_middleware(GoneClients)
     metrics.install(app, services.store)
     app.include_router(health.router)
+    app.include_router(dashboard.router)
     app.include_router(generate.router)
     app.include_router(openai.router)
     app.include_router(estimates.router)

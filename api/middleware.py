@@ -10,6 +10,7 @@ from api.errors import BodyTooLargeError, error_response
 # These routes count the bytes of a file as it arrives, against limits of their own.
 FILE_PATHS = re.compile(r"/v1/(files|uploads/[^/]+/parts)")
 
+TOO_LARGE = "body_too_large"
 # Nobody frames the API, guesses a type, keeps an answer or is told where a reader came from. The pages under
 # /docs load Swagger from its CDN, so only what is not a page forbids everything else.
 EVERYWHERE = {
@@ -67,7 +68,7 @@ class BodyLimit:
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._max_bytes:
-                raise BodyTooLargeError(self._message, param="body")
+                raise BodyTooLargeError(self._message, param="body", code=TOO_LARGE)
             return message
 
         await self._app(scope, counted, send)
@@ -78,4 +79,4 @@ class BodyLimit:
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         status, kind = BodyTooLargeError.status, BodyTooLargeError.type
-        await error_response(status, self._message, kind, param="body")(scope, receive, send)
+        await error_response(status, self._message, kind, param="body", code=TOO_LARGE)(scope, receive, send)

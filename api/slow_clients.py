@@ -1,6 +1,7 @@
-"""Clients that send slowly on purpose hold a connection, and nothing more, for a bounded time."""
+"""Clients that are slow on purpose, or break off, hold a connection, and nothing more, for a bounded time."""
 
 import asyncio
+from contextlib import suppress
 
 import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -80,3 +81,19 @@ class SlowBodies:
             return message
 
         await self._app(scope, timed, send)
+
+
+class GoneClients:
+    """Drops an answer that HTTP has no place for any more: what came was no HTTP after all."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; the server has answered 400 before what h11 refuses to send."""
+
+        async def send_if_there(message: Message) -> None:
+            with suppress(h11.LocalProtocolError):
+                await send(message)
+
+        await self._app(scope, receive, send_if_there)

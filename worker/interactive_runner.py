@@ -17,6 +17,7 @@ from worker.engine.share import Share
 from worker.engine.step import Delta, Outcome, Request
 from worker.engine.submission import Submission
 from worker.lease_keeper import LeaseKeeper
+from worker.response_cache import Lookup, ResponseCache
 from worker.run_meters import RunMeters
 from worker.store import shards
 from worker.store.session import DATABASE_AWAY, Store
@@ -57,6 +58,7 @@ class InteractiveRunner:
     drain_seconds: float
     draining: Event
     meters: RunMeters = field(default_factory=RunMeters)
+    cache: ResponseCache | None = None
     _runs: set["_Run"] = field(default_factory=set)  # those that go on now
 
     def run(self, shard_id: int) -> None:
@@ -68,7 +70,7 @@ class InteractiveRunner:
                 self._run(held)
 
     def _run(self, held: Claim) -> None:
-        run = _Run(held, self.feed, self.meters)
+        run = _Run(held, self.feed, self.meters, self._look_up(held))
         run.submit(self.engine)
         self._runs.add(run)
         try:
@@ -76,6 +78,11 @@ class InteractiveRunner:
         finally:
             self._runs.discard(run)
             run.work.cancel()
+
+    def _look_up(self, held: Claim) -> Lookup:
+        lookup = Lookup() if self.cache is None else self.cache.look_up(held)
+        self.meters.looked_up(lookup.num_asked)
+        return lookup
 
     def batch_changed(self, batch_id: str) -> None:
         """Have the runs of this batch save now, and hear what has changed."""
@@ -124,6 +131,7 @@ class _Run:
     held: Claim
     feed: Feed
     meters: RunMeters
+    known: Lookup
     unsaved: list[NewResult] = field(default_factory=list)
     finished_tokens: int = 0
     began_at: float = field(default_factory=time.monotonic)
@@ -138,10 +146,13 @@ class _Run:
 
     def submit(self, engine: EngineThread) -> None:
         """Give the engine what the shard holds."""
-        self.parts = Parts(self.held.requests)
+        answered = {answer.request_id for answer in self.known.answers}
+        to_run = [request for request in self.held.requests if request.id not in answered]
+        self.unsaved += self.known.answers
+        self.parts = Parts(to_run)
         share = Share(self.held.tenant_id, self.held.weight)
         asked: list[Request] = []
-        for request in self.held.requests:
+        for request in to_run:
             try:
                 asked += to_engine(request, None, share=share, priority=URGENT)
             except InvalidRequestError as error:
@@ -182,6 +193,6 @@ class _Run:
         for outcome in outcomes:
             whole = None if is_cancelled(outcome) else self.parts.add(outcome)
             if whole is not None:
-                self.unsaved.append(to_result(*whole))
+                self.unsaved.append(to_result(*whole, keep=self.known.entries.get(whole[0].id)))
                 self.meters.took(time.monotonic() - self.began_at, whole[0].num_copies)
                 self.finished_tokens += num_output_tokens(whole[1])

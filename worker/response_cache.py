@@ -62,7 +62,10 @@ class ResponseCache:
         return lookup
 
     def _mode(self, held: Claim, request: ShardRequest) -> CacheMode:
-        return CacheMode.OFF if request.digest is None else request.cache or held.cache
+        mode = CacheMode.OFF if request.digest is None else request.cache or held.cache
+        if mode is CacheMode.SEMANTIC and not held.may_use_semantic_cache:
+            return CacheMode.EXACT  # the leave was taken back since
+        return mode
 
     def _entry(self, held: Claim, request: ShardRequest) -> CacheEntry:
         group = sampling_digest(request.params, max_tokens=request.max_tokens)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TextIO
 
+from worker.settings import settings
+
 ROOT = Path(__file__).resolve().parent.parent
 PROCFILE_LINE = re.compile(r"^(?P<name>[A-Za-z0-9_-]+):\s*(?P<command>.+)$", re.MULTILINE)
 # Long enough for a worker to drain (HEADRACE_DRAIN_SECONDS) and hand back its shards.
@@ -122,6 +124,8 @@ def main(names: Iterable[str]) -> int:
     if unknown := sorted(set(chosen) - set(commands)):
         sys.stderr.write(f"not in the Procfile: {', '.join(unknown)} (it has {', '.join(commands)})\n")
         return 2
+    if "web" in chosen:
+        _tell_where()
     if "flower" in chosen and (credentials := os.environ.get("FLOWER_BASIC_AUTH")):
         _tell_flower_login(credentials)
     stopping = threading.Event()
@@ -129,6 +133,16 @@ def main(names: Iterable[str]) -> int:
         signal.signal(signum, lambda *_: stopping.set())
     up({name: commands[name] for name in chosen}, stopping)
     return 0
+
+
+def _tell_where() -> None:
+    config = settings()
+    host = "127.0.0.1" if config.host in {"0.0.0.0", "::"} else config.host  # noqa: S104 - to call, not to bind
+    url = f"http://{host}:{config.port}"
+    sys.stdout.write(
+        f"the API is coming up at {url}: documentation at {url}/docs, dashboard at {url}/dashboard\n"
+    )
+    sys.stdout.flush()
 
 
 def _tell_flower_login(credentials: str) -> None:

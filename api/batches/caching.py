@@ -1,37 +1,65 @@
-"""Whether the response cache a submission asks for is there."""
+"""Which response cache a submission gets: what it asks for, if that is there and its tenant may use it."""
 
-from collections.abc import Iterator
+from sqlalchemy.orm import Session
 
 from api.batches.schemas import BatchSubmission
 from api.dependencies import Services
-from api.errors import InvalidInputError
-from worker.store import response_cache
+from api.errors import InvalidInputError, PermissionDeniedError
+from worker.contract.caching import CacheMode
+from worker.store import response_cache, tenants
 
 
-def check_cache(services: Services, submission: BatchSubmission) -> None:
-    """Refuse a semantic cache where there is none.
+def choose_cache(
+    services: Services, session: Session, asked: str | None, *, param: str = "cache"
+) -> CacheMode:
+    """Return the mode that was asked for, or the deployment's default.
+
+    Where semantic is only the default, a tenant that may not have it gets the exact cache.
 
     Raises:
+        PermissionDeniedError: the tenant may not use the semantic cache.
         InvalidInputError: this Postgres has no pgvector.
 
     """
-    param = next(_semantic(services, submission), None)
-    if param is None:
-        return
-    with services.store.transaction() as session:
-        if response_cache.has_vectors(session):
-            return
+    mode = CacheMode(asked or services.settings.cache)
+    if mode is not CacheMode.SEMANTIC:
+        return mode
+    is_allowed, is_there = tenants.may_use_semantic_cache(session), response_cache.has_vectors(session)
+    if is_allowed and is_there:
+        return mode
+    if asked is None:
+        return CacheMode.EXACT
+    if not is_allowed:
+        raise PermissionDeniedError(
+            f"{param}: this tenant may not use the semantic cache, whose answers are another prompt's:"
+            " `headrace tenants set NAME --semantic-cache` allows it; `exact` needs no leave",
+            param=param,
+            code="semantic_cache_not_allowed",
+        )
     raise InvalidInputError(
-        f"{param}: the semantic cache needs pgvector, which this Postgres does not have: install it there and"
-        " run CREATE EXTENSION vector, or ask for `exact`",
+        f"{param}: the semantic cache needs pgvector, which this Postgres does not have: install it there"
+        " and run CREATE EXTENSION vector, or ask for `exact`",
         param=param,
         code="semantic_cache_unavailable",
     )
 
 
-def _semantic(services: Services, submission: BatchSubmission) -> Iterator[str]:
-    if (submission.cache or services.settings.cache) == "semantic":
-        yield "cache"
-    for i, request in enumerate(submission.requests or []):
-        if request.cache == "semantic":
-            yield f"requests[{i}].cache"
+def default_cache(services: Services) -> CacheMode:
+    """Return the mode of work that says nothing of it."""
+    mode = CacheMode(services.settings.cache)
+    if mode is not CacheMode.SEMANTIC:
+        return mode
+    with services.store.transaction() as session:
+        return choose_cache(services, session, None)
+
+
+def batch_cache(services: Services, submission: BatchSubmission) -> CacheMode:
+    """Return a batch's mode once those of its requests are allowed too; raises as `choose_cache` does."""
+    mode = CacheMode(submission.cache or services.settings.cache)
+    wanted = [i for i, request in enumerate(submission.requests or []) if request.cache == "semantic"]
+    if mode is not CacheMode.SEMANTIC and not wanted:
+        return mode
+    with services.store.transaction() as session:
+        for i in wanted[:1]:  # allowed to one is allowed to all
+            choose_cache(services, session, CacheMode.SEMANTIC, param=f"requests[{i}].cache")
+        return choose_cache(services, session, submission.cache)

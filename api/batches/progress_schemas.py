@@ -18,7 +18,16 @@ class EtaRange(BaseModel):
 class Waiting(BaseModel):
     """Why nothing of a batch runs now."""
 
-    reason: Literal["paused", "no_worker", "model_loading", "in_line", "starting", "stopping"]
+    reason: Literal[
+        "paused",
+        "reading_file",
+        "file_unread",
+        "no_worker",
+        "model_loading",
+        "in_line",
+        "starting",
+        "stopping",
+    ]
     message: str
     position: int | None = Field(default=None, description="in line, from 1")
     batches_ahead: int | None = None

@@ -54,7 +54,35 @@ Metadata = Annotated[
     dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]],
     Field(max_length=16),
 ]
-Cache = Literal["off", "exact", "semantic"]
+MaxFailed = Annotated[
+    int,
+    Field(ge=0, lt=2**31, description="The batch stops once more requests than this have failed."),
+]
+MaxTotalTokens = Annotated[
+    int,
+    Field(
+        ge=1,
+        lt=2**53,
+        description="The batch stops once it has used so many tokens, input and output; looked at each save.",
+    ),
+]
+Cache = Annotated[
+    Literal["off", "exact", "semantic"],
+    Field(
+        description="Whether greedy and seeded requests may be answered from the response cache: `exact` by"
+        " the same request, `semantic` also by one that means nearly the same, which the tenant must be"
+        " allowed. Default: HEADRACE_CACHE."
+    ),
+]
+Similarity = Annotated[
+    float,
+    Field(
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description="The least cosine similarity of two prompts that share an answer of the semantic cache.",
+    ),
+]
 
 
 class Message(Schema):
@@ -127,27 +155,10 @@ class BatchSubmission(SamplingFields):
     deadline: Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_no_number)] | None = Field(
         default=None, description="A completion window that is given by its end."
     )
-    max_failed: int | None = Field(
-        default=None, ge=0, lt=2**31, description="The batch stops once more requests than this have failed."
-    )
-    max_total_tokens: int | None = Field(
-        default=None,
-        ge=1,
-        lt=2**53,
-        description="The batch stops once it has used so many tokens, input and output; looked at each save.",
-    )
-    cache: Cache | None = Field(
-        default=None,
-        description="Whether greedy and seeded requests may be answered from the response cache: `exact` by"
-        " the same request, `semantic` also by one that means nearly the same. Default: HEADRACE_CACHE.",
-    )
-    cache_similarity: float = Field(
-        default=DEFAULT_SIMILARITY,
-        gt=0,
-        le=1,
-        allow_inf_nan=False,
-        description="The least cosine similarity of two prompts that share an answer of the semantic cache.",
-    )
+    max_failed: MaxFailed | None = None
+    max_total_tokens: MaxTotalTokens | None = None
+    cache: Cache | None = None
+    cache_similarity: Similarity = DEFAULT_SIMILARITY
     metadata: Metadata = Field(default_factory=dict)
 
     @model_validator(mode="after")

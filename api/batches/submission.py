@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from api.batches.caching import check_cache
+from api.batches.caching import batch_cache
 from api.batches.schemas import BatchRequest, BatchSubmission, parse_window
 from api.checkpoint import ChatTemplateError, Checkpoint
 from api.dependencies import Services
@@ -25,10 +25,10 @@ def to_batch(services: Services, submission: BatchSubmission) -> NewBatch:
 
     Raises:
         InvalidInputError: a prompt does not fit the model, an id is repeated, or there is too much of it.
+        PermissionDeniedError: the tenant may not use the semantic cache.
 
     """
     window = submission.completion_window
-    check_cache(services, submission)
     if submission.callback_url is not None:
         check_url(services.settings, submission.callback_url, param="callback_url")
     params = to_params(submission, SamplingParams(), services.checkpoint)
@@ -42,7 +42,7 @@ def to_batch(services: Services, submission: BatchSubmission) -> NewBatch:
         deadline=submission.deadline,
         max_failed=submission.max_failed,
         max_total_tokens=submission.max_total_tokens,
-        cache=CacheMode(submission.cache or services.settings.cache),
+        cache=batch_cache(services, submission),
         cache_similarity=submission.cache_similarity,
     )
 

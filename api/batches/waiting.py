@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from api.batches.progress_schemas import Waiting
 from worker.contract.states import BatchStatus
-from worker.store import queueing
+from worker.store import batch_files, queueing
 from worker.store.batch_views import BatchView
 from worker.store.queueing import Ahead, Capacity
 
@@ -17,6 +17,7 @@ class Line:
 
     ahead: Ahead
     capacity: Capacity
+    has_no_reader: bool = False  # nobody reads the file that its requests come from
 
 
 def read_line(session: Session, view: BatchView) -> Line | None:
@@ -24,7 +25,8 @@ def read_line(session: Session, view: BatchView) -> Line | None:
     if view.status.is_terminal or view.num_running_shards:
         return None
     ahead = queueing.ahead_of(session, priority=view.priority, expires_at=view.expires_at, batch_id=view.id)
-    return Line(ahead, queueing.capacity(session))
+    has_no_reader = bool(view.num_unread) and batch_files.has_no_reader(session, view.id)
+    return Line(ahead, queueing.capacity(session), has_no_reader)
 
 
 def explain(view: BatchView, line: Line | None) -> Waiting | None:
@@ -35,6 +37,11 @@ def explain(view: BatchView, line: Line | None) -> Waiting | None:
         return Waiting(reason="stopping", message="it is about to end")
     if view.paused_at is not None:
         return Waiting(reason="paused", message="it was paused; resume it")
+    if view.num_unread == view.num_requests:
+        if line.has_no_reader:
+            message = "nobody reads its file: the files process is busy, or does not run"
+            return Waiting(reason="file_unread", message=message)
+        return Waiting(reason="reading_file", message="its file is being read")
     ahead = line.ahead
     place = {
         "position": ahead.num_batches + 1,

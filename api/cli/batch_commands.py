@@ -1,14 +1,15 @@
-"""`headrace status | list | results | cancel | retry`."""
+"""`headrace status | list | results | pause | resume | cancel | retry`."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from api.cli.connection import connection
-from api.cli.show import AsJson, print_json, print_record, print_table
-from api.cli.watch import watch
+from api.cli.connection import Connection, connection
+from api.cli.show import AsJson, fail, print_json, print_record, print_table
+from api.cli.watch import wait_for_files, watch
 
 BatchId = Annotated[str, typer.Argument(help="batch_..., as `headrace submit` printed it.")]
 
@@ -60,18 +61,44 @@ def results(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")] = None,
     follow: Annotated[bool, typer.Option(help="Go on until the batch has ended.")] = False,
     after: Annotated[int, typer.Option(min=0, help="Only those after this sequence number.")] = 0,
+    as_files: Annotated[
+        bool, typer.Option("--openai", help="The output file and the error file of a batch made from a file.")
+    ] = False,
     as_json: AsJson = False,  # noqa: ARG001 - results are JSON lines whether it is said or not
 ) -> None:
     """Print results in order of completion, as JSON lines; also while the batch runs."""
-    params: dict[str, int] = {"after": after} | ({"follow": 1} if follow else {})
-    with connection(context).stream(f"/v1/batch/{batch_id}/results", **params) as answer:
-        if output is None:
-            for line in answer.iter_lines():
-                sys.stdout.write(line + "\n")
-                sys.stdout.flush()
-        else:
-            with output.open("w", encoding="utf-8") as file:
-                file.writelines(line + "\n" for line in answer.iter_lines())
+    api = connection(context)
+    if as_files:
+        if follow or after:
+            fail("--openai prints whole files: it goes with neither --follow nor --after")
+        paths, params = _file_paths(api, batch_id), {}
+    else:
+        paths, params = (
+            [f"/v1/batch/{batch_id}/results"],
+            {"after": after} | ({"follow": 1} if follow else {}),
+        )
+    with nullcontext(sys.stdout) if output is None else output.open("w", encoding="utf-8") as file:
+        for path in paths:
+            with api.stream(path, **params) as answer:
+                for line in answer.iter_lines():
+                    file.write(line + "\n")
+                    file.flush()
+
+
+def _file_paths(api: Connection, batch_id: str) -> list[str]:
+    batch = wait_for_files(api, batch_id)
+    found = [batch["output_file_id"], batch["error_file_id"]]
+    return [f"/v1/files/{file_id}/content" for file_id in found if file_id is not None]
+
+
+def pause(context: typer.Context, batch_id: BatchId, as_json: AsJson = False) -> None:
+    """Have a batch wait: what runs of it stops, and later goes on from there."""
+    show_batch(connection(context).call("POST", f"/v1/batch/{batch_id}/pause"), as_json=as_json)
+
+
+def resume(context: typer.Context, batch_id: BatchId, as_json: AsJson = False) -> None:
+    """Let a paused batch go on."""
+    show_batch(connection(context).call("POST", f"/v1/batch/{batch_id}/resume"), as_json=as_json)
 
 
 def cancel(context: typer.Context, batch_id: BatchId, as_json: AsJson = False) -> None:

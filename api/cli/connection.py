@@ -12,7 +12,11 @@ TIMEOUT_SECONDS = 120.0  # a large batch is checked and stored before it is acce
 
 
 class RefusedError(Exception):
-    """The API answered with an error. The message is for people."""
+    """The API answered with an error. The message is for people; `code` is the error's, if it has one."""
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class Connection:
 
     @contextmanager
     def stream(self, path: str, **params: Any) -> Iterator[httpx.Response]:
-        """Yield an answer whose lines can be read as they come; raises as `call` does."""
+        """Yield an answer that can be read as it comes; raises as `call` does."""
         with (
             self._client() as client,
             client.stream(
@@ -63,10 +67,16 @@ def connection(context: typer.Context) -> Connection:
 def _check(answer: httpx.Response) -> None:
     if answer.is_success:
         return
+    code = None
     try:
-        message = str(answer.json()["error"]["message"])
+        error = answer.json()["error"]
+        message, code = str(error["message"]), error["code"]
+        # The first wrong line of a file is the message; the others follow it.
+        message = "\n".join(
+            [message, *(f"line {one['line']}: {one['message']}" for one in (error.get("lines") or [])[1:])]
+        )
     except (ValueError, LookupError, TypeError):
         message = f"{answer.request.url} answered {answer.status_code}, which is no answer of Headrace's"
     if retry_after := answer.headers.get("retry-after"):
         message += f" (try again in {retry_after} s)"
-    raise RefusedError(message)
+    raise RefusedError(message, code)

@@ -15,7 +15,7 @@ from api.cli.receiver import receiver
 from api.cli.session import SessionError, choose_ports, session
 from worker.settings import DEMO_MODEL, settings
 
-PROCESSES = ("web", "gpu", "callbacks", "dispatcher", "flower")
+PROCESSES = ("web", "gpu", "callbacks", "dispatcher", "files", "flower")
 OPENINGS = (
     "def read_lines(path):\n    ",
     "class Queue:\n    ",

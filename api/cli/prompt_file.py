@@ -4,8 +4,6 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-OPENAI_FIELDS = {"method", "url", "body"}
-
 
 class PromptFileError(Exception):
     """A file that holds no batch. The message names the line."""
@@ -37,9 +35,4 @@ def _to_request(name: str, number: int, line: str) -> dict[str, Any]:
         return {"prompt": value}
     if not isinstance(value, dict):
         raise PromptFileError(f"{name}, line {number}: neither an object nor a string")
-    if value.keys() >= OPENAI_FIELDS:
-        raise PromptFileError(
-            f"{name}, line {number}: a line of OpenAI's batch format; send such files with the openai client "
-            "(files.create, batches.create), or keep of each line its custom_id and its prompt or messages"
-        )
     return value

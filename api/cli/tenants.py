@@ -36,9 +36,15 @@ def set_tenant(
     max_bytes: Limit = None,
     max_file_bytes: Limit = None,
     calls_per_minute: Limit = None,
+    semantic_cache: Annotated[
+        bool | None,
+        typer.Option(
+            "--semantic-cache/--no-semantic-cache", help="Whether its batches may ask for the semantic cache."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change a tenant's share and limits; `none` lifts a limit. What is not named stays."""
+    """Change a tenant's share, limits and rights; `none` lifts a limit. What is not named stays."""
     texts = (max_batches, max_requests, max_tokens, max_bytes, max_file_bytes, calls_per_minute)
     changes: dict[str, int | None] = {
         limit: _to_limit(limit, text)
@@ -47,8 +53,10 @@ def set_tenant(
     }
     if weight is not None:
         changes["weight"] = weight
+    if semantic_cache is not None:
+        changes["may_use_semantic_cache"] = semantic_cache
     if not changes:
-        fail("nothing to change: name a weight or a limit")
+        fail("nothing to change: name a weight, a limit or a right")
     with administration() as session:
         if tenants.create(session, name):
             note(session, "tenant.create", name)
@@ -70,9 +78,23 @@ def _show(found: list[Tenant], *, as_json: bool) -> None:
     if as_json:
         print_json([_flat(tenant) for tenant in found])
         return
-    columns = ["TENANT", "WEIGHT", *(name.replace("_", " ").upper() for name in LIMIT_NAMES)]
+    columns = [
+        "TENANT",
+        "WEIGHT",
+        *(name.replace("_", " ").upper() for name in LIMIT_NAMES),
+        "SEMANTIC CACHE",
+    ]
     print_table(
-        columns, ((t.id, t.weight, *(getattr(t.limits, name) for name in LIMIT_NAMES)) for t in found)
+        columns,
+        (
+            (
+                t.id,
+                t.weight,
+                *(getattr(t.limits, name) for name in LIMIT_NAMES),
+                "yes" if t.may_use_semantic_cache else "no",
+            )
+            for t in found
+        ),
     )
 
 

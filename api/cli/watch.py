@@ -27,10 +27,10 @@ def watch(connection: Connection, batch_id: str) -> dict[str, Any]:
             answer: dict[str, Any] = connection.call(
                 "GET", f"/v1/batch/{batch_id}", params={"include": "none"}
             )
-            counts, eta = answer["counts"], answer.get("eta_seconds")
+            counts, eta, waiting = answer["counts"], answer.get("eta_seconds"), answer.get("waiting")
             progress.update(
                 bar,
-                description=answer["status"],
+                description=answer["status"] + (f" ({waiting['message']})" if waiting else ""),
                 completed=answer["progress"],
                 requests=f"{counts['total'] - counts['pending']}/{counts['total']}",
                 tokens=answer["tokens"]["done"],
@@ -39,3 +39,12 @@ def watch(connection: Connection, batch_id: str) -> dict[str, Any]:
             if answer["status"] not in LIVE:
                 return answer
             time.sleep(LOOK_SECONDS)
+
+
+def wait_for_files(connection: Connection, batch_id: str) -> dict[str, Any]:
+    """Wait until the results of an ended batch are in its files; return how it stands then, and their ids."""
+    while True:
+        answer = connection.call("GET", f"/v1/batches/{batch_id}")
+        if answer["status"] in {"completed", "failed", "expired", "cancelled"}:
+            return {name: answer[name] for name in ("status", "output_file_id", "error_file_id")}
+        time.sleep(LOOK_SECONDS)

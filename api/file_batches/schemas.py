@@ -5,10 +5,20 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from api.batches.schemas import InputTokensDetails, Metadata, Priority, Window
+from api.batches.schemas import (
+    Cache,
+    InputTokensDetails,
+    MaxFailed,
+    MaxTotalTokens,
+    Metadata,
+    Priority,
+    Similarity,
+    Window,
+)
 from api.errors import LineError
 from api.files.schemas import ExpiresAfter
 from api.schema import NonEmptyText, Schema
+from worker.contract.caching import DEFAULT_SIMILARITY
 from worker.contract.states import BatchStatus, FilesStage
 from worker.store.batch_files import BatchFilesView
 from worker.store.batch_views import BatchView
@@ -30,6 +40,10 @@ class FileBatchSubmission(Schema):
         default=None, description="Called once when the batch has ended."
     )
     priority: Priority = 0
+    max_failed: MaxFailed | None = None
+    max_total_tokens: MaxTotalTokens | None = None
+    cache: Cache | None = None
+    cache_similarity: Similarity = DEFAULT_SIMILARITY
 
 
 class Errors(BaseModel):
@@ -108,7 +122,7 @@ def to_file_batch(view: BatchView, its: BatchFilesView) -> FileBatch:
     return FileBatch(
         id=view.id,
         endpoint=its.endpoint,
-        errors=None if its.errors is None else Errors(data=[LineError(**error) for error in its.errors]),
+        errors=_errors(view, its),
         input_file_id=its.input_file_id,
         completion_window=its.completion_window,
         status=status,
@@ -117,7 +131,7 @@ def to_file_batch(view: BatchView, its: BatchFilesView) -> FileBatch:
         created_at=int(view.created_at.timestamp()),
         in_progress_at=_seconds(min(filter(None, (view.started_at, its.read_at)), default=None)),
         expires_at=_seconds(view.expires_at),
-        finalizing_at=None if view.status is BatchStatus.FAILED else _seconds(view.finished_at),
+        finalizing_at=None if _was_never_run(view, its) else _seconds(view.finished_at),
         completed_at=_seconds(ended_at.get("completed")),
         failed_at=_seconds(ended_at.get("failed")),
         expired_at=_seconds(ended_at.get("expired")),
@@ -156,7 +170,19 @@ def _status(view: BatchView, its: BatchFilesView) -> Status:
         case BatchStatus.CANCELLED:
             return "cancelled" if its.stage is FilesStage.DONE else "cancelling"
         case BatchStatus.FAILED:
-            return "failed"
+            return "failed" if its.stage is FilesStage.DONE else "finalizing"
+
+
+def _errors(view: BatchView, its: BatchFilesView) -> Errors | None:
+    if its.errors is not None:
+        return Errors(data=[LineError(**error) for error in its.errors])
+    if view.error_code is None:
+        return None
+    return Errors(data=[LineError(code=view.error_code, message=view.error_message or "")])
+
+
+def _was_never_run(view: BatchView, its: BatchFilesView) -> bool:
+    return view.status is BatchStatus.FAILED and its.stage is FilesStage.DONE and its.written_at is None
 
 
 def _seconds(time: datetime | None) -> int | None:

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
+from api.batches.caching import choose_cache
 from api.batches.schemas import parse_window
 from api.dependencies import IdempotencyKey, Services
 from api.errors import InvalidInputError, KeyReusedError, NotFoundError
@@ -26,6 +27,7 @@ def create(
         NotFoundError: no such file.
         InvalidInputError: the file is no batch's input.
         KeyReusedError: the idempotency key came with another body before.
+        PermissionDeniedError: the tenant may not use the semantic cache.
         QuotaExceededError: it is more than the tenant may have now.
 
     """
@@ -34,7 +36,7 @@ def create(
     with services.store.transaction() as session:
         batch_id = None if key is None else _find(session, key)
         if batch_id is None:
-            new = _to_new(session, submission, CacheMode(services.settings.cache))
+            new = _to_new(session, submission, choose_cache(services, session, submission.cache))
             # Held by every submission, so that a retry waits for the one whose answer was lost.
             earlier = batch_files.find_same(session, new, within=RETRIES_WITHIN)
             batch_id = earlier if is_retry and key is None else None
@@ -115,4 +117,7 @@ def _to_new(session: Session, submission: FileBatchSubmission, cache: CacheMode)
         priority=submission.priority,
         output_lifetime=None if lifetime is None else timedelta(seconds=lifetime.seconds),
         cache=cache,
+        cache_similarity=submission.cache_similarity,
+        max_failed=submission.max_failed,
+        max_total_tokens=submission.max_total_tokens,
     )

@@ -1,9 +1,10 @@
 """Reads batches out of their input files: lines become requests, some thousands a transaction."""
 
 import logging
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import islice
 from threading import Event
@@ -15,6 +16,7 @@ from api.files.lines import MAX_ERRORS, Line, LineSplitter, WrongLineError, read
 from api.files.translator import Translator
 from worker.store import batch_files, files
 from worker.store.batch_files import FilesClaim
+from worker.store.earlier import Earlier
 from worker.store.files import FileView
 from worker.store.renewing import renewing
 from worker.store.requests import NewRequest
@@ -27,6 +29,8 @@ LONGEST_SECONDS = 3600.0
 CHUNK_LINES = 2048  # a transaction
 TURN_CHUNKS = 16  # then the next batch has its turn
 RETRY_AFTER = timedelta(seconds=5)
+# Batches that are read in turns, of which it is known what was read before.
+MAX_BATCHES_REMEMBERED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class BatchReader:
 
     services: Services
     stopping: Event
+    _earlier: OrderedDict[str, Earlier] = field(default_factory=OrderedDict)  # by batch
 
     def turn(self) -> bool:
         """Read some of a batch's input; False: no batch waits for that."""
@@ -98,15 +103,22 @@ class BatchReader:
         self._put_back(held, timedelta())
 
     def _store(self, held: FilesClaim, chunk: "_Chunk") -> int | None:
+        earlier = self._earlier.setdefault(held.batch_id, Earlier())
         with self.services.store.transaction() as session:
-            return batch_files.add_requests(
+            num_left = batch_files.add_requests(
                 session,
                 held,
                 chunk.requests,
                 read_offset=chunk.read_offset,
                 shard_size=self.services.settings.shard_size,
                 lease=LEASE,
+                earlier=earlier,
             )
+        if not num_left:
+            del self._earlier[held.batch_id]
+        while len(self._earlier) > MAX_BATCHES_REMEMBERED:
+            self._earlier.popitem(last=False)
+        return num_left
 
     def _lines(self, splitter: LineSplitter, file: FileView, start: int) -> Iterator[tuple[int, bytes]]:
         for piece in self.services.blobs.read(file.sha256, start, file.num_bytes):

@@ -25,9 +25,11 @@ from api.generate.schemas import (
     PromptsBody,
     SyncAnswer,
     SyncBody,
+    Used,
 )
-from api.generate.service import model_info, to_batch
+from api.generate.service import cache_of, model_info, to_batch
 from api.generate.waiting import Work, submitted
+from worker.contract.caching import Source
 from worker.contract.sampling import Optimization
 from worker.store.batches import NewBatch
 from worker.store.result_views import ResultView
@@ -52,7 +54,13 @@ async def generate(
 ) -> GenerateAnswer | StreamingResponse:
     """Continue a prompt; with `stream`, as server-sent events, the last of which is the whole answer."""
     batch = await run_in_threadpool(
-        to_batch, services, body, [body.prompt], max_tokens=GENERATE_TOKENS, optimization=body.optimization
+        to_batch,
+        services,
+        body,
+        [body.prompt],
+        max_tokens=GENERATE_TOKENS,
+        optimization=body.optimization,
+        cache=cache_of(body.optimization),
     )
     if body.stream:
         return await respond(_stream(services, http_request, batch, body.optimization))
@@ -154,6 +162,11 @@ def _to_answer(work: Work, result: ResultView, optimization: Optimization) -> Ge
         **found.model_dump(),
         latency_ms=round(work.seconds * 1000, 1),
         optimization_used=optimization,
+        used=Used(
+            batched=result.source is Source.ENGINE and optimization is not Optimization.NONE,
+            prefix_cache=result.source is Source.ENGINE and result.num_cached_tokens > 0,
+            response_cache=result.source is not Source.ENGINE,
+        ),
         batch_id=work.batch_id,
     )
 

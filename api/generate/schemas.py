@@ -19,7 +19,9 @@ class GenerateBody(SamplingFields):
     optimization: Optimization = Field(
         default=Optimization.FULL,
         strict=False,
-        description="none: alone in its Steps, nothing cached. basic: batched. full: every cache too.",
+        description="none: alone in its Steps, nothing cached. basic: its Steps are shared with other"
+        " requests. full: also the prefix cache and, for greedy and seeded requests that are not streamed,"
+        " the response cache.",
     )
 
 
@@ -45,14 +47,23 @@ class Generated(BaseModel):
     finish_reason: str
     tokens_generated: int
     prompt_tokens: int
-    cached_tokens: int = Field(description="of the prompt, read from the prefix cache")
+    cached_tokens: int = Field(description="of the prompt, not computed because a cache had them")
+
+
+class Used(BaseModel):
+    """What has really made an answer cheaper, of what its level allows."""
+
+    batched: bool = Field(description="it ran in Steps that other requests could share")
+    prefix_cache: bool = Field(description="some of its prompt was found there")
+    response_cache: bool = Field(description="all of it was found there: nothing ran")
 
 
 class GenerateAnswer(Generated):
     """One output, and what it took."""
 
     latency_ms: float
-    optimization_used: Optimization
+    optimization_used: Optimization = Field(description="the level it was run at")
+    used: Used
     batch_id: str
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
+from api.batches.caching import default_cache
 from api.dependencies import Services
 from api.errors import NoWorkerError
 from api.generate.schemas import ModelInfoAnswer
 from api.prompts import fit
 from api.sampling import SamplingFields, to_params
+from worker.contract.caching import CacheMode
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.sampling import Optimization, SamplingParams
 from worker.store import workers
@@ -21,8 +23,14 @@ def to_batch(
     *,
     max_tokens: int,
     optimization: Optimization = Optimization.FULL,
+    cache: CacheMode | None = None,
 ) -> NewBatch:
-    """Return the work of continuing prompts; raises InvalidInputError naming the field that is wrong."""
+    """Return the work of continuing prompts; `cache=None` is the deployment's default.
+
+    Raises:
+        InvalidInputError: a field is wrong; `param` names it.
+
+    """
     defaults = SamplingParams(max_tokens=max_tokens, optimization=optimization)
     params = to_params(fields, defaults, services.checkpoint)
     is_streamed = bool(getattr(fields, "stream", False))
@@ -35,7 +43,12 @@ def to_batch(
         max_prompt_bytes=services.settings.max_prompt_bytes,
         name=lambda i: "prompt" if hasattr(fields, "prompt") else f"prompts[{i}]",
     )
-    return NewBatch(params=params, requests=fitted)
+    return NewBatch(params=params, requests=fitted, cache=cache or default_cache(services))
+
+
+def cache_of(optimization: Optimization) -> CacheMode:
+    """Return which response cache goes with a level."""
+    return CacheMode.EXACT if optimization is Optimization.FULL else CacheMode.OFF
 
 
 def model_info(services: Services) -> ModelInfoAnswer:

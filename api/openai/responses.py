@@ -7,6 +7,7 @@ from typing import Any
 from api.checkpoint import Checkpoint
 from api.openai.answer_schemas import ModelAnswer
 from api.openai.bodies import Endpoint
+from worker.contract.caching import Source
 from worker.contract.results import ChoiceResult, Logprobs, Payload, to_floats
 from worker.store.result_views import ResultView
 
@@ -29,6 +30,7 @@ def to_response(
                 for index, vector in enumerate(payload.embeddings)
             ],
             "usage": {"prompt_tokens": result.num_prompt_tokens, "total_tokens": result.num_prompt_tokens},
+            **_origin(result),
         }
     choices = payload.choices or (ChoiceResult(result.output or "", result.finish_reason or "stop"),)
     to_choice = _to_chat_choice if endpoint is Endpoint.CHAT_COMPLETIONS else _to_completion_choice
@@ -40,10 +42,20 @@ def to_response(
         "choices": [to_choice(checkpoint, index, choice) for index, choice in enumerate(choices)],
         "usage": to_usage(result),
         "system_fingerprint": None,
+        **_origin(result),
     }
     if payload.prompt_logprobs:
         body["prompt_logprobs"] = [to_token_logprobs(checkpoint, one) for one in payload.prompt_logprobs]
     return body
+
+
+def _origin(result: ResultView) -> dict[str, Any]:
+    """Return what is said of an answer that was not computed for its request."""
+    if result.source is Source.ENGINE:
+        return {}
+    return {"source": result.source} | (
+        {} if result.similarity is None else {"similarity": result.similarity}
+    )
 
 
 def response_id(endpoint: Endpoint, batch_id: str, position: int) -> str:

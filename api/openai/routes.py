@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
+from api.batches.caching import default_cache
 from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import documented
 from api.event_stream import DOCUMENTED
@@ -125,7 +126,7 @@ def _to_batch(services: Services, body: Body) -> NewBatch:
         max_prompt_bytes=services.settings.max_prompt_bytes,
         name=lambda _: field,
     )
-    return NewBatch(params=SamplingParams(), requests=fitted)
+    return NewBatch(params=SamplingParams(), requests=fitted, cache=default_cache(services))
 
 
 async def _whole(

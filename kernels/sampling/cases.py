@@ -21,6 +21,7 @@ CASES: tuple[Case, ...] = (
     Case(1),
     Case(20, temperature=0.0),
     Case(20, temperature=0.0, levels=3),
+    Case(40, temperature=0.0, levels=1),  # the first of equals, in three blocks
     Case(20),
     Case(20, temperature=0.3),
     Case(20, temperature=2.5, min_p=0.1),

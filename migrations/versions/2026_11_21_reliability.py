@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0006_reliability"
-down_revision = "0005_counts"
+revision = "0007_reliability"
+down_revision = "0006_operators"
 branch_labels = None
 depends_on = None
 

@@ -87,6 +87,24 @@ def test_a_body_that_drips_is_answered_408(
     assert b"too slowly" in answer
 
 
+def test_what_is_no_http_is_not_logged_as_our_error(
+    store: Store,  # noqa: ARG001
+    config: Settings,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The server has answered 400 already when the application refuses the length."""
+    head = b"POST /v1/batch/async HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
+    sent = head + b"content-length: 1000000000000\r\n\r\nno chunk\r\n"
+    with serving(config) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        client.sendall(sent)
+        answer = b""
+        while received := client.recv(4000):
+            answer += received
+    assert b" 400 " in answer.splitlines()[0]
+    assert "unexpected error" not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 @pytest.mark.parametrize(
     "body", ["[" * 100_000, '{"a":' * 100_000, '{"prompts":' + "[" * 9000 + "]" * 9000 + "}"]
 )

@@ -194,6 +194,12 @@ def test_the_plain_routes(running: Deployment) -> None:
         level: level for level in answers
     }
     assert all(answer["tokens_generated"] == 9 for answer in answers.values())
+    assert [answers[level]["used"]["batched"] for level in ("none", "basic", "full")] == [False, True, True]
+    assert not any(answer["used"]["response_cache"] for answer in answers.values())
+    again = post("/v1/generate", json=body | {"optimization": "full"}).json()
+    assert again["used"] == {"batched": False, "prefix_cache": False, "response_cache": True}
+    assert (again["text"], again["tokens_generated"]) == (answers["full"]["text"], 9)
+    assert not post("/v1/generate", json=body | {"optimization": "basic"}).json()["used"]["response_cache"]
     assert answers["none"]["cached_tokens"] == answers["basic"]["cached_tokens"] == 0
     with running.client.stream("POST", "/v1/generate", json=body | {"stream": True}) as stream:
         events = [line.removeprefix("data: ") for line in stream.iter_lines() if line]

@@ -35,6 +35,9 @@ def test_identical_requests_and_known_answers_are_not_run_again(running: Deploym
 def test_a_prompt_that_is_nearly_the_same_gets_the_answer_it_asked_for(running: Deployment) -> None:
     known = "the quick brown fox jumps over the lazy dog, and over the cat " * 3
     asked = {"cache": "semantic", "cache_similarity": 0.6, **GREEDY}
+    refused = running.client.post("/v1/batch/async", json={"prompts": [known], **asked})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "semantic_cache_not_allowed")
+    running.sql("UPDATE tenants SET may_use_semantic_cache = true WHERE id = 'default' RETURNING id")
     first = running.wait_for(running.submit(prompts=[known], **asked))
     second_id = running.submit(prompts=[known + "!"], **asked)
     assert running.wait_for(second_id)["outputs"] == first["outputs"]

@@ -10,145 +10,7 @@ from urllib.parse import quote
 from tests.fuzz.chaos import Chaos, nested
 from tests.fuzz.surfaces import bodies, files
 from tests.fuzz.target import Target
-
-GENERATE = bodies.SAMPLING | {"prompt": "fox", "max_tokens": 3}
-JSON_ROUTES: Mapping[str, dict[str, Any]] = {
-    "/v1/batch/async": bodies.SUBMISSION | {"callback_url": "http://127.0.0.1:9/hook"},
-    "/v1/batch/estimate": bodies.SUBMISSION | {"callback_url": "http://127.0.0.1:9/hook"},
-    "/v1/batch/sync": bodies.PROMPTS | {"wait_seconds": 2},
-    "/v1/generate": GENERATE,
-    "/v1/generate/batch": {key: value for key, value in bodies.PROMPTS.items() if key != "wait_seconds"},
-    "/v1/chat/completions": bodies.CHAT | {"model": "model"},
-    "/v1/completions": bodies.COMPLETION | {"model": "model"},
-    "/v1/embeddings": bodies.EMBEDDING | {"model": "model"},
-    "/v1/batches": bodies.FILE_BATCH,
-    "/v1/uploads": bodies.UPLOAD,
-    "/v1/uploads/{upload}/complete": {"part_ids": ["part_1"], "md5": "0" * 32},
-    "/v1/webhooks/endpoints": {
-        "url": "http://127.0.0.1:9/x",
-        "event_types": ["batch.completed"],
-        "enabled": False,
-    },
-    "/v1/webhooks/endpoints/{endpoint}/rotate": {"overlap_seconds": 5},
-    "/v1/webhooks/events/{event}/replay": {"endpoint_id": "we_1"},
-}
-READ_ROUTES: Mapping[str, tuple[str, ...]] = {
-    "/v1/batch": ("after", "limit", "status"),
-    "/v1/batch/{batch}": ("include",),
-    "/v1/batch/{batch}/results": ("after", "limit", "follow"),
-    "/v1/batch/{batch}/events": (),
-    "/v1/batch/stats": (),
-    "/v1/batches": ("after", "limit"),
-    "/v1/batches/{batch}": (),
-    "/v1/files": ("purpose", "limit", "after", "order"),
-    "/v1/files/{file}": (),
-    "/v1/files/{file}/content": (),
-    "/v1/webhooks/endpoints": ("after", "limit"),
-    "/v1/webhooks/events": ("state", "endpoint_id", "batch_id", "after", "limit"),
-    "/v1/webhooks/events/{event}/attempts": (),
-    "/v1/audit": ("before", "limit"),
-    "/v1/metrics": ("minutes",),
-    "/v1/models/{batch}": (),
-    "/metrics": (),
-}
-ACTIONS = (
-    ("POST", "/v1/batch/{batch}/cancel"),
-    ("POST", "/v1/batch/{batch}/pause"),
-    ("POST", "/v1/batch/{batch}/resume"),
-    ("POST", "/v1/batch/{batch}/retry?cancelled=true"),
-    ("POST", "/v1/batch/{batch}/requests/0/cancel"),
-    ("DELETE", "/v1/batch/{batch}"),
-    ("POST", "/v1/batches/{batch}/cancel"),
-    ("DELETE", "/v1/files/{file}"),
-    ("POST", "/v1/uploads/{upload}/cancel"),
-    ("POST", "/v1/webhooks/endpoints/{endpoint}/ping"),
-    ("POST", "/v1/webhooks/endpoints/{endpoint}/replay"),
-    ("DELETE", "/v1/cache"),
-)
-METHODS = (
-    "GET",
-    "POST",
-    "PUT",
-    "PATCH",
-    "DELETE",
-    "HEAD",
-    "OPTIONS",
-    "TRACE",
-    "CONNECT",
-    "get",
-    "PRI",
-    "X" * 300,
-    "G\x00T",
-    "",
-)
-CONTENT_TYPES = (
-    "application/json",
-    "application/json; charset=utf-16",
-    "application/json;charset=\xff",
-    "text/plain",
-    "multipart/form-data",
-    "multipart/form-data; boundary=",
-    "application/x-www-form-urlencoded",
-    "application/vnd.api+json",
-    "application/jsonl",
-    "",
-    "x" * 5000,
-)
-HEADERS = (
-    "idempotency-key",
-    "x-stainless-retry-count",
-    "range",
-    "accept",
-    "accept-encoding",
-    "if-none-match",
-    "expect",
-    "upgrade",
-    "connection",
-    "transfer-encoding",
-    "content-encoding",
-    "content-length",
-    "host",
-    "authorization",
-    "cookie",
-    "x-forwarded-for",
-    "x-forwarded-proto",
-    "x-http-method-override",
-    "te",
-    "trailer",
-)
-VALUES = (
-    "",
-    "gzip",
-    "chunked",
-    "identity",
-    "chunked, chunked",
-    "100-continue",
-    "websocket",
-    "h2c",
-    "close",
-    "bytes=0-",
-    "bytes=5-1",
-    "-1",
-    "0",
-    "99999999999999999999",
-    "+5",
-    "0x10",
-    "5, 5",
-    "*/*",
-    "application/x-ndjson",
-    "Bearer",
-    "Bearer \xff",
-    "Basic YTpi",
-    "Bearer hr_" + "0" * 64,
-    "localhost",
-    "evil.example",
-    "[::1",
-    "a" * 40_000,
-    "\xff\xfe",
-    "\t",
-    "; ;",
-    "null",
-)
+from tests.fuzz.words import ACTIONS, CONTENT_TYPES, HEADERS, JSON_ROUTES, METHODS, READ_ROUTES, VALUES
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +94,9 @@ def _post(path: str, key: str, body: bytes, content_type: str = "application/jso
 
 def _json_body(chaos: Chaos, valid: dict[str, Any], ids: Ids) -> bytes:
     share = chaos.random()
+    # Outputs stay short: what is thrown at is the door.
     needed = (
+        "max_tokens",
         "prompt",
         "prompts",
         "requests",

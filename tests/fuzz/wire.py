@@ -6,6 +6,7 @@ traceback, and accepted work that does not end.
 
 import argparse
 import json
+import re
 import socket
 import sys
 import tempfile
@@ -20,9 +21,10 @@ from urllib.parse import urlsplit
 from tests.fuzz import requests
 from tests.fuzz.chaos import Chaos
 from tests.fuzz.requests import Sent
-from tests.fuzz.target import Target, aftermath, target
+from tests.fuzz.target import WAIT_SECONDS, Target, aftermath, target
 
 HANG_SECONDS = 5.0
+WAITS = re.compile(rb"POST /v1/(generate|chat|completions|embeddings|batch/sync)")
 LOOK_SECONDS = 0.25
 MAX_GROWTH_BYTES = 200 << 20  # of the API, from the first hundredth of the requests on
 
@@ -48,8 +50,10 @@ class Tally:
 
 
 def send(address: tuple[str, int], sent: Sent) -> str:
-    """Send bytes, in two parts perhaps, and return the status that is answered."""
-    with socket.create_connection(address, timeout=HANG_SECONDS) as connection:
+    """Send bytes and return the status that is answered."""
+    # What is generated may take as long as the deployment lets a client wait.
+    seconds = HANG_SECONDS + (float(WAIT_SECONDS) if WAITS.match(sent.data) else 0.0)
+    with socket.create_connection(address, timeout=seconds) as connection:
         try:
             connection.sendall(sent.data)
             if sent.is_cut_off:

@@ -1,3 +1,4 @@
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,8 @@ from kernels.benchmarking import ABSENT, NONE, Table, Timing, Work
 from kernels.gemlite_rival import time_gemlite
 from kernels.quantization import QuantizedWeight, quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
 
+BENCHES = sorted(path.parent.name for path in (Path(benchmarking.__file__).parent).glob("*/bench.py"))
+
 
 @pytest.fixture(autouse=True)
 def _a_chip(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,6 +24,13 @@ def _a_chip(monkeypatch: pytest.MonkeyPatch) -> None:
         benchmarking, "matmul_peak", lambda dtype: {torch.bfloat16: 1e3, torch.int8: 2e3}[dtype]
     )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU/2")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it would run")
+@pytest.mark.parametrize("op", BENCHES)
+def test_without_a_gpu_a_bench_says_so(op: str) -> None:
+    with pytest.raises(SystemExit, match="torch finds no GPU here"):
+        importlib.import_module(f"kernels.{op}.bench").main()
 
 
 def test_a_row_says_shares_ratios_and_what_is_absent(

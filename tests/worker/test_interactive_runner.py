@@ -1,6 +1,8 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
 from typing import cast
 
 import pytest
@@ -8,15 +10,20 @@ import pytest
 from tests.fixtures.batches import submit
 from tests.fixtures.deployment import eventually
 from tests.fixtures.fake_engine import FakeEngine, keeper
+from worker.contract.caching import CacheMode, Source
 from worker.contract.feed import Message, Saved, Told
+from worker.contract.sampling import SamplingParams
 from worker.contract.states import BatchStatus, Lane
 from worker.engine.engine_thread import EngineThread
 from worker.engine.sequence import FinishReason
 from worker.engine.step import Delta
 from worker.interactive_runner import InteractiveRunner
+from worker.response_cache import ResponseCache
 from worker.settings import settings
-from worker.store import batch_views, batches
+from worker.store import batch_views, batches, result_views
 from worker.store.batch_views import BatchView
+from worker.store.batches import NewBatch
+from worker.store.requests import NewRequest
 from worker.store.session import Store
 from worker.tasks.interactive import InteractiveLane
 
@@ -76,6 +83,33 @@ def test_an_interactive_shard_is_urgent_told_and_saved(bench: Bench, pool: Threa
     running.result(60)
     assert bench.told == [Told(0, 0, 0, "a\ufffd", 1), Told(0, 0, 2, "", 1, None, "stop"), Saved()]
     assert bench.view(batch_id).status is BatchStatus.COMPLETED
+
+
+def test_an_answer_that_is_known_is_not_run(store: Store) -> None:
+    new = NewBatch(
+        SamplingParams(max_tokens=10, temperature=0),
+        [NewRequest(prompt="cat", max_tokens=10, num_prompt_tokens=3)],
+        cache=CacheMode.EXACT,
+        lane=Lane.INTERACTIVE,
+    )
+    bench = Bench(store)
+    bench.runner = replace(bench.runner, cache=ResponseCache(store, "demo", timedelta(hours=1), lambda _: []))
+    for shard_id in (1, 2):
+        with store.transaction() as session:
+            batch_id = batches.submit(session, new, shard_size=1)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(bench.runner.run, shard_id)
+            assert bench.engine.submitted.wait(60)
+            if shard_id == 1:
+                assert len(bench.engine.requests) == 1
+                bench.engine.finish(0)
+            running.result(60)
+        bench.engine = FakeEngine()
+        bench.runner = replace(bench.runner, engine=cast("EngineThread", bench.engine))
+    assert bench.view(batch_id).num_cache_hits == 1
+    with store.transaction() as session:
+        (answer,) = result_views.page(session, batch_id, after=0, limit=9)
+    assert answer.source is Source.EXACT_CACHE
 
 
 def test_nobody_waits_for_a_cancelled_one(bench: Bench, pool: ThreadPoolExecutor) -> None:

@@ -31,6 +31,7 @@ class Bench:
         self.store = store
         self.cache = ResponseCache(store, "model a", timedelta(hours=1), self._embed)
         self.num_shards = 0
+        self.may_use_semantic_cache = True
 
     def _embed(self, asked: Sequence[ShardRequest]) -> list[Sequence[float]]:
         return [VECTORS.get(request.prompts[0], ()) for request in asked]
@@ -45,6 +46,7 @@ class Bench:
             batches.submit(session, new, shard_size=100)
         self.num_shards += 1
         claimed = held(self.store, self.num_shards)
+        claimed = replace(claimed, may_use_semantic_cache=self.may_use_semantic_cache)
         return claimed, self.cache.look_up(claimed)
 
     def run(self, *prompts: str, **batch: object) -> tuple[BatchView, list[ResultView]]:
@@ -156,6 +158,12 @@ def test_the_threshold_is_the_batchs_own(bench: Bench) -> None:
     bench.run("cat", cache=CacheMode.SEMANTIC)
     strict = bench.run("cats", cache=CacheMode.SEMANTIC, cache_similarity=0.97)
     assert sources(strict[1]) == ["engine"]
+
+
+def test_a_tenant_whose_leave_was_taken_back_gets_exact_answers_only(bench: Bench) -> None:
+    bench.run("cat", cache=CacheMode.SEMANTIC)
+    bench.may_use_semantic_cache = False
+    assert sources(bench.run("cats", "cat", cache=CacheMode.SEMANTIC)[1]) == ["engine", "exact_cache"]
 
 
 def test_only_who_asks_for_it_gets_a_semantic_answer(bench: Bench) -> None:

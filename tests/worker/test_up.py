@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.deployment import eventually
 from worker.settings import Settings, settings
-from worker.up import read_procfile, up
+from worker.up import _tell_where, read_procfile, up
 
 
 def test_the_procfile_format(tmp_path: Path) -> None:
@@ -35,6 +35,18 @@ def test_a_process_that_dies_comes_back_and_all_stop_together() -> None:
     assert "short      | ended with status -9; starting it again in" in output.getvalue()
     with pytest.raises(ProcessLookupError):
         os.kill(pids()[1], 0)
+
+
+def test_it_is_told_where_to_look(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"PORT": "8123", "HEADRACE_HOST": "0.0.0.0", "HEADRACE_AUTH": "keys"}.items():
+        monkeypatch.setenv(name, value)
+    settings.cache_clear()
+    _tell_where()
+    assert "dashboard at http://127.0.0.1:8123/dashboard\n" in capsys.readouterr().out
+    monkeypatch.undo()
+    settings.cache_clear()
 
 
 @pytest.mark.parametrize(

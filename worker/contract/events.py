@@ -5,11 +5,11 @@ The shape follows Standard Webhooks (https://www.standardwebhooks.com) and OpenA
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from worker.contract.results import Output
+from worker.contract.results import Output, RequestError
 from worker.contract.states import BatchStatus
 
 # A batch up to this size carries its outputs inline, in the webhook and in GET /v1/batch/{id}.
@@ -53,6 +53,8 @@ class BatchEnded:
     usage: Mapping[str, Any]
     metadata: Mapping[str, Any]
     outputs: list[Output] | None  # in the order of the requests; None: fetch them
+    error: RequestError | None = None  # why it failed
+    files: Mapping[str, str] = field(default_factory=dict)  # of one made from a file: name -> id
 
     @property
     def type(self) -> str:
@@ -61,16 +63,18 @@ class BatchEnded:
 
     def to_body(self) -> str:
         """Return the exact text to sign and send."""
+        links = {
+            "batch": f"/v1/batch/{self.batch_id}",
+            "results": f"/v1/batch/{self.batch_id}/results",
+        }
         data: dict[str, Any] = {
             "id": self.batch_id,
             "status": self.status,
             "counts": self.counts,
             "usage": self.usage,
+            "error": None if self.error is None else asdict(self.error),
             "metadata": self.metadata,
-            "links": {
-                "batch": f"/v1/batch/{self.batch_id}",
-                "results": f"/v1/batch/{self.batch_id}/results",
-            },
+            "links": links | {name: f"/v1/files/{id_}/content" for name, id_ in self.files.items()},
         }
         if self.outputs is not None:
             data["outputs"] = self.outputs

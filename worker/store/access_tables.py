@@ -7,6 +7,7 @@ from sqlalchemy import (
     ForeignKey,
     Identity,
     Index,
+    false,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -26,6 +27,7 @@ class TenantRow(Table):
     max_bytes: Mapped[int | None]  # prompts and outputs kept
     max_file_bytes: Mapped[int | None]  # files kept, and uploads as announced
     calls_per_minute: Mapped[int | None]  # of the API
+    may_use_semantic_cache: Mapped[bool] = mapped_column(server_default=false())
     created_at: Mapped[datetime] = created_now()
 
 

@@ -13,9 +13,11 @@ from sqlalchemy import ColumnElement, func, insert, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from worker.contract.caching import CacheMode
+from worker.contract.results import RequestError
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, FilesStage
-from worker.store import batches, quotas, webhooks
+from worker.store import batches, copies, quotas, webhooks
+from worker.store.earlier import Earlier
 from worker.store.file_tables import BatchFilesRow
 from worker.store.notify import wake_dispatcher, wake_files
 from worker.store.quotas import Demand
@@ -25,6 +27,8 @@ from worker.store.tables import BatchRow
 
 # What a quota of tokens is told of a file whose tokens nobody has counted.
 BYTES_PER_TOKEN = 4
+# After that somebody who waits for a file to be read is told that nobody does it.
+READER_COMES_WITHIN = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,9 @@ class NewFileBatch:
     priority: int
     output_lifetime: timedelta | None
     cache: CacheMode = CacheMode.OFF
+    cache_similarity: float | None = None
+    max_failed: int | None = None
+    max_total_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,9 @@ def submit(session: Session, new: NewFileBatch) -> str:
             num_prompt_tokens=0,
             max_output_tokens=0,
             cache=new.cache,
+            cache_similarity=new.cache_similarity if new.cache is CacheMode.SEMANTIC else None,
+            max_failed=new.max_failed,
+            max_total_tokens=new.max_total_tokens,
             expires_at=func.now() + new.window,
         )
     )
@@ -181,6 +191,13 @@ def claim_to_write(session: Session, *, lease: timedelta) -> FilesClaim | None:
     return _claim(session, is_running & has_ended.exists(), lease)
 
 
+def has_no_reader(session: Session, batch_id: str) -> bool:
+    """Whether a batch's input waits to be read, and has done so for longer than it should."""
+    is_left = (BatchFilesRow.batch_id == batch_id, BatchFilesRow.due_at < func.now() - READER_COMES_WITHIN)
+    found = select(BatchFilesRow.batch_id).where(*is_left, BatchFilesRow.stage == FilesStage.READING)
+    return session.scalar(found) is not None
+
+
 def renew(session: Session, held: FilesClaim, *, lease: timedelta) -> bool:
     """Keep a claim for longer; False: somebody else has the files now."""
     return _move(session, held, due_at=func.now() + lease)
@@ -199,16 +216,20 @@ def add_requests(
     read_offset: int,
     shard_size: int,
     lease: timedelta,
+    earlier: Earlier | None = None,
 ) -> int | None:
     """Store the next lines of a batch's input as requests; return how many are left, None: the claim is lost.
 
-    With the last one the batch may run to its end, or ends if it was cancelled meanwhile.
+    Those identical to one that `earlier` knows are not run again. With the last one the batch may run to its
+    end, or ends if it was cancelled meanwhile.
     """
     batch = batches.lock(session, held.batch_id)
     if batch is None or not _move(session, held, read_offset=read_offset, due_at=func.now() + lease):
         return None
     defaults = SamplingParams.from_json(batch.params)
-    batches.add_shards(
+    digests = [batches.digest_of(request, defaults) for request in given]
+    joined = [None] * len(given) if earlier is None else earlier.join(session, digests)
+    shard_ids = batches.add_shards(
         session,
         batch.id,
         given,
@@ -217,10 +238,22 @@ def add_requests(
         priority=batch.priority,
         expires_at=batch.expires_at,
         first_position=batch.num_requests - batch.num_unread,
+        digests=digests,
+        joined=joined,
     )
     batch.num_unread -= len(given)
     batch.num_prompt_tokens += sum(request.num_prompt_tokens for request in given)
     batch.max_output_tokens += sum(request.max_output_tokens(defaults) for request in given)
+    if earlier is not None:
+        for digest, shard_id in zip(digests, shard_ids, strict=True):
+            earlier.remember(digest, shard_id)
+        most = {
+            digest: request.max_output_tokens(defaults)
+            for digest, request, shard_id in zip(digests, given, joined, strict=True)
+            if digest is not None and shard_id is not None
+        }
+        if most:
+            copies.answer_later_ones(session, batch, set(shard_ids), most)
     if not batch.num_unread:
         _move(session, held, stage=FilesStage.RUNNING, read_at=func.now(), due_at=func.now())
         session.flush()
@@ -230,19 +263,30 @@ def add_requests(
 
 
 def stop_reading(session: Session, held: FilesClaim, errors: list[dict[str, Any]]) -> None:
-    """End a batch whose input cannot be run, saying why. If some of it was read already, it is cancelled."""
+    """End a batch whose input cannot be run, saying why; what runs of it already is cut off."""
     batch = batches.lock(session, held.batch_id)
     if batch is None or not _move(session, held, errors=errors, read_at=func.now(), due_at=func.now()):
         return
+    error = _to_error(errors[0])
     if batch.num_unread == batch.num_requests:
         _move(session, held, stage=FilesStage.DONE)
-        batches.fail(session, batch)
+        batches.fail(session, batch, error)
         return
     _move(session, held, stage=FilesStage.RUNNING)
     batch.num_requests -= batch.num_unread
     batch.num_unread = 0
-    session.flush()
-    batches.cancel(session, batch.id)
+    if batches.is_stopping(session, batch):
+        session.flush()
+    else:
+        batches.stop(session, batch, error)
+    batches.settle(session, batch)
+    wake_dispatcher(session)
+
+
+def _to_error(first: dict[str, Any]) -> RequestError:
+    """Return the first of a file's errors as that of its batch."""
+    place = "" if first.get("line") is None else f"line {first['line']}: "
+    return RequestError(first["code"], f"{place}{first['message']}")
 
 
 def finish(session: Session, held: FilesClaim, written: WrittenFiles) -> bool:
@@ -260,7 +304,8 @@ def finish(session: Session, held: FilesClaim, written: WrittenFiles) -> bool:
         written_at=func.now(),
     ):
         return False
-    webhooks.record_end(session, batch)
+    files = {"output_file": written.output_file_id, "error_file": written.error_file_id}
+    webhooks.record_end(session, batch, files)
     wake_dispatcher(session)
     return True
 

@@ -18,6 +18,7 @@ class BatchView:
     """A batch as it stands now, running requests included."""
 
     id: str
+    tenant_id: str
     status: BatchStatus
     callback_url: str | None
     priority: int
@@ -78,7 +79,7 @@ def get(session: Session, batch_id: str) -> BatchView | None:
 
 def get_many(session: Session, batch_ids: Sequence[str]) -> dict[str, BatchView]:
     """Return batches as they stand now, by id."""
-    found = session.execute(_views().where(BatchRow.id.in_(batch_ids)))
+    found = session.execute(views().where(BatchRow.id.in_(batch_ids)))
     return {one[0].id: to_view(*one) for one in found}
 
 
@@ -86,7 +87,7 @@ def page(
     session: Session, *, after: str | None, limit: int, status: BatchStatus | None = None
 ) -> list[BatchView]:
     """Return batches that were submitted as such, the newest first, those after batch `after`."""
-    query = _views().where(BatchRow.lane == Lane.BATCH)
+    query = views().where(BatchRow.lane == Lane.BATCH)
     query = query.order_by(BatchRow.created_at.desc(), BatchRow.id.desc()).limit(limit)
     if after is not None:
         last = select(BatchRow.created_at, BatchRow.id).where(BatchRow.id == after).scalar_subquery()
@@ -96,7 +97,8 @@ def page(
     return [to_view(*found) for found in session.execute(query)]
 
 
-def _views() -> Select[BatchRow, int, int, datetime]:
+def views() -> Select[BatchRow, int, int, datetime]:
+    """Return the query whose rows `to_view` takes."""
     running = (
         select(
             func.coalesce(func.sum(ShardRow.running_tokens), 0).label("tokens"), func.count().label("shards")
@@ -111,6 +113,7 @@ def to_view(row: BatchRow, running: int, num_running_shards: int, read_at: datet
     """Return a batch's row and what its running shards come to."""
     return BatchView(
         id=row.id,
+        tenant_id=row.tenant_id,
         status=row.status,
         callback_url=row.callback_url,
         priority=row.priority,

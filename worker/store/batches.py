@@ -13,7 +13,7 @@ from worker.contract.caching import DEFAULT_SIMILARITY, CacheMode, request_diges
 from worker.contract.results import RequestError
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, Outcome, ShardState
-from worker.store import batch_counts, quotas, requests, webhooks
+from worker.store import batch_counts, missing, quotas, requests, webhooks
 from worker.store.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
 from worker.store.placement import Placement
 from worker.store.quotas import Demand
@@ -96,7 +96,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
         lane=batch.lane,
     )
     if batch.lane is Lane.INTERACTIVE:
-        wake_interactive(session, shard_ids)
+        wake_interactive(session, sorted(set(shard_ids)))
     else:
         wake_dispatcher(session)
     return batch_id
@@ -113,15 +113,49 @@ def add_shards(
     expires_at: datetime | None,
     lane: Lane = Lane.BATCH,
     first_position: int = 0,
-) -> Sequence[int]:
-    """Write requests of a batch, and the shards that carry them; return the shards' ids.
+    digests: Sequence[bytes | None] | None = None,
+    joined: Sequence[int | None] | None = None,
+) -> list[int]:
+    """Write requests of a batch, and the shards that carry them; return the shard of each.
 
-    Identical ones among these share a shard.
+    Identical ones among these share a shard. `digests` as of `digest_of`; `joined`: the shard that is there
+    already and that a request goes to, or None.
     """
     placement = Placement(shard_size)
-    digests = [digest_of(request, batch_params) for request in given]
-    places = [placement.place(digest) for digest in digests]
-    shard_ids = session.scalars(
+    if digests is None:
+        digests = [digest_of(request, batch_params) for request in given]
+    if joined is None:
+        joined = [None] * len(given)
+    new = [placement.place(digest) for digest, there in zip(digests, joined, strict=True) if there is None]
+    shard_ids = _add_empty_shards(
+        session,
+        placement.num_requests,
+        batch_id=batch_id,
+        priority=priority,
+        expires_at=expires_at,
+        lane=lane,
+        first=first_position // shard_size,
+    )
+    places = iter(new)
+    its_shards = [shard_ids[next(places)] if there is None else there for there in joined]
+    requests.copy_in(session, batch_id, given, its_shards, digests, first_position=first_position)
+    return its_shards
+
+
+def _add_empty_shards(
+    session: Session,
+    num_requests: Sequence[int],
+    *,
+    batch_id: str,
+    priority: int,
+    expires_at: datetime | None,
+    lane: Lane,
+    first: int,
+) -> Sequence[int]:
+    """Write shards for so many requests each; return their ids."""
+    if not num_requests:
+        return []
+    return session.scalars(
         insert(ShardRow).returning(ShardRow.id, sort_by_parameter_order=True),
         [
             {
@@ -132,14 +166,11 @@ def add_shards(
                 "lane": lane,
                 "priority": priority,
                 "expires_at": expires_at,
-                "num_requests": num_requests,
+                "num_requests": count,
             }
-            for position, num_requests in enumerate(placement.num_requests, first_position // shard_size)
+            for position, count in enumerate(num_requests, first)
         ],
     ).all()
-    its_shards = [shard_ids[place] for place in places]
-    requests.copy_in(session, batch_id, given, its_shards, digests, first_position=first_position)
-    return shard_ids
 
 
 def digest_of(request: NewRequest, batch_params: SamplingParams) -> bytes | None:
@@ -185,6 +216,14 @@ def cancel(session: Session, batch_id: str) -> bool:
     return True
 
 
+def stop(session: Session, batch: BatchRow, error: RequestError) -> None:
+    """Ask a locked live batch to stop for a reason of its own: it will have failed with this error."""
+    batch.status = BatchStatus.CANCELLING
+    batch.error_code, batch.error_message = error.code, error.message
+    session.flush()
+    wake_workers(session, batch.id)
+
+
 def is_stopping(session: Session, batch: BatchRow) -> bool:
     """Whether the work of a locked batch is no longer wanted."""
     if batch.status not in {BatchStatus.PENDING, BatchStatus.PROCESSING}:
@@ -224,9 +263,10 @@ def settle(session: Session, batch: BatchRow) -> bool:
     return True
 
 
-def fail(session: Session, batch: BatchRow) -> None:
+def fail(session: Session, batch: BatchRow, error: RequestError) -> None:
     """End a locked batch of which nothing can be run, and nothing was."""
     batch.num_requests = batch.num_unread = 0
+    batch.error_code, batch.error_message = error.code, error.message
     _end(session, batch, BatchStatus.FAILED)
     webhooks.record_end(session, batch)
     wake_dispatcher(session)
@@ -275,7 +315,7 @@ def give_missing(
     request_ids: Sequence[int] | None = None,
 ) -> None:
     """Give requests of a locked batch that have no result this one: all, some shards', or those named."""
-    missing = requests.fail_missing(
+    given = missing.settle(
         session,
         batch_id=batch.id,
         first_sequence=batch.num_settled + 1,
@@ -286,12 +326,14 @@ def give_missing(
         request_ids=request_ids,
     )
     if outcome is Outcome.FAILED:
-        batch.num_failed += missing.count
+        batch.num_failed += given.count
     else:
-        batch.num_cancelled += missing.count
-    batch.settled_max_tokens += missing.max_tokens
-    batch.input_tokens += missing.input_tokens
-    batch.output_tokens += missing.output_tokens
+        batch.num_cancelled += given.count
+    batch.settled_max_tokens += given.max_tokens
+    batch.num_deduplicated += given.num_copies
+    batch.input_tokens += given.input_tokens
+    batch.cached_tokens += given.cached_tokens
+    batch.output_tokens += given.output_tokens
 
 
 def settle_stopping(session: Session, *, limit: int) -> int:

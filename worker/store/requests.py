@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psycopg.types.json import Jsonb
-from sqlalchemy import Text, bindparam, case, cast, func, insert, literal, select
+from sqlalchemy import Text, cast, func, insert, select
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import Session
 
@@ -21,7 +21,6 @@ from worker.contract.requests import (
 )
 from worker.contract.results import NewResult, storable
 from worker.contract.sampling import SamplingParams
-from worker.contract.states import Outcome
 from worker.store import partial_outputs
 from worker.store.partial_outputs import PartialOutput
 from worker.store.tables import PartialOutputRow, RequestRow, ResultRow
@@ -88,16 +87,6 @@ class ShardRequest:
     def max_output_tokens(self) -> int:
         """The most tokens it generates, over all prompts and choices."""
         return max_output_tokens(self.params, max_tokens=self.max_tokens, num_prompts=len(self.prompts))
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """Requests that were given a result without being run to their end, and the tokens that cost."""
-
-    count: int
-    input_tokens: int
-    output_tokens: int
-    max_tokens: int
 
 
 def copy_in(
@@ -301,74 +290,3 @@ def cancelled_in(session: Session, shard_id: int) -> list[int]:
         )
     )
     return list(rows)
-
-
-def fail_missing(
-    session: Session,
-    *,
-    batch_id: str,
-    first_sequence: int,
-    outcome: Outcome,
-    code: str,
-    message: str,
-    shard_ids: Sequence[int] | None = None,
-    request_ids: Sequence[int] | None = None,
-) -> Missing:
-    """Give every request of a locked batch (or of shards, or these) without a result this one.
-
-    What was kept of a request's output is its output.
-    """
-    has_output = PartialOutputRow.request_id.is_not(None)
-    missing = (
-        select(
-            RequestRow.id,
-            RequestRow.batch_id,
-            func.row_number().over(order_by=RequestRow.position) + literal(first_sequence - 1),
-            bindparam("outcome", outcome.value),
-            PartialOutputRow.text,
-            case((has_output, literal("cancelled" if outcome is Outcome.CANCELLED else "error"))),
-            case((has_output, RequestRow.num_prompt_tokens), else_=0),
-            literal(0),
-            func.coalesce(func.cardinality(PartialOutputRow.token_ids), 0),
-            bindparam("code", code),
-            bindparam("message", message),
-        )
-        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
-        .outerjoin(PartialOutputRow, PartialOutputRow.request_id == RequestRow.id)
-        .where(RequestRow.batch_id == batch_id, ResultRow.request_id.is_(None))
-    )
-    if shard_ids is not None:
-        missing = missing.where(RequestRow.shard_id.in_(shard_ids))
-    if request_ids is not None:
-        missing = missing.where(RequestRow.id.in_(request_ids))
-    columns = [
-        "request_id",
-        "batch_id",
-        "sequence",
-        "outcome",
-        "output",
-        "finish_reason",
-        "num_prompt_tokens",
-        "num_cached_tokens",
-        "num_output_tokens",
-        "error_code",
-        "error_message",
-    ]
-    inserted = (
-        insert(ResultRow)
-        .from_select(columns, missing)
-        .returning(ResultRow.request_id, ResultRow.num_prompt_tokens, ResultRow.num_output_tokens)
-        .cte("inserted")
-    )
-    sums = [
-        func.coalesce(func.sum(column), 0)
-        for column in (inserted.c.num_prompt_tokens, inserted.c.num_output_tokens, RequestRow.max_tokens)
-    ]
-    count, *tokens = session.execute(
-        select(func.count(), *sums)
-        .select_from(inserted)
-        .join(RequestRow, RequestRow.id == inserted.c.request_id)
-    ).one()
-    if tokens[1]:
-        partial_outputs.forget_ended(session, batch_id)
-    return Missing(count, *map(int, tokens))

@@ -52,6 +52,7 @@ class Claim:
     cache: CacheMode = CacheMode.OFF  # of requests that have none of their own
     cache_similarity: float | None = None
     leased_until: datetime | None = None  # as claimed
+    may_use_semantic_cache: bool = False  # the tenant, now
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> 
         cache=batch.cache,
         cache_similarity=batch.cache_similarity,
         leased_until=shard.lease_expires_at,
+        may_use_semantic_cache=tenant is not None and tenant.may_use_semantic_cache,
     )
 
 

@@ -5,7 +5,7 @@ from sqlalchemy.orm import Session
 
 from worker.contract.results import RequestError
 from worker.contract.states import BatchStatus, ShardState
-from worker.store.notify import wake_workers
+from worker.store import batches
 from worker.store.tables import BatchRow, ShardRow
 
 
@@ -16,10 +16,7 @@ def apply(session: Session, batch: BatchRow) -> None:
     broken = _broken(session, batch)
     if broken is None:
         return
-    batch.status = BatchStatus.CANCELLING
-    batch.error_code, batch.error_message = broken.code, broken.message
-    session.flush()
-    wake_workers(session, batch.id)
+    batches.stop(session, batch, broken)
 
 
 def _broken(session: Session, batch: BatchRow) -> RequestError | None:

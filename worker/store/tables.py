@@ -92,6 +92,10 @@ def is_in(column: str, values: set[str] | frozenset[str]) -> Any:
     return text(f"{column} IN ({', '.join(repr(str(v)) for v in sorted(values))})")
 
 
+# Batches that an operator wants to see: something in them failed.
+HAS_FAILED = "finished_at IS NOT NULL AND (num_failed > 0 OR status IN ('expired', 'failed'))"
+
+
 def created_now() -> MappedColumn[datetime]:
     """Return a column that says when its row was inserted."""
     return mapped_column(server_default=func.now())
@@ -118,6 +122,7 @@ class BatchRow(Owned, Table):
             "finished_at",
             postgresql_where=text("finished_at IS NOT NULL AND results_dropped_at IS NULL"),
         ),
+        Index("batches_failures_index", "finished_at", postgresql_where=text(HAS_FAILED)),
         {"postgresql_with": {"fillfactor": 80, "autovacuum_vacuum_scale_factor": 0.02}},
     )
 

@@ -9,6 +9,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from worker.store.access_tables import TenantRow
+from worker.store.session import tenant_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Tenant:
     id: str
     weight: int
     limits: Limits
+    may_use_semantic_cache: bool
     created_at: datetime
 
 
@@ -40,9 +42,15 @@ def create(session: Session, tenant_id: str) -> bool:
 
 
 def change(session: Session, tenant_id: str, settings: Mapping[str, int | None]) -> bool:
-    """Set a tenant's weight and limits, those that are named; False: no such tenant."""
+    """Set a tenant's weight, limits and rights, those that are named; False: no such tenant."""
     statement = update(TenantRow).where(TenantRow.id == tenant_id).values(settings).returning(TenantRow.id)
     return session.scalar(statement) is not None
+
+
+def may_use_semantic_cache(session: Session) -> bool:
+    """Whether the session's tenant may be answered with what another prompt got."""
+    tenant = session.get(TenantRow, tenant_of(session))
+    return tenant is not None and tenant.may_use_semantic_cache
 
 
 def find(session: Session, tenant_id: str) -> Tenant | None:
@@ -58,4 +66,4 @@ def every(session: Session) -> list[Tenant]:
 
 def _to_tenant(row: TenantRow) -> Tenant:
     limits = Limits(**{limit.name: getattr(row, limit.name) for limit in fields(Limits)})
-    return Tenant(row.id, row.weight, limits, row.created_at)
+    return Tenant(row.id, row.weight, limits, row.may_use_semantic_cache, row.created_at)

@@ -1,6 +1,7 @@
 """Webhook events: what receivers are told, written in the transaction in which it happens."""
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from uuid import uuid4
 
@@ -9,15 +10,18 @@ from sqlalchemy.orm import Session
 
 from worker.contract.access import DEFAULT_TENANT
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS, BatchEnded, Ping
-from worker.contract.results import Output, num_bytes
+from worker.contract.results import Output, RequestError, num_bytes
 from worker.contract.states import EventState
 from worker.store import deliveries, endpoints, result_views
 from worker.store.tables import BatchRow
 from worker.store.webhook_tables import WebhookEventRow
 
 
-def record_end(session: Session, batch: BatchRow) -> None:
-    """Write the event of a batch that has just ended, if anybody wants to be told."""
+def record_end(session: Session, batch: BatchRow, files: Mapping[str, str | None] | None = None) -> None:
+    """Write the event of a batch that has just ended, if anybody wants to be told.
+
+    `files`: ids of those that its results were written to, by what their links are called.
+    """
     tenant = batch.tenant_id
     receiver_of = _receivers(session, tenant, f"batch.{batch.status}", batch.callback_url)
     if not receiver_of or batch.finished_at is None:
@@ -42,6 +46,8 @@ def record_end(session: Session, batch: BatchRow) -> None:
         },
         metadata=batch.metadata_,
         outputs=_inline_outputs(session, batch),
+        error=None if batch.error_code is None else RequestError(batch.error_code, batch.error_message or ""),
+        files={name: file_id for name, file_id in (files or {}).items() if file_id is not None},
     )
     session.execute(
         insert(WebhookEventRow).values(

@@ -92,15 +92,16 @@ class EngineStep(bootsteps.StartStopStep):
         self._keeper.start()
         run_meters = RunMeters()
         self._meters = MeterWriter(self._store, parent.hostname, run_meters)
+        cache = ResponseCache(
+            self._store,
+            model_fingerprint(engine_config(config)),
+            timedelta(seconds=config.cache_ttl_seconds),
+            partial(embed, self._engine),
+        )
         _runner = ShardRunner(
             store=self._store,
             meters=run_meters,
-            cache=ResponseCache(
-                self._store,
-                model_fingerprint(engine_config(config)),
-                timedelta(seconds=config.cache_ttl_seconds),
-                partial(embed, self._engine),
-            ),
+            cache=cache,
             saver=ShardSaver(self._store),
             engine=self._engine,
             keeper=self._keeper,
@@ -119,6 +120,7 @@ class EngineStep(bootsteps.StartStopStep):
             drain_seconds=config.drain_seconds,
             draining=self._stopping,
             meters=run_meters,
+            cache=cache,
         )
         self._lane = InteractiveLane(
             interactive,

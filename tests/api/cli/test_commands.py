@@ -1,5 +1,6 @@
 """`headrace` against a real API over HTTP, and a real database."""
 
+import gzip
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +18,11 @@ import pytest
 import uvicorn
 
 from api.cli.main import main
+from api.dependencies import open_services
+from api.files.__main__ import run
 from api.main import create_app
-from tests.fixtures.batches import held, run_to_the_end
-from tests.fixtures.deployment import free_port
+from tests.fixtures.batches import claim, held, run_to_the_end
+from tests.fixtures.deployment import eventually, free_port
 from worker.settings import Settings
 from worker.store.session import Store
 
@@ -117,6 +121,96 @@ def test_text_from_standard_input_and_cancel(shell: Shell) -> None:
     assert shell.json("cancel", accepted["batch_id"], key=key)["status"] == "cancelled"
 
 
+@pytest.fixture
+def files(shell: Shell, config: Settings) -> Iterator[None]:  # noqa: ARG001 - after the tables were emptied
+    """The files process."""
+    services, stopping = open_services(config), threading.Event()
+    thread = threading.Thread(target=run, args=(services, stopping))
+    thread.start()
+    yield
+    stopping.set()
+    thread.join()
+    services.store.close()
+
+
+def openai_line(custom_id: str, **body: object) -> str:
+    body = {"model": "served", "prompt": custom_id, "max_tokens": 5} | body
+    request = {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
+    return json.dumps(request) + "\n"
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_a_file_of_openais_is_uploaded_watched_and_read(
+    shell: Shell, store: Store, config: Settings, tmp_path: Path, suffix: str
+) -> None:
+    key = shell.json("keys", "create")["key"]
+    given = tmp_path / f"many{suffix}"
+    content = "".join(openai_line(f"row-{i}", model=config.model.name) for i in range(3)).encode()
+    given.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
+    submitted = shell.run("submit", str(given), "--set", "max_failed=2", key=key)
+    batch_id = submitted.stdout.strip()
+    assert batch_id.startswith("batch_"), submitted.stderr
+
+    def run_shard(shard_id: int) -> None:
+        run_to_the_end(store, eventually(lambda: claim(store, shard_id), what="a shard"))
+
+    with ThreadPoolExecutor(1) as pool:
+        running = [pool.submit(run_shard, shard_id) for shard_id in (1, 2)]
+        watched = shell.run("status", batch_id, "--watch", "--json", key=key)
+        for one in running:
+            one.result(60)
+    assert json.loads(watched.stdout)["counts"]["completed"] == 3
+    plain = shell.run("results", batch_id, key=key).stdout.splitlines()
+    assert [json.loads(one)["custom_id"] for one in plain] == ["row-0", "row-1", "row-2"]
+    lines = shell.run("results", batch_id, "--openai", key=key).stdout.splitlines()
+    assert [json.loads(one)["response"]["body"]["choices"][0]["text"] for one in lines] == [
+        f"out row-{i}" for i in range(3)
+    ]
+    assert "neither" in shell.run("results", batch_id, "--openai", "--follow", key=key).stderr
+
+
+@pytest.mark.usefixtures("files")
+def test_submit_and_watch_ends_with_the_files(shell: Shell, store: Store, config: Settings) -> None:
+    key = shell.json("keys", "create")["key"]
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(
+            lambda: run_to_the_end(store, eventually(lambda: claim(store, 1), what="a shard"))
+        )
+        given = openai_line("only", model=config.model.name)
+        done = shell.run("submit", "-", "--watch", "--json", key=key, given=given)
+        running.result(60)
+    ended = json.loads(done.stdout)
+    assert (done.returncode, ended["status"], ended["error_file_id"]) == (0, "completed", None)
+    assert ended["output_file_id"].startswith("file-")
+
+
+def test_every_wrong_line_of_a_file_is_named(shell: Shell, config: Settings) -> None:
+    key = shell.json("keys", "create")["key"]
+    name = config.model.name
+    bad = openai_line("b", model=name, top_p=7) + openai_line("c", model=name, n=0)
+    done = shell.run("submit", "-", key=key, given=openai_line("a", model=name) + bad)
+    assert (done.returncode, done.stdout) == (1, "")
+    first, second = done.stderr.splitlines()
+    assert first.startswith("line 2: body.top_p: ")
+    assert second.startswith("line 3: body.n: ")
+
+
+def test_a_batch_that_is_too_large_for_a_body_is_told_the_way(shell: Shell, tmp_path: Path) -> None:
+    key = shell.json("keys", "create")["key"]
+    large = tmp_path / "large.txt"
+    large.write_text("a line of some length\n" * 50_000)
+    done = shell.run("submit", str(large), key=key)
+    assert (done.returncode, "OpenAI's batch format are uploaded" in done.stderr) == (1, True)
+
+
+def test_a_batch_is_paused_and_resumed(shell: Shell) -> None:
+    key = shell.json("keys", "create")["key"]
+    batch_id = shell.run("submit", "-", key=key, given="one\n").stdout.strip()
+    assert shell.json("pause", batch_id, key=key)["waiting"]["reason"] == "paused"
+    assert shell.json("resume", batch_id, key=key)["paused"] is False
+
+
 @pytest.mark.parametrize(
     ("arguments", "given", "said"),
     [
@@ -126,7 +220,17 @@ def test_text_from_standard_input_and_cancel(shell: Shell) -> None:
         (
             ("submit", "-"),
             '{"custom_id":"a","method":"POST","url":"/v1/x","body":{}}',
-            "OpenAI's batch format",
+            "line 1: url: must be one of",
+        ),
+        (
+            ("estimate", "-"),
+            '{"custom_id":"a","method":"POST","url":"/v1/x","body":{}}',
+            "cannot be estimated",
+        ),
+        (
+            ("submit", "-", "--max-tokens", "3"),
+            '{"custom_id":"a","method":"POST","url":"/v1/x","body":{}}',
+            "--max-tokens: each line of",
         ),
         (("submit", "-", "--set", "seed"), "one\n", "NAME=JSON"),
         (("submit", "-", "--set", "top_p=7"), "one\n", "top_p: "),
@@ -160,6 +264,8 @@ def test_keys_and_tenants_are_administered_and_audited(shell: Shell) -> None:
     changed = shell.json("tenants", "set", "acme", "--weight", "3", "--max-batches", "5")
     assert [(t["weight"], t["max_batches"], t["max_bytes"]) for t in changed] == [(3, 5, None)]
     assert shell.json("tenants", "set", "acme", "--max-batches", "none")[0]["max_batches"] is None
+    assert shell.json("tenants", "set", "acme", "--semantic-cache")[0]["may_use_semantic_cache"] is True
+    assert "yes" in shell.run("tenants", "list").stdout
     listed = {key["prefix"]: key for key in shell.json("keys", "list", "--tenant", "acme")}
     assert (listed[first["prefix"]]["revoked_at"] is None, listed[rotated["prefix"]]["scopes"]) == (
         False,
@@ -167,6 +273,7 @@ def test_keys_and_tenants_are_administered_and_audited(shell: Shell) -> None:
     )
     acts = [(entry["act"], entry["target"]) for entry in shell.json("audit")]
     assert acts == [
+        ("tenant.set", "acme"),
         ("tenant.set", "acme"),
         ("tenant.set", "acme"),
         ("key.revoke", first["prefix"]),

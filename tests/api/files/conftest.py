@@ -60,3 +60,16 @@ def put(client: TestClient) -> Callable[..., Response]:
         return client.post("/v1/files", data=data, files={"file": ("in.jsonl", content)})
 
     return put
+
+
+@pytest.fixture
+def create(client: TestClient, put: Callable[..., Response]) -> Callable[..., dict[str, Any]]:
+    def create(content: bytes, *, headers: dict[str, str] | None = None, **changes: Any) -> dict[str, Any]:
+        request = {"endpoint": "/v1/completions", "completion_window": "24h"} | changes
+        if "input_file_id" not in request:
+            request["input_file_id"] = put(content).json()["id"]
+        answer = client.post("/v1/batches", json=request, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    return create

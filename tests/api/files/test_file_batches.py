@@ -21,19 +21,6 @@ from worker.store.session import Store
 Put = Callable[..., Response]
 
 
-@pytest.fixture
-def create(client: TestClient, put: Put) -> Callable[..., dict[str, Any]]:
-    def create(content: bytes, *, headers: dict[str, str] | None = None, **changes: Any) -> dict[str, Any]:
-        request = {"endpoint": "/v1/completions", "completion_window": "24h"} | changes
-        if "input_file_id" not in request:
-            request["input_file_id"] = put(content).json()["id"]
-        answer = client.post("/v1/batches", json=request, headers=headers)
-        assert answer.status_code == 200, answer.text
-        return dict(answer.json())
-
-    return create
-
-
 def sql(store: Store, query: str) -> list[tuple[Any, ...]]:
     with store.transaction() as session:
         return [tuple(row) for row in session.execute(text(query))]
@@ -117,6 +104,22 @@ def test_reading_goes_on_where_it_was_left(
     assert sql(store, f"SELECT sum(num_requests) FROM shards WHERE batch_id = '{first['id']}'") == [(20,)]
 
 
+def test_what_comes_again_in_another_chunk_is_run_once(
+    client: TestClient, store: Store, reader: BatchReader, create: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "CHUNK_LINES", 2)
+    monkeypatch.setattr(reading, "TURN_CHUNKS", 1)
+    greedy = body(temperature=0)
+    batch = create(b"".join(line(f"row-{i}", body=greedy) for i in range(7)))
+    while reader.turn():
+        pass
+    assert sql(store, "SELECT num_requests FROM shards") == [(7,)]
+    run_to_the_end(store, held(store, 1))
+    assert look(client, batch)["request_counts"]["completed"] == 7
+    assert client.get(f"/v1/batch/{batch['id']}").json()["deduplicated"] == 6
+    assert reader._earlier == {}, "nothing is remembered of what has been read"
+
+
 def test_a_reader_that_lost_its_claim_writes_nothing(store: Store, reader: BatchReader, create: Any) -> None:
     create(lines(4))
     with store.transaction() as session:
@@ -142,7 +145,11 @@ def test_a_file_for_another_endpoint_fails_by_line(
     failed = look(client, batch)
     assert (failed["status"], failed["request_counts"]["total"]) == ("failed", 0)
     assert [(one["line"], one["code"]) for one in failed["errors"]["data"]] == [(2, "mismatched_endpoint")]
-    assert sql(store, "SELECT type FROM webhook_events") == [("batch.failed",)]
+    ((event,),) = sql(store, "SELECT body FROM webhook_events")
+    assert json.loads(event)["type"] == "batch.failed"
+    error = json.loads(event)["data"]["error"]
+    assert (error["code"], error["message"].partition(":")[0]) == ("mismatched_endpoint", "line 2")
+    assert client.get(f"/v1/batch/{batch['id']}").json()["error"] == error
     assert sql(store, "SELECT count(*) FROM requests") == [(0,)]
 
 

@@ -3,6 +3,7 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 
+from tests.fixtures.access import allow_semantic_cache
 from tests.fixtures.batches import held, submit
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.meters import COUNTERS
@@ -127,6 +128,7 @@ def test_cache_stats_and_clearing(client: TestClient, store: Store) -> None:
 
 
 def test_a_semantic_cache_is_refused_where_postgres_has_no_pgvector(client: TestClient, store: Store) -> None:
+    allow_semantic_cache(store)
     body = {"requests": [{"prompt": "a"}, {"prompt": "b", "cache": "semantic"}]}
     assert client.post("/v1/batch/async", json=body).status_code == 202
     with store.transaction() as session:

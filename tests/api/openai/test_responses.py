@@ -47,6 +47,14 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
     return Checkpoint.load(write_checkpoint(tmp_path))
 
 
+def test_an_answer_of_another_prompt_says_so(checkpoint: Checkpoint) -> None:
+    near = replace(RESULT, source=Source.SEMANTIC_CACHE, similarity=0.97)
+    said = to_response(checkpoint, CHAT, near, batch_id="batch_ab")
+    assert (said["source"], said["similarity"]) == ("semantic_cache", 0.97)
+    ChatCompletion.model_validate(said)
+    assert "source" not in to_response(checkpoint, CHAT, RESULT, batch_id="batch_ab")
+
+
 def test_a_chat(checkpoint: Checkpoint) -> None:
     found = ChatCompletion.model_validate(to_response(checkpoint, CHAT, RESULT, batch_id="batch_ab"))
     assert (found.id, found.object, found.model) == ("chatcmpl-ab-4", "chat.completion", checkpoint.name)

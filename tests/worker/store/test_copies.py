@@ -8,9 +8,18 @@ from worker.contract.requests import EmbeddingParams, Prompt
 from worker.contract.results import DeviceSeconds, NewResult, RequestError
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import BatchStatus, Outcome
-from worker.store import batch_views, batches, control, placement, result_views, retries, shards
+from worker.store import (
+    batch_views,
+    batches,
+    control,
+    placement,
+    result_views,
+    retries,
+    shards,
+)
 from worker.store.batch_views import BatchView
 from worker.store.batches import NewBatch
+from worker.store.partial_outputs import PartialOutput
 from worker.store.placement import Placement
 from worker.store.requests import NewRequest
 from worker.store.result_views import ResultView
@@ -223,7 +232,7 @@ def test_chunks_of_a_file_are_deduplicated_each(store: Store) -> None:
             expires_at=None,
             first_position=2,
         )
-    (claimed,) = (held(store, shard_id) for shard_id in shard_ids)
+    (claimed,) = (held(store, shard_id) for shard_id in set(shard_ids))
     assert [(one.prompts[0], one.position, one.num_copies) for one in claimed.requests] == [
         ("c", 2, 2),
         ("a", 3, 2),
@@ -271,3 +280,23 @@ def test_shards_hold_different_requests_and_their_copies(monkeypatch: pytest.Mon
     monkeypatch.setattr(placement, "MAX_ROWS", 3)
     bounded = Placement(shard_size=2)
     assert [bounded.place(b"a") for _ in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_what_was_kept_of_one_that_is_never_run_again_is_what_its_copies_have_too(store: Store) -> None:
+    batch_id = submit(store, "aab")
+    claimed = held(store, 1)
+    kept = {claimed.requests[0].id: PartialOutput("demo", [4, 5], "so far")}
+    with store.transaction() as session:
+        control.pause(session, batch_id)
+        shards.release(session, claimed, kept)
+        batches.cancel(session, batch_id)
+    view, found = look(store, batch_id)
+    assert (view.status, view.num_cancelled, view.num_deduplicated) == (BatchStatus.CANCELLED, 3, 1)
+    assert [(one.output, one.num_output_tokens, str(one.source)) for one in found] == [
+        ("so far", 2, "engine"),
+        ("so far", 2, "duplicate"),
+        (None, 0, "engine"),
+    ]
+    assert (view.input_tokens, view.cached_tokens, view.output_tokens) == (2, 1, 4)
+    with store.transaction() as session:
+        assert session.scalar(text("SELECT count(*) FROM partial_outputs")) == 0

@@ -17,6 +17,7 @@ from worker.store import (
     delivery_log,
     idempotency,
     outlook,
+    overview,
     response_cache,
     result_views,
     retention,
@@ -137,6 +138,10 @@ HOT: dict[str, Callable[[Session], Any]] = {
     ),
     "cache: sweep": response_cache.drop_expired,
     "estimate: backlog": lambda session: outlook.backlog(session, priority=0),
+    "overview: batches": lambda session: overview.live_batches(session, limit=50),
+    "overview: failures": lambda session: overview.failures(session, limit=20),
+    "overview: receivers": lambda session: overview.failing_receivers(session, limit=20),
+    "overview: deliveries": overview.delivery_counts,
 }
 
 

@@ -1,0 +1,1 @@
+"""What operators watch: one page, and the route that it needs beside those that are there."""

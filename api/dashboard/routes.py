@@ -1,0 +1,45 @@
+"""/dashboard: the page and its two files, for everybody; /v1/overview: what it shows, for operators."""
+
+from pathlib import Path
+from typing import Literal
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse
+
+from api.dashboard.schemas import Overview
+from api.dashboard.service import read_overview
+from api.dependencies import ADMIN, DeploymentDependency
+from api.errors import documented
+
+router = APIRouter(tags=["metrics"])
+
+STATIC = Path(__file__).parent / "static"
+# The page runs its own script and asks its own server, and nothing else.
+HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+}
+
+
+@router.get("/dashboard", include_in_schema=False)
+def page() -> FileResponse:
+    """Return the dashboard. It holds no data: the browser asks for them with a key of its user's."""
+    return FileResponse(STATIC / "dashboard.html", headers=HEADERS)
+
+
+@router.get("/dashboard/{name}", include_in_schema=False)
+def page_file(name: Literal["dashboard.js", "dashboard.css"]) -> FileResponse:
+    """Return what the page loads."""
+    return FileResponse(STATIC / name, headers=HEADERS)
+
+
+@router.get(
+    "/v1/overview",
+    responses=documented(401, 403, 429, 503),
+    summary="What goes on in the deployment",
+    dependencies=[ADMIN],
+)
+def get_overview(deployment: DeploymentDependency) -> Overview:
+    """Return live batches, the last failures, live workers and failing receivers, of all tenants."""
+    return read_overview(deployment.store)

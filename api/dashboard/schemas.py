@@ -1,0 +1,82 @@
+"""The shape of the overview. Null means: nothing was measured."""
+
+from datetime import datetime
+
+from pydantic import BaseModel, Field
+
+from api.metrics.schemas import Share
+from worker.contract.states import BatchStatus
+
+
+class LiveBatch(BaseModel):
+    """A batch that waits or runs."""
+
+    batch_id: str
+    tenant: str
+    status: BatchStatus
+    paused: bool
+    progress: Share = Field(description="by tokens")
+    requests: int
+    requests_done: int = Field(description="that have a result")
+    requests_failed: int
+    tokens: int = Field(description="generated so far")
+    tokens_per_second: float | None
+    eta_seconds: float | None
+    created_at: datetime
+
+
+class FailedBatch(BaseModel):
+    """A batch that has ended and in which something failed."""
+
+    batch_id: str
+    tenant: str
+    status: BatchStatus
+    requests: int
+    requests_failed: int
+    error_code: str | None = Field(description="why the batch stopped itself, or of one of its last requests")
+    error_message: str | None
+    finished_at: datetime | None
+
+
+class WorkerAnswer(BaseModel):
+    """A worker that is alive."""
+
+    name: str
+    queue: str
+    slots: int = Field(description="tasks it can run at once; 0: it is loading its model")
+    model: str | None
+    device: str | None
+    occupancy: Share | None = Field(description="sequences in a step, of those it has room for")
+    tokens_per_second: float | None = Field(description="generated")
+    device_busy: Share | None = Field(description="of the time, in which a step ran")
+    started_at: datetime
+    seen_at: datetime
+
+
+class FailingReceiverAnswer(BaseModel):
+    """A receiver of webhooks that has not taken the last deliveries."""
+
+    receiver: str = Field(description="an endpoint's address, or a tenant and where its callbacks go")
+    failures_in_a_row: int
+    paused_until: datetime | None
+    deliveries_waiting: int
+
+
+class DeliveriesAnswer(BaseModel):
+    """How webhooks get through."""
+
+    waiting: int = Field(description="for their first attempt")
+    retrying: int
+    failed: int = Field(description="dead letters")
+    failing_receivers: list[FailingReceiverAnswer]
+
+
+class Overview(BaseModel):
+    """What goes on in the whole deployment, of all tenants."""
+
+    window_seconds: float = Field(description="what rates of workers are measured over, at most")
+    tokens_waiting: int = Field(description="of live batches: prompts, and outputs at their longest")
+    batches: list[LiveBatch] = Field(description="running ones first")
+    failures: list[FailedBatch] = Field(description="the last ended first")
+    workers: list[WorkerAnswer]
+    deliveries: DeliveriesAnswer

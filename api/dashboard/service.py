@@ -1,0 +1,104 @@
+"""From what is stored to the overview."""
+
+from api.batches.eta import estimate
+from api.dashboard.schemas import (
+    DeliveriesAnswer,
+    FailedBatch,
+    FailingReceiverAnswer,
+    LiveBatch,
+    Overview,
+    WorkerAnswer,
+)
+from api.metrics.summary import share
+from worker.contract.messages import GPU_QUEUE
+from worker.store import outlook, overview
+from worker.store.batch_views import BatchView
+from worker.store.overview import FailingReceiver, Failure, WorkerLoad
+from worker.store.session import Store
+
+MAX_BATCHES = 50
+MAX_FAILURES = 20
+MAX_RECEIVERS = 20
+MINUTES = 2  # a window of one to two minutes
+LOWEST_PRIORITY = -100
+
+
+def read_overview(everybody: Store) -> Overview:
+    """Return what goes on now; `everybody` shows all tenants' work."""
+    with everybody.transaction() as session:
+        backlog = outlook.backlog(session, priority=LOWEST_PRIORITY)
+        counts = overview.delivery_counts(session)
+        return Overview(
+            window_seconds=60.0 * MINUTES,
+            tokens_waiting=backlog.prompt_tokens + backlog.max_output_tokens,
+            batches=[_to_live(view) for view in overview.live_batches(session, limit=MAX_BATCHES)],
+            failures=[_to_failed(one) for one in overview.failures(session, limit=MAX_FAILURES)],
+            workers=[_to_worker(load) for load in overview.worker_loads(session, minutes=MINUTES)],
+            deliveries=DeliveriesAnswer(
+                waiting=counts.waiting,
+                retrying=counts.retrying,
+                failed=counts.failed,
+                failing_receivers=[
+                    _to_receiver(one) for one in overview.failing_receivers(session, limit=MAX_RECEIVERS)
+                ],
+            ),
+        )
+
+
+def _to_live(view: BatchView) -> LiveBatch:
+    eta = estimate(view, tokens_ahead=0, workers_rate=None)
+    return LiveBatch(
+        batch_id=view.id,
+        tenant=view.tenant_id,
+        status=view.status,
+        paused=view.paused_at is not None,
+        progress=round(view.progress, 4),
+        requests=view.num_requests,
+        requests_done=view.num_settled,
+        requests_failed=view.num_failed,
+        tokens=view.output_tokens + view.running_tokens,
+        tokens_per_second=view.tokens_per_second if view.num_running_shards else None,
+        eta_seconds=None if eta is None else eta.seconds,
+        created_at=view.created_at,
+    )
+
+
+def _to_failed(failure: Failure) -> FailedBatch:
+    view = failure.batch
+    return FailedBatch(
+        batch_id=view.id,
+        tenant=view.tenant_id,
+        status=view.status,
+        requests=view.num_requests,
+        requests_failed=view.num_failed,
+        error_code=failure.error_code,
+        error_message=failure.error_message,
+        finished_at=view.finished_at,
+    )
+
+
+def _to_worker(load: WorkerLoad) -> WorkerAnswer:
+    is_measured = load.queue == GPU_QUEUE and load.seconds > 0
+    seconds = sum(load.readings.get(f"{kind}_seconds", 0.0) for kind in ("prefill", "decode", "padding"))
+    tokens = load.readings.get("decode_tokens", 0.0)
+    return WorkerAnswer(
+        name=load.name,
+        queue=load.queue,
+        slots=load.slots,
+        model=load.info.get("name"),
+        device=load.info.get("device"),
+        occupancy=share(load.readings, ("scheduled_sequences",), ("sequence_rows",)),
+        tokens_per_second=round(tokens / load.seconds, 2) if is_measured else None,
+        device_busy=round(min(1.0, seconds / load.seconds), 4) if is_measured else None,
+        started_at=load.started_at,
+        seen_at=load.seen_at,
+    )
+
+
+def _to_receiver(one: FailingReceiver) -> FailingReceiverAnswer:
+    return FailingReceiverAnswer(
+        receiver=one.url or one.receiver,
+        failures_in_a_row=one.num_failures,
+        paused_until=one.paused_until,
+        deliveries_waiting=one.num_waiting,
+    )

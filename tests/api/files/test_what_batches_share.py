@@ -1,0 +1,127 @@
+"""What the plain API's batches can do, those made from files can too."""
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi.testclient import TestClient
+from httpx import Response
+
+from api.files import reading
+from api.files.reading import BatchReader
+from api.files.writing import ResultWriter
+from api.main import create_app
+from tests.api.files.test_file_batches import content, look, sql
+from tests.fixtures.access import allow_semantic_cache
+from tests.fixtures.batches import LEASE, held, result, run_to_the_end
+from tests.fixtures.deployment import eventually, free_port
+from tests.fixtures.inputs import lines
+from worker.contract.results import RequestError
+from worker.contract.states import Outcome
+from worker.settings import Settings
+from worker.store import shards
+from worker.store.session import Store
+from worker.store.shards import Progress
+
+Put = Callable[..., Response]
+
+
+def test_results_are_followed_while_the_file_is_read(
+    client: TestClient, store: Store, reader: BatchReader, create: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "CHUNK_LINES", 2)
+    monkeypatch.setattr(reading, "TURN_CHUNKS", 1)
+    batch = create(lines(5))
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(client.app, port=port, log_config=None, lifespan="off"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    eventually(lambda: server.started, what="the server")
+    url = f"http://127.0.0.1:{port}/v1/batch/{batch['id']}/results"
+    found: list[dict[str, Any]] = []
+    try:
+        with httpx.stream("GET", url, params={"follow": 1, "after": 0}, timeout=120) as answer:
+            assert answer.headers["content-type"].startswith("application/x-ndjson")
+            came = (json.loads(one) for one in answer.iter_lines())
+            for shard_id, num_lines in ((1, 2), (2, 2), (3, 1)):
+                reader.turn()
+                run_to_the_end(store, held(store, shard_id))
+                found += [next(came) for _ in range(num_lines)]  # before the rest is even read
+            assert list(came) == [], "it ends with the batch"
+    finally:
+        server.should_exit = True
+        thread.join()
+    assert [(one["sequence"], one["custom_id"]) for one in found] == [(i + 1, f"row-{i}") for i in range(5)]
+    assert {one["status"] for one in found} == {"completed"}
+
+
+def test_a_batch_says_that_its_file_waits_to_be_read(
+    client: TestClient, store: Store, reader: BatchReader, create: Any
+) -> None:
+    batch = create(lines(2))
+
+    def reason() -> str:
+        waiting = client.get(f"/v1/batch/{batch['id']}").json()["waiting"]
+        return str(waiting["reason"])
+
+    assert reason() == "reading_file"
+    sql(store, "UPDATE batch_files SET due_at = now() - interval '1 min' RETURNING batch_id")
+    assert reason() == "file_unread"
+    reader.turn()
+    assert reason() == "no_worker"
+
+
+def test_a_batch_of_a_file_stops_itself_and_says_why(
+    client: TestClient, store: Store, reader: BatchReader, writer: ResultWriter, create: Any
+) -> None:
+    batch = create(lines(4), max_failed=0, max_total_tokens=10_000, callback_url="https://example.com/hook")
+    reader.turn()
+    claimed = held(store, 1)
+    failed = [
+        replace(result(one.id, outcome=Outcome.FAILED), error=RequestError("generation_failed", "no"))
+        for one in claimed.requests
+    ]
+    with store.transaction() as session:
+        shards.save(session, [Progress(claimed, failed, 0, is_last=True)], lease=LEASE)
+    assert look(client, batch)["status"] == "finalizing"
+    writer.turn()
+    done = look(client, batch)
+    assert (done["status"], done["request_counts"]["failed"]) == ("failed", 2)
+    assert done["finalizing_at"] is not None
+    assert [one["code"] for one in done["errors"]["data"]] == ["max_failed_exceeded"]
+    assert len(content(client, done["error_file_id"])) == 4
+    ((event,),) = sql(store, "SELECT body FROM webhook_events")
+    data = json.loads(event)["data"]
+    assert data["error"]["code"] == "max_failed_exceeded"
+    assert data["links"]["error_file"] == f"/v1/files/{done['error_file_id']}/content"
+    assert "output_file" not in data["links"]
+
+
+def test_a_batch_of_a_file_takes_the_cache_it_asks_for(
+    client: TestClient, store: Store, put: Put, create: Any
+) -> None:
+    create(lines(1), cache="exact")
+    assert sql(store, "SELECT cache, cache_similarity FROM batches") == [("exact", None)]
+    asked = {"input_file_id": put(lines(2)).json()["id"], "endpoint": "/v1/completions"}
+    asked |= {"completion_window": "1h", "cache": "semantic", "cache_similarity": 0.9}
+    refused = client.post("/v1/batches", json=asked)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (403, "cache")
+    allow_semantic_cache(store)
+    assert client.post("/v1/batches", json=asked).status_code == 200
+    found = sql(store, "SELECT cache, cache_similarity FROM batches WHERE cache <> 'exact'")
+    assert found == [("semantic", 0.9)]
+
+
+def test_a_default_that_a_tenant_may_not_have_is_the_exact_cache(store: Store, config: Settings) -> None:
+    semantic = config.model_copy(update={"cache": "semantic"})
+    with TestClient(create_app(semantic)) as client:
+        for expected in ("exact", "semantic"):
+            assert client.post("/v1/batch/async", json={"prompts": ["a"]}).status_code == 202
+            newest = "SELECT cache FROM batches ORDER BY created_at DESC LIMIT 1"
+            assert sql(store, newest) == [(expected,)]
+            allow_semantic_cache(store)

@@ -1,0 +1,84 @@
+"""Requests identical to one of an earlier chunk of their file: they join its shard, and get its Result."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from worker.contract.states import Outcome, ShardState
+from worker.store.placement import MAX_REMEMBERED, MAX_ROWS
+from worker.store.tables import RequestRow, ResultRow, ShardRow
+
+
+@dataclass(slots=True)
+class Earlier:
+    """Which shard has each of the last different requests of a batch. One that is forgotten is run again."""
+
+    _shard_ids: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
+
+    def remember(self, digest: bytes | None, shard_id: int) -> None:
+        """Note where a request is."""
+        if digest is not None:
+            self._shard_ids[digest] = shard_id
+            self._shard_ids.move_to_end(digest)
+            if len(self._shard_ids) > MAX_REMEMBERED:
+                self._shard_ids.popitem(last=False)
+
+    def join(self, session: Session, digests: Sequence[bytes | None]) -> list[int | None]:
+        """Return the shard that each new request joins, None for those that need one; make those larger.
+
+        The caller holds the batch's lock. A shard that has ended takes only requests whose Result is there.
+        """
+        wanted = [None if digest is None else self._shard_ids.get(digest) for digest in digests]
+        room = _room(session, {shard_id for shard_id in wanted if shard_id is not None})
+        ended = {shard_id for shard_id, (state, _) in room.items() if state is ShardState.FINISHED}
+        answered = _answered(session, ended)
+        joined: list[int | None] = []
+        added: Counter[int] = Counter()
+        for digest, shard_id in zip(digests, wanted, strict=True):
+            is_open = shard_id in room and added[shard_id] < room[shard_id][1]
+            if shard_id is None or not is_open or (shard_id in ended and (shard_id, digest) not in answered):
+                joined.append(None)
+            else:
+                joined.append(shard_id)
+                added[shard_id] += 1
+        for shard_id, count in sorted(added.items()):
+            session.execute(
+                update(ShardRow)
+                .where(ShardRow.id == shard_id)
+                .values(num_requests=ShardRow.num_requests + count)
+                .execution_options(synchronize_session=False)
+            )
+        return joined
+
+
+def _room(session: Session, shard_ids: set[int]) -> dict[int, tuple[ShardState, int]]:
+    """Return the state of those shards that can take more, and how many more."""
+    if not shard_ids:
+        return {}
+    states = [ShardState.READY, ShardState.RUNNING, ShardState.FINISHED]
+    rows = session.execute(
+        select(ShardRow.id, ShardRow.state, ShardRow.num_requests)
+        .where(ShardRow.id.in_(shard_ids), ShardRow.state.in_(states), ~ShardRow.is_suspect)
+        .order_by(ShardRow.id)
+        .with_for_update()
+    )
+    return {shard_id: (state, max(0, MAX_ROWS - count)) for shard_id, state, count in rows}
+
+
+def _answered(session: Session, shard_ids: set[int]) -> set[tuple[int, bytes | None]]:
+    """Return what of ended shards has completed, by shard and digest."""
+    if not shard_ids:
+        return set()
+    rows = session.execute(
+        select(RequestRow.shard_id, RequestRow.digest)
+        .join(ResultRow, ResultRow.request_id == RequestRow.id)
+        .where(
+            RequestRow.shard_id.in_(shard_ids),
+            RequestRow.digest.is_not(None),
+            ResultRow.outcome == Outcome.COMPLETED,
+        )
+    )
+    return {(shard_id, digest) for shard_id, digest in rows}
