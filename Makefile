@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-gpu test-slow test-mutations faults fuzz fuzz-http lint bench bench-service bench-interactive bench-gpu quality up format clean
+.PHONY: demo test test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-interactive bench-gpu quality up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
@@ -36,8 +36,13 @@ test-mutations: $(VENV)/.dev ## breaks the arithmetic of every kernel in many pl
 
 SEEDS ?= 10
 FAULTS ?= 20
+RESULTS ?=
 faults: $(VENV)/.dev ## a real deployment under load and faults, by seed; the last line is JSON (docs/faults.md)
-	$(BIN)/python -m tests.faults.harness --seeds $(SEEDS) --faults $(FAULTS)
+	$(BIN)/python -m tests.faults.harness --seeds $(SEEDS) --faults $(FAULTS) $(if $(RESULTS),--results $(RESULTS))
+
+audit: $(VENV)/.dev ## pins, recorded digests and requirements of what is installed (docs/security.md)
+	$(BIN)/python -m pip check
+	$(BIN)/python .ci/audit.py
 
 INPUTS ?= 1000000
 fuzz: $(VENV)/.dev ## every parser of strangers' input, in two processes; the last line is JSON (docs/security.md)

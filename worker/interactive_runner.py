@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from threading import Event
 from typing import Protocol, cast
 
@@ -13,9 +12,11 @@ from worker.contract.results import NewResult, storable
 from worker.contract.sampling import SamplingParams
 from worker.engine.engine_thread import EngineThread
 from worker.engine.errors import InvalidRequestError
+from worker.engine.sequence import FinishReason
 from worker.engine.share import Share
 from worker.engine.step import Delta, Outcome, Request
 from worker.engine.submission import Submission
+from worker.lease_keeper import LeaseKeeper
 from worker.response_cache import Lookup, ResponseCache
 from worker.run_meters import RunMeters
 from worker.store import shards
@@ -52,8 +53,7 @@ class InteractiveRunner:
     store: Store
     engine: EngineThread
     feed: Feed
-    worker: str
-    lease: timedelta
+    keeper: LeaseKeeper
     save_seconds: float
     drain_seconds: float
     draining: Event
@@ -65,10 +65,11 @@ class InteractiveRunner:
         """Run a shard to its end, if it is ready and nobody else has it."""
         if self.draining.is_set():
             return
-        with self.store.transaction() as session:
-            held = shards.claim(session, shard_id, worker=self.worker, lease=self.lease)
-        if held is None:
-            return
+        with self.keeper.hold(shard_id) as held:
+            if held is not None:
+                self._run(held)
+
+    def _run(self, held: Claim) -> None:
         run = _Run(held, self.feed, self.meters, self._look_up(held))
         run.submit(self.engine)
         self._runs.add(run)
@@ -112,12 +113,9 @@ class InteractiveRunner:
                 time.sleep(self.save_seconds)
 
     def _save(self, run: "_Run", *, is_last: bool) -> Verdict:
-        # As in worker/shard_runner.py: the lease follows the engine.
-        idle_seconds = time.monotonic() - self.engine.last_progress_at
-        lease = self.lease if idle_seconds < self.lease.total_seconds() / 2 else None
         progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last)
         with self.store.transaction() as session:
-            (verdict,) = shards.save(session, [progress], lease=lease)
+            (verdict,) = shards.save(session, [progress], lease=self.keeper.lease)
         if verdict is not Verdict.LOST:
             self.meters.saved(progress.results)
         if run.unsaved:
@@ -173,6 +171,8 @@ class _Run:
         return self.work.is_done
 
     def _tell(self, delta: Delta) -> None:
+        if delta.finish_reason is FinishReason.CANCELLED:  # handed back: no end for whoever reads
+            return
         request_id, part = cast("PartId", delta.id)
         request = self.parts.requests[request_id]
         per_prompt = request.params.num_choices if isinstance(request.params, SamplingParams) else 1

@@ -96,8 +96,8 @@ class Settings(BaseSettings):
     interactive_in_flight: int = Field(
         default=16, gt=0, description="interactive shards that run beside those of batches"
     )
-    lease_seconds: float = Field(default=15.0, gt=0)
-    save_seconds: float = Field(default=1.5, gt=0, description="how often a shard saves and renews its lease")
+    lease_seconds: float = Field(default=6.0, gt=0, description="how long a silent worker keeps its shards")
+    save_seconds: float = Field(default=1.5, gt=0, description="how often a shard saves results and progress")
     checkpoint_tokens: int = Field(
         default=256,
         gt=0,

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from enum import StrEnum
 from threading import Event
 
@@ -17,6 +16,7 @@ from worker.engine.errors import InvalidRequestError
 from worker.engine.share import Share
 from worker.engine.step import Completion, Outcome, Request
 from worker.engine.submission import Submission
+from worker.lease_keeper import LeaseKeeper
 from worker.response_cache import Lookup, ResponseCache
 from worker.run_meters import RunMeters
 from worker.shard_saver import ShardSaver
@@ -63,8 +63,7 @@ class ShardRunner:
     store: Store
     saver: ShardSaver
     engine: EngineThread
-    worker: str
-    lease: timedelta
+    keeper: LeaseKeeper
     save_seconds: float
     drain_seconds: float
     draining: Event
@@ -106,10 +105,10 @@ class ShardRunner:
                 run.work.wake()
 
     def _claim_and_run(self, shard_id: int) -> Ending:
-        with self.store.transaction() as session:
-            held = shards.claim(session, shard_id, worker=self.worker, lease=self.lease)
-        if held is None:
-            return Ending.NOTHING_TO_DO
+        with self.keeper.hold(shard_id) as held:
+            return Ending.NOTHING_TO_DO if held is None else self._run(held)
+
+    def _run(self, held: Claim) -> Ending:
         lookup = self._look_up(held)
         answered = {answer.request_id for answer in lookup.answers}
         to_run = [request for request in held.requests if request.id not in answered]
@@ -185,12 +184,9 @@ class ShardRunner:
             run.cancel_some(self._cancelled_in(run.held.shard_id))
 
     def _save(self, run: "_Run", *, is_last: bool) -> Saved:
-        # The lease follows the engine: one that has stopped stepping must lose its shards.
-        idle_seconds = time.monotonic() - self.engine.last_progress_at
-        lease = self.lease if idle_seconds < self.lease.total_seconds() / 2 else None
         fresh = {} if is_last else self._fresh_checkpoints(run)
         progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last, fresh)
-        saved = self.saver.save(progress, lease=lease)
+        saved = self.saver.save(progress, lease=self.keeper.lease)
         if saved is not Saved.LOST:
             self.meters.saved(progress.results)
         run.unsaved.clear()

@@ -1,6 +1,6 @@
 """`headrace tenants`: shares and limits. Works on the database."""
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Annotated, Any
 
 import typer
@@ -8,11 +8,11 @@ import typer
 from api.cli.administration import administration, note
 from api.cli.show import AsJson, fail, print_json, print_table
 from worker.store import tenants
-from worker.store.tenants import Tenant
+from worker.store.tenants import Limits, Tenant
 
 app = typer.Typer(help="Tenants: shares and limits.", no_args_is_help=True)
 
-LIMIT_NAMES = ("max_batches", "max_requests", "max_tokens", "max_bytes", "calls_per_minute")
+LIMIT_NAMES = tuple(limit.name for limit in fields(Limits))
 
 Name = Annotated[str, typer.Argument(help="The tenant.")]
 Limit = Annotated[str | None, typer.Option(metavar="NUMBER|none")]
@@ -34,6 +34,7 @@ def set_tenant(
     max_requests: Limit = None,
     max_tokens: Limit = None,
     max_bytes: Limit = None,
+    max_file_bytes: Limit = None,
     calls_per_minute: Limit = None,
     semantic_cache: Annotated[
         bool | None,
@@ -44,7 +45,7 @@ def set_tenant(
     as_json: AsJson = False,
 ) -> None:
     """Change a tenant's share, limits and rights; `none` lifts a limit. What is not named stays."""
-    texts = (max_batches, max_requests, max_tokens, max_bytes, calls_per_minute)
+    texts = (max_batches, max_requests, max_tokens, max_bytes, max_file_bytes, calls_per_minute)
     changes: dict[str, int | None] = {
         limit: _to_limit(limit, text)
         for limit, text in zip(LIMIT_NAMES, texts, strict=True)

@@ -56,6 +56,7 @@ FORM: dict[str, Any] = {
 )
 async def create_file(http_request: HttpRequest, services: ServicesDependency) -> FileObject:
     """Take in a batch's input: JSON lines, checked one by one while they arrive; all wrong ones are named."""
+    await run_in_threadpool(service.check_room, services)
     intake = await run_in_threadpool(service.intake, services)
     try:
         form = await read_form(http_request, file_field="file", sink=intake.feed)

@@ -12,7 +12,7 @@ from api.dependencies import Services
 from api.errors import ConflictError, NotFoundError, StorageFullError
 from api.files.intake import Intake, Limits, Received
 from api.files.translator import Translator
-from worker.store import files
+from worker.store import files, quotas
 from worker.store.files import FileView, NewFile
 
 
@@ -41,13 +41,27 @@ def keep(services: Services, received: Received, *, filename: str, lifetime_seco
 
     Raises:
         StorageFullError: the blob cannot be kept.
+        QuotaExceededError: the tenant has too many bytes of files.
 
     """
+    check_room(services, received.num_bytes)
     new = to_row(services, received, filename=filename, lifetime_seconds=lifetime_seconds)
     keep_blob(services, received.path, received.sha256)
     with services.store.transaction() as session:
         name_blob(services, session, received.path, received.sha256)
+        quotas.check_files(session, received.num_bytes)
         return files.add(session, new)
+
+
+def check_room(services: Services, num_bytes: int = 1) -> None:
+    """Refuse a file before anything is kept of it, if its tenant has no room for so much.
+
+    Raises:
+        QuotaExceededError: it has none.
+
+    """
+    with services.store.transaction() as session:
+        quotas.check_files(session, num_bytes)
 
 
 def to_row(services: Services, received: Received, *, filename: str, lifetime_seconds: int | None) -> NewFile:

@@ -1,11 +1,33 @@
 """Server-sent events."""
 
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
+
+from fastapi.responses import StreamingResponse
 
 from api import json_lines
 from api.errors import ApiError, ErrorBody
+from api.event_stream import MEDIA_TYPE
 
 DONE = "data: [DONE]\n\n"
+
+
+async def respond(stream: AsyncGenerator[str, None]) -> StreamingResponse:
+    """Return a stream as a response, once its first event is there.
+
+    What cannot be accepted is then an answer of its own, with a status.
+    """
+    first = await anext(stream)
+
+    async def events() -> AsyncIterator[str]:
+        try:
+            yield first
+            async for one in stream:
+                yield one
+        finally:
+            await stream.aclose()
+
+    return StreamingResponse(events(), media_type=MEDIA_TYPE, headers={"Cache-Control": "no-cache"})
 
 
 def event(body: Any) -> str:

@@ -23,7 +23,7 @@ class Piece:
 
 @dataclass(slots=True)
 class _Choice:
-    num_characters: int = 0
+    told: str = ""
     num_tokens: int = 0
     is_finished: bool = False
     has_gap: bool = False
@@ -38,24 +38,35 @@ class GrowingOutputs:
     def take(self, told: Told) -> Piece | None:
         """Return what is new, or None."""
         choice = self._choices.setdefault(told.index, _Choice())
-        if choice.has_gap or told.offset != choice.num_characters:
+        if choice.has_gap or told.offset != len(choice.told):
             choice.has_gap = True
             return None
         if not (told.text or told.finish_reason or told.logprobs):
             return None
-        choice.num_characters += len(told.text)
+        choice.told += told.text
         choice.num_tokens += told.num_tokens
         choice.is_finished = told.finish_reason is not None
         return Piece(told.index, told.offset, told.text, told.logprobs, told.finish_reason)
 
     def rest(self, result: ResultView) -> Iterator[Piece]:
-        """Yield what a completed result has and was not told."""
+        """Yield what a completed result has and was not told.
+
+        Raises:
+            RequestFailedError: the result is another than what was told, as when a worker died and the next
+                one drew other tokens.
+
+        """
         for index, whole in enumerate(choices_of(result)):
             choice = self._choices.setdefault(index, _Choice())
             if not choice.is_finished:
                 logprobs = None if whole.logprobs is None else whole.logprobs[choice.num_tokens :]
-                text = whole.text[choice.num_characters :]
-                yield Piece(index, choice.num_characters, text, logprobs, whole.finish_reason)
+                if not whole.text.startswith(choice.told):
+                    raise RequestFailedError(
+                        "the output was begun again and is not what was streamed; its result is another",
+                        code="stream_interrupted",
+                    )
+                text = whole.text[len(choice.told) :]
+                yield Piece(index, len(choice.told), text, logprobs, whole.finish_reason)
                 choice.is_finished = True
 
 

@@ -13,8 +13,8 @@ from api.batches import service as batches_service
 from api.batches.schemas import BatchAnswer
 from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import ApiError, WaitLimitError, documented, still_running
-from api.event_stream import DOCUMENTED, MEDIA_TYPE
-from api.generate.events import DONE, error_event, event
+from api.event_stream import DOCUMENTED
+from api.generate.events import DONE, error_event, event, respond
 from api.generate.outputs import GrowingOutputs, choices_of, failure
 from api.generate.schemas import (
     GenerateAnswer,
@@ -63,9 +63,7 @@ async def generate(
         cache=cache_of(body.optimization),
     )
     if body.stream:
-        return StreamingResponse(
-            _stream(services, http_request, batch, body.optimization), media_type=MEDIA_TYPE
-        )
+        return await respond(_stream(services, http_request, batch, body.optimization))
     async with submitted(services, http_request, batch) as work:
         (result,) = await work.results(services.settings.wait_seconds)
     return _to_answer(work, result, body.optimization)
@@ -75,8 +73,8 @@ async def _stream(
     services: Services, http_request: HttpRequest, batch: NewBatch, optimization: Optimization
 ) -> AsyncGenerator[str, None]:
     outputs = GrowingOutputs()
-    try:
-        async with submitted(services, http_request, batch) as work:
+    async with submitted(services, http_request, batch) as work:
+        try:
             async for told in work.told(services.settings.wait_seconds):
                 if piece := outputs.take(told):
                     yield event({"index": piece.index, "text": piece.text})
@@ -86,8 +84,8 @@ async def _stream(
                 yield event({"index": piece.index, "text": piece.text})
             yield event(answer.model_dump(mode="json"))
             yield DONE
-    except ApiError as error:
-        yield error_event(error)
+        except ApiError as error:
+            yield error_event(error)
 
 
 @router.post(

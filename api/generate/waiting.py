@@ -1,5 +1,6 @@
 """Submits interactive work and follows it to its end. The rows are the truth; the feed only hurries."""
 
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,6 +19,9 @@ from worker.queue.feed import Feed
 from worker.store import batch_views, batches, result_views, workers
 from worker.store.batches import NewBatch
 from worker.store.result_views import ResultView
+from worker.store.session import DATABASE_AWAY
+
+logger = logging.getLogger(__name__)
 
 # How often the rows are asked when the feed says nothing, as it does while Redis is away.
 LOOK_SECONDS = 0.5
@@ -68,11 +72,21 @@ class Work:
         """Return every result in the order of the requests, once they are there; raises as `told` does."""
         async for _ in self.told(wait_seconds):
             pass
-        return await run_in_threadpool(self._results)
+        while True:
+            try:
+                return await run_in_threadpool(self._results)
+            except DATABASE_AWAY as error:
+                if self.seconds > wait_seconds:
+                    raise WaitLimitError(f"not read within {wait_seconds:g} s", code="wait_limit") from error
+                await anyio.sleep(LOOK_SECONDS)
 
     def _look(self) -> bool:
-        with self.services.store.transaction() as session:
-            view = batch_views.get(session, self.batch_id)
+        try:
+            with self.services.store.transaction() as session:
+                view = batch_views.get(session, self.batch_id)
+        except DATABASE_AWAY as error:  # the work goes on, or will
+            logger.warning("%s is not followed for a while: %s", self.batch_id, str(error).splitlines()[0])
+            return False
         return view is None or view.status.is_terminal
 
     def _results(self) -> list[ResultView]:
@@ -81,9 +95,12 @@ class Work:
         return sorted(found, key=lambda result: result.position)
 
     def cancel(self) -> None:
-        """Stop what still runs: nobody waits for it."""
-        with self.services.store.transaction() as session:
-            batches.cancel(session, self.batch_id)
+        """Stop what still runs: nobody waits for it. If Postgres is away, it runs to its end."""
+        try:
+            with self.services.store.transaction() as session:
+                batches.cancel(session, self.batch_id)
+        except DATABASE_AWAY as error:
+            logger.warning("%s is not cancelled: %s", self.batch_id, str(error).splitlines()[0])
 
 
 @asynccontextmanager
@@ -99,8 +116,12 @@ async def submitted(
     batch = replace(batch, id=batches.new_id(), lane=Lane.INTERACTIVE)
     assert batch.id is not None  # noqa: S101 - it was given just now
     async with services.feeds.open(batch.id) as feed:
-        await run_in_threadpool(_submit, services, batch, needs_worker=not keep)
         work = Work(services, http_request, batch.id, len(batch.requests), feed)
+        try:
+            await run_in_threadpool(_submit, services, batch, needs_worker=not keep)
+        except DATABASE_AWAY:  # perhaps after the commit, of which the client will never hear
+            await run_in_threadpool(work.cancel)
+            raise
         try:
             yield work
         finally:

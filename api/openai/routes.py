@@ -1,6 +1,6 @@
 """/v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, as OpenAI's clients call them."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -13,7 +13,8 @@ from starlette.concurrency import run_in_threadpool
 from api.batches.caching import default_cache
 from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import documented
-from api.event_stream import DOCUMENTED, MEDIA_TYPE
+from api.event_stream import DOCUMENTED
+from api.generate.events import respond
 from api.generate.outputs import failure
 from api.generate.waiting import submitted
 from api.openai.answer_schemas import ChatCompletion, Completion, Embeddings, ModelAnswer, ModelList
@@ -113,18 +114,7 @@ async def _complete(
         batch,
         include_usage=options is not None and bool(options.include_usage),
     )
-    # The first event now: what cannot be accepted is then an answer of its own, with a status.
-    first = await anext(stream)
-
-    async def events() -> AsyncIterator[str]:
-        try:
-            yield first
-            async for one in stream:
-                yield one
-        finally:
-            await stream.aclose()
-
-    return StreamingResponse(events(), media_type=MEDIA_TYPE, headers={"Cache-Control": "no-cache"})
+    return await respond(stream)
 
 
 def _to_batch(services: Services, body: Body) -> NewBatch:

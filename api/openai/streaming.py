@@ -47,14 +47,13 @@ async def chunks(
             if piece := outputs.take(told):
                 yield write(piece)
         (result,) = await work.results(wait_seconds)
+        if (failed := failure(result)) is not None:
+            raise failed
+        for piece in outputs.rest(result):
+            yield write(piece)
     except ApiError as error:
         yield error_event(error)
         return
-    if (failed := failure(result)) is not None:
-        yield error_event(failed)
-        return
-    for piece in outputs.rest(result):
-        yield write(piece)
     if include_usage:
         yield event(base | {"choices": [], "usage": to_usage(result)})
     yield DONE

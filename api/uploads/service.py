@@ -11,7 +11,7 @@ from api.files import service as file_service
 from api.files.intake import Received, Spool
 from api.files.schemas import UploadCompletion, UploadSubmission
 from worker.contract.states import UploadStatus
-from worker.store import files, uploads
+from worker.store import files, quotas, uploads
 from worker.store.files import FileView
 from worker.store.uploads import NewUpload, PartView, UploadView
 
@@ -23,6 +23,7 @@ def create(services: Services, submission: UploadSubmission) -> UploadView:
 
     Raises:
         BodyTooLargeError: what is announced is over the limit of a file.
+        QuotaExceededError: the tenant has no room for what is announced.
 
     """
     most = services.settings.max_file_bytes
@@ -36,6 +37,7 @@ def create(services: Services, submission: UploadSubmission) -> UploadView:
         file_lifetime_seconds=submission.expires_after.seconds if submission.expires_after else None,
     )
     with services.store.transaction() as session:
+        quotas.check_files(session, new.num_bytes)
         return uploads.add(session, new)
 
 
@@ -96,6 +98,7 @@ def complete(
         ConflictError: the upload is over.
         InvalidInputError: the parts are not what was announced, or not a batch's input.
         StorageFullError: it cannot be kept.
+        QuotaExceededError: it is larger unpacked than announced, and the tenant has no room for that.
 
     """
     with services.store.transaction() as session:
@@ -180,6 +183,7 @@ def _finish(services: Services, upload: UploadView, received: Received) -> tuple
             return now, files.get(session, now.file_id or "")
         _pending(now, upload.id)
         file_service.name_blob(services, session, received.path, received.sha256)
+        quotas.check_files(session, received.num_bytes - upload.num_bytes)  # what was announced is counted
         new = file_service.to_row(
             services, received, filename=upload.filename, lifetime_seconds=upload.file_lifetime_seconds
         )

@@ -28,6 +28,7 @@ REQUIRED = {
     "POSTGRES_PASSWORD": "postgres-password",
     "REDIS_PASSWORD": "redis-password",
     "HEADRACE_WEBHOOK_SECRET": new_secret(),
+    "FLOWER_BASIC_AUTH": "headrace:flower-password",
 }
 PROCESSES = read_procfile(ROOT / "Procfile")
 # What each service waits for. Nothing that reads tables starts before the migrations have run.
@@ -199,7 +200,7 @@ def test_callbacks_know_that_the_api_is_open() -> None:
 
 
 def test_only_the_api_and_flower_are_published_and_only_here(services: dict[str, Any]) -> None:
-    """The API has no keys yet, and whoever reaches Flower, Redis or Postgres owns the queue."""
+    """Keys travel in clear until a proxy speaks TLS, and whoever reaches Redis or Postgres owns the queue."""
     ports = {name: service["ports"] for name, service in services.items() if "ports" in service}
     assert ports == {"web": ["127.0.0.1:8000:8000"], "flower": ["127.0.0.1:5555:5555"]}
     moved = load(PORT="9000", FLOWER_PORT="9001")["services"]
@@ -209,6 +210,17 @@ def test_only_the_api_and_flower_are_published_and_only_here(services: dict[str,
     defaults = Settings.model_fields
     assert (defaults["port"].default, defaults["flower_port"].default) == (8000, 5555)
     assert not {"PORT", "FLOWER_PORT"} & {key for s in moved.values() for key in s.get("environment", {})}
+
+
+def test_the_api_asks_for_keys_and_flower_for_a_password(services: dict[str, Any]) -> None:
+    """Inside, both listen on every address."""
+    assert Settings.model_fields["auth"].default == "keys"
+    assert "HEADRACE_AUTH" not in COMPOSE.read_text()
+    given = {
+        name for name, service in services.items() if "FLOWER_BASIC_AUTH" in service.get("environment", {})
+    }
+    assert given == {"flower"}
+    assert services["flower"]["environment"]["FLOWER_BASIC_AUTH"] == REQUIRED["FLOWER_BASIC_AUTH"]
 
 
 def test_the_door_and_the_worker_see_the_same_models(services: dict[str, Any]) -> None:

@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
-from tests.fixtures.batches import LEASE, submit
+from tests.fixtures.batches import submit
 from tests.fixtures.deployment import eventually
-from tests.fixtures.fake_engine import FakeEngine
+from tests.fixtures.fake_engine import FakeEngine, keeper
 from worker.contract.caching import CacheMode, Source
 from worker.contract.feed import Message, Saved, Told
 from worker.contract.sampling import SamplingParams
@@ -40,8 +40,7 @@ class Bench:
             store=store,
             engine=cast("EngineThread", self.engine),
             feed=self,
-            worker="gpu@test",
-            lease=LEASE,
+            keeper=keeper(store, self.engine),
             save_seconds=0.05,
             drain_seconds=0.1,
             draining=self.draining,
@@ -123,6 +122,20 @@ def test_nobody_waits_for_a_cancelled_one(bench: Bench, pool: ThreadPoolExecutor
     running.result(60)
     assert bench.engine.cancelled.is_set()
     assert bench.view(batch_id).status is BatchStatus.CANCELLED
+
+
+def test_what_is_handed_back_is_told_no_end(bench: Bench, pool: ThreadPoolExecutor) -> None:
+    """Whoever reads the stream would take what this worker had for the whole."""
+    bench.submit()
+    running = pool.submit(bench.runner.run, 1)
+    assert bench.engine.submitted.wait(60)
+    (request,) = bench.engine.requests
+    assert bench.engine.work.on_delta is not None
+    bench.engine.work.on_delta(Delta(request.id, 0, 0, "some", (5,), None))
+    bench.engine.work.on_delta(Delta(request.id, 0, 4, "", (), None, FinishReason.CANCELLED))
+    bench.draining.set()
+    running.result(60)
+    assert bench.told == [Told(0, 0, 0, "some", 1)]
 
 
 def test_draining_hands_it_to_another_worker(bench: Bench, pool: ThreadPoolExecutor) -> None:

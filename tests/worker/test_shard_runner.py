@@ -8,9 +8,9 @@ from typing import cast
 import pytest
 from sqlalchemy import text
 
-from tests.fixtures.batches import LEASE, claim, submit
+from tests.fixtures.batches import claim, submit
 from tests.fixtures.deployment import eventually
-from tests.fixtures.fake_engine import FakeEngine
+from tests.fixtures.fake_engine import FakeEngine, keeper
 from worker.contract.sampling import FormatKind, OutputFormat
 from worker.contract.sampling import SamplingParams as StoredSampling
 from worker.contract.states import BatchStatus
@@ -39,8 +39,7 @@ class Bench:
             store=store,
             saver=ShardSaver(store),
             engine=cast("EngineThread", self.engine),
-            worker="gpu@test",
-            lease=LEASE,
+            keeper=keeper(store, self.engine),
             save_seconds=0.05,
             drain_seconds=0.2,
             draining=self.draining,
@@ -297,7 +296,7 @@ def test_a_lost_shard_is_left_to_its_new_holder(bench: Bench) -> None:
 
 
 def test_a_stuck_engine_lets_its_lease_run_out(bench: Bench) -> None:
-    bench.runner = replace(bench.runner, lease=timedelta(seconds=0.4))
+    bench.runner = replace(bench.runner, keeper=keeper(bench.store, bench.engine, timedelta(seconds=0.4)))
     ending = bench.start()
     bench.engine.stuck_for = 100.0
 

@@ -34,8 +34,12 @@ def run(config: Settings) -> None:
     )
     swept_at = tidied_at = float("-inf")
     while True:
+        is_connected = False
         try:
             for _ in wake_ups(config.database_url, every_seconds=config.sweep_seconds):
+                if not is_connected:
+                    dispatcher.lost_workers.connected()
+                    is_connected = True
                 now = time.monotonic()
                 if now - swept_at >= config.sweep_seconds:
                     dispatcher.sweep()

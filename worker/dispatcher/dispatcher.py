@@ -5,7 +5,7 @@ Any number of dispatchers may run: each step locks what it changes and skips wha
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 
@@ -13,6 +13,7 @@ from kombu.exceptions import OperationalError as BrokerError
 from redis import RedisError
 
 from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE, Ticket
+from worker.dispatcher.lost_workers import LostWorkers
 from worker.queue.broker import Broker
 from worker.queue.publish import publish
 from worker.store import (
@@ -24,7 +25,6 @@ from worker.store import (
     receivers,
     response_cache,
     retention,
-    shards,
     tickets,
     webhooks,
     workers,
@@ -44,7 +44,7 @@ SWEEP_LIMIT = 100
 DROP_LIMIT = 2000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Dispatcher:
     """Keeps work moving. `publish` is a parameter so that a test can watch it."""
 
@@ -54,10 +54,15 @@ class Dispatcher:
     publish: Callable[[Ticket], None] = publish
     callbacks_per_receiver: int = 2
     results_kept_for: timedelta | None = None  # None: for ever
+    lost_workers: LostWorkers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lost_workers = LostWorkers(self.store, self.max_attempts)
 
     def sweep(self) -> None:
         """Do everything that is due, once."""
-        self._return_expired_leases()
+        self.lost_workers.sweep(limit=SWEEP_LIMIT)
+        self._return_expired_deliveries()
         with self.store.transaction() as session:
             batches.settle_stopping(session, limit=SWEEP_LIMIT)
         self.issue()
@@ -82,13 +87,7 @@ class Dispatcher:
             batch_counts.fold(session)
             response_cache.drop_expired(session)
 
-    def _return_expired_leases(self) -> None:
-        with self.store.transaction() as session:
-            lapsed = shards.expired(session, limit=SWEEP_LIMIT)
-        for shard_id, batch_id in lapsed:
-            with self.store.transaction() as session:
-                if shards.return_expired(session, shard_id, batch_id, max_attempts=self.max_attempts):
-                    logger.warning("the lease on shard %s of %s expired", shard_id, batch_id)
+    def _return_expired_deliveries(self) -> None:
         with self.store.transaction() as session:
             deliveries.return_expired(session, limit=SWEEP_LIMIT)
             webhooks.adopt(session, limit=SWEEP_LIMIT)

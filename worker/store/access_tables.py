@@ -25,6 +25,7 @@ class TenantRow(Table):
     max_requests: Mapped[int | None]  # without a result, in batches that have not ended
     max_tokens: Mapped[int | None]  # of those requests: prompts, and outputs at their longest
     max_bytes: Mapped[int | None]  # prompts and outputs kept
+    max_file_bytes: Mapped[int | None]  # files kept, and uploads as announced
     calls_per_minute: Mapped[int | None]  # of the API
     may_use_semantic_cache: Mapped[bool] = mapped_column(server_default=false())
     created_at: Mapped[datetime] = created_now()

@@ -9,6 +9,7 @@ from sqlalchemy import func, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
+from worker.store import presence
 from worker.store.session import KEEPALIVES
 
 DISPATCH = "headrace_dispatch"
@@ -66,13 +67,20 @@ def interactive_shards(url: str, *, every_seconds: float) -> Iterator[int | None
         yield None if payload is None else int(payload)
 
 
-def changed_batches(url: str, *, every_seconds: float) -> Iterator[str | None]:
-    """Yield the id of each batch that workers are told of, as `interactive_shards` does with shards."""
-    return _payloads(url, WORKERS, every_seconds=every_seconds)
+def changed_batches(url: str, *, worker: str, every_seconds: float) -> Iterator[str | None]:
+    """Yield the id of each batch that workers are told of, as `interactive_shards` does with shards.
+
+    While it listens, `worker` is known to be there.
+    """
+    return _payloads(url, WORKERS, every_seconds=every_seconds, worker=worker)
 
 
-def _payloads(url: str, channel: str, *, every_seconds: float) -> Iterator[str | None]:
+def _payloads(
+    url: str, channel: str, *, every_seconds: float, worker: str | None = None
+) -> Iterator[str | None]:
     with _listening(url, channel) as connection:
+        if worker is not None:
+            presence.announce(connection, worker)
         while True:
             yield None
             for notice in connection.notifies(timeout=every_seconds):

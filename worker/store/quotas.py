@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from worker.contract.states import LIVE_STATUSES
+from worker.contract.states import LIVE_STATUSES, UploadStatus
 from worker.store.access_tables import TenantRow
+from worker.store.file_tables import FileRow, UploadRow
 from worker.store.session import tenant_of
 from worker.store.tables import BatchRow
 
@@ -16,7 +17,9 @@ NOUNS = {
     "max_requests": "requests without a result",
     "max_tokens": "queued tokens (prompts, and outputs at their longest)",
     "max_bytes": "bytes of stored prompts and outputs",
+    "max_file_bytes": "bytes of files",
 }
+OF_BATCHES = ("max_batches", "max_requests", "max_tokens", "max_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +32,11 @@ class Demand:
 
 
 class QuotaExceededError(Exception):
-    """A batch would take its tenant over a limit. `can_wait`: less of other work would make room for it."""
+    """What is asked for would take its tenant over a limit. `can_wait`: room for it may come."""
 
     def __init__(self, quota: str, *, limit: int, used: int, asked: int) -> None:
         super().__init__(
-            f"the tenant may have {limit} {NOUNS[quota]}, has {used}, and this batch would add {asked}"
+            f"the tenant may have {limit} {NOUNS[quota]}, has {used}, and this would add {asked}"
         )
         self.quota = quota
         self.can_wait = asked <= limit
@@ -48,7 +51,7 @@ def check(session: Session, demand: Demand) -> None:
     """
     tenant_id = tenant_of(session)
     tenant = session.get(TenantRow, tenant_id)
-    if tenant is None or not any(getattr(tenant, quota) is not None for quota in NOUNS):
+    if tenant is None or not any(getattr(tenant, quota) is not None for quota in OF_BATCHES):
         return
     session.refresh(tenant, with_for_update=True)
     used = _queued(session, tenant_id)
@@ -64,6 +67,26 @@ def check(session: Session, demand: Demand) -> None:
         limit = getattr(tenant, quota)
         if limit is not None and used[quota] + amount > limit:
             raise QuotaExceededError(quota, limit=limit, used=used[quota], asked=amount)
+
+
+def check_files(session: Session, num_bytes: int) -> None:
+    """Let a file or an upload of so many bytes in, or not, as `check` does with a batch.
+
+    Files that batches write count too, and are never refused: their results were promised.
+    """
+    tenant_id = tenant_of(session)
+    tenant = session.get(TenantRow, tenant_id)
+    if tenant is None or tenant.max_file_bytes is None or num_bytes <= 0:
+        return
+    session.refresh(tenant, with_for_update=True)
+    limit = tenant.max_file_bytes
+    in_files = select(func.coalesce(func.sum(FileRow.num_bytes), 0)).where(FileRow.tenant_id == tenant_id)
+    in_uploads = select(func.coalesce(func.sum(UploadRow.num_bytes), 0)).where(
+        UploadRow.tenant_id == tenant_id, UploadRow.status == UploadStatus.PENDING
+    )
+    used = int(session.scalar(in_files) or 0) + int(session.scalar(in_uploads) or 0)
+    if used + num_bytes > limit:
+        raise QuotaExceededError("max_file_bytes", limit=limit, used=used, asked=num_bytes)
 
 
 def _queued(session: Session, tenant_id: str) -> dict[str, int]:

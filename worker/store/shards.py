@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import Enum, auto
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Select, and_, case, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from worker.contract.access import DEFAULT_TENANT
@@ -51,6 +51,7 @@ class Claim:
     weight: int = 1  # the tenant's share beside others
     cache: CacheMode = CacheMode.OFF  # of requests that have none of their own
     cache_similarity: float | None = None
+    leased_until: datetime | None = None  # as claimed
     may_use_semantic_cache: bool = False  # the tenant, now
 
 
@@ -98,7 +99,7 @@ def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> 
             running_tokens=0,
             ticketed_at=None,
         )
-        .returning(ShardRow.fence, ShardRow.attempts)
+        .returning(ShardRow.fence, ShardRow.attempts, ShardRow.lease_expires_at)
     ).one_or_none()
     if shard is None:
         return None
@@ -119,8 +120,35 @@ def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> 
         weight=1 if tenant is None else tenant.weight,
         cache=batch.cache,
         cache_similarity=batch.cache_similarity,
+        leased_until=shard.lease_expires_at,
         may_use_semantic_cache=tenant is not None and tenant.may_use_semantic_cache,
     )
+
+
+def is_claimed(session: Session, held: Claim, *, worker: str) -> bool:
+    """Whether a claim was committed: the row is as that transaction left it, which no other can have done.
+
+    Waits for the transaction if it is still open.
+    """
+    batches.lock(session, held.batch_id)
+    as_claimed = (
+        ShardRow.fence == held.fence,
+        ShardRow.state == ShardState.RUNNING,
+        ShardRow.worker == worker,
+        ShardRow.lease_expires_at == held.leased_until,
+    )
+    return bool(session.scalar(select(ShardRow.id).where(ShardRow.id == held.shard_id, *as_claimed)))
+
+
+def renew(session: Session, held: Collection[tuple[int, int]], *, lease: timedelta) -> None:
+    """Renew the leases of shards held by (shard id, fence), without their batches' locks."""
+    ids = (
+        select(ShardRow.id)
+        .where(tuple_(ShardRow.id, ShardRow.fence).in_(held), ShardRow.state == ShardState.RUNNING)
+        .order_by(ShardRow.id)
+        .with_for_update(skip_locked=True)  # what is locked is being saved
+    )
+    _update(session, ids, {"lease_expires_at": func.now() + lease})
 
 
 def ready_interactive(session: Session, *, limit: int) -> list[int]:
@@ -250,7 +278,7 @@ def finish_if_done(session: Session, shard_id: int) -> None:
         )
 
 
-def _update(session: Session, shard_ids: Collection[int], changes: dict[str, Any]) -> None:
+def _update(session: Session, shard_ids: Collection[int] | Select[int], changes: dict[str, Any]) -> None:
     session.execute(
         update(ShardRow)
         .where(ShardRow.id.in_(shard_ids))

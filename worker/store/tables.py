@@ -206,6 +206,7 @@ class ShardRow(Owned, Table):
         Index(
             "shards_running_index", "lease_expires_at", postgresql_where=is_in("state", {ShardState.RUNNING})
         ),
+        Index("shards_begun_index", "id", postgresql_where=text("state IN ('ready') AND fence > 0")),
         Index(
             "shards_interactive_index",
             "id",

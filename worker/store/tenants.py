@@ -1,7 +1,7 @@
 """Tenants: whose work it is, their share of the workers and their limits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 
 from sqlalchemy import select, update
@@ -20,6 +20,7 @@ class Limits:
     max_requests: int | None = None
     max_tokens: int | None = None
     max_bytes: int | None = None
+    max_file_bytes: int | None = None
     calls_per_minute: int | None = None
 
 
@@ -64,5 +65,5 @@ def every(session: Session) -> list[Tenant]:
 
 
 def _to_tenant(row: TenantRow) -> Tenant:
-    limits = Limits(row.max_batches, row.max_requests, row.max_tokens, row.max_bytes, row.calls_per_minute)
+    limits = Limits(**{limit.name: getattr(row, limit.name) for limit in fields(Limits)})
     return Tenant(row.id, row.weight, limits, row.may_use_semantic_cache, row.created_at)

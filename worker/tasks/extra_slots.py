@@ -1,6 +1,7 @@
-"""Slots over a worker's own, for tenants that others leave none: their shards need not wait for one to end.
+"""Slots over a worker's own, for what must not wait until a shard ends.
 
-The engine shares itself out among all that runs, so a shard more costs the others nothing but their due.
+That is a shard of a tenant that others leave no slot, and one that a worker had begun that has died. The
+engine shares itself out among all that runs, so a shard more costs the others nothing but their due.
 """
 
 import logging
@@ -17,7 +18,7 @@ LOOK_SECONDS = 1.0
 
 
 class ExtraSlots:
-    """Starts one shard a look round while all slots are taken, a thread each. `stop` before the engine."""
+    """Starts shards while all slots are taken, a thread each. `stop` before the engine."""
 
     def __init__(self, runner: ShardRunner, store: Store, *, slots: int) -> None:
         self._runner = runner
@@ -40,16 +41,21 @@ class ExtraSlots:
     def _look(self) -> None:
         while not self._stopping.wait(LOOK_SECONDS):
             # As many again as it has, and none while one of its own is free.
-            if not self._slots <= self._runner.num_running < 2 * self._slots:
+            num_running = self._runner.num_running
+            if not self._slots <= num_running < 2 * self._slots:
                 continue
             try:
                 with self._store.transaction() as session:
-                    found = fair_slots.next_shard(session, worker=self._runner.worker, slots=self._slots)
+                    found = fair_slots.begun(session, limit=2 * self._slots - num_running)
+                    if not found:
+                        worker = self._runner.keeper.worker
+                        fair = fair_slots.next_shard(session, worker=worker, slots=self._slots)
+                        found = [] if fair is None else [fair]
             except DATABASE_AWAY as error:
                 logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
                 continue
-            if found is not None:
-                self._pool.submit(self._run, found)  # found again before it is claimed: claimed once
+            for shard_id in found:
+                self._pool.submit(self._run, shard_id)  # found again before it is claimed: claimed once
 
     def _run(self, shard_id: int) -> None:
         try:

@@ -19,6 +19,7 @@ from worker.engine.fingerprint import model_fingerprint
 from worker.engine.sampling import SamplingParams
 from worker.engine.step import GenerationRequest
 from worker.interactive_runner import InteractiveRunner
+from worker.lease_keeper import LeaseKeeper
 from worker.queue.feed import FeedWriter
 from worker.response_cache import ResponseCache
 from worker.run_meters import RunMeters
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 5.0
 # A save takes milliseconds; what one that is cut off has locked, no other worker can take over.
-TRANSACTION_SECONDS = 15.0
+TRANSACTION_SECONDS = 7.0
 EXIT_ENGINE_FAILED = 70  # EX_SOFTWARE of sysexits.h: whoever supervises this process starts it again
 
 _runner: ShardRunner | None = None
@@ -73,7 +74,7 @@ class EngineStep(bootsteps.StartStopStep):
         config = settings()
         self._store = Store(
             config.database_url,
-            pool_size=2 * config.shards_in_flight + config.interactive_in_flight + 3,
+            pool_size=2 * config.shards_in_flight + config.interactive_in_flight + 4,
             transaction_seconds=TRANSACTION_SECONDS,
         )
         self._engine = EngineThread(lambda: _warm_engine(config), on_failure=_exit_failed)
@@ -82,6 +83,13 @@ class EngineStep(bootsteps.StartStopStep):
         self._engine.start()
         info = asdict(self._engine.model_info) | self._engine.limits
         logger.info("engine ready: %s", info)
+        self._keeper = LeaseKeeper(
+            self._store,
+            self._engine,
+            worker=parent.hostname,
+            lease=timedelta(seconds=config.lease_seconds),
+        )
+        self._keeper.start()
         run_meters = RunMeters()
         self._meters = MeterWriter(self._store, parent.hostname, run_meters)
         cache = ResponseCache(
@@ -96,8 +104,7 @@ class EngineStep(bootsteps.StartStopStep):
             cache=cache,
             saver=ShardSaver(self._store),
             engine=self._engine,
-            worker=parent.hostname,
-            lease=timedelta(seconds=config.lease_seconds),
+            keeper=self._keeper,
             save_seconds=config.save_seconds,
             drain_seconds=config.drain_seconds,
             draining=self._stopping,
@@ -108,8 +115,7 @@ class EngineStep(bootsteps.StartStopStep):
             store=self._store,
             engine=self._engine,
             feed=self._feed,
-            worker=parent.hostname,
-            lease=timedelta(seconds=config.lease_seconds),
+            keeper=self._keeper,
             save_seconds=config.save_seconds,
             drain_seconds=config.drain_seconds,
             draining=self._stopping,
@@ -126,7 +132,7 @@ class EngineStep(bootsteps.StartStopStep):
         self._lane.start()
         self._extra_slots = ExtraSlots(_runner, self._store, slots=config.shards_in_flight)
         self._extra_slots.start()
-        listen(config.database_url, (_runner, interactive), self._stopping)
+        listen(config.database_url, (_runner, interactive), self._stopping, worker=parent.hostname)
         self._info = info
         self._ready.set()
 
@@ -138,6 +144,7 @@ class EngineStep(bootsteps.StartStopStep):
         self._lane.stop()
         self._extra_slots.stop()
         parent.pool.executor.shutdown(wait=True, cancel_futures=True)
+        self._keeper.stop()
         self._write_meters()
         self._feed.close()
         self._engine.stop()

@@ -1,4 +1,7 @@
-"""Hears from Postgres that a batch was cancelled, paused or stopped, so that its runs save at once."""
+"""Hears from Postgres that a batch was cancelled, paused or stopped, so that its runs save at once.
+
+Its connection is what shows that this worker is there.
+"""
 
 import logging
 import threading
@@ -15,14 +18,18 @@ LOOK_SECONDS = 1.0
 
 
 def listen(
-    url: str, runners: tuple[ShardRunner | InteractiveRunner, ...], stopping: threading.Event
+    url: str,
+    runners: tuple[ShardRunner | InteractiveRunner, ...],
+    stopping: threading.Event,
+    *,
+    worker: str,
 ) -> threading.Thread:
     """Start a thread that passes on what it hears, until `stopping`; survive Postgres going away."""
 
     def follow() -> None:
         while not stopping.is_set():
             try:
-                for batch_id in changed_batches(url, every_seconds=LOOK_SECONDS):
+                for batch_id in changed_batches(url, worker=worker, every_seconds=LOOK_SECONDS):
                     if stopping.is_set():
                         return
                     if batch_id is not None:

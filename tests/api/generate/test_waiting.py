@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
+from api.generate import waiting
 from api.main import create_app
 from tests.fixtures.batches import LEASE, held, result
 from tests.fixtures.deployment import eventually, free_port
@@ -21,7 +23,7 @@ from worker.contract.results import RequestError
 from worker.contract.states import Outcome
 from worker.queue.feed import FeedWriter
 from worker.settings import Settings, settings
-from worker.store import shards, workers
+from worker.store import batch_views, result_views, shards, workers
 from worker.store.session import Store
 from worker.store.shards import Claim, Progress
 
@@ -100,6 +102,68 @@ def test_what_was_lost_of_a_stream_comes_from_the_result(client: TestClient, sto
     *parts, whole = pieces(found)
     assert [part["text"] for part in parts] == ["the ", "whole text"]
     assert whole["text"] == TEXT
+
+
+@pytest.mark.usefixtures("alive")
+@pytest.mark.parametrize("path", ["/v1/generate", "/v1/completions"])
+def test_a_stream_whose_result_is_another_text_ends_with_an_error(
+    client: TestClient, store: Store, path: str
+) -> None:
+    """A worker that dies has told what the next one, drawing other tokens, does not generate."""
+    feed = FeedWriter(settings().redis_url)
+
+    def work(claimed: Claim) -> None:
+        feed.tell(claimed.batch_id, Told(0, 0, 0, "another", 1))
+        answer(store, claimed)
+        feed.tell(claimed.batch_id, Saved())
+
+    model = {"model": client.get("/v1/models").json()["data"][0]["id"]} if "comp" in path else {}
+    with working(store, work):
+        found = client.post(path, json=body(stream=True, **model))
+    feed.close()
+    told = [json.loads(line.removeprefix("data: ")) for line in found.text.splitlines() if line]
+    assert "another" in json.dumps(told[0])
+    assert told[-1]["error"]["code"] == "stream_interrupted"
+
+
+@pytest.mark.usefixtures("alive")
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_waits_while_postgres_is_away_gets_the_answer(
+    client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    failures = [iter(range(2)), iter(range(2))]
+    for left, module, name in zip(failures, (batch_views, result_views), ("get", "page"), strict=True):
+        monkeypatch.setattr(module, name, _away(getattr(module, name), left))
+    with working(store, lambda claimed: answer(store, claimed)):
+        found = client.post("/v1/generate", json=body(stream=stream))
+    assert TEXT in found.text
+    assert "error" not in found.text
+    assert [next(left, None) for left in failures] == [None, None], "Postgres was never away"
+
+
+def _away(ask: Callable[..., Any], left: Iterator[int]) -> Callable[..., Any]:
+    def away(*args: Any, **options: Any) -> Any:
+        if next(left, None) is not None:
+            raise OperationalError("SELECT", None, Exception("the database is restarting"))
+        return ask(*args, **options)
+
+    return away
+
+
+@pytest.mark.usefixtures("alive")
+def test_a_submission_whose_commit_was_cut_off_leaves_nothing_running(
+    client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = waiting._submit
+
+    def cut_off(*args: Any, **options: Any) -> None:
+        submit(*args, **options)
+        raise OperationalError("COMMIT", None, Exception("the connection was reset"))
+
+    monkeypatch.setattr(waiting, "_submit", cut_off)
+    assert client.post("/v1/generate", json=body()).status_code == 503
+    with store.transaction() as session:
+        assert session.scalars(text("SELECT status FROM batches")).all() == ["cancelled"]
 
 
 @pytest.mark.usefixtures("alive")

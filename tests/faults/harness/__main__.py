@@ -7,54 +7,71 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
-from tests.faults.harness import audit, cluster, invariants
+from tests.faults.harness import audit, cluster, invariants, report
 from tests.faults.harness.faults import FAULTS
+from tests.faults.harness.interactive import Interactive
 from tests.faults.harness.load import Load
 from tests.faults.harness.receiver import receiving
-from tests.faults.harness.report import Report
+from tests.faults.harness.report import SeedReport
 from tests.faults.harness.scene import RECOVERY_SECONDS, NotRecoveredError, Scene
 from tests.faults.harness.schedule import plan
 from tests.fixtures.tiny_llama import write_tiny_llama
 
 QUIET_SECONDS = 600.0
+CONTEXT = 512  # long enough for outputs that are saved before they are whole
 LIVE = "SELECT count(*) FROM batches WHERE status IN ('pending', 'processing', 'cancelling')"
 
 
-def run_seed(seed: int, count: int, kinds: list[str], directory: Path, model: Path, report: Report) -> None:
-    """Run one schedule against a deployment of its own, and add what came of it to the report."""
+def run_seed(seed: int, count: int, kinds: list[str], directory: Path, model: Path) -> SeedReport:
+    """Run one schedule against a deployment of its own, and return what came of it."""
+    said = SeedReport(seed)
+    started = time.monotonic()
     with cluster.running(directory, model) as (deployment, secret), receiving(secret) as record:
         audit.install(deployment.postgres)
         scene = Scene(deployment, record, random.Random(seed))
         load = Load(deployment, record.url, seed)
+        interactive = Interactive(deployment, seed)
         load.start()
+        interactive.start()
         scene.next_result()
         for number, (wait, kind) in enumerate(plan(seed, count, kinds), 1):
             time.sleep(wait)
-            said = f"seed {seed}, {number}/{count}: {kind}"
             try:
                 seconds = FAULTS[kind](scene)
             except NotRecoveredError as error:
-                report.broken.append(f"{said}: {error}")
+                said.broken.append(f"fault {number}, {kind}: {error}")
                 seconds = RECOVERY_SECONDS
-            report.recoveries[kind].append(round(seconds, 2))
-            print(f"{said}, {seconds:.2f} s", flush=True)
+            said.faults.append((kind, round(seconds, 2)))
+            print(f"seed {seed}, {number}/{count}: {kind}, {seconds:.2f} s", flush=True)
         load.stop()
+        interactive.stop()
         try:
             _wait_until_quiet(scene)
         except NotRecoveredError as error:
-            report.broken.append(f"seed {seed}: {error}")
-        found = invariants.check(deployment.postgres, load.sent, record, directory / "facts")
-        report.findings.append(found)
-        report.broken += load.errors
-        exits = {one.name: dict(Counter(one.exits)) for one in deployment.members.values() if one.exits}
-        print(
-            f"seed {seed}: {len(load.sent)} batches, {found.num_requests} requests, {len(found.lost)} lost, "
-            f"{len(found.duplicated)} duplicated, {len(found.broken)} broken; tried again: {load.refused}; "
-            f"exits: {exits}",
-            flush=True,
+            said.broken.append(str(error))
+        found = invariants.check(
+            deployment.postgres, load.sent, interactive.answers, record, directory / "facts"
         )
+        exits = {one.name: dict(Counter(one.exits)) for one in deployment.members.values() if one.exits}
+        said = replace(
+            said,
+            seconds=round(time.monotonic() - started, 1),
+            num_requests=found.num_requests,
+            lost=found.lost,
+            duplicated=found.duplicated,
+            broken=said.broken + load.errors + interactive.errors + found.broken,
+            counts=found.counts
+            | {"interactive": dict(interactive.endings), "tried again": load.refused, "exits": exits},
+        )
+    print(
+        f"seed {seed}: {said.num_requests} requests in {said.seconds:.0f} s, {len(said.lost)} lost, "
+        f"{len(said.duplicated)} duplicated, {len(said.broken)} broken; {said.counts}",
+        flush=True,
+    )
+    return said
 
 
 def _wait_until_quiet(scene: Scene) -> None:
@@ -76,8 +93,13 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=20, help="faults in each schedule (default 20)")
     parser.add_argument("--kinds", nargs="+", choices=sorted(FAULTS), default=list(FAULTS), metavar="KIND")
     parser.add_argument("--keep", type=Path, help="a folder for logs and data, which then stay")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        help="a folder with a file for each seed: one that is there already is summed up and not run again",
+    )
     arguments = parser.parse_args()
-    report = Report()
+    seeds = []
     with contextlib.ExitStack() as stack:
         if arguments.keep is None:
             temporary = tempfile.TemporaryDirectory(prefix="headrace-faults-", ignore_cleanup_errors=True)
@@ -85,14 +107,20 @@ def main() -> int:
             directory.chmod(0o755)  # Postgres may run as another user
         else:
             directory = arguments.keep.resolve()
-        model = write_tiny_llama(directory / "model")
+        model = write_tiny_llama(directory / "model", max_position_embeddings=CONTEXT)
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+            if arguments.results and (found := SeedReport.read(arguments.results, seed)):
+                seeds.append(found)
+                continue
             folder = directory / f"seed{seed}"
             folder.mkdir(parents=True)
-            run_seed(seed, arguments.faults, arguments.kinds, folder, model, report)
-    print("\n".join(report.lines()))
-    print(report.last_line())
-    return 0 if report.is_clean else 1
+            seeds.append(run_seed(seed, arguments.faults, arguments.kinds, folder, model))
+            if arguments.results:
+                arguments.results.mkdir(parents=True, exist_ok=True)
+                seeds[-1].write(arguments.results)
+    print("\n".join(report.lines(seeds)))
+    print(report.last_line(seeds))
+    return 0 if report.is_clean(seeds) else 1
 
 
 if __name__ == "__main__":

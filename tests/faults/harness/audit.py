@@ -5,13 +5,14 @@ from tests.faults.harness.services import Postgres
 SQL = """
 CREATE TABLE audit_claims (
     id bigserial PRIMARY KEY, at timestamptz DEFAULT clock_timestamp(),
-    shard_id bigint, fence int, worker text
+    shard_id bigint, fence int, worker text, lane text
 );
 CREATE TABLE audit_breaches (id bigserial PRIMARY KEY, at timestamptz DEFAULT clock_timestamp(), what text);
 
 CREATE FUNCTION audit_shard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     IF NEW.fence > OLD.fence THEN
-        INSERT INTO audit_claims (shard_id, fence, worker) VALUES (NEW.id, NEW.fence, NEW.worker);
+        INSERT INTO audit_claims (shard_id, fence, worker, lane)
+        VALUES (NEW.id, NEW.fence, NEW.worker, NEW.lane);
     ELSIF NEW.fence < OLD.fence THEN
         INSERT INTO audit_breaches (what) VALUES (format('the fence of shard %s fell', NEW.id));
     END IF;

@@ -21,8 +21,7 @@ from worker.webhooks.signing import new_secret
 
 READY_SECONDS = 300
 RESTART_SECONDS = 0.5
-LEASE_SECONDS = 4.0
-WEBHOOK_SECONDS = 3.0
+WEBHOOK_SECONDS = 2.0
 # Process -> the Procfile's name for it, and how to tell two workers apart.
 PROCESSES = {
     "web": "web",
@@ -137,7 +136,6 @@ def running(directory: Path, model: Path) -> Iterator[tuple[Cluster, str]]:
             "HEADRACE_MAX_NUM_SEQUENCES": "8",
             "HEADRACE_SHARD_SIZE": "8",
             "HEADRACE_SHARDS_IN_FLIGHT": "3",
-            "HEADRACE_LEASE_SECONDS": str(LEASE_SECONDS),
             "HEADRACE_CHECKPOINT_TOKENS": "16",
             "HEADRACE_DRAIN_SECONDS": "0.5",
             "HEADRACE_WEBHOOK_SECRET": secret,

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from celery import Celery
 
-from tests.faults.harness.cluster import GPUS, LEASE_SECONDS, WEBHOOK_SECONDS, Member
+from tests.faults.harness.cluster import GPUS, WEBHOOK_SECONDS, Member
 from tests.faults.harness.receiver import MOODS
 from tests.faults.harness.scene import Scene
 from worker.contract.messages import CALLBACKS_QUEUE, DELIVER_EVENT, GPU_QUEUE, RUN_SHARD
 
 Fault = Callable[[Scene], float]
 FAULTS: dict[str, Fault] = {}
-WORK_SECONDS = 30.0  # how long a fault waits for a victim that has something to lose
+PAST_SECONDS = 3.0  # how long a victim that others have taken over from stays away yet
 
 
 def _fault(inject: Fault) -> Fault:
@@ -48,12 +48,21 @@ def kill_gpu(scene: Scene) -> float:
 
 
 @_fault
+def term_gpu(scene: Scene) -> float:
+    """SIGTERM a gpu worker that holds shards: it hands them back."""
+    member, held = _a_worker_in_a_shard(scene)
+    member.send(signal.SIGTERM)
+    member.send(signal.SIGCONT)
+    return scene.wait(lambda: scene.taken_over(held), "the shards of a worker that was told to end went on")
+
+
+@_fault
 def stop_gpu(scene: Scene) -> float:
     """SIGSTOP a gpu worker past its lease, then let it go on: its late writes must come to nothing."""
     member, held = _a_worker_in_a_shard(scene)
     try:
         seconds = scene.wait(lambda: scene.taken_over(held), "the shards of a stopped worker went on")
-        time.sleep(scene.rng.uniform(0, LEASE_SECONDS))
+        time.sleep(scene.rng.uniform(0, PAST_SECONDS))
     finally:
         member.send(signal.SIGCONT)
     return seconds
@@ -99,7 +108,7 @@ def stop_dispatcher(scene: Scene) -> float:
     member.send(signal.SIGSTOP)
     try:
         seconds = scene.next_claim()
-        time.sleep(scene.rng.uniform(0, LEASE_SECONDS))
+        time.sleep(scene.rng.uniform(0, PAST_SECONDS))
     finally:
         member.send(signal.SIGCONT)
     return seconds
@@ -207,6 +216,16 @@ def postgres_reset(scene: Scene) -> float:
 
 
 @_fault
+def lost_commits(scene: Scene) -> float:
+    """Cut the gpu workers off right after a commit, again and again: was it done? Nobody has heard."""
+    links = [scene.cluster.members[name].postgres for name in GPUS]
+    for link in links:
+        link.cut_commits(scene.rng.randrange(3, 10))
+    scene.wait(lambda: not any(link.is_cutting for link in links), "commits that were cut off")
+    return scene.next_result()
+
+
+@_fault
 def partition_gpu(scene: Scene) -> float:
     """Forward nothing between a gpu worker and Postgres past its lease; then go on, or reset."""
     member = scene.cluster.members[scene.rng.choice(GPUS)]
@@ -216,7 +235,7 @@ def partition_gpu(scene: Scene) -> float:
         time.sleep(0.5)  # what was on its way has arrived
         held = scene.held_by(member.worker)
         seconds = 0.5 + scene.wait(lambda: scene.taken_over(held), "the shards of a lost worker went on")
-        time.sleep(scene.rng.uniform(0, LEASE_SECONDS))
+        time.sleep(scene.rng.uniform(0, PAST_SECONDS))
     finally:
         if scene.rng.random() < 0.5:
             member.postgres.reset()

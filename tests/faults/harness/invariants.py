@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.faults.harness.interactive import Answer
 from tests.faults.harness.load import Sent
 from tests.faults.harness.receiver import Record
 from tests.faults.harness.services import Postgres
@@ -22,13 +23,21 @@ class Findings:
     lost: list[str] = field(default_factory=list)
     duplicated: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    counts: dict[str, Any] = field(default_factory=dict)  # what else came to pass, to judge the run by
 
 
-def check(postgres: Postgres, sent: Sequence[Sent], receiver: Record, facts: Path) -> Findings:
+Outputs = dict[tuple[str, int], str]  # of a prompt and its max_tokens, greedily
+
+
+def check(
+    postgres: Postgres, sent: Sequence[Sent], answers: Sequence[Answer], receiver: Record, facts: Path
+) -> Findings:
     """Check every invariant over all that was ever sent."""
     findings = Findings(num_requests=sum(len(one.prompts) for one in sent))
+    outputs: Outputs = {}
     _check_batches(postgres, sent, findings)
-    _check_results(postgres, sent, findings)
+    _check_results(postgres, sent, outputs, findings)
+    _check_interactive(postgres, answers, outputs, findings)
     _check_events(postgres, sent, receiver, findings)
     _check_leases(postgres, findings)
     _check_claims(postgres, facts, findings)
@@ -39,6 +48,7 @@ def check(postgres: Postgres, sent: Sequence[Sent], receiver: Record, facts: Pat
 def _check_batches(postgres: Postgres, sent: Sequence[Sent], findings: Findings) -> None:
     rows = postgres.query(
         "SELECT id, status, num_requests, num_completed, num_failed, num_cancelled FROM batches"
+        " WHERE lane = 'batch'"
     )
     stored = {row[0]: row[1:] for row in rows}
     accepted = [one.batch_id for one in sent]
@@ -56,13 +66,13 @@ def _check_batches(postgres: Postgres, sent: Sequence[Sent], findings: Findings)
                 f"counts of {one.batch_id}: {completed} + {failed} + {cancelled} of {total}, "
                 f"{len(one.prompts)} sent"
             )
-        if failed or (cancelled and one.fate != "cancel"):
+        if failed or (cancelled and one.fate not in {"cancel", "cancel_some"}):
             findings.broken.append(
                 f"{failed} failed and {cancelled} cancelled in {one.batch_id}, meant to {one.fate}"
             )
 
 
-def _check_results(postgres: Postgres, sent: Sequence[Sent], findings: Findings) -> None:
+def _check_results(postgres: Postgres, sent: Sequence[Sent], outputs: Outputs, findings: Findings) -> None:
     found: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for batch_id, *row in postgres.query(
         "SELECT requests.batch_id, position, prompt, sequence, outcome, output, num_output_tokens,"
@@ -70,7 +80,6 @@ def _check_results(postgres: Postgres, sent: Sequence[Sent], findings: Findings)
         " FROM requests LEFT JOIN results ON results.request_id = requests.id ORDER BY position"
     ):
         found[batch_id].append(tuple(row))
-    outputs: dict[tuple[str, int], str] = {}
     for one in sent:
         rows = found[one.batch_id]
         if [row[1] for row in rows] != list(one.prompts):
@@ -91,6 +100,35 @@ def _check_results(postgres: Postgres, sent: Sequence[Sent], findings: Findings)
     )
     if orphans != [(0,)]:
         findings.broken.append(f"{orphans[0][0]} results of no request")
+
+
+def _check_interactive(
+    postgres: Postgres, answers: Sequence[Answer], outputs: Outputs, findings: Findings
+) -> None:
+    """Whoever was answered was told the one result, and nobody's work is left."""
+    rows = postgres.query(
+        "SELECT batches.id, status, num_requests, num_completed + num_failed + num_cancelled, num_failed,"
+        " (SELECT count(*) FROM results WHERE batch_id = batches.id),"
+        " (SELECT output FROM results WHERE batch_id = batches.id AND outcome = 'completed' LIMIT 1)"
+        " FROM batches WHERE lane = 'interactive'"
+    )
+    findings.num_requests += len(rows)
+    stored = {batch_id: (status, output) for batch_id, status, *_, output in rows}
+    for batch_id, status, num_requests, num_settled, num_failed, num_results, _ in rows:
+        if status not in TERMINAL or num_settled != num_requests or num_results < num_requests:
+            findings.lost.append(f"interactive {batch_id} is {status}, {num_settled} of {num_requests}")
+        if num_results > num_requests:
+            findings.duplicated.append(f"interactive {batch_id} has {num_results} results")
+        if num_failed:
+            findings.broken.append(f"interactive {batch_id} failed")
+    for one in answers:
+        if stored.get(one.batch_id) != ("completed", one.text):
+            findings.broken.append(
+                f"{one.batch_id} was answered with another text than {stored.get(one.batch_id)}"
+            )
+        if outputs.setdefault((one.prompt, one.max_tokens), one.text) != one.text:
+            findings.broken.append(f"another output for {one.prompt!r} in {one.batch_id}")
+    findings.counts["interactive batches"] = dict(Counter(status for status, _ in stored.values()))
 
 
 def _check_events(postgres: Postgres, sent: Sequence[Sent], receiver: Record, findings: Findings) -> None:
@@ -134,10 +172,14 @@ def _check_leases(postgres: Postgres, findings: Findings) -> None:
 def _check_claims(postgres: Postgres, facts: Path, findings: Findings) -> None:
     """Nothing that has a result is given out again, and no Block is leaked."""
     saved_at = dict(postgres.query("SELECT request_id, extract(epoch FROM created_at)::float8 FROM results"))
+    causes = postgres.query("SELECT cause, count(*) FROM request_attempts GROUP BY cause")
+    findings.counts["attempts"] = dict(causes)
+    findings.counts["resumed"] = 0
     for fact in read_facts(facts):
         if "broken" in fact:
             findings.broken.append(fact["broken"])
             continue
+        findings.counts["resumed"] += fact.get("resumed", 0)
         again = [one for one in fact["requests"] if saved_at.get(one, fact["at"]) < fact["at"]]
         findings.duplicated += [f"request {one} was claimed after its result was saved" for one in again]
 

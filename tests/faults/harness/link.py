@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 LINGER_NOT = struct.pack("ii", 1, 0)  # close sends a reset
+COMMIT = b"COMMIT"  # as psycopg writes it
 
 
 @dataclass(slots=True)
@@ -21,6 +22,7 @@ class Link:
     _server: asyncio.Server | None = None
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
     _flows: asyncio.Event = field(default_factory=asyncio.Event)
+    _num_to_cut: int = 0  # commits
 
     async def open(self) -> None:
         """Listen on a free port."""
@@ -42,14 +44,22 @@ class Link:
         """Forward nothing, in silence, and connect nobody to the other side."""
         self.loop.call_soon_threadsafe(self._flows.clear)
 
+    def cut_commits(self, count: int) -> None:
+        """Pass on the next commits and reset the connection before any answer to them."""
+        self._num_to_cut = count
+
+    @property
+    def is_cutting(self) -> bool:
+        """Whether there is a commit yet to be cut off."""
+        return self._num_to_cut > 0
+
     def heal(self) -> None:
         """Forward again, first what has waited."""
         self.loop.call_soon_threadsafe(self._flows.set)
 
     def _reset(self) -> None:
         for writer in [one for one in self._writers if not one.is_closing()]:
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
-            writer.transport.abort()
+            _abort(writer)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
@@ -61,16 +71,29 @@ class Link:
             self._writers.discard(writer)
             return
         self._writers.add(other_writer)
-        await asyncio.gather(self._pump(reader, other_writer), self._pump(other_reader, writer))
+        await asyncio.gather(self._pump(reader, other_writer, writer), self._pump(other_reader, writer))
         self._writers -= {writer, other_writer}
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        client: asyncio.StreamWriter | None = None,
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
                 await self._flows.wait()
                 writer.write(data)
+                if client is not None and self._num_to_cut > 0 and COMMIT in data:
+                    self._num_to_cut -= 1
+                    _abort(client)
                 await writer.drain()
         writer.close()
+
+
+def _abort(writer: asyncio.StreamWriter) -> None:
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
+    writer.transport.abort()
 
 
 class Links:

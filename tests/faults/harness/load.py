@@ -18,6 +18,9 @@ NUM_CLIENTS = 2
 ENDPOINT = "/v1/completions"
 BACKLOG = 120  # requests without a result that there always are
 PAUSE_SECONDS = 0.3
+# What becomes of a batch: it runs, is cancelled, whole or in part, is paused for a while, has few different
+# requests, may be answered by the response cache, or has its requests and its results in files.
+FATES = ("run",) * 4 + ("file",) * 3 + ("same",) * 2 + ("cache",) * 2 + ("cancel", "cancel_some", "pause")
 WORDS = ("quick", "brown", "lazy", "jugs", "liquor", "café", "東京", "vixen")
 BACKLOG_SQL = """
     SELECT coalesce(sum(num_requests - num_completed - num_failed - num_cancelled), 0) FROM batches
@@ -25,12 +28,17 @@ BACKLOG_SQL = """
 """
 
 
+def draw_prompt(rng: random.Random) -> str:
+    """Return one of some thousand prompts, so that now and then two clients ask the same."""
+    return f"{rng.choice(WORDS)} {rng.choice(WORDS)} {rng.randrange(30)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Sent:
     """A batch that was accepted, with what it asked for."""
 
     batch_id: str
-    fate: str  # run, cancel, pause, or file: its requests came in a file, as its results go
+    fate: str  # of FATES
     prompts: tuple[str, ...]
     max_tokens: int
 
@@ -71,11 +79,20 @@ class Load:
                     continue
                 sent = self._submit(client, rng)
                 self.sent.append(sent)
-                if sent.fate in {"cancel", "pause"}:
-                    time.sleep(rng.uniform(0, 2))
-                    for action in ("cancel",) if sent.fate == "cancel" else ("pause", "resume"):
-                        self._insist(client, f"/v1/batch/{sent.batch_id}/{action}", {409})
-                        time.sleep(rng.uniform(0, 1))
+                self._change_mind(client, rng, sent)
+
+    def _change_mind(self, client: httpx.Client, rng: random.Random, sent: Sent) -> None:
+        actions: Sequence[str] = ()
+        if sent.fate == "cancel":
+            actions = ("cancel",)
+        elif sent.fate == "cancel_some":
+            unwanted = rng.sample(range(len(sent.prompts)), 3)
+            actions = [f"requests/{index}/cancel" for index in unwanted]
+        elif sent.fate == "pause":
+            actions = ("pause", "resume")
+        for action in actions:
+            time.sleep(rng.uniform(0, 1))
+            self._insist(client, f"/v1/batch/{sent.batch_id}/{action}", {409})
 
     def _has_enough(self) -> bool:
         try:
@@ -84,12 +101,10 @@ class Load:
             return False
 
     def _submit(self, client: httpx.Client, rng: random.Random) -> Sent:
-        prompts = tuple(
-            f"{rng.choice(WORDS)} {rng.choice(WORDS)} {rng.randrange(30)}"
-            for _ in range(rng.randrange(5, 40))
-        )
-        max_tokens = rng.choice((10, 40, 100))
-        fate = rng.choice(("run",) * 6 + ("file",) * 3 + ("cancel", "pause"))
+        fate = rng.choice(FATES)
+        few = [draw_prompt(rng) for _ in range(4 if fate == "same" else 40)]
+        prompts = tuple(rng.choice(few) for _ in range(rng.randrange(5, 40)))
+        max_tokens = rng.choice((10, 40, 100, 300))
         if fate == "file":
             return Sent(self._submit_file(client, prompts, max_tokens), fate, prompts, max_tokens)
         body = {
@@ -99,6 +114,7 @@ class Load:
             "ignore_eos": True,
             "callback_url": self.callback_url,
             "priority": rng.choice((0, 0, 0, 5)),
+            "cache": "exact" if fate == "cache" else "off",
         }
         answer = self._insist(client, "/v1/batch/async", json=body, headers={"Idempotency-Key": uuid4().hex})
         return Sent(str(answer["batch_id"]), fate, prompts, max_tokens)

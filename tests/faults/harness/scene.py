@@ -68,18 +68,24 @@ class Scene:
         return self.query("SELECT id, fence FROM shards WHERE state = 'running' AND worker = %s", worker)
 
     def taken_over(self, held: Sequence[tuple[int, int]]) -> bool:
-        """Whether each of these shards has been claimed anew, or its work is done or no longer wanted."""
+        """Whether each of these shards has been claimed anew, or its work is done or no longer wanted.
+
+        One that has become a suspect waits until it can run alone, which is no recovery to be timed.
+        """
         waiting = """
             SELECT count(*) FROM shards JOIN batches ON batches.id = batch_id
             WHERE (shards.id, fence) IN (SELECT * FROM unnest(%s::bigint[], %s::int[]))
-              AND state IN ('ready', 'running') AND paused_at IS NULL
+              AND state IN ('ready', 'running') AND paused_at IS NULL AND NOT is_suspect
         """
         ids, fences = [shard for shard, _ in held], [fence for _, fence in held]
         return self.query(waiting, ids, fences) == [(0,)]
 
     def next_claim(self) -> float:
-        """Wait for the next claim of a shard; return how long it took."""
-        last = "SELECT coalesce(max(id), 0) FROM audit_claims"
+        """Wait for the next claim of a batch's shard; return how long it took.
+
+        Interactive work needs no ticket, so it would say nothing of Redis or the dispatchers.
+        """
+        last = "SELECT coalesce(max(id), 0) FROM audit_claims WHERE lane = 'batch'"
         before = self._once_there_is_an_answer(last)
         return self.wait(lambda: self.query(last)[0][0] > before, "the next claim")
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator, Sequence
 
-GAP_SECONDS = (0.0, 3.0)
+GAP_SECONDS = (0.0, 2.0)
 
 
 def plan(seed: int, count: int, kinds: Sequence[str]) -> Iterator[tuple[float, str]]:

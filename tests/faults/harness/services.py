@@ -4,7 +4,9 @@ import getpass
 import os
 import signal
 import subprocess
+import threading
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,10 +63,11 @@ class Service:
         return {}
 
 
+@dataclass(slots=True)
 class Postgres(Service):
     """A cluster over TCP. SIGINT stops it fast, SIGQUIT at once, without a checkpoint."""
 
-    __slots__ = ()
+    _kept: threading.local = field(default_factory=threading.local)
 
     def create(self) -> None:
         """Make the cluster and its one database."""
@@ -89,10 +92,20 @@ class Postgres(Service):
         )  # fmt: skip
 
     def query(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Run one statement and return its rows."""
-        with self.connect() as connection:
-            cursor = connection.execute(statement, parameters or None)  # type: ignore[call-overload]
-            return cursor.fetchall() if cursor.description else []
+        """Run one statement on this thread's connection and return its rows; a lost one is replaced once."""
+        try:
+            return self._query(statement, parameters)
+        except psycopg.OperationalError:
+            if (lost := getattr(self._kept, "connection", None)) is not None:
+                lost.close()
+            return self._query(statement, parameters)
+
+    def _query(self, statement: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+        connection = getattr(self._kept, "connection", None)
+        if connection is None or connection.closed:
+            connection = self._kept.connection = self.connect()
+        cursor = connection.execute(statement, parameters or None)
+        return cursor.fetchall() if cursor.description else []
 
     @property
     def _programs(self) -> Path:

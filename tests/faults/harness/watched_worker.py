@@ -1,6 +1,7 @@
 """A gpu worker that writes down what it claims, and whether its engine's Blocks add up.
 
-Nothing of the product is replaced: each wrapper calls what it wraps. Its clock is as wrong as it is told.
+Nothing of the product is replaced: each wrapper calls what it wraps. Its clock is as wrong as it is told. A
+Step takes as long as one of a larger model, so that there is something in the middle of which to break it.
 """
 
 import json
@@ -23,6 +24,7 @@ from worker.tasks.run_shard import app, run_shard
 __all__ = ["app", "run_shard"]
 
 CHECK_EVERY = 32  # Steps
+STEP_SECONDS = 0.005
 
 _directory = Path(os.environ["HEADRACE_TEST_FACTS"])
 _facts = (_directory / f"{os.getpid()}.jsonl").open("a", buffering=1)
@@ -35,6 +37,7 @@ def _note(**fact: Any) -> None:
 
 
 def _watched_step(engine: Engine) -> StepOutput:
+    time.sleep(STEP_SECONDS)
     output = _step(engine)
     pool = engine._scheduler.block_pool
     is_idle = not engine.has_unfinished
@@ -53,7 +56,8 @@ def _watched_claim(session: Session, shard_id: int, *, worker: str, lease: timed
     held = _claim(session, shard_id, worker=worker, lease=lease)
     if held is not None:
         ids = [request.id for request in held.requests]
-        _note(claimed=shard_id, fence=held.fence, at=claimed_at, worker=worker, requests=ids)
+        resumed = sum(request.partial_output is not None for request in held.requests)
+        _note(claimed=shard_id, fence=held.fence, at=claimed_at, worker=worker, requests=ids, resumed=resumed)
     return held
 
 

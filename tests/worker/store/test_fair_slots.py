@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import text
 
 from tests.fixtures.batches import held, submit
 from worker.store import fair_slots, tickets
@@ -62,11 +63,25 @@ def test_slots_are_each_workers_own(busy: Store) -> None:
 
 @pytest.mark.parametrize("change", ["UPDATE batches SET paused_at = now()", "UPDATE shards SET is_suspect"])
 def test_what_must_not_run_is_left_out(busy: Store, change: str) -> None:
-    from sqlalchemy import text
-
     submit(busy.of_tenant("small"), num_requests=1, shard_size=1)
     issue(busy)
     assert next_shard(busy) is not None
     with busy.transaction() as session:
         session.execute(text(change.replace("is_suspect", "is_suspect = true")))
     assert next_shard(busy) is None
+
+
+def test_what_was_begun_by_a_worker_that_died_waits_for_no_slot(busy: Store) -> None:
+    def begun(limit: int = 10) -> list[int]:
+        with busy.transaction() as session:
+            return fair_slots.begun(session, limit=limit)
+
+    assert begun() == []
+    with busy.transaction() as session:
+        session.execute(text("UPDATE shards SET state = 'ready', ticketed_at = NULL WHERE id IN (2, 4)"))
+    assert (begun(1), begun()) == ([2], [2, 4])
+    held(busy, 2, worker=WORKER)
+    assert begun() == [4]
+    with busy.transaction() as session:
+        session.execute(text("UPDATE shards SET is_suspect = true WHERE id = 4"))
+    assert begun() == [], "a suspect runs alone"

@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
-from tests.fixtures.batches import LEASE, submit
+from tests.fixtures.batches import submit
 from tests.fixtures.deployment import eventually
-from tests.fixtures.fake_engine import FakeEngine
+from tests.fixtures.fake_engine import FakeEngine, keeper
 from worker.contract.states import BatchStatus
 from worker.engine.engine_thread import EngineThread
 from worker.engine.share import Share
@@ -44,8 +44,7 @@ def runner(store: Store, engine: Engines) -> Iterator[ShardRunner]:
         store=store,
         saver=ShardSaver(store),
         engine=cast("EngineThread", engine),
-        worker="gpu@test",
-        lease=LEASE,
+        keeper=keeper(store, engine),
         save_seconds=0.05,
         drain_seconds=0.0,
         draining=threading.Event(),

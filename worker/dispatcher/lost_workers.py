@@ -1,0 +1,46 @@
+"""Returns what dead workers held: at once where the death shows, else at the end of a lease."""
+
+import logging
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from worker.store import presence, shards
+from worker.store.session import Store
+
+logger = logging.getLogger(__name__)
+
+# What a worker needs to come back, and to renew its leases, that was cut off from Postgres and lives.
+GRACE = timedelta(seconds=3)
+
+
+@dataclass(slots=True)
+class LostWorkers:
+    """One dispatcher's view of which workers there are."""
+
+    store: Store
+    max_attempts: int
+    grace: timedelta = GRACE
+    _present: frozenset[int] = frozenset()
+    _judges_from: float = field(default=float("-inf"))
+
+    def connected(self) -> None:
+        """Start afresh: while Postgres was away nobody could renew a lease, nor show that it lives."""
+        self._present = frozenset()
+        self._judges_from = time.monotonic() + self.grace.total_seconds()
+
+    def sweep(self, *, limit: int) -> None:
+        """Return expired leases, and cut those of workers that have gone."""
+        with self.store.transaction() as session:
+            present = presence.present(session)
+            if gone := self._present - present:
+                presence.cut_leases(session, gone, to=self.grace)
+        self._present = present
+        if time.monotonic() < self._judges_from:
+            return
+        with self.store.transaction() as session:
+            lapsed = shards.expired(session, limit=limit)
+        for shard_id, batch_id in lapsed:
+            with self.store.transaction() as session:
+                if shards.return_expired(session, shard_id, batch_id, max_attempts=self.max_attempts):
+                    logger.warning("the lease on shard %s of %s expired", shard_id, batch_id)
