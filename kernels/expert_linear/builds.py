@@ -40,5 +40,5 @@ BUILDS = tuple(
         Variant("plain", 0, None, is_gated=True, dtype="*fp32:16"),
         *(one for one in VARIANTS if not one.has_zero_points and not one.is_nested),
     )
-    for regime in (FEW, MANY)
+    for regime in ((FEW,) if "fp32" in variant.dtype else (FEW, MANY))
 )

@@ -17,7 +17,7 @@ def run(x: Tensor, weight: ExpertWeights, expert_ends: Tensor, regime: Regime | 
     out = torch.empty(num_tokens, rows // (1 + stacked.is_gated), dtype=x.dtype, device=x.device)
     if not num_tokens:
         return out
-    regime = regime or choose(num_tokens, weight.num_experts)
+    regime = regime or choose(num_tokens, weight.num_experts, x.element_size())
     # Each expert with tokens may have one tile that is not full.
     num_tiles = triton.cdiv(num_tokens, regime.block_m) + min(num_tokens, weight.num_experts)
     kernel.multiply[triton.cdiv(rows, regime.block_n), num_tiles](

@@ -54,6 +54,7 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
         "/v1/cache",
         "/v1/cache/stats",
         "/v1/metrics",
+        "/v1/overview",
         "/ready",
         "/v1/audit",
         "/v1/batch",

@@ -26,7 +26,7 @@ def test_without_notifications_it_looks_round_all_the_same(database_url: str) ->
 
 
 def test_workers_hear_of_a_cancel_once_it_is_committed(store: Store) -> None:
-    heard = changed_batches(settings().database_url, every_seconds=20)
+    heard = changed_batches(settings().database_url, worker="gpu@here", every_seconds=20)
     assert next(heard) is None, "listening has begun"
     batch_id = submit(store)
     with store.transaction() as session:
