@@ -5,10 +5,12 @@ Several runners, a thread each, feed one engine, so its batch does not drain at 
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from threading import Event
+from threading import Event, Lock
 
 from worker.contract.results import CacheEntry, NewResult
 from worker.engine.engine_thread import EngineThread
@@ -72,6 +74,8 @@ class ShardRunner:
     checkpoint_tokens: int = 256  # a request is saved each time it has generated so many more
     _solo: Solo = field(default_factory=Solo)
     _runs: set["_Run"] = field(default_factory=set)  # those that go on now
+    _choosing: Lock = field(default_factory=Lock)
+    _chosen: set[int] = field(default_factory=set)  # shards that are claimed now, or were
 
     @property
     def num_running(self) -> int:
@@ -80,15 +84,30 @@ class ShardRunner:
 
     def run(self, shard_id: int) -> Ending:
         """Run the shard whose turn it is, once for each ticket, to its end or as far as it may go."""
-        tried: list[int] = []
-        while shard_id not in tried and len(tried) < CLAIM_ATTEMPTS and not self.draining.is_set():
-            with self.store.transaction() as session:
-                # The shard whose turn it is need not be the one that the ticket names.
-                tried.append(fair_share.first(session, tried=tried) or shard_id)
-            ending = self.run_this(tried[-1])
+        tried: set[int] = set()
+        while len(tried) < CLAIM_ATTEMPTS and not self.draining.is_set():
+            # The shard whose turn it is need not be the one that the ticket names.
+            with self._choose(tried, otherwise=shard_id) as chosen:
+                if chosen in tried:
+                    break
+                tried.add(chosen)
+                ending = self.run_this(chosen)
             if ending is not Ending.NOTHING_TO_DO:
                 return ending
         return Ending.NOTHING_TO_DO
+
+    @contextmanager
+    def _choose(self, tried: AbstractSet[int], *, otherwise: int) -> Iterator[int]:
+        """Find the shard whose turn it is; while the block runs, no other run of this process finds it."""
+        with self._choosing:
+            with self.store.transaction() as session:
+                found = fair_share.first(session, but=tried | self._chosen)
+            chosen = otherwise if found is None else found
+            self._chosen.add(chosen)
+        try:
+            yield chosen
+        finally:
+            self._chosen.discard(chosen)
 
     def run_this(self, shard_id: int) -> Ending:
         """Run this shard and no other, if it is ready."""

@@ -3,6 +3,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from itertools import repeat
 from typing import cast
 
 import pytest
@@ -10,7 +11,7 @@ from sqlalchemy import text
 
 from tests.fixtures.batches import claim, submit
 from tests.fixtures.deployment import eventually
-from tests.fixtures.fake_engine import FakeEngine, keeper
+from tests.fixtures.fake_engine import FakeEngine, FakeEngines, keeper
 from worker.contract.sampling import FormatKind, OutputFormat
 from worker.contract.sampling import SamplingParams as StoredSampling
 from worker.contract.states import BatchStatus
@@ -18,7 +19,7 @@ from worker.engine.engine_thread import EngineThread
 from worker.engine.sampling import SamplingParams
 from worker.shard_runner import Ending, ShardRunner
 from worker.shard_saver import ShardSaver
-from worker.store import batch_views, batches, control, partial_outputs, result_views, shards
+from worker.store import batch_views, batches, control, partial_outputs, result_views, shards, tickets
 from worker.store.batch_views import BatchView
 from worker.store.batches import NewBatch
 from worker.store.partial_outputs import PartialOutput
@@ -31,9 +32,9 @@ from worker.store.shards import Claim
 class Bench:
     """A runner on a fake engine, running shard 1 of a new batch in a thread."""
 
-    def __init__(self, store: Store, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, store: Store, pool: ThreadPoolExecutor, engine: FakeEngine) -> None:
         self.store = store
-        self.engine = FakeEngine()
+        self.engine = engine
         self.draining = threading.Event()
         self.runner = ShardRunner(
             store=store,
@@ -92,7 +93,7 @@ class Bench:
 @pytest.fixture
 def bench(store: Store) -> Iterator[Bench]:
     with ThreadPoolExecutor(2) as pool:
-        bench = Bench(store, pool)
+        bench = Bench(store, pool, FakeEngine())
         yield bench
         bench.draining.set()  # a run that a failed test has left must not keep the pool
 
@@ -313,6 +314,20 @@ def test_a_stuck_engine_lets_its_lease_run_out(bench: Bench) -> None:
 def test_a_ticket_for_nothing_does_nothing(bench: Bench) -> None:
     assert bench.runner.run(12345) is Ending.NOTHING_TO_DO
     assert not bench.engine.submitted.is_set()
+
+
+def test_tickets_that_come_together_start_as_many_shards(store: Store) -> None:
+    submit(store, num_requests=12, shard_size=1)
+    with store.transaction() as session:
+        tickets.issue_shards(session, window=12, reissue_after=timedelta(minutes=1))
+    engines = FakeEngines()
+    with ThreadPoolExecutor(12) as pool:
+        runner = Bench(store, pool, engines).runner
+        endings = list(map(pool.submit, repeat(runner.run), range(1, 13)))
+        eventually(lambda: len(engines.shards) + sum(ending.done() for ending in endings) == 12)
+        for engine in engines.shards:
+            engine.finish(0)
+    assert [ending.result() for ending in endings] == [Ending.FINISHED] * 12
 
 
 def test_results_outlive_an_absent_postgres(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

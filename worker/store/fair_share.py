@@ -5,7 +5,7 @@ of Sheng et al. 2024. A shard's place is the later of its tenant's last finish a
 finish is its place plus its tokens over its tenant's weight. Lower places go first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import CTE, ColumnElement, Float, cast, delete, func, literal, select
@@ -114,8 +114,8 @@ def places(session: Session, waiting: Sequence[Waiting]) -> dict[int, float]:
     return given
 
 
-def first(session: Session, *, tried: Sequence[int] = ()) -> int | None:
-    """Return the ticketed shard that should run next; None: there is none.
+def first(session: Session, *, but: Collection[int] = ()) -> int | None:
+    """Return the ticketed shard that should run next, leaving out some; None: there is none.
 
     Messages wait in Redis in the order they came, so a ticket says only that some shard is due; which one is
     decided when a worker has room. Nothing is locked: of two workers that find the same one, the second
@@ -127,7 +127,7 @@ def first(session: Session, *, tried: Sequence[int] = ()) -> int | None:
         .where(
             ShardRow.state == ShardState.READY,
             ShardRow.ticketed_at.is_not(None),
-            ShardRow.id.not_in(tried),
+            ShardRow.id.not_in(but),
             BatchRow.paused_at.is_(None),
         )
         .order_by(ShardRow.virtual_start, ShardRow.id)

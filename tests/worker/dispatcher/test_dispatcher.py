@@ -168,7 +168,7 @@ def in_line(store: Store, count: int) -> list[int | None]:
     turns: list[int | None] = []
     with store.transaction() as session:
         for _ in range(count):
-            shard_id = fair_share.first(session, tried=[turn for turn in turns if turn is not None])
+            shard_id = fair_share.first(session, but=[turn for turn in turns if turn is not None])
             turns.append(shard_id)
     return turns
 

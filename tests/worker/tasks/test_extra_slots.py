@@ -10,7 +10,7 @@ import pytest
 
 from tests.fixtures.batches import submit
 from tests.fixtures.deployment import eventually
-from tests.fixtures.fake_engine import FakeEngine, keeper
+from tests.fixtures.fake_engine import FakeEngines, keeper
 from worker.contract.states import BatchStatus
 from worker.engine.engine_thread import EngineThread
 from worker.engine.share import Share
@@ -21,25 +21,13 @@ from worker.store.session import Store
 from worker.tasks.extra_slots import ExtraSlots
 
 
-class Engines(FakeEngine):
-    """One engine that runs several shards; each has a fake of its own to be told by."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shards: list[FakeEngine] = []
-
-    def submit(self, requests):  # type: ignore[no-untyped-def]
-        self.shards.append(FakeEngine())
-        return self.shards[-1].submit(requests)
+@pytest.fixture
+def engine() -> FakeEngines:
+    return FakeEngines()
 
 
 @pytest.fixture
-def engine() -> Engines:
-    return Engines()
-
-
-@pytest.fixture
-def runner(store: Store, engine: Engines) -> Iterator[ShardRunner]:
+def runner(store: Store, engine: FakeEngines) -> Iterator[ShardRunner]:
     made = ShardRunner(
         store=store,
         saver=ShardSaver(store),
@@ -61,7 +49,7 @@ def issue(store: Store) -> None:
         tickets.issue_shards(session, window=20, reissue_after=timedelta(seconds=60))
 
 
-def test_a_small_tenant_does_not_wait_for_a_slot(store: Store, engine: Engines, runner: ShardRunner) -> None:
+def test_a_small_tenant_does_not_wait_for_a_slot(store: Store, engine: FakeEngines, runner: ShardRunner) -> None:
     submit(store.of_tenant("large"), num_requests=8, shard_size=2)
     issue(store)
     with ThreadPoolExecutor(2) as slots:
