@@ -49,7 +49,9 @@ def issue(store: Store) -> None:
         tickets.issue_shards(session, window=20, reissue_after=timedelta(seconds=60))
 
 
-def test_a_small_tenant_does_not_wait_for_a_slot(store: Store, engine: FakeEngines, runner: ShardRunner) -> None:
+def test_a_small_tenant_does_not_wait_for_a_slot(
+    store: Store, engine: FakeEngines, runner: ShardRunner
+) -> None:
     submit(store.of_tenant("large"), num_requests=8, shard_size=2)
     issue(store)
     with ThreadPoolExecutor(2) as slots:
