@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Header
 from fastapi import Request as HttpRequest
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.concurrency import run_in_threadpool
 
 from api import auth
 from api.auth import Caller
@@ -16,6 +17,7 @@ from api.blobs.store import BlobStore
 from api.checkpoint import Checkpoint
 from api.errors import PermissionDeniedError
 from api.rate_limit import RateLimiter
+from api.traffic import Traffic
 from worker.contract.access import Scope
 from worker.queue.broker import Broker
 from worker.queue.feed import FeedReader
@@ -34,6 +36,7 @@ class Services:
     feeds: FeedReader
     rate_limiter: RateLimiter
     blobs: BlobStore
+    traffic: Traffic
 
     @property
     def spool(self) -> Path:
@@ -59,10 +62,11 @@ def open_services(config: Settings) -> Services:
         feeds=FeedReader(config.redis_url),
         rate_limiter=RateLimiter(config.redis_url),
         blobs=blob_store(config),
+        traffic=Traffic(),
     )
 
 
-def _deployment(http_request: HttpRequest) -> Services:
+async def _deployment(http_request: HttpRequest) -> Services:
     services: Services = http_request.app.state.services
     return services
 
@@ -72,7 +76,7 @@ DeploymentDependency = Annotated[Services, Depends(_deployment)]
 _bearer = HTTPBearer(scheme_name="API key", description="`Authorization: Bearer hr_...`", auto_error=False)
 
 
-def _caller(
+async def _caller(
     http_request: HttpRequest,
     deployment: DeploymentDependency,
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
@@ -80,7 +84,12 @@ def _caller(
     if deployment.settings.auth == "off":
         auth.check_local(http_request.scope)
         return auth.NOBODY_IN_PARTICULAR
-    caller = auth.recognize(deployment.store, None if credentials is None else credentials.credentials)
+    key = None if credentials is None else credentials.credentials
+    return await run_in_threadpool(_recognize, deployment, key)
+
+
+def _recognize(deployment: Services, key: str | None) -> Caller:
+    caller = auth.recognize(deployment.store, key)
     deployment.rate_limiter.check(caller)
     return caller
 

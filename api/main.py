@@ -20,6 +20,7 @@ from api.middleware import BodyLimit, SecurityHeaders
 from api.openai import routes as openai
 from api.slow_clients import GoneClients, SlowBodies
 from api.strangers import StrangersBodies
+from api.traffic import CountTraffic
 from api.uploads import routes as uploads
 from api.webhooks import routes as webhooks
 from worker.settings import Settings, settings
@@ -52,6 +53,7 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.add_middleware(SecurityHeaders)
     app.add_middleware(GoneClients)
     metrics.install(app, services.store)
+    app.add_middleware(CountTraffic, traffic=services.traffic)
     app.include_router(health.router)
     app.include_router(dashboard.router)
     app.include_router(generate.router)

@@ -77,7 +77,7 @@ def batch_stats(services: ServicesDependency) -> BatchStats:
     responses=documented(401, 403, 404, 422, 429, 503),
     summary="Look at a batch",
 )
-def get_batch(
+async def get_batch(
     batch_id: BatchId,
     services: ServicesDependency,
     include: Annotated[
@@ -87,7 +87,7 @@ def get_batch(
 ) -> BatchAnswer:
     """Return status, counts, tokens and progress, and the outputs of a small batch."""
     wanted = None if include is None else include == "outputs"
-    return service.answer(services, batch_id, include_outputs=wanted)
+    return await run_in_threadpool(service.answer, services, batch_id, include_outputs=wanted)
 
 
 @router.get(

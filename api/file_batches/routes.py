@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
+from starlette.concurrency import run_in_threadpool
 
 from api.batches.routes import BatchId
 from api.dependencies import READ, SUBMIT, IdempotencyDependency, ServicesDependency
@@ -60,9 +61,9 @@ def list_batches(
     responses=documented(401, 403, 404, 422, 429, 503),
     summary="Look at a batch made from a file",
 )
-def get_batch(batch_id: BatchId, services: ServicesDependency) -> FileBatch:
+async def get_batch(batch_id: BatchId, services: ServicesDependency) -> FileBatch:
     """Return a batch as it stands now. Results can be read at /v1/batch/{batch_id}/results before it ends."""
-    return service.get(services, batch_id)
+    return await run_in_threadpool(service.get, services, batch_id)
 
 
 @router.post(

@@ -20,8 +20,8 @@ from api.files.schemas import ExpiresAfter
 from api.schema import NonEmptyText, Schema
 from worker.contract.caching import DEFAULT_SIMILARITY
 from worker.contract.states import BatchStatus, FilesStage
-from worker.store.batch_files import BatchFilesView
 from worker.store.batch_views import BatchView
+from worker.store.file_batch_views import BatchFilesView, FileBatchView
 
 Status = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
@@ -115,8 +115,9 @@ class FileBatchList(BaseModel):
     has_more: bool
 
 
-def to_file_batch(view: BatchView, its: BatchFilesView) -> FileBatch:
+def to_file_batch(found: FileBatchView) -> FileBatch:
     """Return a batch as the client sees it."""
+    view, its = found.batch, found.files
     status = _status(view, its)
     ended_at = {status: its.written_at or view.finished_at}
     return FileBatch(

@@ -11,7 +11,7 @@ from api.errors import InvalidInputError, KeyReusedError, NotFoundError
 from api.file_batches.schemas import FileBatch, FileBatchSubmission, to_file_batch
 from api.targets import check_url
 from worker.contract.caching import CacheMode
-from worker.store import batch_files, batch_views, batches, files, idempotency
+from worker.store import batch_files, batches, file_batch_views, files, idempotency
 from worker.store.batch_files import NewFileBatch
 
 # A client that lost the answer tries again within seconds, and says so in a header.
@@ -66,7 +66,7 @@ def cancel(services: Services, batch_id: str) -> FileBatch:
 
     """
     with services.store.transaction() as session:
-        if batch_files.get(session, batch_id) is not None:
+        if file_batch_views.get(session, batch_id) is not None:
             batches.cancel(session, batch_id)
         return _answer(session, batch_id)
 
@@ -74,17 +74,15 @@ def cancel(services: Services, batch_id: str) -> FileBatch:
 def page(services: Services, *, after: str | None, limit: int) -> tuple[list[FileBatch], bool]:
     """Return a page of batches, the newest first, and whether there are more."""
     with services.store.transaction() as session:
-        found = batch_files.page(session, after=after, limit=limit + 1)
-        views = batch_views.get_many(session, [its.batch_id for its in found[:limit]])
-    return [to_file_batch(views[its.batch_id], its) for its in found[:limit]], len(found) > limit
+        found = file_batch_views.page(session, after=after, limit=limit + 1)
+    return [to_file_batch(view) for view in found[:limit]], len(found) > limit
 
 
 def _answer(session: Session, batch_id: str) -> FileBatch:
-    its = batch_files.get(session, batch_id)
-    view = batch_views.get(session, batch_id)
-    if its is None or view is None:
+    view = file_batch_views.get(session, batch_id)
+    if view is None:
         raise NotFoundError(f"no batch {batch_id}", param="batch_id")
-    return to_file_batch(view, its)
+    return to_file_batch(view)
 
 
 def _find(session: Session, key: IdempotencyKey) -> str | None:

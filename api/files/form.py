@@ -1,7 +1,6 @@
 """Reads a form whose file is not held back: fields as they come, the file's bytes into a sink."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 from fastapi import Request as HttpRequest
 from starlette.requests import ClientDisconnect
@@ -17,8 +16,12 @@ MAX_DRAINED_BYTES = 512 << 20
 Sink = Callable[[bytes], Iterator[None]]
 
 
-async def read_form(http_request: HttpRequest, *, file_field: str, sink: Sink) -> dict[str, str]:
+async def read_form(
+    http_request: HttpRequest, *, file_field: str, sink: Sink, give_way: Callable[[], Awaitable[None]]
+) -> dict[str, str]:
     """Return the fields of a form, the file's name among them as the file's field.
+
+    Awaits `give_way` after each piece of the sink's work.
 
     A refused body is read to its end first: a client that is still sending does not listen.
 
@@ -30,7 +33,7 @@ async def read_form(http_request: HttpRequest, *, file_field: str, sink: Sink) -
     """
     pieces = _body(http_request)
     try:
-        return await _read(http_request.headers.get("content-type", ""), pieces, file_field, sink)
+        return await _read(http_request.headers.get("content-type", ""), pieces, file_field, sink, give_way)
     except ApiError:
         await _drain(http_request)
         raise
@@ -41,7 +44,11 @@ async def read_form(http_request: HttpRequest, *, file_field: str, sink: Sink) -
 
 
 async def _read(
-    content_type: str, pieces: AsyncIterator[bytes], file_field: str, sink: Sink
+    content_type: str,
+    pieces: AsyncIterator[bytes],
+    file_field: str,
+    sink: Sink,
+    give_way: Callable[[], Awaitable[None]],
 ) -> dict[str, str]:
     reader = MultipartReader(content_type)
     fields: dict[str, str] = {}
@@ -49,7 +56,7 @@ async def _read(
         for event in reader.feed(data):
             if isinstance(event, FilePiece):
                 for _ in sink(event.data):
-                    await asyncio.sleep(0)  # status polls have their turn
+                    await give_way()
             else:
                 _add(fields, event, file_field)
     reader.close()

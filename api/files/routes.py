@@ -59,7 +59,9 @@ async def create_file(http_request: HttpRequest, services: ServicesDependency) -
     await run_in_threadpool(service.check_room, services)
     intake = await run_in_threadpool(service.intake, services)
     try:
-        form = await read_form(http_request, file_field="file", sink=intake.feed)
+        form = await read_form(
+            http_request, file_field="file", sink=intake.feed, give_way=services.traffic.give_way
+        )
         lifetime = _check_fields(form)
         received = await run_in_threadpool(intake.finish)
         view = await run_in_threadpool(

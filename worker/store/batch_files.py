@@ -5,11 +5,11 @@ Both are done under a lease with a fence, as shards are run. Lock order: the bat
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, func, insert, select, tuple_, update
+from sqlalchemy import ColumnElement, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.caching import CacheMode
@@ -49,23 +49,6 @@ class NewFileBatch:
     cache_similarity: float | None = None
     max_failed: int | None = None
     max_total_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BatchFilesView:
-    """The files of a batch as they stand now."""
-
-    batch_id: str
-    stage: FilesStage
-    endpoint: str
-    input_file_id: str
-    completion_window: str
-    output_file_id: str | None
-    error_file_id: str | None
-    errors: list[dict[str, Any]] | None
-    read_at: datetime | None
-    written_at: datetime | None
-    cancelled_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,26 +138,6 @@ def find_same(session: Session, new: NewFileBatch, *, within: timedelta) -> str 
         .order_by(BatchRow.created_at.desc())
         .limit(1)
     )
-
-
-def get(session: Session, batch_id: str) -> BatchFilesView | None:
-    """Return the files of a batch, or None: it was not made from one, or there is none."""
-    found = session.execute(_views().where(BatchFilesRow.batch_id == batch_id)).one_or_none()
-    return None if found is None else _view(*found)
-
-
-def page(session: Session, *, after: str | None, limit: int) -> list[BatchFilesView]:
-    """Return the files of batches, the newest first, those after batch `after`."""
-    query = _views()
-    if after is not None:
-        last = session.execute(
-            select(BatchRow.created_at, BatchRow.id).where(BatchRow.id == after)
-        ).one_or_none()
-        if last is None:
-            return []
-        query = query.where(tuple_(BatchRow.created_at, BatchRow.id) < tuple(last))
-    rows = session.execute(query.order_by(BatchRow.created_at.desc(), BatchRow.id.desc()).limit(limit))
-    return [_view(*found) for found in rows]
 
 
 def claim_to_read(session: Session, *, lease: timedelta) -> FilesClaim | None:
@@ -350,23 +313,3 @@ def _move(session: Session, held: FilesClaim, **changes: Any) -> bool:
         .execution_options(synchronize_session=False)
     )
     return moved.one_or_none() is not None
-
-
-def _views() -> Any:
-    return select(BatchFilesRow, BatchRow.cancelled_at).join(BatchRow, BatchRow.id == BatchFilesRow.batch_id)
-
-
-def _view(row: BatchFilesRow, cancelled_at: datetime | None) -> BatchFilesView:
-    return BatchFilesView(
-        batch_id=row.batch_id,
-        stage=row.stage,
-        endpoint=row.endpoint,
-        input_file_id=row.input_file_id,
-        completion_window=row.completion_window,
-        output_file_id=row.output_file_id,
-        error_file_id=row.error_file_id,
-        errors=row.errors,
-        read_at=row.read_at,
-        written_at=row.written_at,
-        cancelled_at=cancelled_at,
-    )

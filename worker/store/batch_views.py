@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from sqlalchemy import Select, func, select, true, tuple_
@@ -97,6 +98,7 @@ def page(
     return [to_view(*found) for found in session.execute(query)]
 
 
+@cache
 def views() -> Select[BatchRow, int, int, datetime]:
     """Return the query whose rows `to_view` takes."""
     running = (
@@ -106,7 +108,8 @@ def views() -> Select[BatchRow, int, int, datetime]:
         .where(ShardRow.batch_id == BatchRow.id, ShardRow.state == ShardState.RUNNING)
         .lateral()
     )
-    return select(BatchRow, running.c.tokens, running.c.shards, func.now()).join(running, true())
+    columns = (BatchRow, running.c.tokens, running.c.shards, func.now())
+    return select(*columns).select_from(BatchRow).join(running, true())
 
 
 def to_view(row: BatchRow, running: int, num_running_shards: int, read_at: datetime) -> BatchView:

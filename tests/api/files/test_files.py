@@ -19,6 +19,7 @@ from api.dependencies import Services
 from api.errors import ClientGoneError
 from api.files.form import read_form
 from api.files.tidying import tidy
+from api.traffic import Traffic
 from tests.fixtures.inputs import body, line, lines
 from worker.settings import Settings
 from worker.store import files
@@ -207,7 +208,13 @@ def test_a_client_that_goes_away_is_no_error_of_ours() -> None:
         return next(pieces)
 
     scope = {"type": "http", "headers": [(b"content-type", b"multipart/form-data; boundary=x")]}
-    reading = partial(read_form, HttpRequest(scope, receive), file_field="file", sink=lambda _: iter(()))
+    reading = partial(
+        read_form,
+        HttpRequest(scope, receive),
+        file_field="file",
+        sink=lambda _: iter(()),
+        give_way=Traffic().give_way,
+    )
     with pytest.raises(ClientGoneError):
         anyio.run(reading)
 

@@ -135,6 +135,7 @@ def services() -> Services:
         feeds=cast("Any", None),
         rate_limiter=cast("Any", None),
         blobs=cast("Any", None),
+        traffic=cast("Any", None),
     )
 
 

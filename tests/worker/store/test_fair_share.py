@@ -85,4 +85,4 @@ def test_what_was_tried_is_not_tried_again(store: Store, tried: tuple[int, ...])
     submit(store, num_requests=2, shard_size=1)
     issue(store)
     with store.transaction() as session:
-        assert fair_share.first(session, tried=tried) == (len(tried) + 1 if len(tried) < 2 else None)
+        assert fair_share.first(session, but=tried) == (len(tried) + 1 if len(tried) < 2 else None)

@@ -1,0 +1,47 @@
+import asyncio
+
+import pytest
+
+from api import traffic
+from api.traffic import Traffic
+
+
+@pytest.fixture(autouse=True)
+def for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "WAIT_SECONDS", 30.0)
+
+
+def test_an_upload_waits_until_a_short_request_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "SHORT_SECONDS", 30.0)
+
+    async def upload() -> list[str]:
+        roads, seen = Traffic(), []
+        roads.enter("poll")
+        asyncio.get_running_loop().call_later(0.05, lambda: (seen.append("answered"), roads.leave("poll")))
+        await roads.give_way()
+        return [*seen, "went on"]
+
+    assert asyncio.run(asyncio.wait_for(upload(), 20)) == ["answered", "went on"]
+
+
+def test_it_waits_for_no_long_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "SHORT_SECONDS", 0.0)
+
+    async def upload() -> None:
+        roads = Traffic()
+        roads.enter("stream")
+        await roads.give_way()
+
+    asyncio.run(asyncio.wait_for(upload(), 20))
+
+
+def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "SHORT_SECONDS", 30.0)
+    monkeypatch.setattr(traffic, "WAIT_SECONDS", 0.01)
+
+    async def upload() -> None:
+        roads = Traffic()
+        roads.enter("poll")
+        await roads.give_way()
+
+    asyncio.run(asyncio.wait_for(upload(), 20))
