@@ -20,8 +20,7 @@ class GenerateBody(SamplingFields):
         default=Optimization.FULL,
         strict=False,
         description="none: alone in its Steps, nothing cached. basic: its Steps are shared with other"
-        " requests. full: also the prefix cache and, for greedy and seeded requests that are not streamed,"
-        " the response cache.",
+        " requests. full: also the prefix cache and, for greedy and seeded requests, the response cache.",
     )
 
 

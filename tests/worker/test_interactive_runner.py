@@ -85,10 +85,11 @@ def test_an_interactive_shard_is_urgent_told_and_saved(bench: Bench, pool: Threa
     assert bench.view(batch_id).status is BatchStatus.COMPLETED
 
 
-def test_an_answer_that_is_known_is_not_run(store: Store) -> None:
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_an_answer_that_is_known_is_not_run(store: Store, is_streamed: bool) -> None:
     new = NewBatch(
         SamplingParams(max_tokens=10, temperature=0),
-        [NewRequest(prompt="cat", max_tokens=10, num_prompt_tokens=3)],
+        [NewRequest(prompt="cat", max_tokens=10, num_prompt_tokens=3, is_streamed=is_streamed)],
         cache=CacheMode.EXACT,
         lane=Lane.INTERACTIVE,
     )

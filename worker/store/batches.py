@@ -175,8 +175,6 @@ def _add_empty_shards(
 
 def digest_of(request: NewRequest, batch_params: SamplingParams) -> bytes | None:
     """Return what a request shares with identical ones; None: its answer differs each time."""
-    if request.is_streamed:
-        return None  # somebody watches its own tokens come
     return request_digest(
         request.prompts,
         request.params or batch_params,
