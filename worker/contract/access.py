@@ -4,6 +4,8 @@ from enum import StrEnum
 
 # Whose work it is where nobody says: every batch of a deployment without keys.
 DEFAULT_TENANT = "default"
+# Whose the batches are that were deleted, until the last of their rows is gone.
+NOBODY = ""
 
 
 class Scope(StrEnum):

@@ -66,6 +66,8 @@ class Dispatcher:
         with self.store.transaction() as session:
             batches.settle_stopping(session, limit=SWEEP_LIMIT)
         self.issue()
+        with self.store.transaction() as session:
+            retention.drop_deleted(session, limit=DROP_LIMIT)
         if self.results_kept_for is not None:
             with self.store.transaction() as session:
                 retention.drop_old_results(session, kept_for=self.results_kept_for, limit=DROP_LIMIT)

@@ -5,10 +5,13 @@ from enum import Enum, auto
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
+from worker.contract.access import NOBODY
 from worker.contract.states import ShardState
 from worker.store import batch_counts, batches, shards
+from worker.store.file_tables import BatchFilesRow
 from worker.store.notify import wake_dispatcher, wake_workers
-from worker.store.tables import BatchRow, RequestRow, ResultRow, ShardRow
+from worker.store.tables import BatchRow, IdempotencyKeyRow, RequestRow, ResultRow, ShardRow
+from worker.store.webhook_tables import WebhookEventRow
 
 
 class Done(Enum):
@@ -87,14 +90,20 @@ def cancel_request(session: Session, batch_id: str, position: int) -> Done:
 
 
 def remove(session: Session, batch_id: str) -> Done:
-    """Delete a batch that has ended, with its results and whatever was still to be delivered of its event."""
+    """Delete a batch that has ended, and whatever was still to be delivered of its event.
+
+    It is nobody's from now on; its requests and results, perhaps a million, go bit by bit
+    (`retention.drop_deleted`).
+    """
     batch = batches.lock(session, batch_id)
     if batch is None:
         return Done.NO_BATCH
     if not batch.status.is_terminal:
         return Done.BATCH_IS_LIVE
     batch_counts.add(session, batch, -1)
-    for table in (ResultRow, RequestRow, ShardRow):
+    batch.tenant_id = NOBODY
+    session.flush()
+    for table in (IdempotencyKeyRow, WebhookEventRow, BatchFilesRow):
         session.execute(delete(table).where(table.batch_id == batch_id))
-    session.execute(delete(BatchRow).where(BatchRow.id == batch_id))
+    session.execute(update(BatchRow).where(BatchRow.retry_of == batch_id).values(retry_of=None))
     return Done.YES

@@ -8,7 +8,7 @@ from sqlalchemy import text
 from tests.fixtures.batches import LEASE, claim, held, result, run_to_the_end, submit
 from worker.contract.results import RequestError
 from worker.contract.states import Outcome
-from worker.store import shards, workers
+from worker.store import retention, shards, workers
 from worker.store.session import Store
 from worker.store.shards import Progress
 
@@ -116,11 +116,23 @@ def test_deleting_takes_everything_of_an_ended_batch(client: TestClient, store: 
     assert client.delete(f"/v1/batch/{batch_id}").status_code == 404
     assert client.get(f"/v1/batch/{retried}").json()["retry_of"] is None
     with store.transaction() as session:
-        assert session.scalars(text("SELECT DISTINCT batch_id FROM requests ORDER BY 1")).all() == sorted(
-            [other, retried]
-        )
-        for table in ("results", "webhook_events"):
-            assert session.scalar(text(f"SELECT count(*) FROM {table}")) == 0
+        assert session.scalar(text("SELECT count(*) FROM webhook_events")) == 0
+        while retention.drop_deleted(session, limit=1):
+            pass
+        assert session.scalar(text("SELECT count(*) FROM results")) == 0
+        for column, table in (("batch_id", "requests"), ("batch_id", "shards"), ("id", "batches")):
+            rows = session.scalars(text(f"SELECT DISTINCT {column} FROM {table} ORDER BY 1"))
+            assert rows.all() == sorted([other, retried])
+
+
+def test_a_key_of_a_deleted_batch_makes_a_new_one(client: TestClient, store: Store) -> None:
+    body, headers = {"prompts": ["a"]}, {"Idempotency-Key": "k"}
+    first = client.post("/v1/batch/async", json=body, headers=headers).json()["batch_id"]
+    client.post(f"/v1/batch/{first}/cancel")
+    assert client.delete(f"/v1/batch/{first}").status_code == 204
+    again = client.post("/v1/batch/async", json=body, headers=headers)
+    assert again.status_code == 202
+    assert again.json()["batch_id"] != first
 
 
 def test_batches_are_listed_by_pages_the_newest_first(client: TestClient, store: Store) -> None:
