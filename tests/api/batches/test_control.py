@@ -125,7 +125,7 @@ def test_deleting_takes_everything_of_an_ended_batch(client: TestClient, store: 
             assert rows.all() == sorted([other, retried])
 
 
-def test_a_key_of_a_deleted_batch_makes_a_new_one(client: TestClient, store: Store) -> None:
+def test_a_key_of_a_deleted_batch_makes_a_new_one(client: TestClient) -> None:
     body, headers = {"prompts": ["a"]}, {"Idempotency-Key": "k"}
     first = client.post("/v1/batch/async", json=body, headers=headers).json()["batch_id"]
     client.post(f"/v1/batch/{first}/cancel")
