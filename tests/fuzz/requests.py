@@ -61,7 +61,8 @@ def make(chaos: Chaos, key: str, ids: Ids) -> Sent:
     cut = chaos.random() < 0.08
     if cut:
         data = data[: chaos.randrange(len(data) + 1)]
-    return Sent(kind, data, is_cut_off=cut or kind in {"lengths", "headers", "damaged", "requests"})
+    announces_more = kind in {"lengths", "damaged", "requests"} or b"transfer-encoding" in data.lower()
+    return Sent(kind, data, is_cut_off=cut or announces_more)
 
 
 def _path(chaos: Chaos, template: str, ids: Ids) -> str:
