@@ -26,7 +26,7 @@ from worker.telemetry import configure_logging
 logger = logging.getLogger("api.files")
 
 TIDY_SECONDS = 300.0
-NICENESS = 15  # the API answers first
+NICENESS = 5  # the API answers first; more would starve it beside an engine that fills the machine
 
 
 def work(services: Services, turn: Callable[[], bool], stopping: threading.Event) -> None:
