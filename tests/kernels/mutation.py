@@ -11,14 +11,17 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("kernels", "tests/kernels")
 LINKED = ("pyproject.toml", "worker")
+# What ends a process that has read or written where nothing of its own is.
+BAD_MEMORY = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Outcome:
     """How the cases ended."""
 
     has_passed: bool
-    disagrees: bool  # some case failed on what was computed, and not for another reason
+    disagrees: bool  # some case failed on what was computed or on what was read, and not for another reason
     output: str
 
 
@@ -96,8 +99,22 @@ def run_cases(tree: Path, tests: str, only: str) -> Outcome:
     return Outcome(status == 0, status == 1 and failed is not None, text)
 
 
-def make_processes() -> ProcessPoolExecutor:
-    """Return processes for `run_cases`, a new one for each call."""
+def run_apart(tree: Path, tests: str, only: str) -> Outcome:
+    """Run the cases in a process of their own. One that dies of bad memory has noticed too."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["numba", "pytest", "torch", "triton"])
-    return ProcessPoolExecutor(os.cpu_count(), context, max_tasks_per_child=1)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_outcome, args=(sender, tree, tests, only))
+    process.start()
+    sender.close()
+    try:
+        outcome: Outcome = receiver.recv()
+    except EOFError:
+        process.join()
+        outcome = Outcome(False, -(process.exitcode or 0) in BAD_MEMORY, f"ended with {process.exitcode}")
+    process.join()
+    return outcome
+
+
+def _send_outcome(sender: Connection, tree: Path, tests: str, only: str) -> None:
+    sender.send(run_cases(tree, tests, only))

@@ -2,13 +2,14 @@
 
 import ast
 import importlib
+import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.kernels.mutation import ROOT, Mutation, Outcome, Table, copy_tree, make_processes, run_cases
+from tests.kernels.mutation import ROOT, Mutation, Outcome, Table, copy_tree, run_apart
 
 FOLDERS = sorted(path.parent.name for path in Path(__file__).parent.glob("*/mutations.py"))
 TABLES: list[Table] = [
@@ -77,8 +78,8 @@ def test_a_text_that_is_gone_or_ambiguous_is_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[ProcessPoolExecutor]:
-    with make_processes() as pool:
+def processes() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each thread waits for one process at a time
         yield pool
         pool.shutdown(cancel_futures=True)
 
@@ -91,16 +92,16 @@ def selected(request: pytest.FixtureRequest, parameter: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def unbroken(
-    request: pytest.FixtureRequest, processes: ProcessPoolExecutor, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, processes: ThreadPoolExecutor, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Future[Outcome]]:
     tree = tmp_path_factory.mktemp("unbroken")
     copy_tree(tree)
-    return {tests: processes.submit(run_cases, tree, tests, "") for tests in selected(request, "tests")}
+    return {tests: processes.submit(run_apart, tree, tests, "") for tests in selected(request, "tests")}
 
 
 @pytest.fixture(scope="module")
 def broken(
-    request: pytest.FixtureRequest, processes: ProcessPoolExecutor, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, processes: ThreadPoolExecutor, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Future[Outcome]]:
     found = {}
     for name in selected(request, "broken_in"):
@@ -108,7 +109,7 @@ def broken(
         tree = tmp_path_factory.mktemp("broken")
         copy_tree(tree)
         (tree / "kernels" / table.source).write_text(table.mutated(mutation), encoding="utf-8")
-        found[name] = processes.submit(run_cases, tree, table.tests, mutation.only)
+        found[name] = processes.submit(run_apart, tree, table.tests, mutation.only)
     return found
 
 
