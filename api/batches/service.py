@@ -56,7 +56,7 @@ def answer(services: Services, batch_id: str, *, include_outputs: bool | None) -
         NotFoundError: no such batch.
 
     """
-    with services.store.transaction() as session:
+    with services.store.look() as session:
         view = batch_views.get(session, batch_id)
         if view is None:
             raise NotFoundError(f"no batch {batch_id}", param="batch_id")

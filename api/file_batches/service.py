@@ -54,7 +54,7 @@ def get(services: Services, batch_id: str) -> FileBatch:
         NotFoundError: no such batch.
 
     """
-    with services.store.transaction() as session:
+    with services.store.look() as session:
         return _answer(session, batch_id)
 
 

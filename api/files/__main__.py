@@ -26,11 +26,16 @@ from worker.telemetry import configure_logging
 logger = logging.getLogger("api.files")
 
 TIDY_SECONDS = 300.0
-NICENESS = 5  # the API answers first; more would starve it beside an engine that fills the machine
+# The API answers first; more would starve them beside an engine that fills the machine.
+READER_NICENESS, WRITER_NICENESS = 10, 5
 
 
-def work(services: Services, turn: Callable[[], bool], stopping: threading.Event) -> None:
-    """Take turns while there is something to do, and look again on each notification; survive what fails."""
+def work(services: Services, turn: Callable[[], bool], stopping: threading.Event, niceness: int) -> None:
+    """Take turns while there is something to do, and look again on each notification; survive what fails.
+
+    `niceness` is added to that of the calling thread.
+    """
+    os.nice(niceness)  # of the thread alone, on Linux
     seconds = services.settings.sweep_seconds
     while not stopping.is_set():
         try:
@@ -60,8 +65,8 @@ def run(services: Services, stopping: threading.Event) -> None:
     """Read, write and tidy side by side until `stopping` is set."""
     reader, writer = BatchReader(services, stopping), ResultWriter(services, stopping)
     threads = [
-        threading.Thread(target=work, args=(services, reader.turn, stopping)),
-        threading.Thread(target=work, args=(services, writer.turn, stopping)),
+        threading.Thread(target=work, args=(services, reader.turn, stopping, READER_NICENESS)),
+        threading.Thread(target=work, args=(services, writer.turn, stopping, WRITER_NICENESS)),
         threading.Thread(target=tidy_now_and_then, args=(services, stopping)),
     ]
     for thread in threads:
@@ -72,7 +77,6 @@ def run(services: Services, stopping: threading.Event) -> None:
 
 if __name__ == "__main__":
     configure_logging(settings().log_level, settings().log_format)
-    os.nice(NICENESS)
     stopping = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stopping.set())

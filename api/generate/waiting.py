@@ -82,7 +82,7 @@ class Work:
 
     def _look(self) -> bool:
         try:
-            with self.services.store.transaction() as session:
+            with self.services.store.look() as session:
                 view = batch_views.get(session, self.batch_id)
         except DATABASE_AWAY as error:  # the work goes on, or will
             logger.warning("%s is not followed for a while: %s", self.batch_id, str(error).splitlines()[0])

@@ -113,7 +113,7 @@ TABLES = (
             Mutation(
                 "dense: scale of the first group",
                 "index = row * num_groups + columns // GROUP",
-                "index = row * num_groups + start // GROUP",
+                "index = row * num_groups + start // GROUP + columns * 0",
                 only="dense and int4-64",
             ),
             Mutation(
