@@ -8,7 +8,6 @@ from starlette.requests import ClientDisconnect
 from api.errors import ApiError, ClientGoneError, InvalidInputError
 from api.files.gunzip import Gunzip
 from api.files.multipart import Field, FilePiece, FileStart, MultipartReader
-from api.files.service import storage_full
 
 # A refused body of more than this is cut off instead.
 MAX_DRAINED_BYTES = 512 << 20
@@ -39,8 +38,6 @@ async def read_form(
         raise
     except ClientDisconnect:
         raise ClientGoneError("the client went away before the end of the file") from None
-    except OSError as error:
-        raise storage_full(error) from error
 
 
 async def _read(

@@ -2,11 +2,12 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from api.errors import BodyTooLargeError, InvalidInputError, InvalidLinesError
+from api.errors import BodyTooLargeError, InvalidInputError, InvalidLinesError, StorageFullError
 from api.files.gunzip import MAGIC, Gunzip
 from api.files.lines import Line, LineChecker, LineSplitter, LineTooLongError
 
@@ -33,17 +34,34 @@ class Received:
     endpoint: str | None  # None: its lines differ
 
 
+def storage_full(error: Exception) -> StorageFullError:
+    """Return what a client is told when files cannot be kept."""
+    return StorageFullError(f"the file cannot be kept: {error}; nothing was accepted, try again")
+
+
+@contextmanager
+def _on_disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise storage_full(error) from error
+
+
 class Spool:
-    """A file on disk that grows, with its digest. Close it whatever happens: that removes it."""
+    """A file on disk that grows, with its digest. Close it whatever happens: that removes it.
+
+    What the disk refuses is a StorageFullError.
+    """
 
     def __init__(self, directory: Path, max_bytes: int, *, name: str = "file") -> None:
-        directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / uuid4().hex
         self.num_bytes = 0
         self._name = name
         self._max_bytes = max_bytes
         self._digest = hashlib.sha256()
-        self._file = self.path.open("xb")
+        with _on_disk():
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("xb")
 
     @property
     def sha256(self) -> str:
@@ -58,7 +76,8 @@ class Spool:
                 f"{self._name}: over the limit of {self._max_bytes} bytes", param=self._name
             )
         self._digest.update(piece)
-        self._file.write(piece)
+        with _on_disk():
+            self._file.write(piece)
 
     def take(self, piece: bytes) -> Iterator[None]:
         """Add some bytes, as a sink that does nothing else with them."""
@@ -67,11 +86,13 @@ class Spool:
 
     def flush(self) -> None:
         """Give what was written to the operating system."""
-        self._file.flush()
+        with _on_disk():
+            self._file.flush()
 
     def close(self) -> None:
         """Remove it."""
-        self._file.close()
+        with suppress(OSError):  # its last bytes found no room
+            self._file.close()
         self.path.unlink(missing_ok=True)
 
 

@@ -10,30 +10,17 @@ from sqlalchemy.orm import Session
 from api.blobs.store import MissingBlobError, StorageError
 from api.dependencies import Services
 from api.errors import ConflictError, NotFoundError, StorageFullError
-from api.files.intake import Intake, Limits, Received
+from api.files.intake import Intake, Limits, Received, storage_full
 from api.files.translator import Translator
 from worker.store import files, quotas
 from worker.store.files import FileView, NewFile
 
 
 def intake(services: Services) -> Intake:
-    """Return what takes in a batch's input file.
-
-    Raises:
-        StorageFullError: it cannot be spooled.
-
-    """
+    """Return what takes in a batch's input file; raises StorageFullError."""
     config = services.settings
     limits = Limits(config.max_file_bytes, config.max_line_bytes, config.max_requests_per_batch)
-    try:
-        return Intake(services.spool, limits, Translator(services.checkpoint, config.max_prompt_bytes))
-    except OSError as error:
-        raise storage_full(error) from error
-
-
-def storage_full(error: Exception) -> StorageFullError:
-    """Return what a client is told when files cannot be kept."""
-    return StorageFullError(f"the file cannot be kept: {error}; nothing was accepted, try again")
+    return Intake(services.spool, limits, Translator(services.checkpoint, config.max_prompt_bytes))
 
 
 def keep(services: Services, received: Received, *, filename: str, lifetime_seconds: int | None) -> FileView:

@@ -14,6 +14,7 @@ from api import json_lines
 from api.blobs.store import StorageError
 from api.checkpoint import Checkpoint
 from api.dependencies import Services
+from api.errors import StorageFullError
 from api.files import service
 from api.files.intake import Spool
 from api.generate.outputs import failure
@@ -65,7 +66,7 @@ class ResultWriter:
             ):
                 if self._write(held, output, error):
                     self._finish(held, output, error)
-        except (OSError, StorageError) as problem:
+        except (StorageFullError, StorageError) as problem:
             logger.warning("the files of %s are not written yet: %s", held.batch_id, problem)
             with self.services.store.transaction() as session:
                 batch_files.put_back(session, held, after=RETRY_AFTER)

@@ -8,7 +8,7 @@ from api.blobs.store import MissingBlobError, StorageError
 from api.dependencies import Services
 from api.errors import BodyTooLargeError, ConflictError, InvalidInputError, NotFoundError
 from api.files import service as file_service
-from api.files.intake import Received, Spool
+from api.files.intake import Received, Spool, storage_full
 from api.files.schemas import UploadCompletion, UploadSubmission
 from worker.contract.states import UploadStatus
 from worker.store import files, quotas, uploads
@@ -42,16 +42,8 @@ def create(services: Services, submission: UploadSubmission) -> UploadView:
 
 
 def spool(services: Services) -> Spool:
-    """Return what takes in a part.
-
-    Raises:
-        StorageFullError: it cannot be spooled.
-
-    """
-    try:
-        return Spool(services.spool, MAX_PART_BYTES, name="data")
-    except OSError as error:
-        raise file_service.storage_full(error) from error
+    """Return what takes in a part; raises StorageFullError."""
+    return Spool(services.spool, MAX_PART_BYTES, name="data")
 
 
 def check_open(services: Services, upload_id: str) -> None:
@@ -172,7 +164,7 @@ def _pieces(services: Services, parts: Sequence[PartView]) -> Iterator[bytes]:
         try:
             yield from services.blobs.read(part.sha256)
         except (MissingBlobError, StorageError) as error:
-            raise file_service.storage_full(error) from error
+            raise storage_full(error) from error
 
 
 def _finish(services: Services, upload: UploadView, received: Received) -> tuple[UploadView, FileView | None]:

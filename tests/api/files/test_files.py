@@ -2,6 +2,7 @@ import gzip
 import hashlib
 import os
 import re
+import resource
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -309,6 +310,20 @@ def test_a_full_disk_accepts_nothing_and_says_so(
     assert answer.headers["retry-after"]
     with store.transaction() as session:
         assert session.scalar(text("SELECT count(*) FROM files")) == 0
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_a_disk_that_takes_no_byte_of_an_upload_accepts_nothing(
+    put: Put, config: Settings, count: int
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        answer = put(lines(count))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "service_unavailable")
+    assert blobs(config) == leftovers(config) == []
 
 
 def test_of_two_rows_for_one_blob_the_lock_makes_one_wait(store: Store) -> None:
