@@ -60,7 +60,8 @@ def answer(services: Services, batch_id: str, *, include_outputs: bool | None) -
         view = batch_views.get(session, batch_id)
         if view is None:
             raise NotFoundError(f"no batch {batch_id}", param="batch_id")
-        delivery = delivery_log.delivery_of(session, batch_id)
+        has_event = view.status.is_terminal and view.callback_url is not None
+        delivery = delivery_log.delivery_of(session, batch_id) if has_event else None
         line = read_line(session, view)
         outputs = None
         is_small = view.num_requests <= INLINE_OUTPUTS and view.results_dropped_at is None
