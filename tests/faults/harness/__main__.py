@@ -23,6 +23,7 @@ from tests.fixtures.tiny_llama import write_tiny_llama
 QUIET_SECONDS = 600.0
 CONTEXT = 512  # long enough for outputs that are saved before they are whole
 LIVE = "SELECT count(*) FROM batches WHERE status IN ('pending', 'processing', 'cancelling')"
+UNWRITTEN = "SELECT count(*) FROM batch_files WHERE stage <> 'done'"
 
 
 def run_seed(seed: int, count: int, kinds: list[str], directory: Path, model: Path) -> SeedReport:
@@ -77,6 +78,7 @@ def run_seed(seed: int, count: int, kinds: list[str], directory: Path, model: Pa
 def _wait_until_quiet(scene: Scene) -> None:
     """Wait for every batch to end and every event to arrive, however far away its next attempt is."""
     scene.wait(lambda: scene.query(LIVE) == [(0,)], "the end of every batch", seconds=QUIET_SECONDS)
+    scene.wait(lambda: scene.query(UNWRITTEN) == [(0,)], "the files of every batch", seconds=QUIET_SECONDS)
     scene.wait(
         lambda: not scene.undelivered(),
         "the delivery of every event",
