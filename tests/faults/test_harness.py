@@ -177,6 +177,7 @@ def test_seeds_that_were_run_before_are_summed_up(tmp_path: Path) -> None:
     for one in (first, second):
         one.write(tmp_path)
     seeds = [found for seed in (1, 2, 3) if (found := SeedReport.read(tmp_path, seed))]
+    assert seeds == [first, second]
     said = json.loads(last_line(seeds))
     assert (said["faults"], said["requests"], said["broken"], said["worst_recovery_s"]) == (3, 15, 1, 8.0)
     assert said["recovery_s"] == {"kill_gpu": {"faults": 3, "median": 4.5, "worst": 8.0}}

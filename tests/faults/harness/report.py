@@ -31,9 +31,10 @@ class SeedReport:
     def read(cls, directory: Path, seed: int) -> "SeedReport | None":
         """Return what was kept of a seed."""
         try:
-            return cls(**json.loads(_file(directory, seed).read_text()))
+            kept = json.loads(_file(directory, seed).read_text())
         except FileNotFoundError:
             return None
+        return cls(**kept | {"faults": [tuple(fault) for fault in kept["faults"]]})
 
 
 def _file(directory: Path, seed: int) -> Path:
