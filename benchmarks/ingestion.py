@@ -101,7 +101,7 @@ def accept(url: str, source: Path, polls: Polls | None = None) -> dict[str, Any]
         while (status := client.get(path).raise_for_status().json()["status"]) == "validating":
             if time.perf_counter() - started > READ_SECONDS:
                 raise SessionError("the file was not read in time")
-            time.sleep(0.1)
+            time.sleep(0.05)
         ended = time.perf_counter()
     if status != "in_progress":
         raise SessionError(f"{batch['id']} is {status}")

@@ -75,7 +75,7 @@ class ShardRunner:
     _solo: Solo = field(default_factory=Solo)
     _runs: set["_Run"] = field(default_factory=set)  # those that go on now
     _choosing: Lock = field(default_factory=Lock)
-    _chosen: set[int] = field(default_factory=set)  # shards that are claimed now, or were
+    _chosen: set[int] = field(default_factory=set)  # shards that runs here have found, until they end
 
     @property
     def num_running(self) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -10,10 +11,18 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy.orm import Session
 
-from api.cli.show import AsJson, print_json, print_table
+from api.cli.show import AsJson, fail, print_json, print_table
 from worker.settings import database_url
 from worker.store import audit
 from worker.store.session import Store
+
+TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+def check_tenant_name(name: str) -> None:
+    """End the command unless a tenant may be called so."""
+    if not TENANT_NAME.fullmatch(name):
+        fail(f"{name}: a tenant's name has lower-case letters, digits, dots, dashes and underscores")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from api.cli.administration import administration, note
+from api.cli.administration import administration, check_tenant_name, note
 from api.cli.show import AsJson, fail, print_json, print_table
 from worker.contract.access import DEFAULT_TENANT, Scope
 from worker.store import api_keys, tenants
@@ -17,7 +17,6 @@ app = typer.Typer(help="API keys.", no_args_is_help=True)
 
 DURATION = re.compile(r"^([1-9][0-9]{0,4})([mhd])$")
 UNITS = {"m": "minutes", "h": "hours", "d": "days"}
-TENANT_NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,62}$")
 
 
 def _duration(text: str) -> timedelta:
@@ -41,8 +40,7 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print it, once: only its hash is kept."""
-    if not TENANT_NAME.match(tenant):
-        fail(f"{tenant}: a tenant's name has lower-case letters, digits, dots, dashes and underscores")
+    check_tenant_name(tenant)
     scopes = scope or [Scope.READ, Scope.SUBMIT]
     with administration() as session:
         if tenants.create(session, tenant):

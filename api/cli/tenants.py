@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.administration import administration, note
+from api.cli.administration import administration, check_tenant_name, note
 from api.cli.show import AsJson, fail, print_json, print_table
 from worker.store import tenants
 from worker.store.tenants import Limits, Tenant
@@ -45,6 +45,7 @@ def set_tenant(
     as_json: AsJson = False,
 ) -> None:
     """Change a tenant's share, limits and rights; `none` lifts a limit. What is not named stays."""
+    check_tenant_name(name)
     texts = (max_batches, max_requests, max_tokens, max_bytes, max_file_bytes, calls_per_minute)
     changes: dict[str, int | None] = {
         limit: _to_limit(limit, text)

@@ -24,24 +24,18 @@ def test_an_upload_waits_until_a_short_request_is_answered(monkeypatch: pytest.M
     assert asyncio.run(asyncio.wait_for(upload(), 20)) == ["answered", "went on"]
 
 
-def test_it_waits_for_no_long_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "SHORT_SECONDS", 0.0)
+@pytest.mark.parametrize(
+    ("short_seconds", "wait_seconds"), [(0.0, 30.0), (30.0, 0.01)], ids=["long requests", "for ever"]
+)
+def test_what_it_does_not_wait_for(
+    monkeypatch: pytest.MonkeyPatch, short_seconds: float, wait_seconds: float
+) -> None:
+    monkeypatch.setattr(traffic, "SHORT_SECONDS", short_seconds)
+    monkeypatch.setattr(traffic, "WAIT_SECONDS", wait_seconds)
 
     async def upload() -> None:
         roads = Traffic()
-        roads.enter("stream")
-        await roads.give_way()
-
-    asyncio.run(asyncio.wait_for(upload(), 20))
-
-
-def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "SHORT_SECONDS", 30.0)
-    monkeypatch.setattr(traffic, "WAIT_SECONDS", 0.01)
-
-    async def upload() -> None:
-        roads = Traffic()
-        roads.enter("poll")
+        roads.enter("another")
         await roads.give_way()
 
     asyncio.run(asyncio.wait_for(upload(), 20))

@@ -9,6 +9,7 @@ from sqlalchemy import Double, cast, func, select, text, true
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
+from worker.contract.access import NOBODY
 from worker.contract.meters import Readings
 from worker.contract.states import LIVE_STATUSES, BatchStatus, EventState, Lane, Outcome
 from worker.store.batch_views import BatchView, to_view, views
@@ -77,7 +78,8 @@ def live_batches(session: Session, *, limit: int) -> list[BatchView]:
 
 def failures(session: Session, *, limit: int) -> list[Failure]:
     """Return batches in which something failed, the last ended first."""
-    query = views().where(text(HAS_FAILED)).order_by(BatchRow.finished_at.desc()).limit(limit)
+    query = views().where(text(HAS_FAILED), BatchRow.tenant_id != NOBODY)
+    query = query.order_by(BatchRow.finished_at.desc()).limit(limit)
     found = [to_view(*one) for one in session.execute(query)]
     examples = _examples(session, [view.id for view in found])
     return [

@@ -238,6 +238,7 @@ def test_a_batch_is_paused_and_resumed(shell: Shell) -> None:
         (("keys", "create", "--tenant", "Not A Name"), "", "a tenant's name"),
         (("tenants", "set", "acme", "--max-batches", "-3"), "", "a number above 0, or none"),
         (("tenants", "set", "acme"), "", "nothing to change"),
+        (("tenants", "set", "", "--weight", "3"), "", "a tenant's name has"),
     ],
 )
 def test_what_goes_wrong_is_one_sentence(

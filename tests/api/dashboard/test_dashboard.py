@@ -205,6 +205,12 @@ def locked(store: Store, config: Settings) -> Iterator[TestClient]:  # noqa: ARG
         yield client
 
 
+def test_a_deleted_batch_is_no_failure_to_look_at(client: TestClient, store: Store) -> None:
+    _, failed_id = fill(store)
+    assert client.delete(f"/v1/batch/{failed_id}").status_code == 204
+    assert client.get("/v1/overview").json()["failures"] == []
+
+
 def test_the_page_is_for_everybody_and_its_data_for_operators(
     locked: TestClient, store: Store, page: Page
 ) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from tests.faults.harness.clients import Clients
 from tests.faults.harness.cluster import Cluster
 from tests.faults.harness.load import draw_prompt
 
@@ -19,7 +19,7 @@ PAUSE_SECONDS = 0.5
 NOTICE_SECONDS = 1.0  # that it takes to see that a process has died
 # An answer that is longer in coming is none: a shard waits for a lease, and a client for a shard.
 ANSWER_SECONDS = 90.0
-REFUSED = {429, 500, 503, 504}
+REFUSED = {429, 503, 504}
 
 
 class TornStreamError(Exception):
@@ -45,26 +45,19 @@ class Interactive:
     answers: list[Answer] = field(default_factory=list)
     endings: Counter[str] = field(default_factory=Counter)  # of all: answered, or what instead
     errors: list[str] = field(default_factory=list)  # what no fault excuses
-    _stopping: threading.Event = field(default_factory=threading.Event)
-    _threads: list[threading.Thread] = field(default_factory=list)
+    _clients: Clients = field(default_factory=Clients)
 
     def start(self) -> None:
         """Start the clients."""
-        for number in range(NUM_CLIENTS):
-            rng = random.Random(f"{self.seed} interactive {number}")
-            thread = threading.Thread(target=self._ask_for_ever, args=(rng,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._clients.start(NUM_CLIENTS, f"{self.seed} interactive", self._ask_for_ever)
 
     def stop(self) -> None:
         """Let each client have its last answer."""
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join()
+        self._clients.stop()
 
     def _ask_for_ever(self, rng: random.Random) -> None:
         with httpx.Client(base_url=self.cluster.client.base_url, timeout=ANSWER_SECONDS) as client:
-            while not self._stopping.wait(rng.uniform(0, PAUSE_SECONDS)):
+            while not self._clients.stopping.wait(rng.uniform(0, PAUSE_SECONDS)):
                 prompt, max_tokens = draw_prompt(rng), rng.choice((20, 60, 300))
                 # Most wait for the whole answer; some read a little of it and go away.
                 most_events = rng.choice((None, None, None, rng.randrange(1, 6)))

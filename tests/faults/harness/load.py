@@ -2,7 +2,6 @@
 
 import json
 import random
-import threading
 import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from uuid import uuid4
 import httpx
 import psycopg
 
+from tests.faults.harness.clients import Clients
 from tests.faults.harness.cluster import Cluster
 
 NUM_CLIENTS = 2
@@ -53,27 +53,20 @@ class Load:
     sent: list[Sent] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)  # why a submission had to be tried again
     errors: list[str] = field(default_factory=list)  # answers that no fault excuses
-    _stopping: threading.Event = field(default_factory=threading.Event)
-    _threads: list[threading.Thread] = field(default_factory=list)
+    _clients: Clients = field(default_factory=Clients)
 
     def start(self) -> None:
         """Start the clients."""
-        for number in range(NUM_CLIENTS):
-            rng = random.Random(f"{self.seed} {number}")
-            thread = threading.Thread(target=self._submit_for_ever, args=(rng,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._clients.start(NUM_CLIENTS, str(self.seed), self._submit_for_ever)
 
     def stop(self) -> None:
         """Let each client finish what it is at."""
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join()
+        self._clients.stop()
 
     def _submit_for_ever(self, rng: random.Random) -> None:
         base_url = self.cluster.client.base_url
         with httpx.Client(base_url=base_url, timeout=20) as client:
-            while not self._stopping.is_set():
+            while not self._clients.stopping.is_set():
                 if self._has_enough():
                     time.sleep(PAUSE_SECONDS)
                     continue
