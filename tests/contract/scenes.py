@@ -165,7 +165,7 @@ def uploads(client: OpenAI) -> None:
 
 def cancel(client: OpenAI) -> None:
     """What is done is kept in the output file, the rest is named in the error file."""
-    long = lines(600, "/v1/completions", max_tokens=100, extra={}).replace(b', "extra": {}', b"")
+    long = lines(2000, "/v1/completions", max_tokens=100, extra={}).replace(b', "extra": {}', b"")
     long = long.replace(b'"max_tokens": 100', b'"max_tokens": 100, "ignore_eos": true')
     file = client.files.create(file=io.BytesIO(long), purpose="batch")
     made = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
@@ -176,7 +176,7 @@ def cancel(client: OpenAI) -> None:
     kept = client.files.content(ended.output_file_id).text.splitlines()
     dropped = [json.loads(line) for line in client.files.content(ended.error_file_id).text.splitlines()]
     assert len(kept) == ended.request_counts.completed > 0
-    assert len(kept) + len(dropped) == 600
+    assert len(kept) + len(dropped) == 2000
     assert {(one["response"], one["error"]["code"]) for one in dropped} == {(None, "batch_cancelled")}
     assert ended.cancelling_at <= ended.cancelled_at
 

@@ -174,7 +174,7 @@ def test_who_goes_away_is_not_worked_for(running: Deployment, client: OpenAI, mo
 
 
 def test_interactive_work_passes_a_backlog(running: Deployment, client: OpenAI, model: str) -> None:
-    backlog = running.submit(prompts=["long"] * 400, max_tokens=150, ignore_eos=True)
+    backlog = running.submit(prompts=["long"] * 2000, max_tokens=150, ignore_eos=True)
     running.wait_for_progress(backlog, 0.01)
     client.completions.create(model=model, prompt="now", max_tokens=3)
     assert running.batch(backlog)["status"] == "processing"
