@@ -8,9 +8,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from worker.engine.errors import InvalidRequestError
 from worker.engine.tokenizer import Tokenizer
-from worker.grammar import Grammar, LibraryPanicError, on_deep_stack
+from worker.grammar import LIMITS, Grammar, LibraryPanicError, on_deep_stack
 
-MAX_COMPILED = 256  # 0.2 MB each as a rule, 0.6 MB if made to hurt
+MAX_COMPILED = 64  # 0.2 MB each as a rule, 10 MB if made to hurt
 
 
 class GrammarMatcher:
@@ -67,7 +67,7 @@ class GrammarCompiler:
         except InvalidRequestError as error:
             return str(error)
         try:
-            matcher = on_deep_stack(lambda: LLMatcher(vocabulary, grammar.source, log_level=0))
+            matcher = on_deep_stack(lambda: LLMatcher(vocabulary, grammar.source, log_level=0, limits=LIMITS))
         except LibraryPanicError as error:
             return grammar.explain(str(error))
         matcher.compute_bitmask()  # each copy starts with this done

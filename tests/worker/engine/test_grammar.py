@@ -267,6 +267,16 @@ def test_a_grammar_that_becomes_too_complex_fails_its_request_alone(model: Path)
     assert engine.num_running == engine.num_waiting == 0
 
 
+def test_what_would_take_a_hundred_megabytes_to_compile_is_refused(model: Path) -> None:
+    costly = params(Grammar.regex("bc{99999}"))  # the library would by itself
+    schema = {"properties": {f"p{i}": {"type": "string", "maxLength": 2000} for i in range(100)}}
+    ample = params(Grammar.json_schema(schema), max_tokens=2)
+    requests = [GenerationRequest(number, PROMPT, one) for number, one in enumerate((costly, ample))]
+    failed, completed = run(make_engine(model), requests)
+    assert "too many expressions" in str(failed.error)
+    assert completed.finish_reason == "length"
+
+
 @pytest.mark.parametrize("count", [2000, 3400])
 def test_deep_references_do_not_overflow_the_stack(tmp_path: Path, count: int) -> None:
     """On a common stack the process dies; so in a process of its own."""
