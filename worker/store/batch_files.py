@@ -167,8 +167,8 @@ def renew(session: Session, held: FilesClaim, *, lease: timedelta) -> bool:
 
 
 def put_back(session: Session, held: FilesClaim, *, after: timedelta = timedelta()) -> None:
-    """Hand the files back, to be taken again after a while."""
-    _move(session, held, due_at=func.now() + after)
+    """Hand the files back, to be taken again after a while; the claim is over."""
+    _give_up(session, held, due_at=func.now() + after)
 
 
 def add_requests(
@@ -218,7 +218,7 @@ def add_requests(
         if most:
             copies.answer_later_ones(session, batch, set(shard_ids), most)
     if not batch.num_unread:
-        _move(session, held, stage=FilesStage.RUNNING, read_at=func.now(), due_at=func.now())
+        _give_up(session, held, stage=FilesStage.RUNNING, read_at=func.now(), due_at=func.now())
         session.flush()
         batches.settle(session, batch)
     wake_dispatcher(session)
@@ -228,14 +228,15 @@ def add_requests(
 def stop_reading(session: Session, held: FilesClaim, errors: list[dict[str, Any]]) -> None:
     """End a batch whose input cannot be run, saying why; what runs of it already is cut off."""
     batch = batches.lock(session, held.batch_id)
-    if batch is None or not _move(session, held, errors=errors, read_at=func.now(), due_at=func.now()):
+    if batch is None:
+        return
+    stage = FilesStage.DONE if batch.num_unread == batch.num_requests else FilesStage.RUNNING
+    if not _give_up(session, held, stage=stage, errors=errors, read_at=func.now(), due_at=func.now()):
         return
     error = _to_error(errors[0])
-    if batch.num_unread == batch.num_requests:
-        _move(session, held, stage=FilesStage.DONE)
+    if stage is FilesStage.DONE:
         batches.fail(session, batch, error)
         return
-    _move(session, held, stage=FilesStage.RUNNING)
     batch.num_requests -= batch.num_unread
     batch.num_unread = 0
     if batches.is_stopping(session, batch):
@@ -301,6 +302,11 @@ def _claim(session: Session, is_wanted: ColumnElement[bool], lease: timedelta) -
         read_offset=row.read_offset,
         output_lifetime=None if seconds is None else timedelta(seconds=seconds),
     )
+
+
+def _give_up(session: Session, held: FilesClaim, **changes: Any) -> bool:
+    """Change a held row and end the claim: a renewal that is under way must not take the files back."""
+    return _move(session, held, fence=held.fence + 1, **changes)
 
 
 def _move(session: Session, held: FilesClaim, **changes: Any) -> bool:

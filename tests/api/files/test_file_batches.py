@@ -15,7 +15,8 @@ from api.files.reading import BatchReader
 from api.files.writing import ResultWriter
 from tests.fixtures.batches import held, run_to_the_end
 from tests.fixtures.inputs import body, line, lines
-from worker.store import batch_files
+from worker.store import batch_files, batches
+from worker.store.requests import NewRequest
 from worker.store.session import Store
 
 Put = Callable[..., Response]
@@ -133,6 +134,27 @@ def test_a_reader_that_lost_its_claim_writes_nothing(store: Store, reader: Batch
         assert left is None
         assert not batch_files.finish(session, stale, batch_files.WrittenFiles("file-x", None))
     assert sql(store, "SELECT count(*) FROM requests") == [(4,)]
+
+
+def test_a_renewal_that_comes_late_does_not_take_the_files_back(
+    store: Store, writer: ResultWriter, create: Any
+) -> None:
+    batch = create(lines(1))
+    lease = timedelta(seconds=60)
+    with store.transaction() as session:
+        held = batch_files.claim_to_read(session, lease=lease)
+        assert held is not None
+        batch_files.put_back(session, held)
+        assert not batch_files.renew(session, held, lease=lease)
+    with store.transaction() as session:
+        again = batch_files.claim_to_read(session, lease=lease)
+        assert again is not None
+        batches.cancel(session, batch["id"])
+        given = [NewRequest("a", max_tokens=1)]
+        left = batch_files.add_requests(session, again, given, read_offset=9, shard_size=2, lease=lease)
+        assert left == 0
+        assert not batch_files.renew(session, again, lease=lease)
+    assert writer.turn(), "its results can be written at once"
 
 
 def test_a_file_for_another_endpoint_fails_by_line(
