@@ -154,7 +154,7 @@ class _Run:
         asked: list[Request] = []
         for request in to_run:
             try:
-                asked += to_engine(request, None, share=share, priority=URGENT)
+                asked += to_engine(request, self.held.batch_id, share=share, priority=URGENT)
             except InvalidRequestError as error:
                 self.unsaved.append(failed(request, str(error)))
         self.work = engine.submit(asked, self._tell)

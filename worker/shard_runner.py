@@ -139,7 +139,8 @@ class ShardRunner:
         for request in to_run:
             try:
                 tokens = known.get(request.id, ())
-                asked += to_engine(request, held.batch_id, share=share, output_token_ids=tokens)
+                batch_id = held.batch_id
+                asked += to_engine(request, batch_id, job=batch_id, share=share, output_token_ids=tokens)
             except InvalidRequestError as error:
                 unsaved.append(failed(request, str(error)))
                 known.pop(request.id, None)

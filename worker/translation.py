@@ -1,7 +1,9 @@
 """From stored requests to the engine's, and from the engine's outcomes to results."""
 
+import hashlib
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import cast
 
 from worker.contract.requests import EmbeddingParams, ScoringParams
@@ -63,8 +65,9 @@ class Parts:
 
 def to_engine(
     request: ShardRequest,
-    job: str | None,
+    batch_id: str,
     *,
+    job: str | None = None,
     share: Share = ONLY,
     priority: int = 0,
     output_token_ids: Sequence[int] = (),
@@ -99,11 +102,12 @@ def to_engine(
             for part, prompt in prompts
         ]
     sampling = _to_sampling(params, request.max_tokens)
+    is_drawn = params.seed is None and not sampling.is_greedy
     return [
         GenerationRequest(
             id=part,
             prompt=prompt,
-            params=sampling,
+            params=replace(sampling, seed=_seed_of(batch_id, part)) if is_drawn else sampling,
             add_special_tokens=special,
             share=share,
             job=job,
@@ -115,6 +119,13 @@ def to_engine(
         )
         for part, prompt in prompts
     ]
+
+
+def _seed_of(batch_id: str, part: PartId) -> int:
+    """Draw a seed that another run draws too: who was told a part of an output gets the rest of the same."""
+    request_id, index = part
+    digest = hashlib.blake2b(f"{batch_id} {request_id} {index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _to_sampling(params: SamplingParams, max_tokens: int) -> EngineSampling:

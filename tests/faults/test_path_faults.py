@@ -91,3 +91,32 @@ def test_a_callback_outlives_the_worker_that_sends_it(running: Deployment) -> No
         assert hook.calls == []
         running.start("callbacks")
         check_whole(running, hook, batch_id)
+
+
+def test_a_stream_without_a_seed_goes_on_where_a_dead_worker_left_it(running: Deployment) -> None:
+    (model,) = running.client.get("/v1/models").json()["data"]
+    body = {
+        "model": model["id"],
+        "prompt": "x",
+        "max_tokens": 100,
+        "n": 64,
+        "temperature": 1.0,
+        "stream": True,
+    }
+    with running.client.stream("POST", "/v1/completions", json=body | {"ignore_eos": True}) as stream:
+        lines = (line.removeprefix("data: ") for line in stream.iter_lines() if line)
+        told = [next(lines)]
+        running.kill_in_a_shard()
+        running.start("gpu")
+        told += lines
+    assert told.pop() == "[DONE]"
+    texts = [""] * 64
+    for event in map(json.loads, told):
+        assert "error" not in event
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["text"]
+    batch_id = "batch_" + json.loads(told[0])["id"].removeprefix("cmpl-").rpartition("-")[0]
+    (result,) = running.results(batch_id)
+    assert texts == [choice["text"] for choice in result["choices"]]
+    assert len(set(texts)) > 1
+    assert running.sql(f"SELECT attempts FROM shards WHERE batch_id = '{batch_id}'") == [(2,)]

@@ -113,7 +113,9 @@ def test_the_engine_is_given_what_the_request_says(bench: Bench) -> None:
     ending = bench.start(max_tokens=17)
     bench.engine.finish(0, 1, 2, 3)
     ending.result(60)
-    assert {request.params for request in bench.engine.requests} == {SamplingParams(17, temperature=0.7)}
+    params = [request.params for request in bench.engine.requests]
+    assert {replace(one, seed=None) for one in params} == {SamplingParams(17, temperature=0.7)}
+    assert len({one.seed for one in params}) == 4
     assert [request.prompt for request in bench.engine.requests] == [f"prompt {i}" for i in range(4)]
     assert {request.job for request in bench.engine.requests} == {bench.batch_id}
 

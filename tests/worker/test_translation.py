@@ -1,4 +1,5 @@
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,7 @@ def test_only_what_differs_from_the_defaults_is_stored() -> None:
 
 
 def test_every_sampling_field_reaches_the_engine() -> None:
-    (sent,) = to_engine(request(), "batch_1")
+    (sent,) = to_engine(request(), "batch_1", job="batch_1")
     assert isinstance(sent, GenerationRequest)
     assert (sent.id, sent.prompt, sent.job, sent.add_special_tokens) == ((7, 0), "one", "batch_1", True)
     shared = {field.name for field in fields(EVERYTHING)} - {"format", "optimization"}
@@ -86,6 +87,19 @@ def test_every_sampling_field_reaches_the_engine() -> None:
     assert sent.params.grammar is not None
     assert sent.params.grammar.kind == "json_schema"
     assert sent.params.grammar.source.index('"b"') < sent.params.grammar.source.index('"a"')
+
+
+def test_what_is_drawn_is_drawn_alike_by_a_second_run_and_by_nothing_else() -> None:
+    def seeds(batch_id: str, request_id: int, **params: Any) -> list[int | None]:
+        asked = request(SamplingParams(**params), id=request_id, prompts=("a", "a"))
+        sent = to_engine(asked, batch_id)
+        return [one.params.seed for one in sent if isinstance(one, GenerationRequest)]
+
+    assert seeds("batch_1", 7, temperature=1.0) == seeds("batch_1", 7, temperature=1.0)
+    all_of_them = [seeds(batch, number) for batch in ("batch_1", "batch_2") for number in (7, 8)]
+    assert len({seed for several in all_of_them for seed in several}) == 8
+    assert seeds("batch_1", 7, seed=5) == [5, 5]
+    assert seeds("batch_1", 7, temperature=0.0) == [None, None]
 
 
 def test_both_sides_have_the_same_limits() -> None:
