@@ -2,10 +2,9 @@
 
 import logging
 import signal
-import sys
+import threading
 import time
 from datetime import timedelta
-from types import FrameType
 
 from psycopg import OperationalError as ListenError
 
@@ -21,8 +20,8 @@ logger = logging.getLogger("worker.dispatcher")
 TIDY_SECONDS = 60.0
 
 
-def run(config: Settings) -> None:
-    """Dispatch until the process is told to stop; survive Postgres and Redis going away."""
+def run(config: Settings, stopping: threading.Event) -> None:
+    """Dispatch until `stopping` is set; survive Postgres and Redis going away."""
     store = Store(config.database_url, pool_size=2)
     days = config.retention_days
     dispatcher = Dispatcher(
@@ -33,10 +32,12 @@ def run(config: Settings) -> None:
         results_kept_for=None if days is None else timedelta(days=days),
     )
     swept_at = tidied_at = float("-inf")
-    while True:
+    while not stopping.is_set():
         is_connected = False
         try:
             for _ in wake_ups(config.database_url, every_seconds=config.sweep_seconds):
+                if stopping.is_set():
+                    return
                 if not is_connected:
                     dispatcher.lost_workers.connected()
                     is_connected = True
@@ -51,15 +52,13 @@ def run(config: Settings) -> None:
                     tidied_at = now
         except (*DATABASE_AWAY, ListenError) as error:
             logger.warning("Postgres does not answer, trying again: %s", str(error).splitlines()[0])
-            time.sleep(config.sweep_seconds)
-
-
-def _stop(_signum: int, _frame: FrameType | None) -> None:
-    sys.exit(0)
+            stopping.wait(config.sweep_seconds)
 
 
 if __name__ == "__main__":
     configure_logging(settings().log_level, settings().log_format)
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, _stop)
-    run(settings())
+    stopping = threading.Event()
+    # An exception from here would be lost where it meets the end of an object.
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stopping.set())
+    run(settings(), stopping)

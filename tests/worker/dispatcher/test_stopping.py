@@ -1,0 +1,32 @@
+import subprocess
+import sys
+
+from tests.fixtures.deployment import STOP_SECONDS
+
+# Each sweep gets its SIGTERM at the worst moment: what a handler raises there, Python drops.
+STOPPED_AS_AN_OBJECT_ENDS = """
+import os, runpy, signal, weakref
+from worker.dispatcher.dispatcher import Dispatcher
+
+class Thing:
+    pass
+
+def sweep(self):
+    thing = Thing()
+    reference = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    del thing
+
+Dispatcher.sweep = sweep
+runpy.run_module("worker.dispatcher", run_name="__main__")
+"""
+
+
+def test_a_dispatcher_stops_whatever_it_is_doing_when_it_is_told() -> None:
+    stopped = subprocess.run(
+        [sys.executable, "-c", STOPPED_AS_AN_OBJECT_ENDS],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=STOP_SECONDS,
+        check=False,
+    )
+    assert (stopped.returncode, stopped.stderr) == (0, "")
