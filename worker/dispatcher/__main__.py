@@ -58,7 +58,7 @@ def run(config: Settings, stopping: threading.Event) -> None:
 if __name__ == "__main__":
     configure_logging(settings().log_level, settings().log_format)
     stopping = threading.Event()
-    # An exception from here would be lost where it meets the end of an object.
+    # Not sys.exit: Python drops what a handler raises while a weak reference's callback runs.
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stopping.set())
     run(settings(), stopping)

@@ -3,7 +3,7 @@ import sys
 
 from tests.fixtures.deployment import STOP_SECONDS
 
-# Each sweep gets its SIGTERM at the worst moment: what a handler raises there, Python drops.
+# SIGTERM comes while a weak reference's callback runs: Python drops, and prints, what a handler raises there.
 STOPPED_AS_AN_OBJECT_ENDS = """
 import os, runpy, signal, weakref
 from worker.dispatcher.dispatcher import Dispatcher
