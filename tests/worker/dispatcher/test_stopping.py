@@ -1,6 +1,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.fixtures.deployment import STOP_SECONDS
 
 # SIGTERM comes while a weak reference's callback runs: Python drops, and prints, what a handler raises there.
@@ -21,6 +23,7 @@ runpy.run_module("worker.dispatcher", run_name="__main__")
 """
 
 
+@pytest.mark.usefixtures("store")
 def test_a_dispatcher_stops_whatever_it_is_doing_when_it_is_told() -> None:
     stopped = subprocess.run(
         [sys.executable, "-c", STOPPED_AS_AN_OBJECT_ENDS],
