@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.batches.progress_schemas import AttemptAnswer
 from worker.contract.caching import Source
-from worker.contract.states import Outcome
+from worker.contract.states import BatchStatus, Outcome
 
 
 class RequestErrorAnswer(BaseModel):
@@ -117,7 +117,8 @@ class ResultPage(BaseModel):
                         }
                     ],
                     "next": 1,
-                    "has_more": True,
+                    "has_more": False,
+                    "status": "processing",
                 }
             ]
         }
@@ -126,4 +127,7 @@ class ResultPage(BaseModel):
     object: Literal["list"] = "list"
     data: list[ResultAnswer]
     next: int
-    has_more: bool = Field(description="whether more results are there, or may still come")
+    has_more: bool = Field(description="whether more results are there now")
+    status: BatchStatus = Field(
+        description="the batch's: while it has not ended more results may come, for which `wait` waits"
+    )

@@ -1,6 +1,7 @@
 """/v1/batch: submit, look, read results, cancel."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Annotated, Literal
@@ -14,13 +15,14 @@ from api.batches import service
 from api.batches.result_schemas import ResultPage
 from api.batches.schemas import BatchAccepted, BatchAnswer, BatchPage, BatchStats, BatchSubmission
 from api.dependencies import READ, SUBMIT, IdempotencyDependency, Services, ServicesDependency
-from api.errors import documented
+from api.errors import ClientGoneError, documented
 from api.json_lines import one_line
 from api.schema import Text
 from worker.contract.states import BatchStatus
 
 JSON_LINES = "application/x-ndjson"
-FOLLOW_SECONDS = 0.5
+LOOK_SECONDS = 0.5  # how often whoever waits for results is looked after
+MAX_WAIT_SECONDS = 60
 
 router = APIRouter(prefix="/v1/batch", tags=["batches"])
 
@@ -109,10 +111,21 @@ async def get_results(
         int, Query(ge=1, le=1000, description="Results a page; JSON lines have no pages.")
     ] = 100,
     follow: Annotated[bool, Query(description="Stream JSON lines until the batch has ended.")] = False,
+    wait: Annotated[
+        float,
+        Query(
+            ge=0,
+            le=MAX_WAIT_SECONDS,
+            allow_inf_nan=False,
+            description="Seconds to wait for a result or the batch's end, if there is nothing to read.",
+        ),
+    ] = 0,
 ) -> ResultPage | StreamingResponse:
     """Return results in order of completion: a page of JSON, or JSON lines if `Accept` asks for them."""
     wants_lines = follow or JSON_LINES in http_request.headers.get("accept", "")
-    found, may_come = await run_in_threadpool(
+    if wait and not follow:
+        await _wait_for_news(http_request, services, batch_id, after, wait)
+    found = await run_in_threadpool(
         service.page, services, batch_id, after=after, limit=1 if wants_lines else limit
     )
     if follow:
@@ -120,21 +133,32 @@ async def get_results(
     if wants_lines:
         lines = service.lines_so_far(services, batch_id, after=after)
         return StreamingResponse(lines, media_type=JSON_LINES)
-    return ResultPage(data=found, next=found[-1].sequence if found else after, has_more=may_come)
+    return found
+
+
+async def _wait_for_news(
+    http_request: HttpRequest, services: Services, batch_id: str, after: int, seconds: float
+) -> None:
+    deadline = time.monotonic() + seconds
+    while not await run_in_threadpool(service.has_news, services, batch_id, after=after):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        if await http_request.is_disconnected():
+            raise ClientGoneError("the client went away")
+        await asyncio.sleep(min(LOOK_SECONDS, left))
 
 
 async def _follow(services: Services, batch_id: str, after: int) -> AsyncIterator[str]:
-    may_come = True
-    while may_come:
-        found, may_come = await run_in_threadpool(
-            service.page, services, batch_id, after=after, limit=service.PAGE
-        )
-        for result in found:
+    while True:
+        found = await run_in_threadpool(service.page, services, batch_id, after=after, limit=service.PAGE)
+        for result in found.data:
             yield one_line(result.model_dump_json()) + "\n"
-        if found:
-            after = found[-1].sequence
-        elif may_come:
-            await asyncio.sleep(FOLLOW_SECONDS)
+        after = found.next
+        if not found.has_more:
+            if found.status.is_terminal:
+                return
+            await asyncio.sleep(LOOK_SECONDS)
 
 
 @router.post(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from api.batches.answers import to_answer, to_result
 from api.batches.deadlines import check_deadline
-from api.batches.result_schemas import ResultAnswer
+from api.batches.result_schemas import ResultPage
 from api.batches.schemas import BatchAnswer, BatchPage, BatchStats, BatchSubmission
 from api.batches.submission import to_batch
 from api.batches.waiting import read_line
@@ -84,8 +84,8 @@ def cancel(services: Services, batch_id: str) -> None:
             raise NotFoundError(f"no batch {batch_id}", param="batch_id")
 
 
-def page(services: Services, batch_id: str, *, after: int, limit: int) -> tuple[list[ResultAnswer], bool]:
-    """Return results after a cursor, and whether more may come.
+def page(services: Services, batch_id: str, *, after: int, limit: int) -> ResultPage:
+    """Return results after a cursor, whether more are there, and where the batch stands.
 
     Raises:
         NotFoundError: no such batch.
@@ -102,22 +102,31 @@ def page(services: Services, batch_id: str, *, after: int, limit: int) -> tuple[
                 param="batch_id",
                 code="results_dropped",
             )
-        rows = result_views.page(session, batch_id, after=after, limit=limit)
+        found = result_views.page(session, batch_id, after=after, limit=limit + 1)
+        rows = found[:limit]
         tries = attempts.of_requests(session, [row.request_id for row in rows])
-    last = rows[-1].sequence if rows else after
-    return [to_result(row, services.checkpoint, tries.get(row.request_id, ())) for row in rows], not (
-        view.status.is_terminal and last >= view.num_settled
+    return ResultPage(
+        data=[to_result(row, services.checkpoint, tries.get(row.request_id, ())) for row in rows],
+        next=rows[-1].sequence if rows else after,
+        has_more=len(found) > limit,
+        status=view.status,
     )
+
+
+def has_news(services: Services, batch_id: str, *, after: int) -> bool:
+    """Say whether a reader at this cursor need wait no longer: a result is there, or none will come."""
+    with services.store.look() as session:
+        return result_views.has_news(session, batch_id, after=after)
 
 
 def lines_so_far(services: Services, batch_id: str, *, after: int) -> Iterator[str]:
     """Yield the results there are, as JSON lines, page by page."""
     while True:
-        found, _ = page(services, batch_id, after=after, limit=PAGE)
-        yield from (one_line(result.model_dump_json()) + "\n" for result in found)
-        if len(found) < PAGE:
+        found = page(services, batch_id, after=after, limit=PAGE)
+        yield from (one_line(result.model_dump_json()) + "\n" for result in found.data)
+        if not found.has_more:
             return
-        after = found[-1].sequence
+        after = found.next
 
 
 def batch_page(services: Services, *, after: str | None, limit: int, status: BatchStatus | None) -> BatchPage:

@@ -29,7 +29,7 @@ JSON_ROUTES: Mapping[str, dict[str, Any]] = {
 READ_ROUTES: Mapping[str, tuple[str, ...]] = {
     "/v1/batch": ("after", "limit", "status"),
     "/v1/batch/{batch}": ("include",),
-    "/v1/batch/{batch}/results": ("after", "limit", "follow"),
+    "/v1/batch/{batch}/results": ("after", "limit", "follow", "wait"),
     "/v1/batch/{batch}/events": (),
     "/v1/batch/stats": (),
     "/v1/batches": ("after", "limit"),

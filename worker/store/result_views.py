@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import cast, func, select
+from sqlalchemy import cast, exists, func, or_, select
 from sqlalchemy.dialects.postgresql import JSONPATH
 from sqlalchemy.orm import Session
 
 from worker.contract.caching import Source
 from worker.contract.results import DeviceSeconds, Output, Payload
-from worker.contract.states import Outcome
-from worker.store.tables import RequestRow, ResultRow
+from worker.contract.states import BatchStatus, Outcome
+from worker.store.tables import BatchRow, RequestRow, ResultRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,14 @@ def page(session: Session, batch_id: str, *, after: int, limit: int) -> list[Res
         )
         for row, position, custom_id in rows
     ]
+
+
+def has_news(session: Session, batch_id: str, *, after: int) -> bool:
+    """Say whether there are results after sequence number `after`, or the batch has ended or is gone."""
+    newer = exists().where(ResultRow.batch_id == batch_id, ResultRow.sequence > after)
+    has_ended = BatchRow.status.in_([status for status in BatchStatus if status.is_terminal])
+    found = session.scalar(select(or_(has_ended, newer)).where(BatchRow.id == batch_id))
+    return found is not False
 
 
 def outputs(session: Session, batch_id: str) -> list[Output]:

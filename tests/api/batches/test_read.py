@@ -42,16 +42,18 @@ def test_a_large_batch_keeps_its_outputs_to_the_results_route(client: TestClient
 def test_results_are_readable_while_the_batch_runs(client: TestClient, store: Store) -> None:
     batch_id = submit(store, num_requests=4)
     url = f"/v1/batch/{batch_id}/results"
-    assert client.get(url).json() == {"object": "list", "data": [], "next": 0, "has_more": True}
+    nothing = {"object": "list", "data": [], "next": 0, "has_more": False, "status": "pending"}
+    assert client.get(url).json() == nothing
     run_to_the_end(store, held(store, 2))
     page = client.get(url).json()
     assert [result["index"] for result in page["data"]] == [2, 3]
-    assert (page["next"], page["has_more"]) == (2, True)
+    assert (page["next"], page["has_more"], page["status"]) == (2, False, "processing")
     run_to_the_end(store, held(store, 1))
     page = client.get(url, params={"after": page["next"], "limit": 1}).json()
     assert ([result["index"] for result in page["data"]], page["next"], page["has_more"]) == ([0], 3, True)
     page = client.get(url, params={"after": 3}).json()
     assert ([result["index"] for result in page["data"]], page["next"], page["has_more"]) == ([1], 4, False)
+    assert page["status"] == "completed"
     usage = page["data"][0]["usage"]
     assert (usage["input_tokens"], usage["cached_tokens"], usage["output_tokens"]) == (3, 1, 7)
 
@@ -97,7 +99,16 @@ def test_what_does_not_exist_is_404(client: TestClient) -> None:
 
 def test_bad_cursors_are_refused(client: TestClient, store: Store) -> None:
     batch_id = submit(store)
-    for query in ("after=-1", "after=x", f"after={2**63}", "limit=0", "limit=1001", "follow=maybe"):
+    for query in (
+        "after=-1",
+        "after=x",
+        f"after={2**63}",
+        "limit=0",
+        "limit=1001",
+        "follow=maybe",
+        "wait=61",
+        "wait=nan",
+    ):
         answer = client.get(f"/v1/batch/{batch_id}/results?{query}")
         assert answer.status_code == 422, query
         assert answer.json()["error"]["param"] == query.partition("=")[0]
