@@ -10,8 +10,6 @@ from api.slow_clients import ImpatientProtocol
 from worker.settings import settings
 from worker.telemetry import configure_logging
 
-MAX_HEAD_BYTES = 32 * 1024  # the request line and all headers
-
 if __name__ == "__main__":
     config = settings()
     configure_logging(config.log_level, config.log_format)
@@ -25,7 +23,6 @@ if __name__ == "__main__":
         port=config.port,
         http=ImpatientProtocol,
         server_header=False,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=5,

@@ -2,13 +2,17 @@
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from api.errors import SlowBodyError
+from api.framing import StrictConnection
 
+MAX_HEAD_BYTES = 32 * 1024  # the request line and all headers
 HEAD_SECONDS = 15.0
 BODY_SECONDS = 30.0  # then it must have come at this rate
 BODY_BYTES_PER_SECOND = 1024
@@ -18,6 +22,10 @@ class ImpatientProtocol(H11Protocol):
     """Closes a connection whose next request line and headers do not come in time; uvicorn waits for ever."""
 
     _head_timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, config: Config, *args: Any, **options: Any) -> None:
+        super().__init__(config, *args, **options)
+        self.conn = StrictConnection(h11.SERVER, config.h11_max_incomplete_event_size or MAX_HEAD_BYTES)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to wait for the first request."""
