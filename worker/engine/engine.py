@@ -254,6 +254,8 @@ class Engine:
     def _shrink(self, plan: StepPlan, error: OutOfMemoryError) -> StepOutput:
         """Go on with smaller Steps; a request that does not fit in the smallest fails alone."""
         self.stats.shrunk_steps += 1
+        if self._running is not None:
+            self._meter.pause()
         if self._scheduler.shrink(plan):
             return StepOutput({}, ())
         sequence = plan.entries[0].sequence

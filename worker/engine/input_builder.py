@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from worker.engine.chosen_tokens import TokensOnDevice
 from worker.engine.row_reader import RowSpan
 from worker.engine.sampler import SamplingInput, build_sampling_input
 from worker.engine.sequence import Sequence
@@ -25,7 +26,7 @@ class PackedStep:
     sampled: tuple[Sequence, ...]  # the Sequence of each row whose next token is chosen
     sampling: SamplingInput | None  # None: all greedy
     spans: tuple[RowSpan, ...] = ()  # output rows read off in another way
-    # Rows whose token is still on the device: (row, its place among what the Step before has chosen).
+    # Rows whose token is still on the device: (row, its place among what the Step launched before it chose).
     pending: tuple[tuple[int, int], ...] = ()
 
 
@@ -37,11 +38,14 @@ class InputBuilder:
         self._block_tables = np.zeros((max_num_sequences, max_blocks_per_sequence), dtype=np.int64)
         # The list each row mirrors, and how much of it.
         self._mirrored: list[tuple[list[int], int]] = [([], 0)] * max_num_sequences
-        self._places: dict[Sequence, int] = {}  # of Sequences among those that the last Step samples
 
-    def build(self, plan: StepPlan) -> PackedStep:
-        """Return a Step's numbers, Sequences in the order of the plan."""
+    def build(self, plan: StepPlan, before: TokensOnDevice | None) -> PackedStep:
+        """Return a Step's numbers, Sequences in the order of the plan.
+
+        `before` is what the Step launched last has chosen, where it is still on the device.
+        """
         entries = plan.entries
+        places = {} if before is None else {one: place for place, one in enumerate(before.sequences)}
         rows = np.array([self._mirror(entry.sequence) for entry in entries])
         num_tokens = [entry.num_tokens for entry in entries]
         starts = np.array([entry.start for entry in entries])
@@ -50,9 +54,10 @@ class InputBuilder:
         token_ids: list[int] = []
         pending: list[tuple[int, int]] = []
         for entry in entries:
-            token_ids += entry.sequence.token_ids[entry.start : entry.start + entry.num_tokens]
-            if entry.sequence.num_pending_tokens:
-                pending.append((len(token_ids), self._places[entry.sequence]))
+            known = entry.sequence.token_ids[entry.start : entry.start + entry.num_tokens]
+            token_ids += known
+            if len(known) < entry.num_tokens:
+                pending.append((len(token_ids), places[entry.sequence]))
                 token_ids.append(0)
         # Packed row r of a Sequence is its token start + (r - first row of the Sequence).
         positions = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
@@ -62,7 +67,6 @@ class InputBuilder:
             (end - 1, entry.sequence) for end, entry in zip(ends, entries, strict=True) if entry.is_sampled
         ]
         sequences = tuple(sequence for _, sequence in sampled)
-        self._places = {sequence: place for place, sequence in enumerate(sequences)}
         output_rows: list[int] | None = None
         spans: tuple[RowSpan, ...] = ()
         if len(sampled) < len(token_ids):

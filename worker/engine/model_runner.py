@@ -38,7 +38,8 @@ class ModelRunner:
 
     _gpu: "GpuSteps | None" = None
     num_padding = 0  # rows of the last Step that belonged to nobody
-    _before: Tensor | None = None  # what the last Step has chosen, if that is still on the device
+    # What the Step launched last has chosen, if that is still on the device.
+    _before: TokensOnDevice | None = None
 
     def __init__(self, config: EngineConfig) -> None:
         if config.num_threads is not None:
@@ -116,31 +117,33 @@ class ModelRunner:
             raise OutOfMemoryError(str(error).splitlines()[0] if str(error) else "no memory") from error
 
     def _execute(self, plan: StepPlan) -> Chosen:
-        step = self._input_builder.build(plan)
+        step = self._input_builder.build(plan, self._before)
+        chosen = self._choose(step)
+        # From here on nothing can fail: a Step that ran out of memory has left everything as it was.
+        self._before = chosen if isinstance(chosen, TokensOnDevice) else None
+        return chosen
+
+    def _choose(self, step: PackedStep) -> Chosen:
         logits = self._logits(step)
         if logits is None:
-            self._before = None
             return ChosenTokens((), [])
         if self._gpu is None or any(one.has_logit_rules or one.needs_logprobs for one in step.sampled):
-            tokens = _choose(logits, step)
-            self._before = None
-            return ChosenTokens(step.sampled, tokens)
-        chosen = sample_on_device(logits, step.sampling)
-        self._before = chosen.clamp(min=0)
-        return TokensOnDevice(step.sampled, chosen)
+            return ChosenTokens(step.sampled, _choose_on_host(logits, step))
+        return TokensOnDevice(step.sampled, sample_on_device(logits, step.sampling))
 
     def _logits(self, step: PackedStep) -> Tensor | None:
         """Run the model, hand out what is read in another way, return the sampled rows' logits, if any."""
         self.num_padding = 0
+        before = None if self._before is None else self._before.device
         if self._gpu is None:
             placed = self._placement.place(step)
         else:
             if self._gpu.graphs is not None:
-                logits = self._gpu.graphs.logits(step, self._before)
+                logits = self._gpu.graphs.logits(step, before)
                 if logits is not None:
                     self.num_padding = self._gpu.graphs.num_rows - len(step.num_tokens)
                     return logits
-            placed = self._gpu.placement.place(step, self._before)
+            placed = self._gpu.placement.place(step, before)
         hidden = self._model.forward(placed, self._kv_cache)
         if step.spans:
             count = len(step.sampled)
@@ -149,7 +152,7 @@ class ModelRunner:
         return self._model.logits(hidden) if step.sampled else None
 
 
-def _choose(logits: Tensor, step: PackedStep) -> list[int | None]:
+def _choose_on_host(logits: Tensor, step: PackedStep) -> list[int | None]:
     """Return the next token of each row, keeping the logprobs of those that ask for them.
 
     None for a row whose logits have no largest number: one of them is NaN or infinite.

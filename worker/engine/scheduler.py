@@ -278,7 +278,7 @@ class Scheduler:
                 continue
             cached = self.block_pool.match(self._digests(sequence))
             missing = self._num_needed(sequence, cached) - self.block_pool.num_free_blocks
-            if self._free_rows and missing <= 0:
+            if self._has_free_row() and missing <= 0:
                 heappop(self._urgent)
                 self._admit(sequence, cached)
                 num_urgent += 1
