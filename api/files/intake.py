@@ -112,6 +112,7 @@ class Intake:
         Raises:
             BodyTooLargeError: the file is over the limit.
             InvalidInputError: it says that it is gzip and is not.
+            InvalidLinesError: so many lines are wrong, or blank, that the rest is not looked at.
 
         """
         if self._head is not None:
@@ -163,7 +164,8 @@ class Intake:
 
     def _check_lines(self, lines: Iterator[tuple[int, bytes]]) -> None:
         try:
-            for number, line in lines:
-                self._checker.check(number, line)
+            is_worth_it = all(self._checker.check(number, line) for number, line in lines)
         except LineTooLongError as error:
             raise InvalidLinesError([*self._checker.errors, error.at(error.number)]) from error
+        if not (is_worth_it and self._checker.check_blank(self._splitter.number, self._splitter.num_blank)):
+            raise InvalidLinesError(self._checker.errors)

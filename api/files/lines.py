@@ -13,6 +13,7 @@ from api.schema import NonEmptyText
 BOM = b"\xef\xbb\xbf"
 FIELDS = frozenset({"custom_id", "method", "url", "body"})
 MAX_ERRORS = 20  # wrong lines that are told at once
+SPARE_BLANK_LINES = 4096  # that a file may have over one a request
 
 _custom_id = TypeAdapter(Annotated[NonEmptyText, Field(max_length=64)])
 
@@ -48,6 +49,7 @@ class LineSplitter:
         self.offset = 0  # of what follows the last line that was yielded or skipped
         self._rest = b""
         self.number = 0
+        self.num_blank = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield the lines that some more bytes complete; blank ones only count.
@@ -56,6 +58,11 @@ class LineSplitter:
             WrongLineError: a line is too long; `number` is its number.
 
         """
+        if not (self._rest or data.strip(b"\n")):  # a run of empty lines is no work
+            self.number += len(data)
+            self.num_blank += len(data)
+            self.offset += len(data)
+            return
         *whole, rest = data.split(b"\n")
         if whole:
             whole[0] = self._rest + whole[0]
@@ -68,6 +75,8 @@ class LineSplitter:
             self._check(line)
             if stripped := _stripped(line, self.number):
                 yield self.number, stripped
+            else:
+                self.num_blank += 1
         self._check(self._rest, is_next=True)
 
     def close(self) -> Iterator[tuple[int, bytes]]:
@@ -137,19 +146,28 @@ class LineChecker:
     errors: list[LineError] = field(default_factory=list)
     _custom_ids: set[bytes] = field(default_factory=set)  # bytes take less room than str
 
-    def check(self, number: int, text: bytes) -> None:
-        """Check a line; what is wrong is noted in `errors`, up to MAX_ERRORS of them."""
-        if len(self.errors) >= MAX_ERRORS:
-            return
+    def check(self, number: int, text: bytes) -> bool:
+        """Check a line; what is wrong is noted in `errors`. False: there is no use in looking further."""
+        if self.num_lines == self.max_lines:
+            message = f"a file may have at most {self.max_lines} requests"
+            self.errors.append(LineError(code="too_many_lines", message=message, line=number))
+            return False
+        self.num_lines += 1
         try:
             self._check(text)
         except WrongLineError as error:
             self.errors.append(error.at(number))
+        return len(self.errors) < MAX_ERRORS
+
+    def check_blank(self, number: int, num_blank: int) -> bool:
+        """Check how many lines up to this one are blank, as `check` does."""
+        if num_blank <= self.num_lines + SPARE_BLANK_LINES:
+            return True
+        message = f"{num_blank} blank lines so far: may have at most {SPARE_BLANK_LINES} more than requests"
+        self.errors.append(LineError(code="too_many_blank_lines", message=message, line=number))
+        return False
 
     def _check(self, text: bytes) -> None:
-        self.num_lines += 1
-        if self.num_lines > self.max_lines:
-            raise WrongLineError("too_many_lines", f"a file may have at most {self.max_lines} requests")
         line = read_line(text)
         key = line.custom_id.encode()
         if key in self._custom_ids:
