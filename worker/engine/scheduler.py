@@ -6,6 +6,7 @@ ones go before all that (worker/engine/turns.py). Knows no tensors.
 
 from bisect import insort
 from collections.abc import Container
+from collections.abc import Sequence as Items
 from heapq import heappop, heappush
 
 from worker.engine.admission.fair_shares import FairShares
@@ -175,7 +176,7 @@ class Scheduler:
             return True
         while missing > self.block_pool.num_free_blocks:
             # The first of all is spared.
-            victim = min((other for other in self._running[1:] if other not in has_share), key=_loss)
+            victim = _least([other for other in self._running[1:] if other not in has_share])
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -244,12 +245,13 @@ class Scheduler:
     def _make_room(
         self, sequence: Sequence, cached: list[int], entries: list[ScheduledSequence]
     ) -> int | None:
-        """Find a row and Blocks, preempting Sequences of groups far ahead; None: there is no room.
+        """Find a row and Blocks, preempting Sequences that must give way; None: there is no room.
 
         Returns how many tokens of the Step those had.
         """
         num_given = 0
-        while not (
+        must_exchange = self._admission.must_exchange
+        while must_exchange or not (
             self._has_free_row()
             and self._admission.has_room(sequence, self._num_needed(sequence, cached), self._running)
         ):
@@ -259,6 +261,7 @@ class Scheduler:
             if victim is None:
                 return None
             self._preempt(victim)
+            must_exchange = False
             self._admission.made_way(sequence)
             num_given += sum(entry.num_tokens for entry in entries if entry.sequence is victim)
             entries[:] = [entry for entry in entries if entry.sequence is not victim]
@@ -288,7 +291,7 @@ class Scheduler:
             if not victims or num_own < missing:
                 self._must_make_room = True
                 return
-            self._preempt(min(victims, key=_loss))
+            self._preempt(_least(victims))
 
     def _digests(self, sequence: Sequence) -> list[bytes]:
         # Rows that are still to be read always run: without one there is no next token to choose.
@@ -315,8 +318,8 @@ class Scheduler:
             self._in_flight.setdefault(digest, sequence)
         sequence.row = self._free_rows.pop()
         sequence.state = SequenceState.RUNNING
-        self._leave_queue(sequence)
         self._admission.started(sequence)
+        self._leave_queue(sequence)
         insort(self._running, sequence, key=_order)
 
     def _offer_blocks(self, sequence: Sequence) -> None:
@@ -336,6 +339,13 @@ def _order(sequence: Sequence) -> tuple[bool, int]:
 def _loss(sequence: Sequence) -> tuple[bool, int, int]:
     """Return what a preemption costs: the least computed loses the least, the youngest on a tie."""
     return sequence.is_urgent, sequence.num_computed_tokens, -sequence.arrival
+
+
+def _least(sequences: Items[Sequence]) -> Sequence:
+    """Return whose preemption costs the least, or of its group whoever has the lowest priority."""
+    least = min(sequences, key=_loss)
+    group = [one for one in sequences if one.share.group == least.share.group]
+    return min(group, key=lambda one: (one.is_urgent, one.share.priority, *_loss(one)))
 
 
 def _entry(sequence: Sequence, num_tokens: int) -> ScheduledSequence:

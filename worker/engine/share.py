@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A group that shares the engine with others, and how much of it is due to the group beside them."""
+    """A group that shares the engine with others, how much of it is due to the group, and for what."""
 
     group: Hashable = None
     weight: float = 1.0  # above 0
+    # Among the group's own: higher goes first, and batches of one priority share.
+    priority: int = 0
+    batch: Hashable = None
 
 
 ONLY = Share()

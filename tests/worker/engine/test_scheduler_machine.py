@@ -12,6 +12,7 @@ from worker.engine.share import ONLY, Share
 END = 9  # a token that ends an output
 BUDGET, ROWS, BLOCK_SIZE, NUM_BLOCKS = 24, 5, 3, 14
 LONGEST = BLOCK_SIZE * NUM_BLOCKS
+SHARES = [ONLY, Share("a"), Share("b", 3.0), Share("b", 3.0, 2, "one"), Share("b", 3.0, 0, "two")]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -33,7 +34,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         can_stop=st.booleans(),
         is_urgent=st.booleans(),
         is_alone=st.sampled_from([False, False, True]),
-        share=st.sampled_from([ONLY, Share("a"), Share("b", 3.0)]),
+        share=st.sampled_from(SHARES),
     )
     def add(
         self,

@@ -1,4 +1,4 @@
-"""Whose turn it is: waiting Sequences of several groups, each group with a queue of its own.
+"""Whose turn it is: waiting Sequences of several groups, each group with an order of its own.
 
 Start-time fair queueing with tokens as the cost, as between shards (worker/store/fair_share.py), a row at a
 time: docs/decisions/0013.
@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
+from worker.engine.admission.own_order import OwnOrder, loss
 from worker.engine.admission.policy import AdmissionPolicy
 from worker.engine.sequence import Sequence
 
@@ -22,7 +23,7 @@ DISPLACE_SHARE = 0.25  # who is behind by more than this share of it takes the p
 class _Group:
     """All counts of tokens are over the group's weight."""
 
-    queue: AdmissionPolicy
+    order: OwnOrder
     weight: float
     served: float = 0.0  # computed for Sequences that have left
     reserved: float = 0.0  # for those that run, from their start to the longest they may become
@@ -42,10 +43,10 @@ class _Group:
 
 
 class FairShares:
-    """Admits from the queue of the group that has had the least, and tells who must give way to it.
+    """Admits of the group that has had the least, and tells who must give way.
 
     A Sequence counts in full when it starts; what it has not used comes back when it ends. With one group
-    this is that group's queue and nothing more.
+    this is that group's order and nothing more.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class FairShares:
         self._displace_tokens = DISPLACE_SHARE * saved_tokens
         self._groups: dict[Hashable, _Group] = {}
         self._refused: _Group | None = None  # in this Step
+        self._must_exchange = False  # what was popped last may have only what another of its group gives up
 
     def add(self, sequence: Sequence) -> None:
         """Queue a Sequence, new or preempted, with its group."""
@@ -65,46 +67,60 @@ class FairShares:
         group.weight = sequence.share.weight
         group.num_waiting += 1
         group.is_tried = False
-        group.queue.add(sequence)
+        group.order.add(sequence)
 
     def start_step(self) -> None:
         """Begin a Step."""
         self._refused = None
         for group in self._groups.values():
             group.is_tried = False
-            group.queue.start_step()
+            group.order.start_step()
 
     def pop(self) -> Sequence | None:
-        """Take out the next Sequence to try; while one that found no room waits, no other group's."""
+        """Take out the next Sequence to try.
+
+        While one that found no room waits, no other group's but for what another of that group makes way for.
+        """
+        self._must_exchange = False
         while (group := self._refused or self._next()) is not None:
-            sequence = None if group.is_tried else group.queue.pop()
+            sequence = None if group.is_tried else group.order.pop()
             if sequence is not None:
                 return sequence
             group.is_tried = True
             if group is self._refused:
                 break
+        self._must_exchange = True
+        for group in self._groups.values():
+            if not group.is_tried and group.order.may_exchange():
+                sequence = group.order.pop()
+                if sequence is not None:
+                    return sequence
         return None
 
     def put_back(self, sequence: Sequence, *, is_refused: bool) -> None:
         """Return what was popped last and not admitted; refused: there was no room for it."""
         group = self._group(sequence)
-        group.queue.put_back(sequence, is_refused=is_refused)
-        if is_refused:
+        group.order.put_back(sequence, is_refused=is_refused)
+        if self._must_exchange:
+            group.is_tried = True
+        elif is_refused:
             self._refused = group
 
     def has_room(self, sequence: Sequence, num_needed: int, running: Items[Sequence]) -> bool:
         """Whether a Sequence may take `num_needed` free Blocks beside those that run."""
-        return self._group(sequence).queue.has_room(sequence, num_needed, running)
+        return self._group(sequence).order.has_room(sequence, num_needed, running)
 
     def learn(self, sequence: Sequence, *, is_cut: bool) -> None:
         """Note how long the output of a Sequence became; cut: it would have gone on."""
-        self._group(sequence).queue.learn(sequence, is_cut=is_cut)
+        self._group(sequence).order.learn(sequence, is_cut=is_cut)
 
     def started(self, sequence: Sequence) -> None:
         """Charge a Sequence, which runs from now on, for all that it may still need."""
         group = self._group(sequence)
         group.charges[sequence] = charge = _cost(sequence) / group.weight
         group.reserved += charge
+        if not sequence.is_urgent:
+            group.order.started(sequence, _cost(sequence))
 
     def stopped(self, sequence: Sequence) -> None:
         """Give back what a Sequence, which still holds its Blocks, has not used."""
@@ -112,48 +128,61 @@ class FairShares:
         charge = group.charges.pop(sequence)
         group.reserved = group.reserved - charge if group.charges else 0.0
         group.served += charge - _cost(sequence) / group.weight
+        if not sequence.is_urgent:
+            group.order.stopped(sequence)
 
     def left_queue(self, sequence: Sequence) -> None:
         """Count a Sequence that waits no longer, admitted or ended."""
-        self._group(sequence).num_waiting -= 1
+        group = self._group(sequence)
+        group.num_waiting -= 1
+        group.order.left_queue(sequence)
 
     def may_displace(self) -> bool:
-        """Whether the group whose turn it is is so far behind that what runs must give way."""
+        """Whether what runs must give way: to a group that is far behind, or to another of its own group."""
+        if any(not group.is_tried and group.order.may_exchange() for group in self._groups.values()):
+            return True
         if len(self._groups) < 2:
             return False
         highest = max((group.place for group in self._groups.values() if group.charges), default=0.0)
         behind = self._next()
         return behind is not None and highest - behind.place > self._displace_tokens
 
+    @property
+    def must_exchange(self) -> bool:
+        """Whether what was popped last may start only if another of its group gives way to it."""
+        return self._must_exchange
+
     def displaced_by(self, sequence: Sequence, running: Items[Sequence]) -> Sequence | None:
-        """Return which of `running` gives way to what was popped last: the least computed of the group ahead.
+        """Return which of `running` gives way to what was popped last: of the group ahead, else of its own.
 
         None: its group would be too little behind after that. No exchange is ever followed by its reverse.
         """
-        if len(self._groups) < 2:
-            return None
         own = self._group(sequence)
+        victim = None if self._must_exchange else self._of_another(sequence, own, running)
+        if victim is None:
+            of_own = [other for other in running if self._group(other) is own]
+            victim = own.order.gives_way(sequence, _cost(sequence), of_own)
+        return victim
+
+    def _of_another(self, sequence: Sequence, own: _Group, running: Items[Sequence]) -> Sequence | None:
         others = [other for other in running if self._group(other) is not own]
         ahead = max((self._group(other) for other in others), key=lambda group: group.place, default=None)
         if ahead is None:
             return None
-        victim = min(
-            (other for other in others if self._group(other) is ahead),
-            key=lambda other: (other.num_computed_tokens, -other.arrival),
-        )
+        victim = min((other for other in others if self._group(other) is ahead), key=loss)
         gap = ahead.place - _cost(victim) / ahead.weight - own.place - _cost(sequence) / own.weight
         return victim if gap > self._displace_tokens else None
 
     def made_way(self, sequence: Sequence) -> None:
         """Have the queue of what was popped last look anew at what runs: something gave way to it."""
-        self._group(sequence).queue.look_again()
+        self._group(sequence).order.look_again()
 
     def _group(self, sequence: Sequence) -> _Group:
         key = sequence.share.group
         group = self._groups.get(key)
         if group is None:
             self._forget_idle()
-            group = _Group(self._make_queue(), sequence.share.weight)
+            group = _Group(OwnOrder(self._make_queue), sequence.share.weight)
             group.served = self._highest() - self._saved_tokens
             self._groups[key] = group
         return group

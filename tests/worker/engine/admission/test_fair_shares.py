@@ -22,6 +22,8 @@ ROWS, BUDGET = 8, 64
 class Bare:
     """One queue, and no shares at all."""
 
+    must_exchange = False
+
     def __init__(self, shares: FairShares) -> None:
         queue = shares._make_queue()
         for name in ("add", "start_step", "pop", "put_back", "has_room", "learn"):
