@@ -5,7 +5,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic_core import from_json
 
 from api.checkpoint import Checkpoint
 from api.errors import InvalidInputError
@@ -20,7 +21,7 @@ from worker.contract.sampling import (
 from worker.grammar import MAX_SOURCE_CHARACTERS, Grammar, GrammarError
 
 MAX_STOP_STRINGS = 16
-FORMAT_FIELDS = ("response_format", "guided_regex", "guided_choice")
+FORMAT_FIELDS = ("response_format", "guided_json", "guided_regex", "guided_choice")
 # What has a field of the same name and meaning.
 PLAIN_FIELDS = SamplingParams.__dataclass_fields__.keys() - {"format", "logprobs", "optimization"}
 
@@ -41,6 +42,23 @@ NumLogprobs = Annotated[
     int, Field(ge=0, le=MAX_LOGPROBS, description="Likeliest tokens to report beside each; 0: its own only.")
 ]
 NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
+
+
+def _to_object(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return from_json(value, allow_inf_nan=False)
+    except ValueError as error:
+        raise ValueError("is not the text of a JSON schema") from error
+
+
+# As vLLM's clients send it: an object, or its text.
+GuidedJson = Annotated[
+    JsonObject,
+    BeforeValidator(_to_object),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]}),
+]
 
 
 class JsonSchemaFormat(Schema):
@@ -101,8 +119,15 @@ class CommonSamplingFields(Schema):
         default=None, description="Generate so many and keep the `n` with the highest mean logprob."
     )
     response_format: ResponseFormat | None = None
-    guided_regex: Text | None = None
-    guided_choice: Annotated[list[Text], Field(min_length=1, max_length=1024)] | None = None
+    guided_json: GuidedJson | None = Field(
+        default=None, description="The output is JSON that is valid by this schema, an object or its text."
+    )
+    guided_regex: Text | None = Field(
+        default=None, description="The output is what this regular expression matches as a whole."
+    )
+    guided_choice: Annotated[list[Text], Field(min_length=1, max_length=1024)] | None = Field(
+        default=None, description="The output is one of these."
+    )
 
     @property
     def num_logprobs(self) -> int | None:
@@ -185,18 +210,25 @@ def _to_format(fields: CommonSamplingFields, path: str) -> tuple[OutputFormat | 
         found = OutputFormat(FormatKind.REGEX, fields.guided_regex)
     elif fields.guided_choice is not None:
         found = OutputFormat(FormatKind.CHOICE, fields.guided_choice)
+    elif fields.guided_json is not None:
+        found = _schema_format(fields.guided_json)
     elif isinstance(response, JsonSchemaResponse):
-        found = OutputFormat(FormatKind.JSON_SCHEMA, response.json_schema.json_schema)
+        found = _schema_format(response.json_schema.json_schema)
     elif isinstance(response, JsonObjectResponse):
         found = OutputFormat(FormatKind.JSON_OBJECT)
     if found is not None and (problem := _problem(found)):
-        name = "response_format.json_schema.schema" if found.kind is FormatKind.JSON_SCHEMA else named[0]
+        name = "response_format.json_schema.schema" if named[0] == "response_format" else named[0]
         raise refusal(path, name, problem)
     return (found,)
 
 
+def _schema_format(schema: JsonObject) -> OutputFormat:
+    # As text: what keeps JSON as an object need not keep the order of its keys, in which they are written.
+    return OutputFormat(FormatKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False))
+
+
 def _problem(found: OutputFormat) -> str:
-    source = json.dumps(found.source)
+    source = found.source if isinstance(found.source, str) else json.dumps(found.source)
     # Before it is compiled, and remembered: what is remembered stays in memory.
     if len(source) > MAX_SOURCE_CHARACTERS:
         return f"{len(source)} characters are over the limit of {MAX_SOURCE_CHARACTERS}"
@@ -206,7 +238,7 @@ def _problem(found: OutputFormat) -> str:
 @lru_cache(256)
 def _compile_problem(kind: FormatKind, source: str) -> str:
     try:
-        Grammar.of(kind.value, json.loads(source)).check()
+        Grammar.of(kind.value, json.loads(source) if kind is FormatKind.CHOICE else source).check()
     except GrammarError as error:
         return str(error).partition(": ")[2]
     return ""

@@ -12,8 +12,8 @@ from typing import Any, Self, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits
 
-# Between the tokens of JSON. Bounded, because a model that is unsure can write white space for ever.
-JSON_WHITESPACE = r"[ \n\r\t]{0,32}"
+# Between the tokens of JSON. One space, because a model that is unsure writes all the white space it may.
+JSON_WHITESPACE = " ?"
 # The library recurses along references and overflows a common stack, which kills the process: a thousand
 # definitions that refer each to the next do it. At most 400 bytes of stack for each of the source were seen.
 MAX_SOURCE_CHARACTERS = 1 << 17

@@ -39,7 +39,7 @@ EVERYTHING = SamplingParams(
     n=2,
     best_of=3,
     optimization=Optimization.BASIC,
-    format=OutputFormat(FormatKind.JSON_SCHEMA, {"type": "object", "properties": {"b": {}, "a": {}}}),
+    format=OutputFormat(FormatKind.JSON_SCHEMA, '{"type": "object", "properties": {"b": {}, "a": {}}}'),
 )
 
 

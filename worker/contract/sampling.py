@@ -27,10 +27,10 @@ class Optimization(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """What a whole output must be. `source` is a schema, a pattern or a list of options, as `kind` says."""
+    """What a whole output must be. `source` is a schema's text, a pattern or a list of options, by `kind`."""
 
     kind: FormatKind
-    source: Any = None  # JSON; None for json_object
+    source: Any = None  # None for json_object
 
 
 @dataclass(frozen=True, slots=True)

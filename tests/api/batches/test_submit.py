@@ -223,7 +223,7 @@ def test_every_sampling_option_is_stored(client: TestClient, store: Store) -> No
     del expected["response_format"]
     with store.transaction() as session:
         assert session.scalar(text("SELECT params FROM batches")) == expected | {
-            "format": {"kind": "json_schema", "source": {"type": "object"}}
+            "format": {"kind": "json_schema", "source": '{"type": "object"}'}
         }
         assert session.scalar(text("SELECT max_output_tokens FROM batches")) == 9 * 3
 
@@ -268,6 +268,11 @@ def test_readings_are_requests_too(client: TestClient, store: Store) -> None:
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
         ({"guided_regex": "a[b"}, "guided_regex"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"guided_json": {"type": "text"}}, "guided_json"),
+        ({"guided_json": "{nope"}, "guided_json"),
+        ({"guided_json": "3"}, "guided_json"),
+        ({"guided_json": '{"const": "\\u0000"}'}, "guided_json"),
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "text"}}}},

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
 from tests.fixtures.statistics import assert_follows
-from tests.fixtures.tiny_llama import END, load_reference, tiny_tokenizer, write_tiny_llama
+from tests.fixtures.tiny_llama import BEGIN, END, load_reference, tiny_tokenizer, write_tiny_llama
 from worker.engine import grammar as grammar_module
 from worker.engine.engine_thread import EngineThread
 from worker.engine.sampling import SamplingParams
@@ -205,6 +206,22 @@ def test_it_ends_where_the_grammar_does(model: Path) -> None:
     assert (len(cut.token_ids), cut.finish_reason.value) == (7, "length")
     (last,) = run(engine, requests_for([PROMPT], params(Grammar.regex("[ab]"), max_tokens=1)))
     assert last.finish_reason == "stop"
+
+
+def test_a_model_that_would_rather_write_blanks_comes_to_an_end(model: Path) -> None:
+    properties = {"reasoned": {"type": "boolean"}, "answers": {"type": "array", "items": {"const": 1}}}
+    properties["answers"] |= {"minItems": 2, "maxItems": 2}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    blanks = [token for token in range(320) if not tiny_tokenizer().decode([token]).strip(" \n\r\t")]
+    bias = tuple((token, 1000.0) for token in blanks if token not in {BEGIN, END})
+    assert len(bias) >= 4
+    sampling = params(Grammar.json_schema(schema | {"additionalProperties": False}), logit_bias=bias, n=4)
+    (completion,) = run(make_engine(model), requests_for([PROMPT], replace(sampling, max_tokens=70)))
+    for choice in completion.choices:
+        assert choice.finish_reason == "stop"
+        assert list(json.loads(choice.text)) == list(properties)
+        assert re.search(r"\s\s|[\n\r\t]", choice.text) is None
+        assert " : " in choice.text  # one blank is theirs to write
 
 
 BAD = {
