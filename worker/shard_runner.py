@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import cycle
 from threading import Event, Lock
 
 from worker.contract.results import CacheEntry, NewResult
@@ -76,6 +77,7 @@ class ShardRunner:
     _runs: set["_Run"] = field(default_factory=set)  # those that go on now
     _choosing: Lock = field(default_factory=Lock)
     _chosen: set[int] = field(default_factory=set)  # shards that runs here have found, until they end
+    _orders: Iterator[bool] = field(default_factory=lambda: cycle((True, False)))  # of `fair_share.first`
 
     @property
     def num_running(self) -> int:
@@ -101,7 +103,7 @@ class ShardRunner:
         """Find the shard whose turn it is; while the block runs, no other run of this process finds it."""
         with self._choosing:
             with self.store.transaction() as session:
-                found = fair_share.first(session, but=tried | self._chosen)
+                found = fair_share.first(session, but=tried | self._chosen, fewest=next(self._orders))
             chosen = otherwise if found is None else found
             self._chosen.add(chosen)
         try:
@@ -133,7 +135,7 @@ class ShardRunner:
         to_run = [request for request in held.requests if request.id not in answered]
         parts = Parts(to_run)
         known = {request.id: self._known_tokens(request) for request in to_run if can_resume(request)}
-        share = Share(held.tenant_id, held.weight)
+        share = Share(held.tenant_id, held.weight, held.priority, held.batch_id)
         asked: list[Request] = []
         unsaved = lookup.answers
         for request in to_run:

@@ -1,14 +1,15 @@
-"""Weighted fair share between tenants: whose shard goes first.
+"""Weighted fair share between tenants: whose shard goes first, and which of theirs.
 
 Start-time fair queueing (Goyal, Vin, Cheng 1996) with tokens as the cost, as in the virtual token counter
 of Sheng et al. 2024. A shard's place is the later of its tenant's last finish and the virtual time; its
-finish is its place plus its tokens over its tenant's weight. Lower places go first.
+finish is its place plus its tokens over its tenant's weight. Lower places go first. Of one tenant's shards
+those of the highest priority do, whatever their places: docs/decisions/0013.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import CTE, ColumnElement, Float, cast, delete, func, literal, select
+from sqlalchemy import CTE, ColumnElement, Float, case, cast, delete, func, literal, select, union, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -20,8 +21,13 @@ from worker.store.tables import BatchRow, ShardRow
 # not share before it has used them up. More is not saved.
 SAVED_TOKENS = 200_000.0
 
-# Which shard of a tenant comes first: of one priority, that with the earliest deadline.
-ORDER = (ShardRow.priority.desc(), ShardRow.expires_at, ShardRow.id)
+# Which shard of a tenant comes first, in turns: of one priority, that of the batch that has had the fewest
+# run, so that a small batch does not wait for a large one, and that with the earliest deadline, so that what
+# came first is not kept waiting by what comes later.
+FEWEST_FIRST = (ShardRow.priority.desc(), ShardRow.position, ShardRow.expires_at, ShardRow.id)
+EARLIEST_FIRST = (ShardRow.priority.desc(), ShardRow.expires_at, ShardRow.id)
+
+IS_TICKETED = (ShardRow.state == ShardState.READY, ShardRow.ticketed_at.is_not(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,7 @@ class Waiting:
 
 
 def next_of_each_tenant(session: Session, is_due: ColumnElement[bool], *, limit: int) -> Sequence[Waiting]:
-    """Return ready shards that are due: of each tenant the first `limit`, together and in order."""
+    """Return those shards that are due of each tenant's first `limit` ready ones, by either order."""
     tenants = _tenants_with_ready_shards()
     settled = BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled
     # An output is expected to be as long as the batch's were so far, at first as long as it may be.
@@ -44,13 +50,14 @@ def next_of_each_tenant(session: Session, is_due: ColumnElement[bool], *, limit:
         cast(BatchRow.max_output_tokens, Float) / BatchRow.num_requests,
     )
     tokens = cast(BatchRow.num_prompt_tokens, Float) / BatchRow.num_requests + output_tokens
-    shard = (
+    ready = (
         select(
             ShardRow.id,
             ShardRow.virtual_start,
             (ShardRow.num_requests * tokens).label("tokens"),
             ShardRow.priority,
-            ShardRow.expires_at,
+            ShardRow.position,
+            is_due.label("is_due"),
         )
         .join(BatchRow, BatchRow.id == ShardRow.batch_id)
         .where(
@@ -58,14 +65,15 @@ def next_of_each_tenant(session: Session, is_due: ColumnElement[bool], *, limit:
             ShardRow.state == ShardState.READY,
             # Interactive shards take no ticket: worker/tasks/interactive.py.
             ShardRow.lane == Lane.BATCH,
-            is_due,
             BatchRow.status.in_([BatchStatus.PENDING, BatchStatus.PROCESSING]),
             BatchRow.paused_at.is_(None),
         )
-        .order_by(*ORDER)
         .limit(limit)
-        .lateral("shard")
     )
+    firsts = [
+        ready.order_by(*order).correlate(tenants).subquery() for order in (FEWEST_FIRST, EARLIEST_FIRST)
+    ]
+    shard = union(*(select(first) for first in firsts)).lateral("shard")
     rows = session.execute(
         select(
             shard.c.id,
@@ -76,7 +84,8 @@ def next_of_each_tenant(session: Session, is_due: ColumnElement[bool], *, limit:
         .select_from(tenants)
         .join(shard, literal(value=True))
         .outerjoin(TenantRow, TenantRow.id == tenants.c.tenant_id)
-        .order_by(tenants.c.tenant_id, shard.c.priority.desc(), shard.c.expires_at, shard.c.id)
+        .where(shard.c.is_due)
+        .order_by(tenants.c.tenant_id, shard.c.priority.desc(), shard.c.position, shard.c.id)
     )
     return [Waiting(*row) for row in rows]
 
@@ -114,25 +123,46 @@ def places(session: Session, waiting: Sequence[Waiting]) -> dict[int, float]:
     return given
 
 
-def first(session: Session, *, but: Collection[int] = ()) -> int | None:
+def first(session: Session, *, but: Collection[int] = (), fewest: bool = True) -> int | None:
     """Return the ticketed shard that should run next, leaving out some; None: there is none.
 
+    That is the first of the tenant whose place is the lowest, and it takes that place. `fewest` says by which
+    order; whoever asks does so in turns.
+
     Messages wait in Redis in the order they came, so a ticket says only that some shard is due; which one is
-    decided when a worker has room. Nothing is locked: of two workers that find the same one, the second
-    claims in vain and asks again.
+    decided when a worker has room. Of two workers that find the same one, the second claims in vain and asks
+    again.
     """
-    return session.scalar(
-        select(ShardRow.id)
-        .join(BatchRow, BatchRow.id == ShardRow.batch_id)
-        .where(
-            ShardRow.state == ShardState.READY,
-            ShardRow.ticketed_at.is_not(None),
-            ShardRow.id.not_in(but),
-            BatchRow.paused_at.is_(None),
+    may_run = (*IS_TICKETED, ShardRow.id.not_in(but), BatchRow.paused_at.is_(None))
+    shard = select(ShardRow.id, ShardRow.tenant_id).join(BatchRow, BatchRow.id == ShardRow.batch_id)
+    lowest = session.execute(
+        shard.where(*may_run).order_by(ShardRow.virtual_start, ShardRow.id).limit(1)
+    ).one_or_none()
+    if lowest is None:
+        return None
+    order = FEWEST_FIRST if fewest else EARLIEST_FIRST
+    own = shard.where(*may_run, ShardRow.tenant_id == lowest.tenant_id).order_by(*order).limit(1)
+    chosen = session.execute(own).one_or_none()
+    if chosen is None:  # claimed meanwhile
+        return None
+    if chosen.id != lowest.id:
+        _exchange_places(session, chosen.id, lowest.id)
+    return int(chosen.id)
+
+
+def _exchange_places(session: Session, one: int, other: int) -> None:
+    """Give two shards of a tenant each other's places, unless one is locked: then it is being claimed."""
+    locked = select(ShardRow.id, ShardRow.virtual_start).where(ShardRow.id.in_([one, other]), *IS_TICKETED)
+    found = session.execute(locked.with_for_update(skip_locked=True)).all()
+    if len(found) == 2:
+        (first_id, first_place), (second_id, second_place) = found
+        places_of = {first_id: second_place, second_id: first_place}
+        session.execute(
+            update(ShardRow)
+            .where(ShardRow.id.in_(places_of))
+            .values(virtual_start=case(places_of, value=ShardRow.id))
+            .execution_options(synchronize_session=False)
         )
-        .order_by(ShardRow.virtual_start, ShardRow.id)
-        .limit(1)
-    )
 
 
 def _tenants_with_ready_shards() -> CTE:

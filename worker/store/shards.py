@@ -49,6 +49,7 @@ class Claim:
     requests: Sequence[ShardRequest]  # of identical ones, the first
     tenant_id: str = DEFAULT_TENANT
     weight: int = 1  # the tenant's share beside others
+    priority: int = 0  # among the tenant's own
     cache: CacheMode = CacheMode.OFF  # of requests that have none of their own
     cache_similarity: float | None = None
     leased_until: datetime | None = None  # as claimed
@@ -99,7 +100,7 @@ def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> 
             running_tokens=0,
             ticketed_at=None,
         )
-        .returning(ShardRow.fence, ShardRow.attempts, ShardRow.lease_expires_at)
+        .returning(ShardRow.fence, ShardRow.attempts, ShardRow.priority, ShardRow.lease_expires_at)
     ).one_or_none()
     if shard is None:
         return None
@@ -118,6 +119,7 @@ def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> 
         remaining,
         tenant_id=batch.tenant_id,
         weight=1 if tenant is None else tenant.weight,
+        priority=shard.priority,
         cache=batch.cache,
         cache_similarity=batch.cache_similarity,
         leased_until=shard.lease_expires_at,

@@ -92,6 +92,8 @@ def is_in(column: str, values: set[str] | frozenset[str]) -> Any:
     return text(f"{column} IN ({', '.join(repr(str(v)) for v in sorted(values))})")
 
 
+# Shards that a worker may claim.
+IS_TICKETED = "state IN ('ready') AND ticketed_at IS NOT NULL"
 # Batches that an operator wants to see: something in them failed.
 HAS_FAILED = "finished_at IS NOT NULL AND (num_failed > 0 OR status IN ('expired', 'failed'))"
 
@@ -199,9 +201,31 @@ class ShardRow(Owned, Table):
             postgresql_where=is_in("state", {ShardState.READY}),
         ),
         Index(
-            "shards_ticketed_index",
-            "virtual_start",
-            postgresql_where=text("state IN ('ready') AND ticketed_at IS NOT NULL"),
+            "shards_fewest_index",
+            "tenant_id",
+            text("priority DESC"),
+            "position",
+            "expires_at",
+            "id",
+            postgresql_where=is_in("state", {ShardState.READY}),
+        ),
+        Index("shards_ticketed_index", "virtual_start", postgresql_where=text(IS_TICKETED)),
+        Index(
+            "shards_ticketed_due_index",
+            "tenant_id",
+            text("priority DESC"),
+            "expires_at",
+            "id",
+            postgresql_where=text(IS_TICKETED),
+        ),
+        Index(
+            "shards_ticketed_fewest_index",
+            "tenant_id",
+            text("priority DESC"),
+            "position",
+            "expires_at",
+            "id",
+            postgresql_where=text(IS_TICKETED),
         ),
         Index(
             "shards_running_index", "lease_expires_at", postgresql_where=is_in("state", {ShardState.RUNNING})

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from itertools import groupby
 
 from sqlalchemy import case, func, or_, select, true, update
 from sqlalchemy.orm import Session, aliased
@@ -15,7 +14,7 @@ from worker.store.webhook_tables import DeliveryRow, ReceiverRow, WebhookEventRo
 
 
 def issue_shards(session: Session, *, window: int, reissue_after: timedelta) -> Sequence[Ticket]:
-    """Mark each tenant's next ready shards as ticketed, up to `window` outstanding; return their tickets.
+    """Mark each tenant's next ready shards as ticketed, the first `window` by each order; return the tickets.
 
     A ticket older than `reissue_after` whose shard is still unclaimed counts as lost. The window is each
     tenant's own, so that a backlog leaves no tenant out; which ticketed shard goes first is decided when a
@@ -24,18 +23,9 @@ def issue_shards(session: Session, *, window: int, reissue_after: timedelta) -> 
     # Dispatchers take turns here: two at once would give out the same places.
     session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended("headrace tickets", 0))))
     is_lost = ShardRow.ticketed_at <= func.now() - reissue_after
-    counts = session.execute(
-        select(ShardRow.tenant_id, func.count())
-        .where(ShardRow.state == ShardState.READY, ShardRow.ticketed_at.is_not(None), ~is_lost)
-        .group_by(ShardRow.tenant_id)
+    chosen = fair_share.next_of_each_tenant(
+        session, or_(ShardRow.ticketed_at.is_(None), is_lost), limit=window
     )
-    outstanding = {tenant_id: int(count) for tenant_id, count in counts}
-    due = fair_share.next_of_each_tenant(session, or_(ShardRow.ticketed_at.is_(None), is_lost), limit=window)
-    chosen = [
-        waiting
-        for tenant_id, of_tenant in groupby(due, key=lambda waiting: waiting.tenant_id)
-        for waiting in list(of_tenant)[: max(0, window - outstanding.get(tenant_id, 0))]
-    ]
     if not chosen:
         return ()
     places = fair_share.places(session, [waiting for waiting in chosen if waiting.virtual_start is None])

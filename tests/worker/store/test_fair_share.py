@@ -86,3 +86,48 @@ def test_what_was_tried_is_not_tried_again(store: Store, tried: tuple[int, ...])
     issue(store)
     with store.transaction() as session:
         assert fair_share.first(session, but=tried) == (len(tried) + 1 if len(tried) < 2 else None)
+
+
+def next_ones(store: Store, count: int, *, fewest: bool | None = None) -> list[int]:
+    """Return the shards that workers would claim one after the other, each run for ever."""
+    found = []
+    for number in range(count):
+        issue(store)
+        with store.transaction() as session:
+            shard_id = fair_share.first(session, fewest=number % 2 == 0 if fewest is None else fewest)
+        assert shard_id is not None
+        held(store, shard_id)
+        found.append(shard_id)
+    return found
+
+
+@pytest.mark.parametrize("fewest", [False, True])
+def test_a_higher_priority_overtakes_tickets_that_are_out(store: Store, *, fewest: bool) -> None:
+    submit(store, num_requests=10, shard_size=1, completion_window=timedelta(hours=1))
+    assert next_ones(store, 2) == [1, 2]
+    submit(store, num_requests=3, shard_size=1, priority=5)
+    assert next_ones(store, 4, fewest=fewest) == [11, 12, 13, 3]
+
+
+def test_a_small_batch_overtakes_a_large_one(store: Store) -> None:
+    submit(store, num_requests=50, shard_size=1, completion_window=timedelta(hours=1))
+    assert next_ones(store, 4) == [1, 2, 3, 4]
+    submit(store, num_requests=2, shard_size=1, completion_window=timedelta(hours=2))
+    assert next_ones(store, 6) == [51, 5, 52, 6, 7, 8], "every other turn is of what came first"
+
+
+def test_small_batches_leave_a_large_one_half(store: Store) -> None:
+    submit(store, num_requests=50, shard_size=1)
+    for _ in range(50):
+        submit(store, num_requests=1, shard_size=1)
+    assert sum(shard_id <= 50 for shard_id in next_ones(store, 40)) == 20 + 1
+
+
+def test_the_priority_of_one_tenant_takes_nothing_from_another(store: Store) -> None:
+    for tenant in ("ours", "theirs"):
+        submit(store.of_tenant(tenant), num_requests=60, shard_size=1, max_tokens=BIG)
+    order = []
+    for _ in range(12):
+        submit(store.of_tenant("ours"), num_requests=2, shard_size=1, max_tokens=BIG, priority=100)
+        order += work(store, 2)
+    assert 10 <= order.count("ours") <= 14

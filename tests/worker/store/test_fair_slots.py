@@ -85,3 +85,31 @@ def test_what_was_begun_by_a_worker_that_died_waits_for_no_slot(busy: Store) -> 
     with busy.transaction() as session:
         session.execute(text("UPDATE shards SET is_suspect = true WHERE id = 4"))
     assert begun() == [], "a suspect runs alone"
+
+
+def next_of_own(store: Store) -> int | None:
+    with store.transaction() as session:
+        return fair_slots.next_of_own(session, worker=WORKER, slots=SLOTS)
+
+
+def test_a_higher_priority_of_the_same_tenant_gets_one(busy: Store) -> None:
+    assert next_of_own(busy) is None, "more of what runs"
+    submit(busy.of_tenant("large"), num_requests=2, shard_size=1, priority=-1)
+    submit(busy.of_tenant("large"), num_requests=2, shard_size=1, priority=5)
+    submit(busy.of_tenant("other"), num_requests=1, shard_size=1, priority=9)
+    issue(busy)
+    for shard_id in (13, 14):
+        assert next_of_own(busy) == shard_id
+        held(busy, shard_id, worker=WORKER)
+    assert next_of_own(busy) is None
+
+
+def test_a_batch_that_holds_none_gets_one(busy: Store) -> None:
+    submit(busy.of_tenant("large"), num_requests=3, shard_size=1)
+    submit(busy.of_tenant("large"), num_requests=1, shard_size=1)
+    issue(busy)
+    assert next_of_own(busy) == 11
+    held(busy, 11, worker=WORKER)
+    assert next_of_own(busy) == 14, "the other one holds one now"
+    held(busy, 14, worker=WORKER)
+    assert next_of_own(busy) is None

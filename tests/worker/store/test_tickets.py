@@ -48,3 +48,18 @@ def test_an_event_is_ticketed_once_it_is_due(store: Store) -> None:
     run_to_the_end(store, held(store, 1))
     assert due() == 1
     assert due() == 0
+
+
+def test_a_window_that_is_full_holds_back_nothing_of_higher_priority(store: Store) -> None:
+    submit(store, num_requests=10, shard_size=1)
+    assert len(issue(store, window=4)) == 4
+    submit(store, num_requests=6, shard_size=1, priority=5)
+    assert issue(store, window=4) == ["11.1", "12.1", "13.1", "14.1"]
+    assert issue(store, window=4) == []
+
+
+def test_a_window_that_is_full_holds_back_no_other_batch(store: Store) -> None:
+    submit(store, num_requests=10, shard_size=1)
+    assert len(issue(store, window=4)) == 4
+    submit(store, num_requests=2, shard_size=1)
+    assert issue(store, window=4) == ["11.1", "12.1"]

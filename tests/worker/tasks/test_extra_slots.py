@@ -64,8 +64,10 @@ def test_a_small_tenant_does_not_wait_for_a_slot(
             batch_id = submit(store.of_tenant("small"), num_requests=2, shard_size=2)
             issue(store)
             eventually(lambda: len(engine.shards) == 3, what="a third shard")
-            assert [request.share for request in engine.shards[2].requests] == [Share("small", 3)] * 2
-            assert engine.shards[0].requests[0].share == Share("large", 1)
+            assert [request.share for request in engine.shards[2].requests] == [
+                Share("small", 3, 0, batch_id)
+            ] * 2
+            assert engine.shards[0].requests[0].share.group == "large"
             engine.shards[2].finish(0, 1)
 
             def is_over() -> bool:
@@ -76,5 +78,29 @@ def test_a_small_tenant_does_not_wait_for_a_slot(
             eventually(is_over, what="the end of the small batch")
             assert len(engine.shards) == 3, "the large tenant gets no more than its own"
         finally:  # or the runs would keep the pool from ending
+            runner.draining.set()
+        assert [one.result(30) for one in running] == [Ending.HANDED_BACK] * 2
+
+
+@pytest.mark.parametrize("priority", [0, 5])
+def test_a_tenants_own_work_does_not_wait_for_its_slots(
+    store: Store, engine: FakeEngines, runner: ShardRunner, priority: int
+) -> None:
+    submit(store, num_requests=8, shard_size=2)
+    issue(store)
+    with ThreadPoolExecutor(2) as slots:
+        try:
+            running = [slots.submit(runner.run, shard_id) for shard_id in (1, 2)]
+            eventually(lambda: len(engine.shards) == 2)
+            batch_id = submit(store, num_requests=4, shard_size=2, priority=priority)
+            issue(store)
+            eventually(lambda: len(engine.shards) == 3, what="a third shard")
+            [share] = {request.share for request in engine.shards[2].requests}
+            assert share == Share("default", 1, priority, batch_id)
+            runner.batch_changed(batch_id)
+            engine.shards[2].finish(0, 1)
+            if priority:
+                eventually(lambda: len(engine.shards) == 4, what="the other half of it")
+        finally:
             runner.draining.set()
         assert [one.result(30) for one in running] == [Ending.HANDED_BACK] * 2
