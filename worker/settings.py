@@ -89,6 +89,7 @@ class Settings(BaseSettings):
     max_tokens_per_step: int | None = Field(default=None, gt=0)
     kv_cache_bytes: int | None = Field(default=None, gt=0)
     admission: Literal["fifo", "length-aware"] = "length-aware"
+    prefix_sharing: Literal["tenant", "deployment"] = "tenant"
 
     # How work travels.
     shard_size: int = Field(default=64, gt=0, description="requests one message carries")

@@ -40,6 +40,7 @@ class EngineConfig:
     # None: torch's own choice.
     num_threads: int | None = None
     enable_prefix_cache: bool = True
+    shares_prefixes: bool = False  # between groups: what one has sent then shows in what another finds cached
     admission: str = "length-aware"  # which waiting Sequence goes next: worker/engine/admission
     batch_policy: BatchPolicy = BatchPolicy()  # of work that generates nothing
 

@@ -66,6 +66,7 @@ class Engine:
             block_size=config.block_size,
             max_num_sequences=config.max_num_sequences,
             max_tokens_per_step=config.max_tokens_per_step,
+            shares_prefixes=config.shares_prefixes,
             stats=self.stats,
         )
         self._meter = StepMeter(self.stats, num_rows=config.max_num_sequences)

@@ -1,23 +1,27 @@
-"""Which Block holds which tokens, by a hash chain over full Blocks."""
+"""Which Block holds which tokens of whom, by a hash chain over full Blocks."""
 
 import hashlib
 from array import array
-from collections.abc import Sequence
-
-ROOT = b""
+from collections.abc import Hashable, Sequence
 
 
-def extend_hashes(hashes: list[bytes], token_ids: Sequence[int], block_size: int) -> None:
+def extend_hashes(
+    hashes: list[bytes], token_ids: Sequence[int], block_size: int, group: Hashable = None
+) -> None:
     """Append to `hashes` one digest for each full Block of `token_ids` that has none yet.
 
-    A digest covers its Block's tokens and, through its parent, all tokens before them. 128 bits, so that
-    two different prefixes never meet.
+    A digest covers its Block's tokens and, through its parent, all tokens before them and the group whose
+    they are. 128 bits, so that two different prefixes never meet.
     """
-    parent = hashes[-1] if hashes else ROOT
+    parent = hashes[-1] if hashes else _digest(repr(group).encode())
     for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
         tokens = array("q", token_ids[start : start + block_size]).tobytes()
-        parent = hashlib.blake2b(parent + tokens, digest_size=16).digest()
+        parent = _digest(parent + tokens)
         hashes.append(parent)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 class PrefixCache:

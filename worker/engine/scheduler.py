@@ -36,9 +36,11 @@ class Scheduler:
         block_size: int,
         max_num_sequences: int,
         max_tokens_per_step: int,
+        shares_prefixes: bool = False,  # between groups
         stats: EngineStats | None = None,
     ) -> None:
         self.block_pool = block_pool
+        self._shares_prefixes = shares_prefixes
         self.stats = stats or EngineStats()
         self._admission = admission
         self._block_size = block_size
@@ -73,7 +75,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a Sequence that fits the pool alone."""
         if self.block_pool.is_caching and sequence.is_shareable:
-            extend_hashes(sequence.block_hashes, sequence.token_ids, self._block_size)
+            self._extend_hashes(sequence)
         self._enqueue(sequence)
 
     def schedule(self) -> StepPlan:
@@ -322,8 +324,12 @@ class Scheduler:
         self._leave_queue(sequence)
         insort(self._running, sequence, key=_order)
 
+    def _extend_hashes(self, sequence: Sequence) -> None:
+        group = None if self._shares_prefixes else sequence.share.group
+        extend_hashes(sequence.block_hashes, sequence.token_ids, self._block_size, group)
+
     def _offer_blocks(self, sequence: Sequence) -> None:
-        extend_hashes(sequence.block_hashes, sequence.token_ids, self._block_size)
+        self._extend_hashes(sequence)
         for index in range(sequence.num_hashed_blocks, sequence.num_computed_tokens // self._block_size):
             digest = sequence.block_hashes[index]
             self.block_pool.offer(sequence.block_table[index], digest)

@@ -206,6 +206,7 @@ def engine_config(config: Settings) -> EngineConfig:
         max_tokens_per_step=config.max_tokens_per_step,
         kv_cache_bytes=config.kv_cache_bytes,
         admission=config.admission,
+        shares_prefixes=config.prefix_sharing == "deployment",
         num_threads=config.threads,
     )
 

@@ -108,3 +108,12 @@ def test_hashes_cover_what_came_before() -> None:
     whole: list[bytes] = []
     extend_hashes(whole, [1, 2, 3, 4, 5, 6], 2)
     assert one == whole
+
+
+def test_hashes_cover_whose_the_tokens_are() -> None:
+    groups = (None, "alpha", "beta", 7, "7")
+    found: dict[object, list[bytes]] = {group: [] for group in groups}
+    for group, hashes in found.items():
+        extend_hashes(hashes, [1, 2], 2, group)
+        extend_hashes(hashes, [1, 2, 3, 4], 2, group)
+    assert len({digest for hashes in found.values() for digest in hashes}) == 2 * len(groups)

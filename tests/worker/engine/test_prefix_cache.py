@@ -1,6 +1,7 @@
 """The prefix cache on a running engine: metered, cleared, and never wrong under any admission policy."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,11 @@ import pytest
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
 from tests.fixtures.tiny_llama import reference_tokens
 from worker.engine.admission import POLICIES
+from worker.engine.embedding import EmbeddingRequest
+from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
+from worker.engine.scoring import ScoringRequest
+from worker.engine.share import Share
 from worker.engine.step import GenerationRequest
 
 HEAD = tuple(range(20, 36))  # four Blocks
@@ -24,6 +29,44 @@ def test_hits_and_evictions_are_counted(tiny_llama: Path) -> None:
     assert engine.stats.evictions == 0
     run(engine, requests_for([(7,) * 120], greedy(4)))
     assert engine.stats.evictions > 0
+
+
+def read(engine: Engine, request: EmbeddingRequest | ScoringRequest) -> int:
+    engine.add(request)
+    while True:
+        for reading in engine.step().readings:
+            return reading.num_cached_tokens
+
+
+@pytest.mark.parametrize(("shares_prefixes", "of_another"), [(False, 0), (True, 16)])
+def test_a_group_finds_what_it_has_sent_itself(
+    tiny_llama: Path, shares_prefixes: bool, of_another: int
+) -> None:
+    engine = make_engine(tiny_llama, shares_prefixes=shares_prefixes)
+    alpha, beta = Share("alpha"), Share("beta")
+    prompt = (*HEAD, 5)
+
+    def cached(share: Share) -> list[int]:
+        requests = [replace(one, share=share) for one in requests_for([prompt, prompt], greedy(4))]
+        return [one.num_cached_tokens for one in run(engine, requests)]
+
+    assert cached(alpha) == [0, 16]
+    assert cached(alpha) == [16, 16]
+    assert cached(beta) == [of_another, 16]
+    assert read(engine, EmbeddingRequest(1, prompt, share=alpha)) == 16
+    assert read(engine, ScoringRequest(2, prompt, [[7], [8]], share=alpha)) == 16
+    assert read(engine, EmbeddingRequest(3, prompt, share=Share("gamma"))) == of_another
+    assert read(engine, ScoringRequest(4, prompt, [[7], [8]], share=Share("delta"))) == of_another
+
+
+def test_groups_do_not_wait_for_one_another(tiny_llama: Path) -> None:
+    """Who computes a prefix now is waited for by its own group only: a wait would tell of it too."""
+    engine = make_engine(tiny_llama)
+    for index, share in enumerate((Share("alpha"), Share("alpha"), Share("beta"))):
+        engine.add(replace(requests_for([(*HEAD, 5)], greedy(4), first_id=index)[0], share=share))
+    engine.step()
+    assert [one.share.group for one in engine._scheduler.running] == ["alpha", "beta"]
+    run(engine, ())
 
 
 def test_without_a_cache_nothing_is_looked_up(tiny_llama: Path) -> None:
