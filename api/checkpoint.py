@@ -1,6 +1,7 @@
 """What the door must know of the served checkpoint: its context, its tokens, its chat template.
 
-Reads the directory's JSON files with `tokenizers` alone; never loads torch or weights.
+Reads the directory's JSON files with `tokenizers` alone; never loads torch, and of weights no more than
+tells them from others.
 """
 
 import json
@@ -12,6 +13,8 @@ from typing import Any, Self
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
+
+from worker.contract.models import Model, identify
 
 TOKENIZE_AT_ONCE = 1024
 UNKNOWN = "\U0010fffd"  # in nobody's vocabulary
@@ -50,7 +53,7 @@ class Checkpoint:
     def __init__(
         self,
         *,
-        name: str,
+        model: Model,
         max_model_len: int,
         vocab_size: int,
         hidden_size: int | None,
@@ -58,7 +61,7 @@ class Checkpoint:
         tokenizer: Tokenizer,
         config: Mapping[str, Any],
     ) -> None:
-        self.name = name
+        self.model = model
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
@@ -96,7 +99,7 @@ class Checkpoint:
             if template_file.exists():
                 tokenizer_config["chat_template"] = template_file.read_text("utf-8")
             return cls(
-                name=directory.resolve().name,
+                model=identify(directory),
                 max_model_len=_read_size(config_file, config, "max_position_embeddings", least=2),
                 vocab_size=_read_size(config_file, config, "vocab_size", tokenizer.get_vocab_size()),
                 hidden_size=_read_size(config_file, config, "hidden_size", 0) or None,
@@ -104,8 +107,15 @@ class Checkpoint:
                 tokenizer=tokenizer,
                 config=tokenizer_config,
             )
-        except (TemplateError, OSError, UnicodeError, RecursionError) as error:
+        except (TemplateError, UnicodeError, RecursionError) as error:
             raise CheckpointError(f"{directory}: its chat template: {error}") from error
+        except OSError as error:
+            raise CheckpointError(f"{directory}: {error}") from error
+
+    @property
+    def name(self) -> str:
+        """What clients call the model."""
+        return self.model.name
 
     def count_tokens(self, prompts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
         """Return how many tokens the engine will see for each prompt."""

@@ -47,7 +47,7 @@ def health() -> Health:
     responses={HTTPStatus.SERVICE_UNAVAILABLE: {"model": Readiness, "description": "something is missing"}},
 )
 def ready(services: DeploymentDependency, response: Response) -> Readiness:
-    """Check Postgres, Redis, and that a gpu worker was seen within 15 seconds."""
+    """Check Postgres, Redis, and that a gpu worker of this model was seen within 15 seconds."""
     database, worker = _database_and_worker(services)
     broker = _broker(services)
     is_ready = database == broker == worker == "ok"
@@ -60,7 +60,8 @@ def ready(services: DeploymentDependency, response: Response) -> Readiness:
 def _database_and_worker(services: Services) -> tuple[Check, Check]:
     try:
         with services.store.transaction() as session:
-            return "ok", "ok" if workers.slots(session, GPU_QUEUE) else "failed"
+            model = services.checkpoint.model.fingerprint
+            return "ok", "ok" if workers.slots(session, GPU_QUEUE, model=model) else "failed"
     except SQLAlchemyError as error:
         logger.warning("not ready: %s", str(error).splitlines()[0])
         return "failed", "failed"

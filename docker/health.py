@@ -20,7 +20,10 @@ from worker.store.workers import SEEN_WITHIN
 
 TIMEOUT_SECONDS = 3.0
 
-WORKER_IS_SEEN = "SELECT 1 FROM workers WHERE name = :name AND slots > 0 AND seen_at > now() - :within"
+# Its own name follows that of its host.
+WORKER_IS_SEEN = """
+    SELECT 1 FROM workers WHERE starts_with(name, :name) AND slots > 0 AND seen_at > now() - :within LIMIT 1
+"""
 # A process of this container: its connection comes from the same address as ours.
 PROCESS_LISTENS = """
     SELECT 1 FROM pg_stat_activity
@@ -41,7 +44,7 @@ def flower() -> bool:
 
 def gpu() -> bool:
     """Whether the worker says that its engine is loaded and moves."""
-    return _finds(WORKER_IS_SEEN, name=f"{GPU_QUEUE}@{socket.gethostname()}", within=SEEN_WITHIN)
+    return _finds(WORKER_IS_SEEN, name=f"{GPU_QUEUE}@{socket.gethostname()}/", within=SEEN_WITHIN)
 
 
 def dispatcher() -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
+from worker.contract.models import ServedModel
 from worker.engine.engine_thread import EngineThread
 from worker.store import shards
 from worker.store.session import DATABASE_AWAY, Store
@@ -23,8 +24,17 @@ CONFIRM_SECONDS = 0.5
 class LeaseKeeper:
     """Holds claims on shards for runners, a thread each. `stop` after the last of them."""
 
-    def __init__(self, store: Store, engine: EngineThread, *, worker: str, lease: timedelta) -> None:
+    def __init__(
+        self,
+        store: Store,
+        engine: EngineThread,
+        *,
+        worker: str,
+        lease: timedelta,
+        model: ServedModel | None = None,
+    ) -> None:
         self.worker = worker
+        self.model = model  # None: what waits for no model in particular is all that is claimed
         self._store = store
         self._engine = engine
         self._lease = lease
@@ -56,6 +66,16 @@ class LeaseKeeper:
             self._held.discard((held.shard_id, held.fence))
 
     @property
+    def serves(self) -> str | None:
+        """The fingerprint of the model whose shards are claimed here."""
+        return None if self.model is None else self.model.fingerprint
+
+    @property
+    def model_id(self) -> int | None:
+        """What results and partial outputs name that model by."""
+        return None if self.model is None else self.model.id
+
+    @property
     def lease(self) -> timedelta | None:
         """For how long what is held may be held from now on; None while the engine makes no progress."""
         is_stalled = time.monotonic() - self._engine.last_progress_at > STALL_SECONDS
@@ -65,7 +85,9 @@ class LeaseKeeper:
         held: Claim | None = None
         try:
             with self._store.transaction() as session:
-                held = shards.claim(session, shard_id, worker=self.worker, lease=self._lease)
+                held = shards.claim(
+                    session, shard_id, worker=self.worker, lease=self._lease, model=self.model
+                )
         except DATABASE_AWAY:
             if held is None:
                 raise

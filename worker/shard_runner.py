@@ -103,7 +103,12 @@ class ShardRunner:
         """Find the shard whose turn it is; while the block runs, no other run of this process finds it."""
         with self._choosing:
             with self.store.transaction() as session:
-                found = fair_share.first(session, but=tried | self._chosen, fewest=next(self._orders))
+                found = fair_share.first(
+                    session,
+                    but=tried | self._chosen,
+                    fewest=next(self._orders),
+                    model=self.keeper.serves,
+                )
             chosen = otherwise if found is None else found
             self._chosen.add(chosen)
         try:
@@ -114,7 +119,7 @@ class ShardRunner:
     def run_this(self, shard_id: int) -> Ending:
         """Run this shard and no other, if it is ready."""
         with self.store.transaction() as session:
-            alone = shards.is_suspect(session, shard_id)
+            alone = shards.is_suspect(session, shard_id, model=self.keeper.serves)
         with self._solo.enter(alone=alone, give_up=self.draining.is_set) as is_in:
             return self._claim_and_run(shard_id) if is_in else Ending.NOTHING_TO_DO
 
@@ -170,7 +175,7 @@ class ShardRunner:
 
     def _known_tokens(self, request: ShardRequest) -> Sequence[int]:
         kept = request.partial_output
-        return () if kept is None or kept.model != self.engine.model_info.name else kept.token_ids
+        return () if kept is None or kept.model_id != self.keeper.model_id else kept.token_ids
 
     def _follow(self, run: "_Run") -> Ending:
         while True:
@@ -226,7 +231,7 @@ class ShardRunner:
         return fresh
 
     def _to_keep(self, token_ids: Sequence[int], text: str) -> PartialOutput:
-        return PartialOutput(self.engine.model_info.name, token_ids, text)
+        return PartialOutput(self.keeper.model_id, token_ids, text)
 
     def _cancelled_in(self, shard_id: int) -> list[int]:
         with self.store.transaction() as session:

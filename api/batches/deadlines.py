@@ -27,11 +27,12 @@ def check_deadline(session: Session, batch: NewBatch) -> None:
     left = (expires_at - now).total_seconds()
     if left <= 0:
         raise InvalidInputError(f"{param}: {_text(expires_at)} is past", param=param, code="deadline_past")
-    rate = queueing.capacity(session).tokens_per_second
+    model = None if batch.model is None else batch.model.fingerprint
+    rate = queueing.capacity(session, model=model).tokens_per_second
     if rate is None:
         return
-    ahead = queueing.ahead_of(session, priority=batch.priority, expires_at=expires_at)
-    share = queueing.usual_share(session)
+    ahead = queueing.ahead_of(session, priority=batch.priority, expires_at=expires_at, model=model)
+    share = queueing.usual_share(session, model=model)
     own = sum(request.max_tokens for request in batch.requests)
     needed = (own + ahead.num_tokens) * share / rate
     if needed > left:

@@ -44,6 +44,7 @@ def to_batch(services: Services, submission: BatchSubmission) -> NewBatch:
         max_total_tokens=submission.max_total_tokens,
         cache=batch_cache(services, submission),
         cache_similarity=submission.cache_similarity,
+        model=services.checkpoint.model,
     )
 
 

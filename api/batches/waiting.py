@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from api.batches.progress_schemas import Waiting
+from worker.contract.models import label
 from worker.contract.states import BatchStatus
 from worker.store import batch_files, queueing
 from worker.store.batch_views import BatchView
@@ -24,9 +25,12 @@ def read_line(session: Session, view: BatchView) -> Line | None:
     """Return a live batch's line; None where nobody waits: it runs, or has ended."""
     if view.status.is_terminal or view.num_running_shards:
         return None
-    ahead = queueing.ahead_of(session, priority=view.priority, expires_at=view.expires_at, batch_id=view.id)
+    model = view.model_fingerprint
+    ahead = queueing.ahead_of(
+        session, priority=view.priority, expires_at=view.expires_at, batch_id=view.id, model=model
+    )
     has_no_reader = bool(view.num_unread) and batch_files.has_no_reader(session, view.id)
-    return Line(ahead, queueing.capacity(session), has_no_reader)
+    return Line(ahead, queueing.capacity(session, model=model), has_no_reader)
 
 
 def explain(view: BatchView, line: Line | None) -> Waiting | None:
@@ -37,6 +41,11 @@ def explain(view: BatchView, line: Line | None) -> Waiting | None:
         return Waiting(reason="stopping", message="it is about to end")
     if view.paused_at is not None:
         return Waiting(reason="paused", message="it was paused; resume it")
+    capacity = line.capacity
+    is_served = capacity.num_ready or capacity.num_loading
+    if capacity.num_others and not is_served and view.model_name and view.model_fingerprint:
+        message = f"no worker serves {label(view.model_name, view.model_fingerprint)}"
+        return Waiting(reason="no_worker", message=message)
     if view.num_unread == view.num_requests:
         if line.has_no_reader:
             message = "nobody reads its file: the files process is busy, or does not run"
@@ -48,8 +57,8 @@ def explain(view: BatchView, line: Line | None) -> Waiting | None:
         "batches_ahead": ahead.num_batches,
         "requests_ahead": ahead.num_requests,
     }
-    if not line.capacity.num_ready:
-        if line.capacity.num_loading:
+    if not capacity.num_ready:
+        if capacity.num_loading:
             return Waiting(reason="model_loading", message="the workers are loading the model", **place)
         return Waiting(reason="no_worker", message="no gpu worker is alive", **place)
     if ahead.num_batches:

@@ -11,6 +11,7 @@ from api.errors import InvalidInputError, KeyReusedError, NotFoundError
 from api.file_batches.schemas import FileBatch, FileBatchSubmission, to_file_batch
 from api.targets import check_url
 from worker.contract.caching import CacheMode
+from worker.contract.models import Model
 from worker.store import batch_files, batches, file_batch_views, files, idempotency
 from worker.store.batch_files import NewFileBatch
 
@@ -36,7 +37,8 @@ def create(
     with services.store.transaction() as session:
         batch_id = None if key is None else _find(session, key)
         if batch_id is None:
-            new = _to_new(session, submission, choose_cache(services, session, submission.cache))
+            cache = choose_cache(services, session, submission.cache)
+            new = _to_new(session, submission, cache, services.checkpoint.model)
             # Held by every submission, so that a retry waits for the one whose answer was lost.
             earlier = batch_files.find_same(session, new, within=RETRIES_WITHIN)
             batch_id = earlier if is_retry and key is None else None
@@ -94,7 +96,9 @@ def _find(session: Session, key: IdempotencyKey) -> str | None:
         ) from error
 
 
-def _to_new(session: Session, submission: FileBatchSubmission, cache: CacheMode) -> NewFileBatch:
+def _to_new(
+    session: Session, submission: FileBatchSubmission, cache: CacheMode, model: Model
+) -> NewFileBatch:
     file = files.get(session, submission.input_file_id)
     if file is None:
         raise NotFoundError(f"no file {submission.input_file_id}", param="input_file_id")
@@ -118,4 +122,5 @@ def _to_new(session: Session, submission: FileBatchSubmission, cache: CacheMode)
         cache_similarity=submission.cache_similarity,
         max_failed=submission.max_failed,
         max_total_tokens=submission.max_total_tokens,
+        model=model,
     )

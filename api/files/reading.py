@@ -44,7 +44,8 @@ class BatchReader:
     def turn(self) -> bool:
         """Read some of a batch's input; False: no batch waits for that."""
         with self.services.store.transaction() as session:
-            held = batch_files.claim_to_read(session, lease=LEASE)
+            model = self.services.checkpoint.model
+            held = batch_files.claim_to_read(session, lease=LEASE, model=model)
         if held is None:
             return False
         own = replace(self.services, store=self.services.store.of_tenant(held.tenant_id))
@@ -74,7 +75,8 @@ class BatchReader:
 
     def _read(self, held: FilesClaim, file: FileView) -> None:
         translate = Translator(self.services.checkpoint, self.services.settings.max_prompt_bytes)
-        was_checked = (file.endpoint, file.model) == (held.endpoint, self.services.checkpoint.name)
+        model = self.services.checkpoint.model.label
+        was_checked = (file.endpoint, file.model) == (held.endpoint, model)
         if not was_checked and (errors := self._errors(held, file, translate)):
             self._refuse(held, errors)
             return

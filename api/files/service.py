@@ -60,7 +60,7 @@ def to_row(services: Services, received: Received, *, filename: str, lifetime_se
         num_bytes=received.num_bytes,
         num_lines=received.num_lines,
         endpoint=received.endpoint,
-        model=services.checkpoint.name,
+        model=services.checkpoint.model.label,
         lifetime=None if lifetime_seconds is None else timedelta(seconds=lifetime_seconds),
     )
 

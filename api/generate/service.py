@@ -43,7 +43,12 @@ def to_batch(
         max_prompt_bytes=services.settings.max_prompt_bytes,
         name=lambda i: "prompt" if hasattr(fields, "prompt") else f"prompts[{i}]",
     )
-    return NewBatch(params=params, requests=fitted, cache=cache or default_cache(services))
+    return NewBatch(
+        params=params,
+        requests=fitted,
+        cache=cache or default_cache(services),
+        model=services.checkpoint.model,
+    )
 
 
 def cache_of(optimization: Optimization) -> CacheMode:
@@ -59,9 +64,10 @@ def model_info(services: Services) -> ModelInfoAnswer:
 
     """
     with services.store.transaction() as session:
-        found = workers.infos(session, GPU_QUEUE)
+        model = services.checkpoint.model
+        found = workers.infos(session, GPU_QUEUE, model=model.fingerprint)
     if not found:
-        raise NoWorkerError("no gpu worker is alive, so no engine runs")
+        raise NoWorkerError(f"no gpu worker that serves {model.label} is alive, so no engine runs")
     info = found[0]
     return ModelInfoAnswer(
         model_name=info["name"],

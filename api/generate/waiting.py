@@ -132,6 +132,7 @@ async def submitted(
 
 def _submit(services: Services, batch: NewBatch, *, needs_worker: bool) -> None:
     with services.store.transaction() as session:
-        if needs_worker and not workers.slots(session, GPU_QUEUE):
-            raise NoWorkerError("no gpu worker is alive; nothing was accepted, try again")
+        model = services.checkpoint.model
+        if needs_worker and not workers.slots(session, GPU_QUEUE, model=model.fingerprint):
+            raise NoWorkerError(f"no worker serves {model.label}; nothing was accepted, try again")
         batches.submit(session, batch, shard_size=services.settings.shard_size)

@@ -126,7 +126,12 @@ def _to_batch(services: Services, body: Body) -> NewBatch:
         max_prompt_bytes=services.settings.max_prompt_bytes,
         name=lambda _: field,
     )
-    return NewBatch(params=SamplingParams(), requests=fitted, cache=default_cache(services))
+    return NewBatch(
+        params=SamplingParams(),
+        requests=fitted,
+        cache=default_cache(services),
+        model=services.checkpoint.model,
+    )
 
 
 async def _whole(

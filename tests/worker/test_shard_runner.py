@@ -232,7 +232,7 @@ def test_long_outputs_are_saved_while_they_run(bench: Bench) -> None:
 def test_tokens_of_another_model_are_not_gone_on_from(bench: Bench) -> None:
     bench.batch_id = submit(bench.store, num_requests=4, shard_size=4)
     with bench.store.transaction() as session:
-        kept = {1: PartialOutput("other", (1, 2), "a"), 2: PartialOutput("fake", (3, 4), "b")}
+        kept = {1: PartialOutput(7, (1, 2), "a"), 2: PartialOutput(None, (3, 4), "b")}
         partial_outputs.keep(session, kept)
     ending = bench.go_on()
     assert [tuple(one.output_token_ids) for one in bench.engine.requests] == [(), (3, 4), (), ()]

@@ -12,7 +12,7 @@ from functools import partial
 from kombu.exceptions import OperationalError as BrokerError
 from redis import RedisError
 
-from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE, Ticket
+from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE, Ticket, gpu_queue
 from worker.dispatcher.lost_workers import LostWorkers
 from worker.queue.broker import Broker
 from worker.queue.publish import publish
@@ -75,8 +75,14 @@ class Dispatcher:
     def issue(self) -> None:
         """Ticket what is due: all that a notification calls for."""
         # Somebody waits for a webhook; shards have tickets ahead of what runs.
-        self._issue(CALLBACKS_QUEUE)
-        self._issue(GPU_QUEUE)
+        callbacks = partial(tickets.issue_deliveries, most_at_once=self.callbacks_per_receiver)
+        self._issue(CALLBACKS_QUEUE, 0, callbacks)
+        with self.store.transaction() as session:
+            # For a model that nobody serves there are no tickets: its shards wait for a worker, as rows.
+            models = [None, *workers.models(session, GPU_QUEUE)]
+            slots = {model: workers.slots(session, GPU_QUEUE, model=model) for model in models}
+        for model, count in slots.items():
+            self._issue(gpu_queue(model), count, partial(tickets.issue_shards, model=model))
 
     def tidy(self) -> None:
         """Drop rows nobody will ask for again."""
@@ -94,19 +100,17 @@ class Dispatcher:
             deliveries.return_expired(session, limit=SWEEP_LIMIT)
             webhooks.adopt(session, limit=SWEEP_LIMIT)
 
-    def _issue(self, queue: str) -> None:
+    def _issue(self, queue: str, slots: int, issue: Callable[..., Sequence[Ticket]]) -> None:
         try:
             is_empty = self.broker.length(queue) == 0
         except RedisError as error:
             logger.warning("Redis does not answer: %s", error)
             return
-        issue: Callable[..., Sequence[Ticket]] = tickets.issue_shards
-        if queue == CALLBACKS_QUEUE:
-            issue = partial(tickets.issue_deliveries, most_at_once=self.callbacks_per_receiver)
         with self.store.transaction() as session:
-            window = max(MIN_WINDOW, WINDOW_PER_SLOT * workers.slots(session, queue))
             due = issue(
-                session, window=window, reissue_after=REISSUE_WHEN_EMPTY if is_empty else REISSUE_ALWAYS
+                session,
+                window=max(MIN_WINDOW, WINDOW_PER_SLOT * slots),
+                reissue_after=REISSUE_WHEN_EMPTY if is_empty else REISSUE_ALWAYS,
             )
         try:
             for ticket in due:

@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.caching import CacheMode
+from worker.contract.models import Model
 from worker.contract.results import RequestError
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, FilesStage
@@ -49,6 +50,7 @@ class NewFileBatch:
     cache_similarity: float | None = None
     max_failed: int | None = None
     max_total_tokens: int | None = None
+    model: Model | None = None  # that runs it; None: any
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def submit(session: Session, new: NewFileBatch) -> str:
             max_failed=new.max_failed,
             max_total_tokens=new.max_total_tokens,
             expires_at=func.now() + new.window,
+            **batches.columns_of(new.model),
         )
     )
     lifetime = new.output_lifetime
@@ -140,9 +143,17 @@ def find_same(session: Session, new: NewFileBatch, *, within: timedelta) -> str 
     )
 
 
-def claim_to_read(session: Session, *, lease: timedelta) -> FilesClaim | None:
-    """Take a batch whose input is to be read, the one that has waited for longest; None: there is none."""
-    return _claim(session, BatchFilesRow.stage == FilesStage.READING, lease)
+def claim_to_read(session: Session, *, lease: timedelta, model: Model | None = None) -> FilesClaim | None:
+    """Take a batch whose input is to be read, the one that has waited for longest; None: there is none.
+
+    Its lines become requests to one model: a batch for another than `model` is left to who serves that.
+    """
+    theirs = select(BatchRow.id).where(
+        BatchRow.id == BatchFilesRow.batch_id,
+        BatchRow.model_fingerprint.is_distinct_from(None if model is None else model.fingerprint),
+        BatchRow.model_fingerprint.is_not(None),
+    )
+    return _claim(session, (BatchFilesRow.stage == FilesStage.READING) & ~theirs.exists(), lease)
 
 
 def claim_to_write(session: Session, *, lease: timedelta) -> FilesClaim | None:
@@ -200,6 +211,7 @@ def add_requests(
         shard_size=shard_size,
         priority=batch.priority,
         expires_at=batch.expires_at,
+        model_fingerprint=batch.model_fingerprint,
         first_position=batch.num_requests - batch.num_unread,
         digests=digests,
         joined=joined,

@@ -22,6 +22,8 @@ class BatchView:
     tenant_id: str
     status: BatchStatus
     callback_url: str | None
+    model_name: str | None  # None: any worker runs it
+    model_fingerprint: str | None
     priority: int
     metadata: dict[str, Any]
     input_file_id: str | None
@@ -119,6 +121,8 @@ def to_view(row: BatchRow, running: int, num_running_shards: int, read_at: datet
         tenant_id=row.tenant_id,
         status=row.status,
         callback_url=row.callback_url,
+        model_name=row.model_name,
+        model_fingerprint=row.model_fingerprint,
         priority=row.priority,
         metadata=row.metadata_,
         input_file_id=row.input_file_id,

@@ -10,6 +10,7 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.caching import DEFAULT_SIMILARITY, CacheMode, request_digest
+from worker.contract.models import Model
 from worker.contract.results import RequestError
 from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, Outcome, ShardState
@@ -41,6 +42,7 @@ class NewBatch:
     lane: Lane = Lane.BATCH
     cache: CacheMode = CacheMode.OFF
     cache_similarity: float = DEFAULT_SIMILARITY
+    model: Model | None = None  # that runs it; None: any
     id: str | None = None  # None: a new one
 
 
@@ -82,6 +84,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
             max_total_tokens=batch.max_total_tokens,
             cache=batch.cache,
             cache_similarity=batch.cache_similarity if batch.cache is CacheMode.SEMANTIC else None,
+            **columns_of(batch.model),
         )
         .returning(BatchRow.expires_at)
     )
@@ -93,6 +96,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
         shard_size=shard_size,
         priority=batch.priority,
         expires_at=expires_at,
+        model_fingerprint=None if batch.model is None else batch.model.fingerprint,
         lane=batch.lane,
     )
     if batch.lane is Lane.INTERACTIVE:
@@ -100,6 +104,17 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
     else:
         wake_dispatcher(session)
     return batch_id
+
+
+def columns_of(model: Model | None) -> dict[str, str]:
+    """Return how a batch's row names the model that runs it."""
+    if model is None:
+        return {}
+    return {
+        "model_name": model.name,
+        "model_fingerprint": model.fingerprint,
+        "model_tokenizer": model.tokenizer,
+    }
 
 
 def add_shards(
@@ -111,6 +126,7 @@ def add_shards(
     shard_size: int,
     priority: int,
     expires_at: datetime | None,
+    model_fingerprint: str | None,
     lane: Lane = Lane.BATCH,
     first_position: int = 0,
     digests: Sequence[bytes | None] | None = None,
@@ -133,6 +149,7 @@ def add_shards(
         batch_id=batch_id,
         priority=priority,
         expires_at=expires_at,
+        model_fingerprint=model_fingerprint,
         lane=lane,
         first=first_position // shard_size,
     )
@@ -149,6 +166,7 @@ def _add_empty_shards(
     batch_id: str,
     priority: int,
     expires_at: datetime | None,
+    model_fingerprint: str | None,
     lane: Lane,
     first: int,
 ) -> Sequence[int]:
@@ -166,6 +184,7 @@ def _add_empty_shards(
                 "lane": lane,
                 "priority": priority,
                 "expires_at": expires_at,
+                "model_fingerprint": model_fingerprint or "",
                 "num_requests": count,
             }
             for position, count in enumerate(num_requests, first)

@@ -75,7 +75,7 @@ def record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> N
         later = count - (result.num_copies - 1)
         if later > 0 and result.outcome is Outcome.COMPLETED:
             unmeasured += _readings(later, result.num_prompt_tokens, result.num_output_tokens)
-    meters.add(session, METER, unmeasured)
+    meters.add(session, METER, unmeasured, model=batch.model_fingerprint)
 
 
 def _readings(count: int, num_prompt_tokens: int, num_output_tokens: int) -> Counter[str]:
@@ -157,7 +157,7 @@ def answer_later_ones(
         batch.output_tokens += row.num_output_tokens
         batch.settled_max_tokens += max_tokens[row.digest]
         batch.stored_bytes += row.num_bytes
-    meters.add(session, METER, unmeasured)
+    meters.add(session, METER, unmeasured, model=batch.model_fingerprint)
 
 
 def _count(batch: BatchRow, original: NewResult, count: int) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from worker.contract.states import BatchStatus, Lane, ShardState
 from worker.store.access_tables import FairShareRow, TenantRow
+from worker.store.models import may_run
 from worker.store.tables import BatchRow, ShardRow
 
 # Who had nothing waiting may be so many tokens, over its weight, ahead of those who had: a small batch need
@@ -40,9 +41,15 @@ class Waiting:
     cost: float
 
 
-def next_of_each_tenant(session: Session, is_due: ColumnElement[bool], *, limit: int) -> Sequence[Waiting]:
-    """Return those shards that are due of each tenant's first `limit` ready ones, by either order."""
-    tenants = _tenants_with_ready_shards()
+def next_of_each_tenant(
+    session: Session, is_due: ColumnElement[bool], *, limit: int, model: str | None = None
+) -> Sequence[Waiting]:
+    """Return those shards that are due of each tenant's first `limit` ready ones, by either order.
+
+    Those that wait for one model, or those that wait for none in particular.
+    """
+    is_wanted = ShardRow.model_fingerprint == (model or "")
+    tenants = _tenants_with_ready_shards(is_wanted)
     settled = BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled
     # An output is expected to be as long as the batch's were so far, at first as long as it may be.
     output_tokens = func.coalesce(
@@ -61,6 +68,7 @@ def next_of_each_tenant(session: Session, is_due: ColumnElement[bool], *, limit:
         )
         .join(BatchRow, BatchRow.id == ShardRow.batch_id)
         .where(
+            is_wanted,
             ShardRow.tenant_id == tenants.c.tenant_id,
             ShardRow.state == ShardState.READY,
             # Interactive shards take no ticket: worker/tasks/interactive.py.
@@ -123,8 +131,10 @@ def places(session: Session, waiting: Sequence[Waiting]) -> dict[int, float]:
     return given
 
 
-def first(session: Session, *, but: Collection[int] = (), fewest: bool = True) -> int | None:
-    """Return the ticketed shard that should run next, leaving out some; None: there is none.
+def first(
+    session: Session, *, but: Collection[int] = (), fewest: bool = True, model: str | None = None
+) -> int | None:
+    """Return the ticketed shard that a worker of this model should run next, leaving out some, or None.
 
     That is the first of the tenant whose place is the lowest, and it takes that place. `fewest` says by which
     order; whoever asks does so in turns.
@@ -133,15 +143,15 @@ def first(session: Session, *, but: Collection[int] = (), fewest: bool = True) -
     decided when a worker has room. Of two workers that find the same one, the second claims in vain and asks
     again.
     """
-    may_run = (*IS_TICKETED, ShardRow.id.not_in(but), BatchRow.paused_at.is_(None))
+    is_free = (*IS_TICKETED, may_run(model), ShardRow.id.not_in(but), BatchRow.paused_at.is_(None))
     shard = select(ShardRow.id, ShardRow.tenant_id).join(BatchRow, BatchRow.id == ShardRow.batch_id)
     lowest = session.execute(
-        shard.where(*may_run).order_by(ShardRow.virtual_start, ShardRow.id).limit(1)
+        shard.where(*is_free).order_by(ShardRow.virtual_start, ShardRow.id).limit(1)
     ).one_or_none()
     if lowest is None:
         return None
     order = FEWEST_FIRST if fewest else EARLIEST_FIRST
-    own = shard.where(*may_run, ShardRow.tenant_id == lowest.tenant_id).order_by(*order).limit(1)
+    own = shard.where(*is_free, ShardRow.tenant_id == lowest.tenant_id).order_by(*order).limit(1)
     chosen = session.execute(own).one_or_none()
     if chosen is None:  # claimed meanwhile
         return None
@@ -165,9 +175,9 @@ def _exchange_places(session: Session, one: int, other: int) -> None:
         )
 
 
-def _tenants_with_ready_shards() -> CTE:
+def _tenants_with_ready_shards(is_wanted: ColumnElement[bool]) -> CTE:
     # One look at the index for each tenant, however many shards wait: Postgres has no such scan of its own.
-    is_ready = ShardRow.state == ShardState.READY
+    is_ready = is_wanted & (ShardRow.state == ShardState.READY)
     first_name = select(func.min(ShardRow.tenant_id).label("tenant_id")).where(is_ready)
     found = first_name.cte("tenant", recursive=True)
     after = select(func.min(ShardRow.tenant_id)).where(is_ready, ShardRow.tenant_id > found.c.tenant_id)

@@ -20,4 +20,5 @@ class MeterRow(Table):
 
     worker: Mapped[str] = mapped_column(primary_key=True)
     minute: Mapped[datetime] = mapped_column(primary_key=True)
+    model: Mapped[str] = mapped_column(server_default="", primary_key=True)  # its fingerprint; "": of none
     readings: Mapped[dict[str, Any]]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import Double, cast, delete, func, select, true
+from sqlalchemy import Double, cast, func, select, true
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -14,7 +14,7 @@ from worker.store.meter_tables import MeterRow
 
 KEPT_BY_MINUTE = timedelta(hours=2)
 FOLD_AT_ONCE = 1000
-# The row of everything that is older: nobody's, and of no minute.
+# The rows of everything that is older, one a model: nobody's, and of no minute.
 EVERYBODY = ""
 ANCIENT = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -37,25 +37,25 @@ class Measured:
     minutes: Sequence[MinuteReadings]  # the oldest first
 
 
-def add(session: Session, worker: str, readings: Readings) -> None:
-    """Add what a process has counted since it last did this."""
+def add(session: Session, worker: str, readings: Readings, *, model: str | None = None) -> None:
+    """Add what a process that runs a model has counted since it last did this."""
     counted = {name: value for name, value in readings.items() if value}
     if counted:
         minute = session.scalar(select(func.date_trunc("minute", func.now()))) or ANCIENT
-        _add_to(session, worker, minute, counted)
+        _add_to(session, worker, minute, model or "", counted)
 
 
-def _add_to(session: Session, worker: str, minute: datetime, readings: Readings) -> None:
-    # Two processes of one name may meet here; the row lock keeps both counts.
-    empty = insert(MeterRow).values(worker=worker, minute=minute, readings={})
+def _add_to(session: Session, worker: str, minute: datetime, model: str, readings: Readings) -> None:
+    # Two who fold, or pass on copies, may meet here; the row lock keeps both counts.
+    empty = insert(MeterRow).values(worker=worker, minute=minute, model=model, readings={})
     session.execute(empty.on_conflict_do_nothing())
-    row = session.get_one(MeterRow, (worker, minute), with_for_update=True, populate_existing=True)
+    row = session.get_one(MeterRow, (worker, minute, model), with_for_update=True, populate_existing=True)
     row.readings = dict(Counter(row.readings) + Counter(readings))
     session.flush()
 
 
-def measured(session: Session, *, minutes: int) -> Measured:
-    """Return what was counted in all, and by minute in the last so many minutes."""
+def measured(session: Session, *, minutes: int, model: str | None = None) -> Measured:
+    """Return what was counted in all, and by minute in the last so many minutes; of one model, if named."""
     each = func.jsonb_each_text(MeterRow.readings).table_valued("key", "value")
     now, since = session.execute(
         select(func.now(), func.date_trunc("minute", func.now()) - timedelta(minutes=minutes - 1))
@@ -67,6 +67,7 @@ def measured(session: Session, *, minutes: int) -> Measured:
             func.sum(cast(each.c.value, Double)),
         )
         .join(each, onclause=true())
+        .where(true() if model is None else MeterRow.model == model)
         .group_by("minute", each.c.key)
     )
     by_minute: dict[datetime, dict[str, float]] = {}
@@ -87,7 +88,7 @@ def measured(session: Session, *, minutes: int) -> Measured:
 
 
 def fold_the_old(session: Session) -> None:
-    """Add minutes of some time ago to the one row that keeps their sum, a bounded number at once."""
+    """Add minutes of some time ago to the row that keeps their model's sum, a bounded number at once."""
     old = session.scalars(
         select(MeterRow)
         .where(MeterRow.minute < func.now() - KEPT_BY_MINUTE, MeterRow.minute > ANCIENT)
@@ -97,8 +98,10 @@ def fold_the_old(session: Session) -> None:
     ).all()
     if not old:
         return
-    readings: Counter[str] = Counter()
+    by_model: dict[str, Counter[str]] = {}
     for row in old:
-        readings.update(row.readings)
-        session.execute(delete(MeterRow).where(MeterRow.worker == row.worker, MeterRow.minute == row.minute))
-    _add_to(session, EVERYBODY, ANCIENT, readings)
+        by_model.setdefault(row.model, Counter()).update(row.readings)
+        session.delete(row)
+    session.flush()
+    for model, readings in sorted(by_model.items()):
+        _add_to(session, EVERYBODY, ANCIENT, model, readings)

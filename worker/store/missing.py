@@ -52,6 +52,7 @@ def settle(
             bindparam("outcome", outcome.value),
             kept.c.text,
             case((has_output, literal("cancelled" if outcome is Outcome.CANCELLED else "error"))),
+            kept.c.model_id,
             case((has_output, RequestRow.num_prompt_tokens), else_=0),
             case((is_copy, RequestRow.num_prompt_tokens), else_=0),
             func.coalesce(func.cardinality(kept.c.token_ids), 0),
@@ -74,6 +75,7 @@ def settle(
         "outcome",
         "output",
         "finish_reason",
+        "model_id",
         "num_prompt_tokens",
         "num_cached_tokens",
         "num_output_tokens",
@@ -121,6 +123,7 @@ def _kept_outputs(batch_id: str) -> Subquery:
             PartialOutputRow.request_id,
             PartialOutputRow.text,
             PartialOutputRow.token_ids,
+            PartialOutputRow.model_id,
             RequestRow.shard_id,
             identity,
         )

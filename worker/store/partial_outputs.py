@@ -12,9 +12,9 @@ from worker.store.tables import PartialOutputRow, ResultRow
 
 @dataclass(frozen=True, slots=True)
 class PartialOutput:
-    """Output tokens of one request, by the tokenizer of `model`, and their text."""
+    """Output tokens of one request, by a model of `served_models`, and their text."""
 
-    model: str
+    model_id: int | None
     token_ids: Sequence[int]
     text: str
 
@@ -28,7 +28,7 @@ def keep(session: Session, partial_outputs: Mapping[int, PartialOutput]) -> None
         statement.on_conflict_do_update(
             index_elements=[PartialOutputRow.request_id],
             set_={
-                "model": statement.excluded.model,
+                "model_id": statement.excluded.model_id,
                 "token_ids": statement.excluded.token_ids,
                 "output": statement.excluded.output,
                 "saved_at": func.now(),
@@ -37,7 +37,7 @@ def keep(session: Session, partial_outputs: Mapping[int, PartialOutput]) -> None
             [
                 {
                     "request_id": request_id,
-                    "model": one.model,
+                    "model_id": one.model_id,
                     "token_ids": list(one.token_ids),
                     "output": one.text.replace("\x00", "\N{REPLACEMENT CHARACTER}"),
                 }

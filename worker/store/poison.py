@@ -43,6 +43,7 @@ def _bisect(session: Session, shard: ShardRow, remaining: list[list[int]]) -> No
         state=ShardState.READY,
         priority=shard.priority,
         expires_at=shard.expires_at,
+        model_fingerprint=shard.model_fingerprint,
         num_requests=len(moved),
         is_suspect=True,
     )

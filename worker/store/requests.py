@@ -206,7 +206,7 @@ def _to_prompts(inputs: Sequence[Any]) -> tuple[Prompt, ...]:
 
 
 def _to_partial(kept: PartialOutputRow | None) -> PartialOutput | None:
-    return None if kept is None else PartialOutput(kept.model, kept.token_ids, kept.text)
+    return None if kept is None else PartialOutput(kept.model_id, kept.token_ids, kept.text)
 
 
 def groups_without_result(session: Session, shard_id: int) -> list[list[int]]:
@@ -248,8 +248,15 @@ def without_result(session: Session, results: Sequence[NewResult]) -> list[NewRe
     return [result for result in results if result.request_id not in known]
 
 
-def record(session: Session, batch_id: str, results: Sequence[NewResult], *, first_sequence: int) -> None:
-    """Insert results. The caller holds the batch's lock, which makes the sequence free of gaps."""
+def record(
+    session: Session,
+    batch_id: str,
+    results: Sequence[NewResult],
+    *,
+    first_sequence: int,
+    model_id: int | None,
+) -> None:
+    """Insert results that a model has made. The caller holds the batch's lock: the sequence has no gaps."""
     session.execute(
         insert(ResultRow),
         [
@@ -260,6 +267,7 @@ def record(session: Session, batch_id: str, results: Sequence[NewResult], *, fir
                 "outcome": result.outcome,
                 "output": None if result.output is None else storable(result.output),
                 "finish_reason": result.finish_reason,
+                "model_id": model_id,
                 "payload": None if result.payload is None else result.payload.to_json(),
                 "num_prompt_tokens": result.num_prompt_tokens,
                 "num_cached_tokens": result.num_cached_tokens,

@@ -16,7 +16,7 @@ DROP_AT_ONCE = 5000
 # What of a Result is its request's own, or its run's.
 NOT_KEPT = (
     *("request_id", "batch_id", "sequence", "created_at", "source", "similarity", "num_cached_tokens"),
-    *("prefill_seconds", "decode_seconds", "padding_seconds"),
+    *("prefill_seconds", "decode_seconds", "padding_seconds", "model_id"),
 )
 
 # Exact search among answers of the same model and sampling: what a group holds is not many.

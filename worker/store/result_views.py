@@ -10,6 +10,8 @@ from sqlalchemy.orm import Session
 from worker.contract.caching import Source
 from worker.contract.results import DeviceSeconds, Output, Payload
 from worker.contract.states import BatchStatus, Outcome
+from worker.store import models
+from worker.store.models import ServedModelView
 from worker.store.tables import BatchRow, RequestRow, ResultRow
 
 
@@ -34,6 +36,7 @@ class ResultView:
     source: Source = Source.ENGINE
     similarity: float | None = None
     seconds: DeviceSeconds = DeviceSeconds()
+    model: ServedModelView | None = None  # that made it
 
 
 def page(session: Session, batch_id: str, *, after: int, limit: int) -> list[ResultView]:
@@ -44,7 +47,8 @@ def page(session: Session, batch_id: str, *, after: int, limit: int) -> list[Res
         .where(ResultRow.batch_id == batch_id, ResultRow.sequence > after)
         .order_by(ResultRow.sequence)
         .limit(limit)
-    )
+    ).all()
+    made_by = models.of_results(session, {row.model_id for row, *_ in rows})
     return [
         ResultView(
             request_id=row.request_id,
@@ -64,6 +68,7 @@ def page(session: Session, batch_id: str, *, after: int, limit: int) -> list[Res
             similarity=row.similarity,
             seconds=DeviceSeconds(row.prefill_seconds, row.decode_seconds, row.padding_seconds),
             created_at=row.created_at,
+            model=None if row.model_id is None else made_by.get(row.model_id),
         )
         for row, position, custom_id in rows
     ]

@@ -93,6 +93,7 @@ def retry(session: Session, batch_id: str, *, with_cancelled: bool, shard_size: 
                 "state": ShardState.READY,
                 "priority": batch.priority,
                 "expires_at": expires_at,
+                "model_fingerprint": batch.model_fingerprint or "",
                 "num_requests": min(shard_size, count - position * shard_size),
             }
             for position in range(-(-count // shard_size))

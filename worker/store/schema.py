@@ -6,6 +6,7 @@ from worker.store import (
     count_tables,
     file_tables,
     meter_tables,
+    model_tables,
     tables,
     webhook_tables,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "count_tables",
     "file_tables",
     "meter_tables",
+    "model_tables",
     "tables",
     "webhook_tables",
 ]

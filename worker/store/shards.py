@@ -11,12 +11,14 @@ from sqlalchemy.orm import Session
 
 from worker.contract.access import DEFAULT_TENANT
 from worker.contract.caching import CacheMode, Source
+from worker.contract.models import ServedModel
 from worker.contract.results import NewResult, RequestError
 from worker.contract.states import AttemptCause, BatchStatus, Lane, Outcome, ShardState
 from worker.store import (
     attempts,
     batches,
     copies,
+    models,
     partial_outputs,
     poison,
     rates,
@@ -54,6 +56,7 @@ class Claim:
     cache_similarity: float | None = None
     leased_until: datetime | None = None  # as claimed
     may_use_semantic_cache: bool = False  # the tenant, now
+    model_id: int | None = None  # that runs it, of `served_models`
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +80,24 @@ class Saved(Enum):
     LOST = auto()  # somebody else holds the shard, or its batch has ended: nothing was written
 
 
-def is_suspect(session: Session, shard_id: int) -> bool:
-    """Whether a shard must run alone, because it may kill its worker."""
-    return bool(session.scalar(select(ShardRow.is_suspect).where(ShardRow.id == shard_id)))
+def is_suspect(session: Session, shard_id: int, *, model: str | None = None) -> bool:
+    """Whether a shard that a worker of this model may run must run alone, because it may kill its worker."""
+    wanted = (ShardRow.id == shard_id, models.may_run(model))
+    return bool(session.scalar(select(ShardRow.is_suspect).where(*wanted)))
 
 
-def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> Claim | None:
-    """Take a ready shard of a live batch; None when there is nothing to take."""
-    batch_id = session.scalar(select(ShardRow.batch_id).where(ShardRow.id == shard_id))
+def claim(
+    session: Session, shard_id: int, *, worker: str, lease: timedelta, model: ServedModel | None = None
+) -> Claim | None:
+    """Take a ready shard of a live batch that waits for this model; None when there is nothing to take."""
+    wanted = (ShardRow.id == shard_id, models.may_run(None if model is None else model.fingerprint))
+    batch_id = session.scalar(select(ShardRow.batch_id).where(*wanted))
     batch = batches.lock(session, batch_id) if batch_id else None
     if batch is None or batch.paused_at is not None or batches.is_stopping(session, batch):
         return None
     shard = session.execute(
         update(ShardRow)
-        .where(ShardRow.id == shard_id, ShardRow.state == ShardState.READY)
+        .where(*wanted, ShardRow.state == ShardState.READY)
         .values(
             state=ShardState.RUNNING,
             fence=ShardRow.fence + 1,
@@ -124,6 +131,7 @@ def claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> 
         cache_similarity=batch.cache_similarity,
         leased_until=shard.lease_expires_at,
         may_use_semantic_cache=tenant is not None and tenant.may_use_semantic_cache,
+        model_id=None if model is None else model.id,
     )
 
 
@@ -153,10 +161,11 @@ def renew(session: Session, held: Collection[tuple[int, int]], *, lease: timedel
     _update(session, ids, {"lease_expires_at": func.now() + lease})
 
 
-def ready_interactive(session: Session, *, limit: int) -> list[int]:
-    """Return interactive shards that wait to be claimed, the oldest first."""
+def ready_interactive(session: Session, *, limit: int, model: str | None = None) -> list[int]:
+    """Return interactive shards that wait to be claimed by a worker of this model, the oldest first."""
     is_ready = (ShardRow.state == ShardState.READY, ShardRow.lane == Lane.INTERACTIVE)
-    return list(session.scalars(select(ShardRow.id).where(*is_ready).order_by(ShardRow.id).limit(limit)))
+    query = select(ShardRow.id).where(*is_ready, models.may_run(model))
+    return list(session.scalars(query.order_by(ShardRow.id).limit(limit)))
 
 
 def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | None) -> list[Saved]:
@@ -172,7 +181,8 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
     results = [result for one in held for result in one.results]
     for one in held:
         _settle_cancelled_copies(session, batch, one.held)
-    _record(session, batch, requests.without_result(session, results))
+    model_id = held[0].held.model_id  # of one worker, all of them
+    _record(session, batch, requests.without_result(session, results), model_id=model_id)
     last = {one.held.shard_id for one in held if one.is_last}
     unfinished = _return_unfinished(session, last)
     finished = last - unfinished
@@ -305,7 +315,7 @@ def _is_held(claims: Sequence[Claim]) -> ColumnElement[bool]:
     )
 
 
-def _record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> None:
+def _record(session: Session, batch: BatchRow, results: Sequence[NewResult], *, model_id: int | None) -> None:
     if not results:
         return
     # Who ran them does not know why the batch stops.
@@ -316,7 +326,8 @@ def _record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> 
         for result in results
     ]
     completed = [result.num_output_tokens for result in results if result.outcome is Outcome.COMPLETED]
-    requests.record(session, batch.id, results, first_sequence=batch.num_settled + 1)
+    first = batch.num_settled + 1
+    requests.record(session, batch.id, results, first_sequence=first, model_id=model_id)
     batch.num_completed += len(completed)
     batch.completed_output_tokens += sum(completed)
     batch.output_tokens_squared += sum(count**2 for count in completed)

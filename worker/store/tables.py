@@ -135,6 +135,10 @@ class BatchRow(Owned, Table):
     metadata_: Mapped[dict[str, Any]] = mapped_column("metadata")
     priority: Mapped[int] = mapped_column(server_default="0")  # higher runs sooner
     callback_url: Mapped[str | None]
+    # The model it was accepted for; None: any worker may run it, as before models were recorded.
+    model_name: Mapped[str | None]
+    model_fingerprint: Mapped[str | None]
+    model_tokenizer: Mapped[str | None]  # by which its tokens were counted: worker.contract.models.Model
 
     input_file_id: Mapped[str | None]  # None: its requests came with it
     num_unread: Mapped[int] = mapped_column(server_default="0")  # lines of that file without a request yet
@@ -194,6 +198,7 @@ class ShardRow(Owned, Table):
         Index(None, "batch_id"),
         Index(
             "shards_due_index",
+            "model_fingerprint",
             "tenant_id",
             text("priority DESC"),
             "expires_at",
@@ -202,6 +207,7 @@ class ShardRow(Owned, Table):
         ),
         Index(
             "shards_fewest_index",
+            "model_fingerprint",
             "tenant_id",
             text("priority DESC"),
             "position",
@@ -246,6 +252,8 @@ class ShardRow(Owned, Table):
     lane: Mapped[Lane] = mapped_column(server_default=Lane.BATCH.value)
     priority: Mapped[int]
     expires_at: Mapped[datetime | None]  # its batch's
+    # Its batch's; "" for any model, as an index is not in order of the other columns where one is NULL.
+    model_fingerprint: Mapped[str] = mapped_column(server_default="")
     num_requests: Mapped[int]
     is_suspect: Mapped[bool] = mapped_column(server_default=false())  # it runs alone: it may kill its worker
 
@@ -302,7 +310,7 @@ class PartialOutputRow(Table):
     __tablename__ = "partial_outputs"
 
     request_id: Mapped[int] = mapped_column(ForeignKey("requests.id", ondelete="CASCADE"), primary_key=True)
-    model: Mapped[str]  # whose tokens they are
+    model_id: Mapped[int | None]  # whose tokens they are; of `served_models`
     token_ids: Mapped[list[int]]
     text: Mapped[str] = mapped_column("output")
     saved_at: Mapped[datetime] = mapped_column(server_default=func.now(), onupdate=func.now())
@@ -332,6 +340,7 @@ class ResultRow(Table):
     outcome: Mapped[Outcome]
     output: Mapped[str | None]
     finish_reason: Mapped[str | None]
+    model_id: Mapped[int | None]  # that made it, of `served_models`; None: none did
     payload: Mapped[dict[str, Any] | None]  # worker.contract.results.Payload
     num_prompt_tokens: Mapped[int]
     num_cached_tokens: Mapped[int]
@@ -368,6 +377,7 @@ class WorkerRow(Table):
     name: Mapped[str] = mapped_column(primary_key=True)
     queue: Mapped[str]
     slots: Mapped[int]
+    model_fingerprint: Mapped[str | None]  # that it serves
     info: Mapped[dict[str, Any]]
     started_at: Mapped[datetime] = created_now()
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())

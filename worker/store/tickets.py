@@ -6,26 +6,28 @@ from datetime import timedelta
 from sqlalchemy import case, func, or_, select, true, update
 from sqlalchemy.orm import Session, aliased
 
-from worker.contract.messages import CALLBACKS_QUEUE, DELIVER_EVENT, GPU_QUEUE, RUN_SHARD, Ticket
+from worker.contract.messages import CALLBACKS_QUEUE, DELIVER_EVENT, RUN_SHARD, Ticket, gpu_queue
 from worker.contract.states import EventState, ShardState
 from worker.store import fair_share, receivers
 from worker.store.tables import ShardRow
 from worker.store.webhook_tables import DeliveryRow, ReceiverRow, WebhookEventRow
 
 
-def issue_shards(session: Session, *, window: int, reissue_after: timedelta) -> Sequence[Ticket]:
+def issue_shards(
+    session: Session, *, window: int, reissue_after: timedelta, model: str | None = None
+) -> Sequence[Ticket]:
     """Mark each tenant's next ready shards as ticketed, the first `window` by each order; return the tickets.
 
-    A ticket older than `reissue_after` whose shard is still unclaimed counts as lost. The window is each
-    tenant's own, so that a backlog leaves no tenant out; which ticketed shard goes first is decided when a
-    worker has room (`fair_share.first`).
+    Those that wait for one model, or those that wait for none in particular. A ticket older than
+    `reissue_after` whose shard is still unclaimed counts as lost. The window is each tenant's own, so that
+    a backlog leaves no tenant out; which ticketed shard goes first is decided when a worker has room
+    (`fair_share.first`).
     """
     # Dispatchers take turns here: two at once would give out the same places.
     session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended("headrace tickets", 0))))
     is_lost = ShardRow.ticketed_at <= func.now() - reissue_after
-    chosen = fair_share.next_of_each_tenant(
-        session, or_(ShardRow.ticketed_at.is_(None), is_lost), limit=window
-    )
+    is_due = or_(ShardRow.ticketed_at.is_(None), is_lost)
+    chosen = fair_share.next_of_each_tenant(session, is_due, limit=window, model=model)
     if not chosen:
         return ()
     places = fair_share.places(session, [waiting for waiting in chosen if waiting.virtual_start is None])
@@ -47,7 +49,7 @@ def issue_shards(session: Session, *, window: int, reissue_after: timedelta) -> 
     return [
         Ticket(
             task=RUN_SHARD,
-            queue=GPU_QUEUE,
+            queue=gpu_queue(model),
             row_id=row.id,
             issue=row.num_tickets,
             label=f"shard {row.position} of {row.batch_id}, {row.num_requests} requests",

@@ -3,19 +3,22 @@
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from worker.store.tables import WorkerRow
 
 SEEN_WITHIN = timedelta(seconds=15)
-FORGET_AFTER = timedelta(days=1)
+# Each process has a row of its own, so those that end without a word leave one each.
+FORGET_AFTER = timedelta(minutes=10)
 
 
-def seen(session: Session, *, name: str, queue: str, slots: int, info: dict[str, Any]) -> None:
-    """Say that a worker is alive and able to work."""
-    values = {"queue": queue, "slots": slots, "info": info, "seen_at": func.now()}
+def seen(
+    session: Session, *, name: str, queue: str, slots: int, info: dict[str, Any], model: str | None = None
+) -> None:
+    """Say that a worker is alive and able to work, for this model."""
+    values = {"queue": queue, "slots": slots, "info": info, "model_fingerprint": model, "seen_at": func.now()}
     statement = insert(WorkerRow).values(name=name, **values)
     session.execute(statement.on_conflict_do_update(index_elements=[WorkerRow.name], set_=values))
 
@@ -25,26 +28,44 @@ def gone(session: Session, name: str) -> None:
     session.execute(delete(WorkerRow).where(WorkerRow.name == name))
 
 
-def slots(session: Session, queue: str) -> int:
-    """Return how many tasks the live workers of a queue can run at once; 0 when there is none."""
-    is_live = WorkerRow.seen_at > func.now() - SEEN_WITHIN
-    total = select(func.coalesce(func.sum(WorkerRow.slots), 0)).where(WorkerRow.queue == queue, is_live)
+def slots(session: Session, queue: str, *, model: str | None = None) -> int:
+    """Return how many tasks the live workers of a queue can run at once; 0 when there is none.
+
+    All of them, or those that serve a model.
+    """
+    total = select(func.coalesce(func.sum(WorkerRow.slots), 0)).where(is_live(queue, model))
     return int(session.scalar(total) or 0)
 
 
-def count(session: Session, queue: str) -> int:
-    """Return how many live workers a queue has."""
-    is_live = WorkerRow.seen_at > func.now() - SEEN_WITHIN
-    return session.scalar(select(func.count()).where(WorkerRow.queue == queue, is_live)) or 0
+def count(session: Session, queue: str, *, model: str | None = None) -> int:
+    """Return how many live workers a queue has: all of them, or those that serve a model."""
+    return session.scalar(select(func.count()).where(is_live(queue, model))) or 0
 
 
-def infos(session: Session, queue: str) -> list[dict[str, Any]]:
+def infos(session: Session, queue: str, *, model: str | None = None) -> list[dict[str, Any]]:
     """Return what each live worker of a queue says of itself, the one that started first first."""
-    is_live = WorkerRow.seen_at > func.now() - SEEN_WITHIN
-    chosen = select(WorkerRow.info).where(WorkerRow.queue == queue, is_live).order_by(WorkerRow.started_at)
+    chosen = select(WorkerRow.info).where(is_live(queue, model)).order_by(WorkerRow.started_at)
     return list(session.scalars(chosen))
 
 
+def models(session: Session, queue: str) -> list[str]:
+    """Return the fingerprints of the models that live workers of a queue are ready to run."""
+    is_ready = (is_live(queue), WorkerRow.slots > 0, WorkerRow.model_fingerprint.is_not(None))
+    found = select(WorkerRow.model_fingerprint).where(*is_ready).distinct()
+    return sorted(one for one in session.scalars(found) if one is not None)
+
+
+def is_live(queue: str, model: str | None = None) -> ColumnElement[bool]:
+    """Return the condition of a queue's workers that were seen lately, and run a model if one is named.
+
+    Who names none is of a release that runs whatever it gets.
+    """
+    found = and_(WorkerRow.queue == queue, WorkerRow.seen_at > func.now() - SEEN_WITHIN)
+    if model is None:
+        return found
+    return and_(found, or_(WorkerRow.model_fingerprint == model, WorkerRow.model_fingerprint.is_(None)))
+
+
 def forget_the_dead(session: Session) -> None:
-    """Drop workers that have not been seen for a day."""
+    """Drop workers that have not been seen for a while."""
     session.execute(delete(WorkerRow).where(WorkerRow.seen_at < func.now() - FORGET_AFTER))

@@ -54,18 +54,19 @@ class ExtraSlots:
 
     def _find(self) -> list[int]:
         """Return shards to start now; none while a slot of the worker's own is free."""
-        worker, slots = self._runner.keeper.worker, self._slots
+        keeper, slots = self._runner.keeper, self._slots
+        worker, model = keeper.worker, keeper.serves
         num_extra = self._runner.num_running - slots
         if self._stopping.is_set() or not 0 <= num_extra < slots:
             return []
         try:
             with self._store.transaction() as session:
-                if begun := fair_slots.begun(session, limit=slots - num_extra):
+                if begun := fair_slots.begun(session, limit=slots - num_extra, model=model):
                     return begun
-                found = fair_slots.next_shard(session, worker=worker, slots=slots)
+                found = fair_slots.next_shard(session, worker=worker, slots=slots, model=model)
                 # What is a tenant's own affair leaves some of them to others.
                 if found is None and num_extra < (slots + 1) // 2:
-                    found = fair_slots.next_of_own(session, worker=worker, slots=slots)
+                    found = fair_slots.next_of_own(session, worker=worker, slots=slots, model=model)
         except DATABASE_AWAY as error:
             logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
             return []

@@ -58,7 +58,8 @@ class InteractiveLane:
     def _ready(self) -> list[int]:
         """Return what a lost notification, a lapsed lease or a hand-back has left."""
         with self._store.transaction() as session:
-            return shards.ready_interactive(session, limit=self._slots)
+            model = self._runner.keeper.serves
+            return shards.ready_interactive(session, limit=self._slots, model=model)
 
     def _run(self, shard_id: int) -> None:
         try:

@@ -8,14 +8,15 @@ from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from celery import bootsteps
 
-from worker.contract.messages import GPU_QUEUE
+from worker.contract.messages import GPU_QUEUE, gpu_queue
+from worker.contract.models import Model, ServedModel, identify, weight_format
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
-from worker.engine.fingerprint import model_fingerprint
 from worker.engine.sampling import SamplingParams
 from worker.engine.step import GenerationRequest
 from worker.interactive_runner import InteractiveRunner
@@ -26,7 +27,8 @@ from worker.run_meters import RunMeters
 from worker.settings import Settings, settings
 from worker.shard_runner import ShardRunner
 from worker.shard_saver import ShardSaver
-from worker.store import workers
+from worker.store import models, workers
+from worker.store.notify import wake_dispatcher
 from worker.store.session import DATABASE_AWAY, Store
 from worker.tasks.embedding import embed
 from worker.tasks.engine_rate import EngineRate
@@ -77,24 +79,33 @@ class EngineStep(bootsteps.StartStopStep):
             pool_size=2 * config.shards_in_flight + config.interactive_in_flight + 4,
             transaction_seconds=TRANSACTION_SECONDS,
         )
+        # Another process may have been started under the same name: on each device one, perhaps.
+        worker = f"{parent.hostname}/{os.getpid():x}{uuid4().hex[:4]}"
         self._engine = EngineThread(lambda: _warm_engine(config), on_failure=_exit_failed)
-        self._beat = threading.Thread(target=self._keep_beating, args=(parent.hostname,), daemon=True)
+        model = identify(config.model)
+        self._beat = threading.Thread(target=self._keep_beating, args=(worker, model), daemon=True)
         self._beat.start()
         self._engine.start()
+        queues = parent.app.amqp.queues
+        queues.select_add(queues[gpu_queue(model.fingerprint)])
         info = asdict(self._engine.model_info) | self._engine.limits
+        info |= {"model_fingerprint": model.fingerprint, "model_tokenizer": model.tokenizer}
         logger.info("engine ready: %s", info)
+        with self._store.transaction() as session:
+            served = models.register(session, ServedModel(model, weight_format(config.model), config.dtype))
         self._keeper = LeaseKeeper(
             self._store,
             self._engine,
-            worker=parent.hostname,
+            worker=worker,
             lease=timedelta(seconds=config.lease_seconds),
+            model=served,
         )
         self._keeper.start()
         run_meters = RunMeters()
-        self._meters = MeterWriter(self._store, parent.hostname, run_meters)
+        self._meters = MeterWriter(self._store, worker, run_meters, model=model.fingerprint)
         cache = ResponseCache(
             self._store,
-            model_fingerprint(engine_config(config)),
+            _arithmetic(config, model),
             timedelta(seconds=config.cache_ttl_seconds),
             partial(embed, self._engine),
         )
@@ -132,7 +143,7 @@ class EngineStep(bootsteps.StartStopStep):
         self._lane.start()
         self._extra_slots = ExtraSlots(_runner, self._store, slots=config.shards_in_flight)
         self._extra_slots.start()
-        listen(config.database_url, (_runner, interactive), self._stopping, worker=parent.hostname)
+        listen(config.database_url, (_runner, interactive), self._stopping, worker=worker)
         self._info = info
         self._ready.set()
 
@@ -156,10 +167,11 @@ class EngineStep(bootsteps.StartStopStep):
         except DATABASE_AWAY as error:
             logger.warning("meters are not written yet: %s", str(error).splitlines()[0])
 
-    def _keep_beating(self, name: str) -> None:
+    def _keep_beating(self, name: str, model: Model) -> None:
         """Say every few seconds that this worker lives; without slots while it loads its model."""
         config = settings()
         rate = EngineRate()
+        is_known = False  # to the dispatcher, which has no tickets for a model that nobody serves
         while True:
             if time.monotonic() - self._engine.last_progress_at > config.step_timeout_seconds:
                 logger.critical("no engine step for %g s", config.step_timeout_seconds)
@@ -174,7 +186,17 @@ class EngineStep(bootsteps.StartStopStep):
                     info = self._info | {
                         "output_tokens_per_second": rate.read(self._engine) if is_ready else None
                     }
-                    workers.seen(session, name=name, queue=GPU_QUEUE, slots=slots, info=info)
+                    workers.seen(
+                        session,
+                        name=name,
+                        queue=GPU_QUEUE,
+                        slots=slots,
+                        info=info,
+                        model=model.fingerprint,
+                    )
+                    if is_ready and not is_known:
+                        wake_dispatcher(session)
+                is_known = is_ready
             except DATABASE_AWAY as error:
                 logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
                 if self._stopping.is_set():
@@ -209,6 +231,11 @@ def engine_config(config: Settings) -> EngineConfig:
         shares_prefixes=config.prefix_sharing == "deployment",
         num_threads=config.threads,
     )
+
+
+def _arithmetic(config: Settings, model: Model) -> str:
+    """Return what two engines share that give the same answers: the model, and how they compute it."""
+    return f"{model.fingerprint} {config.dtype} {config.kv_cache_dtype} {config.device}"
 
 
 def _exit_failed(error: BaseException) -> None:

@@ -23,9 +23,10 @@ SHOWN = (
 class MeterWriter:
     """Writes what is new since the last time; a write that failed is made up for by the next."""
 
-    def __init__(self, store: Store, worker: str, run_meters: RunMeters) -> None:
+    def __init__(self, store: Store, worker: str, run_meters: RunMeters, *, model: str | None = None) -> None:
         self._store = store
         self._worker = worker
+        self._model = model
         self._run_meters = run_meters
         self._written: Counter[str] = Counter()
 
@@ -36,5 +37,5 @@ class MeterWriter:
         new = readings.copy()
         new.subtract(self._written)
         with self._store.transaction() as session:
-            meters.add(session, self._worker, new)
+            meters.add(session, self._worker, new, model=self._model)
         self._written = readings

@@ -6,6 +6,7 @@ from api.checkpoint import ChatTemplateError, Checkpoint
 from tests.fixtures.checkpoint import TEMPLATE
 from tests.fixtures.tiny_llama import tiny_tokenizer
 from tests.fuzz.chaos import Chaos
+from worker.contract.models import Model
 
 ALTERNATING = """
 {% if messages[0]['role'] == 'system' %}{% set system = messages[0].content %}{% set turns = messages[1:] %}
@@ -39,7 +40,7 @@ WORDS = ("hello", "{{", "}}", "{% endfor %}", "{{ 7*7 }}", "</think>", "<|im_end
 @cache
 def _checkpoint(template: str) -> Checkpoint:
     return Checkpoint(
-        name="tiny",
+        model=Model("tiny", "0" * 32, "0" * 32),
         max_model_len=128,
         vocab_size=320,
         hidden_size=48,

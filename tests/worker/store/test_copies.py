@@ -229,6 +229,7 @@ def test_chunks_of_a_file_are_deduplicated_each(store: Store) -> None:
             batch_params=GREEDY,
             shard_size=2,
             priority=0,
+            model_fingerprint=None,
             expires_at=None,
             first_position=2,
         )
@@ -285,7 +286,7 @@ def test_shards_hold_different_requests_and_their_copies(monkeypatch: pytest.Mon
 def test_what_was_kept_of_one_that_is_never_run_again_is_what_its_copies_have_too(store: Store) -> None:
     batch_id = submit(store, "aab")
     claimed = held(store, 1)
-    kept = {claimed.requests[0].id: PartialOutput("demo", [4, 5], "so far")}
+    kept = {claimed.requests[0].id: PartialOutput(1, [4, 5], "so far")}
     with store.transaction() as session:
         control.pause(session, batch_id)
         shards.release(session, claimed, kept)

@@ -1,0 +1,89 @@
+"""Which model is served: its name, and a fingerprint of its files that API and workers agree on."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DESCRIPTIONS = frozenset({".json", ".jinja", ".model"})
+WEIGHTS = ".safetensors"
+SAMPLES = 16
+SAMPLE_BYTES = 64 << 10
+SHOWN_DIGITS = 8  # of a fingerprint, beside a name
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model directory: two with one fingerprint answer alike, whatever they are called."""
+
+    name: str
+    fingerprint: str  # of weights, config, tokenizer and chat template; 32 hexadecimal digits
+    tokenizer: str  # the same of tokenizer and chat template: all that makes tokens of a prompt
+
+    @property
+    def label(self) -> str:
+        """Return the name with the beginning of the fingerprint, as `demo@ab12cd34`."""
+        return label(self.name, self.fingerprint)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model as a worker runs it. Results name it by `id`, which the store gives."""
+
+    model: Model
+    weight_format: str  # how the checkpoint holds its weights
+    dtype: str  # what the engine computes in
+    id: int | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Return the model's fingerprint."""
+        return self.model.fingerprint
+
+
+def label(name: str, fingerprint: str) -> str:
+    """Return a model's name with the beginning of its fingerprint."""
+    return f"{name}@{fingerprint[:SHOWN_DIGITS]}"
+
+
+def identify(directory: Path) -> Model:
+    """Read what tells a model directory from another; raises OSError.
+
+    Weights are too large to be read whole: of each file its size counts, its header, and pieces from all
+    over it, among which training leaves none as it was.
+    """
+    files = sorted(path for path in directory.iterdir() if path.is_file())
+    descriptions = [path for path in files if path.suffix in DESCRIPTIONS]
+    digest = _digest_of(descriptions)
+    for path in files:
+        if path.suffix == WEIGHTS:
+            _add_weights(digest, path)
+    of_text = (path for path in descriptions if path.name.startswith(("tokenizer", "chat_template")))
+    return Model(directory.resolve().name, digest.hexdigest(), _digest_of(of_text).hexdigest())
+
+
+def weight_format(directory: Path) -> str:
+    """Return how a checkpoint holds its weights, by its config.json; raises OSError, ValueError."""
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text("utf-8"))
+    section = config.get("quantization_config")
+    if isinstance(section, dict):
+        return str(section.get("format") or section.get("quant_method"))
+    return str(config.get("dtype") or config.get("torch_dtype") or "unknown")
+
+
+def _digest_of(paths: Iterable[Path]) -> "hashlib.blake2b":
+    digest = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest
+
+
+def _add_weights(digest: "hashlib.blake2b", path: Path) -> None:
+    size = path.stat().st_size
+    digest.update(f"{path.name}\0{size}".encode())
+    with path.open("rb") as file:
+        for piece in range(SAMPLES):
+            file.seek(max(0, size - SAMPLE_BYTES) * piece // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
