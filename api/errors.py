@@ -34,6 +34,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from api.wrong_fields import explain, field_path
 from worker.store.quotas import QuotaExceededError
 from worker.store.session import DATABASE_AWAY
 
@@ -79,7 +80,7 @@ class ErrorBody(BaseModel):
             "examples": [
                 {
                     "error": {
-                        "message": "prompts[1]: String should have at least 1 character",
+                        "message": "prompts[1]: must not be empty",
                         "type": "invalid_request_error",
                         "param": "prompts[1]",
                         "code": "string_too_short",
@@ -165,7 +166,7 @@ class RequestFailedError(ApiError):
 
     def __init__(self, message: str, *, code: str | None = None) -> None:
         super().__init__(message, code=code)
-        if code == "generation_failed":
+        if code in {"generation_failed", "context_length_exceeded"}:
             self.status = HTTPStatus.BAD_REQUEST
             self.type = "invalid_request_error"
 
@@ -277,17 +278,9 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorBody, "description": HTTPStatus(status).phrase} for status in statuses}
 
 
-def field_path(location: Sequence[str | int]) -> str | None:
-    """Write a pydantic location as a client would: `requests[3].prompt`."""
-    path = ""
-    for part in location[1:] if location and location[0] in {"body", "query", "path", "header"} else location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
-    return path or None
-
-
-def invalid_input(error: Mapping[str, Any]) -> InvalidInputError:
-    """Return what a client is told of a field that pydantic refused."""
-    param = field_path(error["loc"]) or "body"
+def invalid_input(error: Mapping[str, Any], body: Any = None, path: str = "") -> InvalidInputError:
+    """Return what a client is told of a field of `body` that pydantic refused; it is below `path`."""
+    param = ".".join(part for part in (path, field_path(error, body)) if part) or "body"
     return InvalidInputError(f"{param}: {explain(error)}", param=param, code=error["type"])
 
 
@@ -327,7 +320,7 @@ def _invalid(http_request: HttpRequest, error: RequestValidationError) -> JSONRe
         return error_response(
             HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param="body", code="json_invalid"
         )
-    return _api_error(http_request, invalid_input(first))
+    return _api_error(http_request, invalid_input(first, error.body))
 
 
 def _http(http_request: HttpRequest, error: HTTPException) -> JSONResponse:
@@ -371,19 +364,16 @@ def _headers(http_request: HttpRequest, error: HTTPException) -> Mapping[str, st
 
 
 def _why(cause: BaseException) -> str:
-    return "it is nested too deeply" if isinstance(cause, RecursionError) else str(cause)
+    if isinstance(cause, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(cause, UnicodeDecodeError):
+        return f"it is not UTF-8 at byte {cause.start}"
+    if isinstance(cause, ValueError):  # of all that is JSON, only this does not become a value
+        return "it has a number of too many digits"
+    return str(cause)
 
 
 def _as_openai(http_request: HttpRequest, status: int) -> int:
     """Return the status that OpenAI's own server answers with: its clients raise BadRequestError for 400."""
     is_openai = http_request.url.path.startswith(OPENAI_PATHS)
     return HTTPStatus.BAD_REQUEST if is_openai and status == HTTPStatus.UNPROCESSABLE_ENTITY else status
-
-
-def explain(error: Mapping[str, Any]) -> str:
-    """Say what is wrong with a field that pydantic refused."""
-    if error["type"] == "extra_forbidden":
-        return "unknown field"
-    if error["type"] == "missing":
-        return "required"
-    return str(error["msg"]).removeprefix("Value error, ")

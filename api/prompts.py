@@ -33,7 +33,9 @@ def fit(
             elif len(prompt) > max_prompt_bytes or len(prompt.encode()) > max_prompt_bytes:
                 path = _path(request, name(i), j)
                 raise InvalidInputError(
-                    f"{path}: the prompt is over the limit of {max_prompt_bytes} bytes", param=path
+                    f"{path}: the prompt is over the limit of {max_prompt_bytes} bytes",
+                    param=path,
+                    code="prompt_too_long",
                 )
             else:
                 texts[request.add_special_tokens].append((i, j, prompt))
@@ -67,7 +69,8 @@ def _fitted(checkpoint: Checkpoint, request: NewRequest, counts: Sequence[int], 
 def _count_ids(checkpoint: Checkpoint, token_ids: Sequence[int], path: str) -> int:
     most = checkpoint.vocab_size - 1
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= most:
-        raise InvalidInputError(f"{path}: has a token id outside 0..{most}", param=path)
+        wrong = next(token for token in token_ids if not 0 <= token <= most)
+        raise InvalidInputError(f"{path}: token id {wrong} is outside 0..{most}", param=path)
     return len(token_ids)
 
 

@@ -1,16 +1,17 @@
 """The sampling fields that every route takes, and the parameters they become."""
 
 import json
+import re
 from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, Tag, WithJsonSchema
 from pydantic_core import from_json
 
 from api.checkpoint import Checkpoint
 from api.errors import InvalidInputError
-from api.schema import JsonObject, NonEmptyText, Schema, Text
+from api.schema import JsonObject, NonEmptyText, Schema, Text, one_of, text_or_list
 from worker.contract.sampling import (
     MAX_CHOICES,
     MAX_LOGPROBS,
@@ -21,6 +22,7 @@ from worker.contract.sampling import (
 from worker.grammar import MAX_SOURCE_CHARACTERS, Grammar, GrammarError
 
 MAX_STOP_STRINGS = 16
+TOKEN_ID = re.compile("-?[0-9]{1,10}")
 FORMAT_FIELDS = ("response_format", "guided_json", "guided_regex", "guided_choice")
 # What has a field of the same name and meaning.
 PLAIN_FIELDS = SamplingParams.__dataclass_fields__.keys() - {"format", "logprobs", "optimization"}
@@ -33,7 +35,11 @@ TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 TopK = Annotated[int, Field(ge=0, le=1_000_000, description="0 is off.")]
 MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 StopString = Annotated[NonEmptyText, Field(max_length=256)]
-Stop = StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
+Stop = Annotated[
+    Annotated[StopString, Tag("text")]
+    | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("list")],
+    one_of("a text or a list of texts", text_or_list),
+]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63, description="The same seed gives the same tokens.")]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -189,10 +195,10 @@ def _changed(defaults: SamplingParams, changes: frozenset[tuple[str, Any]]) -> S
 
 
 def _to_biases(given: dict[str, float], path: str) -> tuple[tuple[int, float], ...]:
-    try:
-        return tuple((int(token), float(bias)) for token, bias in given.items())
-    except ValueError as error:
-        raise refusal(path, "logit_bias", "its keys must be token ids") from error
+    for token in given:
+        if not TOKEN_ID.fullmatch(token):
+            raise refusal(path, "logit_bias", f"its keys must be token ids, and {token[:20]!r} is none")
+    return tuple((int(token), float(bias)) for token, bias in given.items())
 
 
 def _to_format(fields: CommonSamplingFields, path: str) -> tuple[OutputFormat | None] | None:
@@ -254,8 +260,9 @@ def _check(params: SamplingParams, checkpoint: Checkpoint, path: str) -> None:
         ("logit_bias", [token for token, _ in params.logit_bias]),
         ("stop_token_ids", params.stop_token_ids),
     ):
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= most:
-            raise refusal(path, name, f"has a token id outside 0..{most}")
+        for token in token_ids:
+            if not 0 <= token <= most:
+                raise refusal(path, name, f"token id {token} is outside 0..{most}")
 
 
 def refusal(path: str, name: str, message: str) -> InvalidInputError:

@@ -1,9 +1,12 @@
 """What every shape that a client sends has in common: strict, nothing unknown, text that can be stored."""
 
+from collections.abc import Callable
 from math import isfinite
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, JsonValue
+
+from api.wrong_fields import WRONG_TYPE
 
 
 def _storable(text: str) -> str:
@@ -33,7 +36,20 @@ def _storable_json(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 Text = Annotated[str, AfterValidator(_storable)]
 JsonObject = Annotated[dict[str, JsonValue], AfterValidator(_storable_json)]
-NonEmptyText = Annotated[Text, Field(min_length=1)]
+NonEmptyText = Annotated[str, Field(min_length=1), AfterValidator(_storable)]
+
+
+def one_of(wanted: str, choose: Callable[[Any], str | None]) -> Discriminator:
+    """Return what chooses a union's branch by a value's type, so that only that branch's rule is told.
+
+    A value of no branch must be `wanted`, a client reads.
+    """
+    return Discriminator(choose, custom_error_type=WRONG_TYPE, custom_error_message=f"must be {wanted}")
+
+
+def text_or_list(value: object) -> str | None:
+    """Choose between the branches `text` and `list`."""
+    return "text" if isinstance(value, str) else "list" if isinstance(value, list) else None
 
 
 class Schema(BaseModel):

@@ -192,9 +192,10 @@ def to_result(
     """
     if any(map(is_cancelled, outcomes)):
         return _cut_off(request, outcomes)
-    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-    if errors:
-        return failed(request, errors[0], num_output_tokens=num_output_tokens(outcomes))
+    for outcome in outcomes:
+        if outcome.error is not None:
+            code = "context_length_exceeded" if outcome.is_too_long else "generation_failed"
+            return failed(request, outcome.error, code=code, num_output_tokens=num_output_tokens(outcomes))
     payload = Payload(
         choices=_to_choices(outcomes),
         prompt_logprobs=tuple(
@@ -249,7 +250,9 @@ def _cut_off(request: ShardRequest, outcomes: Sequence[EngineOutcome]) -> NewRes
     )
 
 
-def failed(request: ShardRequest, error: str, *, num_output_tokens: int = 0) -> NewResult:
+def failed(
+    request: ShardRequest, error: str, *, code: str = "generation_failed", num_output_tokens: int = 0
+) -> NewResult:
     """Return the result of a request that could not run, or not to its end."""
     return NewResult(
         request_id=request.id,
@@ -260,7 +263,7 @@ def failed(request: ShardRequest, error: str, *, num_output_tokens: int = 0) -> 
         num_cached_tokens=0,
         num_output_tokens=num_output_tokens,
         max_tokens=request.max_output_tokens,
-        error=RequestError("generation_failed", error),
+        error=RequestError(code, error),
         num_copies=request.num_copies,
     )
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from api.errors import LineError, explain
+from api.errors import LineError
 from api.schema import NonEmptyText
+from api.wrong_fields import explain
 
 BOM = b"\xef\xbb\xbf"
 FIELDS = frozenset({"custom_id", "method", "url", "body"})

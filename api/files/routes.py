@@ -16,6 +16,7 @@ from api.files import service
 from api.files.form import read_form
 from api.files.schemas import HOUR, MONTH, ExpiresAfter, FileDeleted, FileList, FileObject, to_file
 from api.schema import Text
+from api.wrong_fields import explain
 
 JSON_LINES = "application/jsonl"
 RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
@@ -162,9 +163,9 @@ def _check_fields(form: dict[str, str]) -> int | None:
     try:
         return ExpiresAfter.model_validate(parts, strict=False).seconds
     except ValidationError as error:
-        first = error.errors(include_context=False)[0]
+        first = error.errors(include_url=False)[0]
         param = f"expires_after[{first['loc'][0]}]"
-        raise InvalidInputError(f"{param}: {first['msg']}", param=param) from error
+        raise InvalidInputError(f"{param}: {explain(first)}", param=param) from error
 
 
 def _range(wanted: str, num_bytes: int) -> tuple[int, int]:

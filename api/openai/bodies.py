@@ -3,11 +3,11 @@
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, ValidationError, WithJsonSchema
+from pydantic import BeforeValidator, Field, JsonValue, Tag, ValidationError, WithJsonSchema
 
-from api.errors import InvalidInputError, explain, field_path
+from api.errors import invalid_input
 from api.sampling import CommonSamplingFields, MaxTokens, NumLogprobs, SamplingFields, TokenId
-from api.schema import NonEmptyText, Schema, Text
+from api.schema import NonEmptyText, Schema, Text, one_of, text_or_list
 
 
 class Endpoint(StrEnum):
@@ -32,36 +32,63 @@ Unsupported = Annotated[None, BeforeValidator(_nothing), WithJsonSchema({"enum":
 Ignored = Annotated[JsonValue, Field(description="Accepted, and of no effect.")]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 MAX_PROMPTS = 2048
-Prompts = (
-    NonEmptyText
-    | TokenIds
-    | Annotated[list[NonEmptyText], Field(min_length=1, max_length=MAX_PROMPTS)]
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
-)
+
+
+def _kind_of_prompts(value: object) -> str | None:
+    if not isinstance(value, list) or not value:
+        return text_or_list(value)
+    if isinstance(value[0], list):
+        return "lists of token ids"
+    return "token ids" if isinstance(value[0], int) else "list"
+
+
+Prompts = Annotated[
+    Annotated[NonEmptyText, Tag("text")]
+    | Annotated[TokenIds, Tag("token ids")]
+    | Annotated[list[NonEmptyText], Field(min_length=1, max_length=MAX_PROMPTS), Tag("list")]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS), Tag("lists of token ids")],
+    one_of("a text, a list of texts, a list of token ids or a list of such lists", _kind_of_prompts),
+]
+
+# What OpenAI's parts of a message may be, and no model here can read.
+UNREADABLE = {"image_url": "images", "input_audio": "audio", "file": "files"}
+
+
+def _readable(kind: object) -> object:
+    if isinstance(kind, str) and kind in UNREADABLE:
+        raise ValueError(f"{UNREADABLE[kind]} are not supported, text only")
+    return kind
 
 
 class TextPart(Schema):
     """A piece of a message."""
 
-    type: Literal["text"]
+    type: Annotated[Literal["text"], BeforeValidator(_readable)]
     text: Text
+
+
+Content = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[list[TextPart], Field(min_length=1), Tag("list")],
+    one_of("a text or a list of text parts", text_or_list),
+]
 
 
 class ChatMessage(Schema):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart] | None = None
     name: Ignored = None
     refusal: Unsupported = None
     audio: Unsupported = None
     annotations: Ignored = None
     function_call: Unsupported = None
     tool_calls: Unsupported = None
+    # Required of every role: what may stand in its place, a refusal or a call of tools, is not built.
+    content: Content
 
     def for_template(self) -> dict[str, str]:
         """Return the turn as a chat template takes it."""
-        content = self.content or ""
+        content = self.content
         if not isinstance(content, str):
             content = "\n".join(part.text for part in content)
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
@@ -153,19 +180,4 @@ def read_body(endpoint: Endpoint, body: Any, path: str = "") -> Body:
     try:
         return BODIES[endpoint].model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = field_path(_without_branches(first["loc"], body, is_missing=first["type"] == "missing"))
-        param = ".".join(part for part in (path, name) if part) or "body"
-        raise InvalidInputError(f"{param}: {explain(first)}", param=param, code=first["type"]) from error
-
-
-def _without_branches(location: tuple[str | int, ...], body: Any, *, is_missing: bool) -> list[str | int]:
-    """Return a location without the names that pydantic gives the branches of unions."""
-    found: list[str | int] = []
-    for part in location:
-        is_key = isinstance(body, dict) and part in body
-        is_index = isinstance(body, list) and isinstance(part, int) and part < len(body)
-        if is_key or is_index:
-            body = body[part]
-            found.append(part)
-    return [*found, location[-1]] if is_missing else found
+        raise invalid_input(error.errors(include_url=False)[0], body, path) from error

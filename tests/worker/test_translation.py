@@ -5,7 +5,14 @@ import pytest
 
 from worker.contract import sampling as contract_sampling
 from worker.contract.requests import EmbeddingParams, Params, ScoringParams, kind_of, params_from_json
-from worker.contract.results import ChoiceResult, Payload, ScoreResult, TokenLogprob, to_floats
+from worker.contract.results import (
+    ChoiceResult,
+    Payload,
+    RequestError,
+    ScoreResult,
+    TokenLogprob,
+    to_floats,
+)
 from worker.contract.sampling import FormatKind, Optimization, OutputFormat, SamplingParams
 from worker.contract.states import Outcome
 from worker.engine import sampling as engine_sampling
@@ -143,12 +150,14 @@ def test_choices_of_several_prompts_follow_each_other() -> None:
     assert result.max_tokens == 9 * 3 * 2
 
 
-def test_one_failed_prompt_fails_the_request() -> None:
-    parts = [completion(0, "a"), Completion.failed((7, 1), "too long")]
+@pytest.mark.parametrize(
+    ("is_too_long", "code"), [(True, "context_length_exceeded"), (False, "generation_failed")]
+)
+def test_one_failed_prompt_fails_the_request(is_too_long: bool, code: str) -> None:
+    parts = [completion(0, "a"), Completion.failed((7, 1), "no", is_too_long=is_too_long)]
     result = to_result(request(prompts=("one", "two")), parts)
     assert (result.outcome, result.output, result.num_output_tokens) == (Outcome.FAILED, None, 2)
-    assert result.error is not None
-    assert result.error.message == "too long"
+    assert result.error == RequestError(code, "no")
 
 
 def test_logprobs_come_along_and_survive_the_store() -> None:

@@ -48,3 +48,4 @@ class Embedding:
     num_cached_tokens: int
     error: str | None = None
     is_cancelled: bool = False
+    is_too_long: bool = False  # the error is that the model takes no prompt of this length

@@ -11,7 +11,7 @@ from worker.engine.admission import make_admission
 from worker.engine.block_pool import BlockPool
 from worker.engine.chosen_tokens import Chosen
 from worker.engine.config import EngineConfig
-from worker.engine.errors import InvalidRequestError, OutOfMemoryError
+from worker.engine.errors import InvalidRequestError, OutOfMemoryError, TooLongError
 from worker.engine.grammar import GrammarCompiler
 from worker.engine.model_runner import ModelRunner
 from worker.engine.models.checkpoint import read_eos_token_ids
@@ -119,7 +119,8 @@ class Engine:
         try:
             opened = OpenRequest(request.id, self._sequences(request))
         except InvalidRequestError as error:
-            self._completions.append(Completion.failed(request.id, str(error)))
+            is_too_long = isinstance(error, TooLongError)
+            self._completions.append(Completion.failed(request.id, str(error), is_too_long=is_too_long))
             return
         self._open[request.id] = opened
         if request.is_streamed:
@@ -200,7 +201,7 @@ class Engine:
             raise InvalidRequestError("the prompt is empty")
         info = self.model_info
         if len(token_ids) >= info.max_model_len:
-            raise InvalidRequestError(
+            raise TooLongError(
                 f"the prompt has {len(token_ids)} tokens; the longest this model takes is "
                 f"{info.max_model_len - 1}, which leaves room for one more"
             )

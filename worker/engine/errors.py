@@ -7,6 +7,7 @@ EngineError
 │   ├── MissingTensorError
 │   └── TensorShapeError
 ├── InvalidRequestError         one request cannot run; the engine reports it as that request's outcome
+│   └── TooLongError            it has more tokens than the model takes
 ├── OutOfMemoryError            a Step did not fit the device's memory; a smaller one may
 ├── OutOfBlocksError            more Blocks were asked of the pool than it has free
 ├── IntegrityError              the pool's own books disagree
@@ -49,6 +50,10 @@ class TensorShapeError(CheckpointError):
 
 class InvalidRequestError(EngineError):
     """One request cannot run."""
+
+
+class TooLongError(InvalidRequestError):
+    """A request has more tokens than the model takes."""
 
 
 class OutOfMemoryError(EngineError):

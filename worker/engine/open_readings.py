@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 
 from worker.engine.embedding import Embedding, EmbeddingRequest, Pooling
-from worker.engine.errors import InvalidRequestError
+from worker.engine.errors import InvalidRequestError, TooLongError
 from worker.engine.readout import PooledReadout, Readout, ScoredReadout
 from worker.engine.sampling import SamplingParams
 from worker.engine.scoring import Scores, ScoringRequest
@@ -93,12 +93,14 @@ def empty_outcome(
     request: ReadingRequest,
     *,
     num_prompt_tokens: int = 0,
-    error: str | None = None,
+    error: InvalidRequestError | None = None,
     is_cancelled: bool = False,
 ) -> Reading:
     """Return the outcome of a request of which nothing was read."""
     kind = Embedding if isinstance(request, EmbeddingRequest) else Scores
-    return kind(request.id, (), num_prompt_tokens, 0, error, is_cancelled)
+    message = None if error is None else str(error)
+    is_too_long = isinstance(error, TooLongError)
+    return kind(request.id, (), num_prompt_tokens, 0, message, is_cancelled, is_too_long)
 
 
 def _checked(given: str | Tokens[int], name: str, info: ModelInfo) -> list[int]:
@@ -112,7 +114,7 @@ def _checked(given: str | Tokens[int], name: str, info: ModelInfo) -> list[int]:
 
 def _check_length(num_tokens: int, what: str, info: ModelInfo) -> None:
     if num_tokens > info.max_model_len:
-        raise InvalidRequestError(
+        raise TooLongError(
             f"{what} {num_tokens} tokens; the longest this model takes is {info.max_model_len}"
         )
 

@@ -68,7 +68,7 @@ class ReadingQueue:
         try:
             reading = open_reading(encode_requests([request], self._tokenizer)[0], self._info, self._arrivals)
         except InvalidRequestError as error:
-            self._outcomes.append(empty_outcome(request, error=str(error)))
+            self._outcomes.append(empty_outcome(request, error=error))
             return
         self._readings[request.id] = reading
         self._num_unread[request.id] = len(reading.sequences)

@@ -61,6 +61,7 @@ class Scores:
     num_cached_tokens: int  # of the prompt, found in the prefix cache
     error: str | None = None
     is_cancelled: bool = False
+    is_too_long: bool = False  # the error is that the model takes no prompt of this length
 
     def choose(self, *, by_mean: bool = False) -> int:
         """Return the index of the likeliest continuation, the first on a tie; ValueError if there is none."""

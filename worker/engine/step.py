@@ -78,15 +78,18 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of each prompt token after the first
     prompt_token_ids: tuple[int, ...] = ()  # those tokens, when their logprobs are asked for
     error: str | None = None
+    is_too_long: bool = False  # the error is that the model takes no prompt of this length
     prefill_seconds: float = 0.0  # its share of the Steps it was in (worker/engine/step_meter.py)
     decode_seconds: float = 0.0
     padding_seconds: float = 0.0
 
     @classmethod
-    def failed(cls, request_id: Hashable, error: str, num_output_tokens: int = 0) -> "Completion":
+    def failed(
+        cls, request_id: Hashable, error: str, num_output_tokens: int = 0, *, is_too_long: bool = False
+    ) -> "Completion":
         """Return the outcome of a request that could not run, or not to its end."""
         choices = (Choice("", (), FinishReason.ERROR),)
-        return cls(request_id, choices, 0, 0, num_output_tokens, error=error)
+        return cls(request_id, choices, 0, 0, num_output_tokens, error=error, is_too_long=is_too_long)
 
     @property
     def text(self) -> str:

@@ -89,7 +89,7 @@ def test_what_has_no_lines_is_refused(config: Settings, put: Put, content: bytes
         (b'{"custom_id": "\xff"}\n', "invalid_json", None),
         (b"[" * 1500 + b"\n", "invalid_json", None),
         (line(None), "missing_field", "custom_id"),
-        (line(""), "too_short", "custom_id"),
+        (line(""), "string_too_short", "custom_id"),
         (line(7), "string_type", "custom_id"),
         (line("x" * 65), "too_long", "custom_id"),
         (line("a\x00"), "value_error", "custom_id"),

@@ -105,7 +105,10 @@ def test_models(checkpoint: Checkpoint) -> None:
     assert Model.model_validate(to_model(checkpoint).model_dump()).id == checkpoint.name
 
 
-@pytest.mark.parametrize(("code", "status"), [("generation_failed", 400), ("attempts_exhausted", 500)])
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("generation_failed", 400), ("context_length_exceeded", 400), ("attempts_exhausted", 500)],
+)
 def test_a_failed_request_says_whose_fault_it_was(code: str, status: int) -> None:
     error = failure(replace(RESULT, outcome=Outcome.FAILED, error_code=code, error_message="why"))
     assert error is not None

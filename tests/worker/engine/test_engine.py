@@ -69,6 +69,13 @@ def test_an_id_can_be_used_again_only_after_it_ended(engine: Engine) -> None:
     assert len(run(engine, [request])) == 1
 
 
+def test_a_prompt_that_leaves_no_room_says_so(engine: Engine) -> None:
+    longest = engine.model_info.max_model_len
+    prompts = [[5] * (longest - 1), [5] * longest, []]
+    ended = run(engine, [GenerationRequest(i, prompt, greedy(1)) for i, prompt in enumerate(prompts)])
+    assert [one.is_too_long for one in sorted(ended, key=lambda one: one.id)] == [False, True, False]
+
+
 def test_text_prompt_and_text_output(engine: Engine) -> None:
     text = "the quick brown"
     ids = tuple(tiny_tokenizer().encode(text).ids)

@@ -1,0 +1,108 @@
+"""What a client is told of a field that pydantic refused: where it is, and the rule that it breaks.
+
+None of pydantic's own words pass: they speak of validators and types of Python.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# What makes one type of error out of several, by how their names begin.
+SENTENCES = {
+    "missing": "required",
+    "extra_forbidden": "unknown field",
+    "string": "must be a text",
+    "int": "must be a whole number",
+    "float": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool": "must be true or false",
+    "dict": "must be an object",
+    "model": "must be an object",
+    "list": "must be a list",
+    "none_required": "must be null",
+    "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
+    "date": "must be a date and time with its zone, such as 2026-11-21T12:00:00Z",
+    "timezone": "must be a date and time with its zone, such as 2026-11-21T12:00:00Z",
+    "greater_than_equal": "must be at least {ge}{given}",
+    "greater_than": "must be more than {gt}{given}",
+    "less_than_equal": "must be at most {le}{given}",
+    "less_than": "must be less than {lt}{given}",
+    "string_pattern_mismatch": "must match {pattern}",
+    "union_tag_invalid": "{discriminator} must be one of {expected_tags}",
+    "union_tag_not_found": "{discriminator} is required",
+}
+WRONG_TYPE = "wrong_type"  # no branch of a union is for a value of this type; its message is ours
+PREFIXES = sorted(SENTENCES, key=len, reverse=True)
+UNITS: tuple[tuple[type, str], ...] = ((str, "characters"), (list, "items"), (dict, "entries"))
+OUTER = {"body", "query", "path", "header"}
+KEY = "[key]"  # how pydantic says that not a value but its name is wrong
+MAX_NAME_CHARACTERS = 100  # of a field's name that is repeated
+MAX_NUMBER_CHARACTERS = 40
+
+
+def field_path(error: Mapping[str, Any], body: Any = None) -> str | None:
+    """Write where an error is as a client would: `requests[3].prompt`. None: it is the whole.
+
+    `body` is what was refused; what is neither name nor index in it is how pydantic calls a union's branch.
+    """
+    location: Sequence[str | int] = error["loc"]
+    if location and location[0] in OUTER:
+        location = location[1:]
+    if isinstance(body, (dict, list)):
+        location = _without_branches(location, body, is_missing=error["type"] == "missing")
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part != KEY:
+            path += f".{part[:MAX_NAME_CHARACTERS]}" if path else part[:MAX_NAME_CHARACTERS]
+    return path or None
+
+
+def _without_branches(location: Sequence[str | int], body: Any, *, is_missing: bool) -> list[str | int]:
+    found: list[str | int] = []
+    for part in location:
+        is_key = isinstance(body, dict) and part in body
+        is_index = isinstance(body, list) and isinstance(part, int) and part < len(body)
+        if is_key or is_index:
+            body = body[part]
+            found.append(part)
+    return [*found, location[-1]] if is_missing else found
+
+
+def explain(error: Mapping[str, Any]) -> str:
+    """Say which rule a field breaks."""
+    sentence = _sentence(error)
+    return f"its name {sentence}" if error["loc"] and error["loc"][-1] == KEY else sentence
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "value_error":  # ours
+        return str(context["error"])
+    if kind == WRONG_TYPE:
+        return str(error["msg"])
+    if kind.endswith(("too_short", "too_long")):
+        return _length(context, error["input"])
+    for prefix in PREFIXES:
+        if kind.startswith(prefix):
+            said = {name: int(value) if _is_whole(value) else value for name, value in context.items()}
+            return SENTENCES[prefix].format(**said, given=_given(error["input"]))
+    return "is not valid"
+
+
+def _length(context: Mapping[str, Any], given: object) -> str:
+    unit = next((unit for kind, unit in UNITS if isinstance(given, kind)), "items")
+    if "max_length" in context:
+        return f"must have at most {context['max_length']} {unit}"
+    least = context["min_length"]
+    return "must not be empty" if least == 1 else f"must have at least {least} {unit}"
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, float) and value.is_integer()
+
+
+def _given(value: object) -> str:
+    written = repr(value) if isinstance(value, (int, float)) else ""
+    return f", is {written}" if 0 < len(written) <= MAX_NUMBER_CHARACTERS else ""
