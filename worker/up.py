@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TextIO
 
+from worker.child import with_parent
 from worker.settings import settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,16 +33,22 @@ def read_procfile(path: Path) -> dict[str, str]:
 
 
 def start(
-    command: str, *, output: int | IO[str] | None = None, environment: Mapping[str, str] = os.environ
+    command: str,
+    *,
+    output: int | IO[str] | None = None,
+    environment: Mapping[str, str] = os.environ,
+    dies_with_us: bool = False,
 ) -> "subprocess.Popen[str]":
     """Start a Procfile command in a process group of its own, with this interpreter's tools first.
 
-    `output` is where its standard output and error go, as `subprocess.Popen` takes it.
+    `output` is where its standard output and error go, as `subprocess.Popen` takes it. A command that dies
+    with us dies with the thread that calls this.
     """
     tools = Path(sys.executable).parent
     path = f"{tools}{os.pathsep}{environment.get('PATH', '')}"
+    shell = ["/bin/sh", "-c", f"exec {command}"]
     return subprocess.Popen(
-        ["/bin/sh", "-c", f"exec {command}"],
+        with_parent(shell) if dies_with_us else shell,
         env={**environment, "PATH": path, "PYTHONUNBUFFERED": "1"},
         cwd=ROOT,
         stdout=output,
@@ -71,7 +78,7 @@ class Supervised:
             with self._lock:
                 if self.stopping.is_set():
                     return
-                self.process = start(self.command, output=subprocess.PIPE)
+                self.process = start(self.command, output=subprocess.PIPE, dies_with_us=True)
             started_at = time.monotonic()
             assert self.process.stdout is not None  # noqa: S101 - it is a pipe
             with self.process.stdout as lines:
@@ -117,7 +124,7 @@ def up(commands: dict[str, str], stopping: threading.Event, output: TextIO = sys
 def main(names: Iterable[str]) -> int:
     """Release, then run the named processes (default: all) until SIGTERM or Ctrl-C."""
     commands = read_procfile(ROOT / "Procfile")
-    release = start(commands.pop("release"))
+    release = start(commands.pop("release"), dies_with_us=True)
     if status := release.wait():
         return status
     chosen = list(names) or list(commands)

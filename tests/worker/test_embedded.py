@@ -1,13 +1,18 @@
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
 import psycopg
 import pytest
 from redis import ConnectionError as RedisConnectionError
-from redis import Redis
+from redis import Redis, RedisError
 
 from tests.fixtures.deployment import eventually
 from worker.embedded import EmbeddedError, services
@@ -28,13 +33,11 @@ def test_data_survives_a_restart(tmp_path: Path) -> None:
         assert second["HEADRACE_WEBHOOK_SECRET"] == first["HEADRACE_WEBHOOK_SECRET"]
 
 
-def test_one_directory_has_one_user(tmp_path: Path) -> None:
-    environment = {"HEADRACE_DATA_DIR": str(tmp_path)}
-    with (
-        services(environment),
-        pytest.raises(EmbeddedError, match="HEADRACE_DATA_DIR"),
-        services(environment),
-    ):
+@pytest.mark.parametrize("urls", [{}, {"DATABASE_URL": "postgresql://a", "REDIS_URL": "redis://b"}])
+def test_one_directory_has_one_user_and_a_second_is_told_whose(tmp_path: Path, urls: dict[str, str]) -> None:
+    environment = {"HEADRACE_DATA_DIR": str(tmp_path)} | urls
+    holder = rf"process {os.getpid()}, since \d{{4}}-.*HEADRACE_DATA_DIR"
+    with services(environment), pytest.raises(EmbeddedError, match=holder), services(environment):
         pass
 
 
@@ -53,7 +56,7 @@ def test_with_urls_nothing_starts(tmp_path: Path) -> None:
             "HEADRACE_WEBHOOK_SECRET",
         }
     kept = sorted(path.name for path in tmp_path.iterdir())
-    assert kept == ["flower_password", "secret_key", "webhook_secret"]
+    assert kept == ["flower_password", "lock", "secret_key", "webhook_secret"]
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
 
 
@@ -76,13 +79,17 @@ def test_keys_are_not_asked_for_on_loopback_only(
         assert added.get("HEADRACE_AUTH") == added_auth
 
 
-def run(data_dir: Path, *command: str) -> "subprocess.Popen[str]":
+STALE = ("postmaster.pid", ".s.PGSQL.5432.lock")
+
+
+def run(data_dir: Path, *command: str, directly: bool = False, **streams: Any) -> "subprocess.Popen[str]":
     environment = {k: v for k, v in os.environ.items() if k not in {"DATABASE_URL", "REDIS_URL"}}
     return subprocess.Popen(
-        [sys.executable, "-m", "worker.embedded", *command],
+        [*([] if directly else [sys.executable, "-m", "worker.embedded"]), *command],
         env=environment | {"HEADRACE_DATA_DIR": str(data_dir)},
         stdout=subprocess.PIPE,
         text=True,
+        **streams,
     )
 
 
@@ -114,20 +121,159 @@ def test_sigterm_reaches_the_command_and_the_services_stop(tmp_path: Path) -> No
     assert not (tmp_path / "postgres" / "postmaster.pid").exists()
 
 
-def test_what_a_killed_parent_left_is_taken_over(tmp_path: Path) -> None:
-    code = (
-        "import os, redis, time\n"
-        "redis.Redis.from_url(os.environ['REDIS_URL']).set('kept', 'yes')\n"
-        "print('up', flush=True); time.sleep(2)"
-    )
-    with run(tmp_path, sys.executable, "-c", code) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        process.kill()
-        process.wait()
+def postmaster(data_dir: Path) -> psutil.Process:
+    return psutil.Process(int((data_dir / "postgres" / "postmaster.pid").read_text().split()[0]))
+
+
+def redis_process(url: str) -> psutil.Process:
+    with Redis.from_url(url) as redis:
+        return psutil.Process(redis.info("server")["process_id"])
+
+
+def answers(added: dict[str, str]) -> bool:
+    """Whether both services are there, with what was kept in them."""
+    try:
+        with (
+            Redis.from_url(added["REDIS_URL"]) as redis,
+            psycopg.connect(added["DATABASE_URL"]) as connection,
+        ):
+            connection.execute("SELECT n FROM kept")
+            return bool(redis.get("kept") == b"yes")
+    except (RedisError, psycopg.OperationalError):
+        return False
+
+
+def keep(added: dict[str, str]) -> None:
+    with Redis.from_url(added["REDIS_URL"]) as redis, psycopg.connect(added["DATABASE_URL"]) as connection:
+        connection.execute("CREATE TABLE kept (n int)")
+        redis.set("kept", "yes")
+
+
+def test_a_server_that_is_killed_comes_back_at_its_address(tmp_path: Path) -> None:
     with services({"HEADRACE_DATA_DIR": str(tmp_path)}) as added:
-        with Redis.from_url(added["REDIS_URL"]) as redis:
-            assert redis.get("kept") == b"yes"
-        with psycopg.connect(added["DATABASE_URL"]) as connection:
-            assert eventually(lambda: connection.execute("SELECT 1").fetchone()) == (1,)
+        keep(added)
+        for _ in range(2):
+            redis_process(added["REDIS_URL"]).kill()
+            postmaster(tmp_path).kill()
+            eventually(lambda: answers(added), what="the servers answered again")
     assert not (tmp_path / "postgres" / "postmaster.pid").exists()
+
+
+def test_a_server_that_cannot_come_back_is_given_up_in_one_line(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.environ['REDIS_URL'], flush=True); sys.stdin.read()"
+    with run(tmp_path, sys.executable, "-c", code, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process_of_redis = redis_process(process.stdout.readline().strip())
+        (tmp_path / "redis" / "appendonly.aof").write_text("nonsense")
+        process_of_redis.kill()
+        assert process.wait(60) == 1
+        (said,) = [line for line in process.stderr.read().splitlines() if "not started again" in line]
+    assert f"see {tmp_path}/redis/log" in said
+
+
+def test_a_server_that_is_down_does_not_delay_the_end(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.environ['REDIS_URL'], flush=True); sys.stdin.read()"
+    with run(tmp_path, sys.executable, "-c", code, stdin=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process_of_redis = redis_process(process.stdout.readline().strip())
+        (tmp_path / "redis" / "appendonly.aof").write_text("nonsense")
+        process_of_redis.kill()
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+
+
+# A Postgres takes another's process for a server only if that is its own user's.
+@pytest.mark.parametrize("file", ["postmaster.pid", ".s.PGSQL.5432.lock"])
+def test_a_process_under_the_number_of_an_old_server_is_left_alone(tmp_path: Path, file: str) -> None:
+    tmp_path.chmod(0o755)
+    environment = {"HEADRACE_DATA_DIR": str(tmp_path)}
+    with services(environment) as added:
+        keep(added)
+        left = {name: (tmp_path / "postgres" / name).read_text() for name in STALE}
+    user = "pgserver" if os.geteuid() == 0 else None
+    with subprocess.Popen(["sleep", "600"], user=user) as innocent:
+        for name, text in left.items():
+            number, _, rest = text.partition("\n")
+            new = str(innocent.pid) if name == file else number
+            (tmp_path / "postgres" / name).write_text(f"{new}\n{rest}")
+        with services(environment) as added:
+            assert answers(added)
+        assert innocent.poll() is None
+        innocent.kill()
+
+
+@pytest.mark.parametrize("text", ["", "nonsense"])
+def test_what_a_power_cut_left_of_a_file_is_no_server(tmp_path: Path, text: str) -> None:
+    environment = {"HEADRACE_DATA_DIR": str(tmp_path)}
+    with services(environment) as added:
+        keep(added)
+    for name in STALE:
+        (tmp_path / "postgres" / name).write_text(text)
+    with services(environment) as added:
+        assert answers(added)
+
+
+def test_a_cluster_that_was_half_made_is_made_again(tmp_path: Path) -> None:
+    (tmp_path / "postgres.new").mkdir()
+    (tmp_path / "postgres.new" / "PG_VERSION").write_text("18")
+    with services({"HEADRACE_DATA_DIR": str(tmp_path)}) as added:
+        keep(added)
+
+
+def test_a_long_path_with_signs_in_it_has_a_server(tmp_path: Path) -> None:
+    for name in ("a name with % and ?", "n" * 120):
+        with services({"HEADRACE_DATA_DIR": str(tmp_path / name)}) as added:
+            keep(added)
+            assert answers(added)
+
+
+# A command that says where the services are and stays.
+WAITING = """
+import os, sys
+print(os.environ["REDIS_URL"], flush=True)
+print(os.environ["DATABASE_URL"], flush=True)
+sys.stdin.read()
+"""
+
+
+def tree(process: "subprocess.Popen[str]", data_dir: Path) -> tuple[dict[str, str], list[psutil.Process]]:
+    """Return where the services of a deployment are, and every process of it."""
+    assert process.stdout is not None
+    added = {name: process.stdout.readline().strip() for name in ("REDIS_URL", "DATABASE_URL")}
+    keep(added)
+    top = psutil.Process(process.pid)
+    found = [top, *top.children(recursive=True)]
+    assert {redis_process(added["REDIS_URL"]), postmaster(data_dir)} < set(found)
+    return added, found
+
+
+def test_what_it_started_dies_with_it(tmp_path: Path) -> None:
+    with run(tmp_path, sys.executable, "-c", WAITING, stdin=subprocess.PIPE) as process:
+        _, started = tree(process, tmp_path)
+        process.kill()
+        assert eventually(lambda: not any(one.is_running() for one in started[1:]), what="their end")
+    with services({"HEADRACE_DATA_DIR": str(tmp_path)}) as added:
+        assert answers(added)
+
+
+def test_it_dies_with_its_own_parent_where_that_is_asked_for(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "worker.embedded", "--with-parent", sys.executable, "-c", WAITING]
+    shell = f"{shlex.join(command)}; true"  # so that the shell stays
+    with run(tmp_path, "sh", "-c", shell, directly=True, stdin=subprocess.PIPE) as process:
+        _, started = tree(process, tmp_path)
+        process.kill()
+        assert eventually(lambda: not any(one.is_running() for one in started[1:]), what="their end")
+
+
+def test_everything_is_killed_and_started_again_at_once(tmp_path: Path) -> None:
+    environment = {"HEADRACE_DATA_DIR": str(tmp_path)}
+    for _ in range(3):
+        shutil.rmtree(tmp_path)
+        with run(tmp_path, sys.executable, "-c", WAITING, stdin=subprocess.PIPE) as process:
+            _, started = tree(process, tmp_path)
+            for one in reversed(started):
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+            with services(environment) as added:
+                assert answers(added)

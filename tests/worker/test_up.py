@@ -1,9 +1,12 @@
 import io
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.fixtures.deployment import eventually
@@ -35,6 +38,19 @@ def test_a_process_that_dies_comes_back_and_all_stop_together() -> None:
     assert "short      | ended with status -9; starting it again in" in output.getvalue()
     with pytest.raises(ProcessLookupError):
         os.kill(pids()[1], 0)
+
+
+def test_processes_die_with_the_one_that_keeps_them_running() -> None:
+    code = """
+import threading
+from worker.up import up
+up({"one": "sh -c 'echo pid $$; exec sleep 600'", "two": "sh -c 'echo pid $$; sleep 600'"}, threading.Event())
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        started = [psutil.Process(int(process.stdout.readline().split()[-1])) for _ in range(2)]
+        process.kill()
+        assert eventually(lambda: not any(one.is_running() for one in started), what="their end")
 
 
 def test_it_is_told_where_to_look(

@@ -1,0 +1,55 @@
+"""A child that dies with its parent. Also a script, which runs in the child before its command."""
+
+import ctypes
+import os
+import pwd
+import signal
+import sys
+from collections.abc import Sequence
+
+PR_SET_PDEATHSIG = 1
+CANNOT_RUN = 127  # as a shell says it
+
+
+def with_parent(
+    command: Sequence[str], signum: signal.Signals = signal.SIGKILL, *, user: str | None = None
+) -> list[str]:
+    """Return the command of a child that gets a signal when the thread that starts it ends (on Linux).
+
+    That thread has to wait for the child. `user` is whom the child becomes, where this process may decide it.
+    """
+    # Isolated, and by its path: what lies beside this file must not shadow the standard library.
+    launcher = [sys.executable, "-I", "-S", __file__]
+    return [*launcher, str(os.getpid()), str(int(signum)), user or "", *command]
+
+
+def die_with_parent(signum: signal.Signals) -> None:
+    """Have this process get a signal when its parent ends (on Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+
+
+def _become(user: str) -> None:
+    found = pwd.getpwnam(user)
+    os.initgroups(user, found.pw_gid)
+    os.setgid(found.pw_gid)
+    os.setuid(found.pw_uid)
+
+
+def _run(parent: str, signum: str, user: str, *command: str) -> int:
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, which nobody asked to run here
+        signal.signal(ignored, signal.SIG_DFL)
+    if user:
+        _become(user)  # first: the kernel forgets the signal when a process becomes somebody else
+    die_with_parent(signal.Signals(int(signum)))
+    if os.getppid() != int(parent):
+        return CANNOT_RUN  # it died before it could be watched
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - a shell is not asked for
+    except OSError as error:
+        sys.stderr.write(f"{command[0]}: {error.strerror}\n")
+        return CANNOT_RUN
+
+
+if __name__ == "__main__":
+    sys.exit(_run(*sys.argv[1:]))
