@@ -124,7 +124,8 @@ class InvalidLinesError(InvalidInputError):
 
     def __init__(self, lines: Sequence[LineError]) -> None:
         first = lines[0]
-        super().__init__(f"line {first.line}: {first.message}", param=first.param, code=first.code)
+        others = f" (the first of {len(lines)} that are told in `lines`)" if len(lines) > 1 else ""
+        super().__init__(f"line {first.line}: {first.message}{others}", param=first.param, code=first.code)
         self.lines = lines
 
 

@@ -1,13 +1,13 @@
 """`headrace status | list | results | pause | resume | cancel | retry`."""
 
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from api.cli.connection import Connection, connection
+from api.cli.connection import Connection, RefusedError, connection, told
 from api.cli.show import AsJson, fail, print_json, print_record, print_table
 from api.cli.watch import wait_for_files, watch
 
@@ -21,7 +21,11 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show where a batch stands."""
-    answer = watch(connection(context), batch_id) if follow else _look(context, batch_id)
+    api = connection(context)
+    answer = watch(api, batch_id) if follow else _look(context, batch_id)
+    if answer["status"] == "failed":
+        with suppress(RefusedError):  # it was not made from a file
+            answer["errors"] = api.call("GET", f"/v1/batches/{batch_id}")["errors"]
     show_batch(answer, as_json=as_json)
 
 
@@ -116,7 +120,10 @@ def show_batch(answer: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
-    print_record({name: value for name, value in answer.items() if name != "outputs" and value is not None})
+    apart = {"outputs", "errors"}
+    print_record({name: value for name, value in answer.items() if name not in apart and value is not None})
+    if answer.get("errors"):
+        sys.stdout.write(told(answer["errors"]["data"]) + "\n")
 
 
 def _look(context: typer.Context, batch_id: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The command line's way to the API."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +58,11 @@ class Connection:
         return httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT_SECONDS)
 
 
+def told(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Write what is wrong with the lines of a file, a line each."""
+    return "\n".join((f"line {one['line']}: " if one["line"] else "") + one["message"] for one in lines)
+
+
 def connection(context: typer.Context) -> Connection:
     """Return the connection that a command was given."""
     found: Connection = context.obj
@@ -71,10 +76,8 @@ def _check(answer: httpx.Response) -> None:
     try:
         error = answer.json()["error"]
         message, code = str(error["message"]), error["code"]
-        # The first wrong line of a file is the message; the others follow it.
-        message = "\n".join(
-            [message, *(f"line {one['line']}: {one['message']}" for one in (error.get("lines") or [])[1:])]
-        )
+        if lines := error.get("lines"):
+            message = told(lines)
     except (ValueError, LookupError, TypeError):
         message = f"{answer.request.url} answered {answer.status_code}, which is no answer of Headrace's"
     if retry_after := answer.headers.get("retry-after"):

@@ -46,5 +46,5 @@ def wait_for_files(connection: Connection, batch_id: str) -> dict[str, Any]:
     while True:
         answer = connection.call("GET", f"/v1/batches/{batch_id}")
         if answer["status"] in {"completed", "failed", "expired", "cancelled"}:
-            return {name: answer[name] for name in ("status", "output_file_id", "error_file_id")}
+            return {name: answer[name] for name in ("status", "output_file_id", "error_file_id", "errors")}
         time.sleep(LOOK_SECONDS)

@@ -162,10 +162,7 @@ class Intake:
         self._spool.write(piece)
         self._check_lines(self._splitter.feed(piece))
 
-    def _check_lines(self, lines: Iterator[tuple[int, bytes]]) -> None:
-        try:
-            is_worth_it = all(self._checker.check(number, line) for number, line in lines)
-        except LineTooLongError as error:
-            raise InvalidLinesError([*self._checker.errors, error.at(error.number)]) from error
+    def _check_lines(self, lines: Iterator[tuple[int, bytes | LineTooLongError]]) -> None:
+        is_worth_it = all(self._checker.check(number, line) for number, line in lines)
         if not (is_worth_it and self._checker.check_blank(self._splitter.number, self._splitter.num_blank)):
             raise InvalidLinesError(self._checker.errors)

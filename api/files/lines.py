@@ -9,11 +9,12 @@ from pydantic_core import from_json
 
 from api.errors import LineError
 from api.schema import NonEmptyText
-from api.wrong_fields import explain
+from api.wrong_fields import MAX_NAME_CHARACTERS, explain
 
 BOM = b"\xef\xbb\xbf"
 FIELDS = frozenset({"custom_id", "method", "url", "body"})
-MAX_ERRORS = 20  # wrong lines that are told at once
+MAX_ERRORS = 100  # wrong lines that are told at once
+MAX_MESSAGE_CHARACTERS = 500  # of what is told of one
 SPARE_BLANK_LINES = 4096  # that a file may have over one a request
 
 _custom_id = TypeAdapter(Annotated[NonEmptyText, Field(max_length=64)])
@@ -30,7 +31,8 @@ class WrongLineError(Exception):
 
     def at(self, line: int) -> LineError:
         """Return it as a client reads it."""
-        return LineError(code=self.code, message=self.message, param=self.param, line=line)
+        message = self.message[:MAX_MESSAGE_CHARACTERS]
+        return LineError(code=self.code, message=message, param=self.param, line=line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +45,19 @@ class Line:
 
 
 class LineSplitter:
-    """Cuts a stream into lines, numbered from 1; none may be longer than `max_bytes`."""
+    """Cuts a stream into lines, numbered from 1. Of one longer than `max_bytes` only that is told."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self.offset = 0  # of what follows the last line that was yielded or skipped
         self._rest = b""
+        self._num_dropped = 0  # bytes of the next line, which is too long
         self.number = 0
         self.num_blank = 0
 
-    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines that some more bytes complete; blank ones only count.
-
-        Raises:
-            WrongLineError: a line is too long; `number` is its number.
-
-        """
-        if not (self._rest or data.strip(b"\n")):  # a run of empty lines is no work
+    def feed(self, data: bytes) -> Iterator[tuple[int, "bytes | LineTooLongError"]]:
+        """Yield the lines that some more bytes complete; blank ones only count."""
+        if not (self._rest or self._num_dropped or data.strip(b"\n")):  # a run of empty lines is no work
             self.number += len(data)
             self.num_blank += len(data)
             self.offset += len(data)
@@ -72,47 +70,50 @@ class LineSplitter:
             self._rest += rest
         for line in whole:
             self.number += 1
-            self.offset += len(line) + 1
-            self._check(line)
-            if stripped := _stripped(line, self.number):
+            num_bytes = self._num_dropped + len(line)
+            self._num_dropped = 0
+            self.offset += num_bytes + 1
+            if num_bytes > self._max_bytes:
+                yield self.number, LineTooLongError(self._max_bytes)
+            elif stripped := _stripped(line, self.number):
                 yield self.number, stripped
             else:
                 self.num_blank += 1
-        self._check(self._rest, is_next=True)
+        if self._num_dropped + len(self._rest) > self._max_bytes:
+            self._num_dropped += len(self._rest)
+            self._rest = b""
 
-    def close(self) -> Iterator[tuple[int, bytes]]:
+    def close(self) -> Iterator[tuple[int, "bytes | LineTooLongError"]]:
         """Yield the last line, if no line feed ended it."""
-        if self._rest:
+        if self._rest or self._num_dropped:
             yield from self.feed(b"\n")
-
-    def _check(self, line: bytes, *, is_next: bool = False) -> None:
-        if len(line) > self._max_bytes:
-            raise LineTooLongError(self.number + is_next, self._max_bytes)
 
 
 class LineTooLongError(WrongLineError):
-    """A line over the limit: whatever follows is not looked at."""
+    """A line over the limit."""
 
-    def __init__(self, number: int, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         super().__init__("line_too_long", f"longer than {max_bytes} bytes")
-        self.number = number
 
 
 def _stripped(line: bytes, number: int) -> bytes:
     return (line.removeprefix(BOM) if number == 1 else line).strip()
 
 
-def read_line(text: bytes) -> Line:
-    """Read a line and check what lines of every endpoint share.
+def read_line(text: bytes | LineTooLongError) -> Line:
+    """Read a line as a splitter yields it, and check what lines of every endpoint share.
 
     Raises:
         WrongLineError: it is no request.
 
     """
+    if isinstance(text, LineTooLongError):
+        raise text
     try:
         value = from_json(text, allow_inf_nan=False)
     except ValueError as error:
-        raise WrongLineError("invalid_json", f"not JSON: {error}") from error
+        # It is one line: a second number for it would be taken for that of the file's.
+        raise WrongLineError("invalid_json", f"not JSON: {error}".replace(" at line 1 ", " at ")) from error
     if not isinstance(value, dict):
         raise WrongLineError("invalid_json", "not a JSON object")
     custom_id = value.get("custom_id")
@@ -126,7 +127,7 @@ def read_line(text: bytes) -> Line:
     if value.get("method") != "POST":
         raise WrongLineError("invalid_method", "method: must be 'POST'", "method")
     if unknown := value.keys() - FIELDS:
-        param = min(unknown)
+        param = min(unknown)[:MAX_NAME_CHARACTERS]
         raise WrongLineError("unknown_field", f"{param}: unknown field", param)
     url, body = value.get("url"), value.get("body")
     if not isinstance(url, str):
@@ -147,7 +148,7 @@ class LineChecker:
     errors: list[LineError] = field(default_factory=list)
     _custom_ids: set[bytes] = field(default_factory=set)  # bytes take less room than str
 
-    def check(self, number: int, text: bytes) -> bool:
+    def check(self, number: int, text: bytes | LineTooLongError) -> bool:
         """Check a line; what is wrong is noted in `errors`. False: there is no use in looking further."""
         if self.num_lines == self.max_lines:
             message = f"a file may have at most {self.max_lines} requests"
@@ -168,7 +169,7 @@ class LineChecker:
         self.errors.append(LineError(code="too_many_blank_lines", message=message, line=number))
         return False
 
-    def _check(self, text: bytes) -> None:
+    def _check(self, text: bytes | LineTooLongError) -> None:
         line = read_line(text)
         key = line.custom_id.encode()
         if key in self._custom_ids:

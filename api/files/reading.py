@@ -12,7 +12,7 @@ from threading import Event
 from api.blobs.store import BlobError, MissingBlobError
 from api.dependencies import Services
 from api.errors import LineError
-from api.files.lines import MAX_ERRORS, Line, LineSplitter, WrongLineError, read_line
+from api.files.lines import MAX_ERRORS, Line, LineSplitter, LineTooLongError, WrongLineError, read_line
 from api.files.translator import Translator
 from worker.store import batch_files, files
 from worker.store.batch_files import FilesClaim
@@ -122,7 +122,9 @@ class BatchReader:
             self._earlier.popitem(last=False)
         return num_left
 
-    def _lines(self, splitter: LineSplitter, file: FileView, start: int) -> Iterator[tuple[int, bytes]]:
+    def _lines(
+        self, splitter: LineSplitter, file: FileView, start: int
+    ) -> Iterator[tuple[int, bytes | LineTooLongError]]:
         for piece in self.services.blobs.read(file.sha256, start, file.num_bytes):
             yield from splitter.feed(piece)
         yield from splitter.close()
@@ -164,5 +166,5 @@ class _Chunk:
 
 def _check_endpoint(line: Line, endpoint: str) -> None:
     if line.url != endpoint:
-        message = f"url: is {line.url}, the batch's endpoint is {endpoint}"
+        message = f"url: is {line.url[:100]}, the batch's endpoint is {endpoint}"
         raise WrongLineError("mismatched_endpoint", message, "url")

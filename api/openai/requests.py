@@ -55,7 +55,7 @@ def check_model(checkpoint: Checkpoint, model: str, path: str = "") -> None:
     if model != checkpoint.name:
         param = f"{path}.model" if path else "model"
         raise ModelNotFoundError(
-            f"{param}: there is no model {model!r} here; this server has {checkpoint.name!r}",
+            f"{param}: there is no model {model[:100]!r} here; this server has {checkpoint.name!r}",
             param=param,
             code="model_not_found",
         )

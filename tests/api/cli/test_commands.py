@@ -196,6 +196,23 @@ def test_every_wrong_line_of_a_file_is_named(shell: Shell, config: Settings) -> 
     assert second.startswith("line 3: body.n: ")
 
 
+@pytest.mark.usefixtures("files")
+def test_every_line_that_a_batch_cannot_run_is_named(shell: Shell, config: Settings) -> None:
+    key = shell.json("keys", "create")["key"]
+    name = config.model.name
+    chat = {"model": name, "messages": [{"role": "user", "content": "hi"}]}
+    other = (
+        json.dumps({"custom_id": "o", "method": "POST", "url": "/v1/chat/completions", "body": chat}) + "\n"
+    )
+    given = openai_line("a", model=name) + other + other.replace('"o"', '"p"')
+    done = shell.run("submit", "-", "--watch", key=key, given=given)
+    assert done.returncode == 1
+    problem = "url: is /v1/chat/completions, the batch's endpoint is /v1/completions"
+    assert done.stdout.splitlines()[-2:] == [f"line 2: {problem}", f"line 3: {problem}"]
+    batch_id = done.stderr.splitlines()[0]
+    assert shell.run("status", batch_id, key=key).stdout.splitlines()[-2:] == done.stdout.splitlines()[-2:]
+
+
 def test_a_batch_that_is_too_large_for_a_body_is_told_the_way(shell: Shell, tmp_path: Path) -> None:
     key = shell.json("keys", "create")["key"]
     large = tmp_path / "large.txt"

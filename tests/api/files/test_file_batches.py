@@ -175,6 +175,18 @@ def test_a_file_for_another_endpoint_fails_by_line(
     assert sql(store, "SELECT count(*) FROM requests") == [(0,)]
 
 
+def test_every_line_for_another_endpoint_is_told(
+    client: TestClient, reader: BatchReader, create: Any
+) -> None:
+    chat = {"model": "served", "messages": [{"role": "user", "content": "hi"}]}
+    others = b"".join(line(f"c{i}", url="/v1/chat/completions", body=chat) for i in range(120))
+    batch = create(lines(2) + others)
+    reader.turn()
+    errors = look(client, batch)["errors"]
+    assert (errors["object"], [one["line"] for one in errors["data"]]) == ("list", list(range(3, 103)))
+    assert {(one["code"], one["param"]) for one in errors["data"]} == {("mismatched_endpoint", "url")}
+
+
 def test_an_input_file_can_be_deleted_once_it_is_read(
     client: TestClient, store: Store, reader: BatchReader, create: Any
 ) -> None:

@@ -121,9 +121,38 @@ def test_a_wrong_line_is_refused_by_number(
     assert blobs(config) == leftovers(config) == []
 
 
-def test_many_wrong_lines_are_told_at_once_but_not_all(put: Put) -> None:
-    answer = put(b"{}\n" * 50)
-    assert [one["line"] for one in answer.json()["error"]["lines"]] == list(range(1, 21))
+def test_every_wrong_line_is_told_with_its_number_and_its_reason(put: Put) -> None:
+    wrong = {
+        3: (b"{broken\n", "not JSON: key must be a string at column 2"),
+        7: (line("x" * 65), "custom_id: must have at most 64 characters"),
+        8: (b" " * 3000 + b"{}\n", "longer than 2000 bytes"),
+        150: (line("row-0"), "custom_id: 'row-0' was used before"),
+        249: (line("a", body=body(temperature=3)), "body.temperature: must be at most 2, is 3"),
+        250: (b"x" * 9000, "longer than 2000 bytes"),
+    }
+    good = lines(250).splitlines(keepends=True)
+    content = b"".join(wrong[i][0] if i in wrong else good[i - 1] for i in range(1, 251))
+    error = put(content).json()["error"]
+    told = {number: message for number, (_, message) in wrong.items()}
+    assert {one["line"]: one["message"] for one in error["lines"]} == told
+    assert error["message"] == f"line 3: {told[3]} (the first of 6 that are told in `lines`)"
+    (only,) = put(content.replace(b"{broken", b"", 1).split(b"\n" + wrong[7][0])[0] + b"\n{").json()["error"][
+        "lines"
+    ]
+    assert (only["line"], "line 1" in only["message"]) == (7, False)
+
+
+def test_a_hundred_wrong_lines_are_told_at_once(put: Put) -> None:
+    answer = put(b"{}\n" * 150)
+    assert [one["line"] for one in answer.json()["error"]["lines"]] == list(range(1, 101))
+
+
+def test_what_is_told_of_a_line_is_short(put: Put) -> None:
+    wrong = line("a", **{"x" * 1500: 1}) + line("b", body=body(model="m" * 1500))
+    wrong += line("c", body=body(**{"y" * 1500: 1}))
+    answer = put(wrong)
+    assert len(answer.json()["error"]["lines"]) == 3
+    assert len(answer.content) < 2000
 
 
 def test_the_last_line_needs_no_end_and_a_mark_at_the_beginning_is_no_text(put: Put) -> None:

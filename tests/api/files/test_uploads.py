@@ -58,12 +58,12 @@ def test_what_was_not_announced_is_refused(client: TestClient) -> None:
 
 
 def test_wrong_lines_are_found_across_parts(client: TestClient) -> None:
-    content = lines(4) + b"{}\n"
+    content = lines(4) + b"{}\n{"
     upload_id = begin(client, len(content))
     parts = [add(client, upload_id, content[i : i + 100]) for i in range(0, len(content), 100)]
     answer = client.post(f"/v1/uploads/{upload_id}/complete", json={"part_ids": parts})
     assert answer.status_code == 400
-    assert answer.json()["error"]["lines"][0]["line"] == 5
+    assert [one["line"] for one in answer.json()["error"]["lines"]] == [5, 6]
 
 
 def test_too_much_is_refused(client: TestClient) -> None:

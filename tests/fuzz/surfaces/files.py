@@ -42,25 +42,22 @@ def _file(chaos: Chaos) -> bytes:
     return chaos.choice((b"\n", b"\n", b"\r\n", b"\n\n", b"\r")).join(lines) + chaos.choice((b"", b"\n"))
 
 
-def _split(pieces: list[bytes]) -> list[tuple[int, bytes]] | str:
+def _split(pieces: list[bytes]) -> list[tuple[int, bytes | LineTooLongError]]:
     splitter = LineSplitter(MAX_LINE_BYTES)
-    found = []
-    try:
-        for piece in pieces:
-            found += splitter.feed(piece)
-        found += splitter.close()
-    except LineTooLongError as error:
-        return str(error)
+    found = [line for piece in pieces for line in splitter.feed(piece)] + list(splitter.close())
+    assert splitter.offset >= sum(map(len, pieces))
     return found
+
+
+def _said(found: list[tuple[int, bytes | LineTooLongError]]) -> list[tuple[int, str]]:
+    return [(number, str(line)) for number, line in found]
 
 
 def lines(chaos: Chaos) -> bool:
     """Find the lines of a file, the same ones however it is cut, and check each."""
     data = _file(chaos)
     found = _split(chaos.cut(data))
-    if isinstance(found, str):
-        return False
-    assert found == _split([data])
+    assert _said(found) == _said(_split([data]))
     requests = []
 
     def translate(line: Any) -> None:
