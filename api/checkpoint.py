@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -45,6 +45,28 @@ class CheckpointError(Exception):
 
 class ChatTemplateError(Exception):
     """Messages that the model's chat template cannot turn into a prompt."""
+
+
+class Spelling(Protocol):
+    """How a model's tokens are written."""
+
+    def token_text(self, token_id: int) -> str:
+        """Return a token by itself."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to a text."""
+
+
+class NumberSpelling:
+    """Writes tokens of a model whose tokenizer is not here, as `token_id:17`."""
+
+    def token_text(self, token_id: int) -> str:
+        """Return a token's number."""
+        return f"token_id:{token_id}"
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the same as bytes."""
+        return self.token_text(token_id).encode()
 
 
 class Checkpoint:
@@ -116,6 +138,10 @@ class Checkpoint:
     def name(self) -> str:
         """What clients call the model."""
         return self.model.name
+
+    def spelling_of(self, fingerprint: str | None) -> Spelling:
+        """Return how tokens of a model are written; None: of a result from before models were recorded."""
+        return self if fingerprint in {None, self.model.fingerprint} else NumberSpelling()
 
     def count_tokens(self, prompts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
         """Return how many tokens the engine will see for each prompt."""

@@ -10,12 +10,13 @@ from api.batches.result_schemas import (
     RequestErrorAnswer,
     RequestUsage,
     ResultAnswer,
+    ResultModel,
     ScoreAnswer,
     TokenAnswer,
 )
-from api.batches.schemas import BatchAnswer, Callback, Counts, InputTokensDetails, Tokens, Usage
+from api.batches.schemas import BatchAnswer, BatchModel, Callback, Counts, InputTokensDetails, Tokens, Usage
 from api.batches.waiting import Line, explain
-from api.checkpoint import Checkpoint
+from api.checkpoint import Checkpoint, Spelling
 from worker.contract.results import (
     ChoiceResult,
     DeviceSeconds,
@@ -28,6 +29,7 @@ from worker.contract.results import (
 from worker.store.attempts import AttemptView
 from worker.store.batch_views import BatchView
 from worker.store.delivery_log import DeliveryView
+from worker.store.models import ServedModelView
 from worker.store.result_views import ResultView
 
 
@@ -49,6 +51,7 @@ def to_answer(
     return BatchAnswer(
         batch_id=view.id,
         status=view.status,
+        model=_to_batch_model(view),
         progress=round(view.progress, 4),
         counts=Counts(
             total=view.num_requests,
@@ -91,6 +94,12 @@ def to_answer(
     )
 
 
+def _to_batch_model(view: BatchView) -> BatchModel | None:
+    if view.model_name is None or view.model_fingerprint is None:
+        return None
+    return BatchModel(name=view.model_name, revision=view.model_fingerprint)
+
+
 def _to_device_time(seconds: DeviceSeconds) -> DeviceTime:
     return DeviceTime(
         prefill=round(seconds.prefill, 6),
@@ -118,6 +127,8 @@ def _to_callback(view: BatchView, delivery: DeliveryView | None) -> Callback | N
 def to_result(row: ResultView, checkpoint: Checkpoint, attempts: Sequence[AttemptView] = ()) -> ResultAnswer:
     """Return one result as the client sees it; the checkpoint names the tokens."""
     payload = row.payload or Payload()
+    model = None if row.model is None else to_result_model(row.model)
+    spelling = checkpoint.spelling_of(None if model is None else model.revision)
     error = None
     if row.error_code is not None:
         error = RequestErrorAnswer(code=row.error_code, message=row.error_message or "")
@@ -128,8 +139,8 @@ def to_result(row: ResultView, checkpoint: Checkpoint, attempts: Sequence[Attemp
         status=row.outcome,
         output=row.output,
         finish_reason=row.finish_reason,
-        choices=[_to_choice(choice, checkpoint) for choice in payload.choices] or None,
-        prompt_logprobs=next((_to_tokens(one, checkpoint) for one in payload.prompt_logprobs), None),
+        choices=[_to_choice(choice, spelling) for choice in payload.choices] or None,
+        prompt_logprobs=next((_to_tokens(one, spelling) for one in payload.prompt_logprobs), None),
         embedding=next((to_floats(vector) for vector in payload.embeddings), None),
         scores=[_to_score(score) for score in payload.scores] or None,
         usage=RequestUsage(
@@ -138,6 +149,7 @@ def to_result(row: ResultView, checkpoint: Checkpoint, attempts: Sequence[Attemp
             output_tokens=row.num_output_tokens,
             device_seconds=_to_device_time(row.seconds),
         ),
+        model=model,
         source=row.source,
         similarity=row.similarity,
         error=error,
@@ -145,19 +157,26 @@ def to_result(row: ResultView, checkpoint: Checkpoint, attempts: Sequence[Attemp
     )
 
 
-def _to_choice(choice: ChoiceResult, checkpoint: Checkpoint) -> ChoiceAnswer:
-    logprobs = None if choice.logprobs is None else _to_tokens(choice.logprobs, checkpoint)
+def to_result_model(model: ServedModelView) -> ResultModel:
+    """Return the model that made a result."""
+    return ResultModel(
+        name=model.name, revision=model.fingerprint, weight_format=model.weight_format, dtype=model.dtype
+    )
+
+
+def _to_choice(choice: ChoiceResult, spelling: Spelling) -> ChoiceAnswer:
+    logprobs = None if choice.logprobs is None else _to_tokens(choice.logprobs, spelling)
     return ChoiceAnswer(text=choice.text, finish_reason=choice.finish_reason, logprobs=logprobs)
 
 
-def _to_tokens(logprobs: Logprobs, checkpoint: Checkpoint) -> list[TokenAnswer]:
+def _to_tokens(logprobs: Logprobs, spelling: Spelling) -> list[TokenAnswer]:
     return [
         TokenAnswer(
-            token=checkpoint.token_text(token.token_id),
+            token=spelling.token_text(token.token_id),
             token_id=token.token_id,
             logprob=token.logprob,
             top=[
-                TokenAnswer(token=checkpoint.token_text(other), token_id=other, logprob=logprob)
+                TokenAnswer(token=spelling.token_text(other), token_id=other, logprob=logprob)
                 for other, logprob in token.top
             ],
         )

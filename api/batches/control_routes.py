@@ -1,14 +1,14 @@
-"""/v1/batch/{id}: pause, resume, retry, delete, and cancel one request."""
+"""/v1/batch/{id}: pause, resume, reassign, retry, delete, and cancel one request."""
 
 from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from api.batches import control, service
+from api.batches import control, reassigning, service
 from api.batches.routes import BatchId
-from api.batches.schemas import BatchAccepted, BatchAnswer
-from api.dependencies import SUBMIT, IdempotencyDependency, ServicesDependency
+from api.batches.schemas import BatchAccepted, BatchAnswer, Reassignment
+from api.dependencies import SUBMIT, CallerDependency, IdempotencyDependency, ServicesDependency
 from api.errors import documented
 
 router = APIRouter(prefix="/v1/batch", tags=["batches"])
@@ -35,6 +35,21 @@ def pause_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer:
 def resume_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer:
     """Let a paused batch go on. One that is not paused is left alone."""
     control.resume(services, batch_id)
+    return service.answer(services, batch_id, include_outputs=False)
+
+
+@router.post(
+    "/{batch_id}/reassign",
+    dependencies=[SUBMIT],
+    responses=documented(401, 403, 404, 409, 422, 429, 503),
+    summary="Have another model run a batch",
+)
+def reassign_batch(
+    batch_id: BatchId, wanted: Reassignment, services: ServicesDependency, caller: CallerDependency
+) -> BatchAnswer:
+    """Give what has no result yet to another model. Results stay; what was begun is begun again."""
+    actor = "nobody in particular" if caller.key is None else f"key:{caller.key}"
+    reassigning.reassign(services, batch_id, wanted.model, actor=actor)
     return service.answer(services, batch_id, include_outputs=False)
 
 

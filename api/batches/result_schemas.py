@@ -59,6 +59,15 @@ class ScoreAnswer(BaseModel):
     is_greedy: bool = Field(description="whether each token is the most likely one")
 
 
+class ResultModel(BaseModel):
+    """The model that made a result."""
+
+    name: str
+    revision: str = Field(description="a fingerprint of its weights, config, tokenizer and chat template")
+    weight_format: str = Field(description="how its checkpoint holds the weights")
+    dtype: str = Field(description="what the engine computed in")
+
+
 class ResultAnswer(BaseModel):
     """One request's outcome."""
 
@@ -76,6 +85,7 @@ class ResultAnswer(BaseModel):
     )
     embedding: list[float] | None = None
     scores: list[ScoreAnswer] | None = None
+    model: ResultModel | None = Field(default=None, description="null where none was run")
     source: Source = Field(description="engine: run for this request; otherwise whose answer it is")
     similarity: float | None = Field(default=None, description="of the prompts, from the semantic cache")
     usage: RequestUsage

@@ -225,6 +225,26 @@ class Callback(BaseModel):
     last_error: str | None = None
 
 
+class BatchModel(BaseModel):
+    """The model that a batch was accepted for, and that alone may run it."""
+
+    name: str
+    revision: str = Field(description="a fingerprint of its weights, config, tokenizer and chat template")
+
+
+class Reassignment(BaseModel):
+    """Which model is to run a batch."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(
+        min_length=1,
+        max_length=512,
+        description="one that this API or a live worker serves: its name, or name@ and the beginning of its"
+        " revision",
+    )
+
+
 class BatchAnswer(BaseModel):
     """A batch as it stands now."""
 
@@ -263,6 +283,9 @@ class BatchAnswer(BaseModel):
 
     batch_id: str
     status: BatchStatus
+    model: BatchModel | None = Field(
+        default=None, description="null for a batch from before models were recorded: any worker runs it"
+    )
     progress: float = Field(ge=0, le=1, description="by tokens, so it moves while requests run")
     counts: Counts
     tokens: Tokens

@@ -1,4 +1,4 @@
-"""`headrace status | list | results | pause | resume | cancel | retry`."""
+"""`headrace status | list | results | pause | resume | reassign | cancel | retry`."""
 
 import sys
 from contextlib import nullcontext, suppress
@@ -103,6 +103,17 @@ def pause(context: typer.Context, batch_id: BatchId, as_json: AsJson = False) ->
 def resume(context: typer.Context, batch_id: BatchId, as_json: AsJson = False) -> None:
     """Let a paused batch go on."""
     show_batch(connection(context).call("POST", f"/v1/batch/{batch_id}/resume"), as_json=as_json)
+
+
+def reassign(
+    context: typer.Context,
+    batch_id: BatchId,
+    model: Annotated[str, typer.Option(help="Its name, or name@ and the beginning of its revision.")],
+    as_json: AsJson = False,
+) -> None:
+    """Have another model run what of a batch has no result yet."""
+    path = f"/v1/batch/{batch_id}/reassign"
+    show_batch(connection(context).call("POST", path, json={"model": model}), as_json=as_json)
 
 
 def cancel(context: typer.Context, batch_id: BatchId, as_json: AsJson = False) -> None:

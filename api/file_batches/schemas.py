@@ -85,6 +85,7 @@ class FileBatch(BaseModel):
     id: str
     object: Literal["batch"] = "batch"
     endpoint: str
+    model: str | None
     errors: Errors | None
     input_file_id: str
     completion_window: str
@@ -123,6 +124,7 @@ def to_file_batch(found: FileBatchView) -> FileBatch:
     return FileBatch(
         id=view.id,
         endpoint=its.endpoint,
+        model=view.model_name,
         errors=_errors(view, its),
         input_file_id=its.input_file_id,
         completion_window=its.completion_window,

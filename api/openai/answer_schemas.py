@@ -63,7 +63,7 @@ class _Completed(BaseModel):
     created: int
     model: str
     usage: CompletionUsage
-    system_fingerprint: None
+    system_fingerprint: str | None
     prompt_logprobs: list[list[ChosenToken]] | None = Field(
         default=None, description="Of each prompt's tokens after the first."
     )
@@ -121,6 +121,7 @@ class Embeddings(BaseModel):
 
     object: Literal["list"]
     model: str
+    system_fingerprint: str | None
     data: list[EmbeddingVector]
     usage: EmbeddingUsage
 

@@ -4,11 +4,12 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-from api.checkpoint import Checkpoint
+from api.checkpoint import Checkpoint, Spelling
 from api.openai.answer_schemas import ModelAnswer
 from api.openai.bodies import Endpoint
 from worker.contract.caching import Source
 from worker.contract.results import ChoiceResult, Logprobs, Payload, to_floats
+from worker.store.models import ServedModelView
 from worker.store.result_views import ResultView
 
 ID_PREFIXES = {Endpoint.CHAT_COMPLETIONS: "chatcmpl-", Endpoint.COMPLETIONS: "cmpl-"}
@@ -21,10 +22,15 @@ def to_response(
 ) -> dict[str, Any]:
     """Return the body of a completed result. The id is the same whenever it is asked for."""
     payload = result.payload or Payload()
+    model = result.model
+    made_by = {
+        "model": checkpoint.name if model is None else model.name,
+        "system_fingerprint": None if model is None else system_fingerprint(model),
+    }
     if endpoint is Endpoint.EMBEDDINGS:
         return {
             "object": "list",
-            "model": checkpoint.name,
+            **made_by,
             "data": [
                 {"object": "embedding", "index": index, "embedding": _to_vector(vector, payload)}
                 for index, vector in enumerate(payload.embeddings)
@@ -34,19 +40,24 @@ def to_response(
         }
     choices = payload.choices or (ChoiceResult(result.output or "", result.finish_reason or "stop"),)
     to_choice = _to_chat_choice if endpoint is Endpoint.CHAT_COMPLETIONS else _to_completion_choice
+    spelling = checkpoint.spelling_of(None if model is None else model.fingerprint)
     body = {
         "id": response_id(endpoint, batch_id, result.position),
         "object": OBJECTS[endpoint],
         "created": int(result.created_at.timestamp()),
-        "model": checkpoint.name,
-        "choices": [to_choice(checkpoint, index, choice) for index, choice in enumerate(choices)],
+        **made_by,
+        "choices": [to_choice(spelling, index, choice) for index, choice in enumerate(choices)],
         "usage": to_usage(result),
-        "system_fingerprint": None,
         **_origin(result),
     }
     if payload.prompt_logprobs:
-        body["prompt_logprobs"] = [to_token_logprobs(checkpoint, one) for one in payload.prompt_logprobs]
+        body["prompt_logprobs"] = [to_token_logprobs(spelling, one) for one in payload.prompt_logprobs]
     return body
+
+
+def system_fingerprint(model: ServedModelView) -> str:
+    """Return what a model is known by beside its name: its revision, its weights' format, and its dtype."""
+    return f"{model.fingerprint}-{model.weight_format}-{model.dtype}"
 
 
 def _origin(result: ResultView) -> dict[str, Any]:
@@ -84,8 +95,8 @@ def to_model(checkpoint: Checkpoint) -> ModelAnswer:
     )
 
 
-def _to_chat_choice(checkpoint: Checkpoint, index: int, choice: ChoiceResult) -> dict[str, Any]:
-    logprobs = None if choice.logprobs is None else to_chat_logprobs(checkpoint, choice.logprobs)
+def _to_chat_choice(spelling: Spelling, index: int, choice: ChoiceResult) -> dict[str, Any]:
+    logprobs = None if choice.logprobs is None else to_chat_logprobs(spelling, choice.logprobs)
     return {
         "index": index,
         "message": {"role": "assistant", "content": choice.text, "refusal": None},
@@ -94,8 +105,8 @@ def _to_chat_choice(checkpoint: Checkpoint, index: int, choice: ChoiceResult) ->
     }
 
 
-def _to_completion_choice(checkpoint: Checkpoint, index: int, choice: ChoiceResult) -> dict[str, Any]:
-    logprobs = None if choice.logprobs is None else to_completion_logprobs(checkpoint, choice.logprobs)
+def _to_completion_choice(spelling: Spelling, index: int, choice: ChoiceResult) -> dict[str, Any]:
+    logprobs = None if choice.logprobs is None else to_completion_logprobs(spelling, choice.logprobs)
     return {
         "index": index,
         "text": choice.text,
@@ -104,28 +115,28 @@ def _to_completion_choice(checkpoint: Checkpoint, index: int, choice: ChoiceResu
     }
 
 
-def to_chat_logprobs(checkpoint: Checkpoint, logprobs: Logprobs) -> dict[str, Any]:
+def to_chat_logprobs(spelling: Spelling, logprobs: Logprobs) -> dict[str, Any]:
     """Return the logprobs of a chat choice, or of a part of it."""
-    return {"content": to_token_logprobs(checkpoint, logprobs), "refusal": None}
+    return {"content": to_token_logprobs(spelling, logprobs), "refusal": None}
 
 
-def to_token_logprobs(checkpoint: Checkpoint, logprobs: Logprobs) -> list[dict[str, Any]]:
+def to_token_logprobs(spelling: Spelling, logprobs: Logprobs) -> list[dict[str, Any]]:
     """Return each token with its logprob and the likeliest ones at its place."""
     return [
-        _to_token(checkpoint, token.token_id, token.logprob)
-        | {"top_logprobs": [_to_token(checkpoint, other, logprob) for other, logprob in token.top]}
+        _to_token(spelling, token.token_id, token.logprob)
+        | {"top_logprobs": [_to_token(spelling, other, logprob) for other, logprob in token.top]}
         for token in logprobs
     ]
 
 
-def to_completion_logprobs(checkpoint: Checkpoint, logprobs: Logprobs, *, offset: int = 0) -> dict[str, Any]:
+def to_completion_logprobs(spelling: Spelling, logprobs: Logprobs, *, offset: int = 0) -> dict[str, Any]:
     """Return the logprobs of a completion's choice; `offset` is where its text begins."""
-    texts = [checkpoint.token_text(token.token_id) for token in logprobs]
+    texts = [spelling.token_text(token.token_id) for token in logprobs]
     return {
         "tokens": texts,
         "token_logprobs": [token.logprob for token in logprobs],
         "top_logprobs": [
-            {checkpoint.token_text(other): logprob for other, logprob in token.top} for token in logprobs
+            {spelling.token_text(other): logprob for other, logprob in token.top} for token in logprobs
         ],
         "text_offset": _offsets(texts, offset),
     }
@@ -139,8 +150,8 @@ def _offsets(texts: Sequence[str], offset: int) -> list[int]:
     return offsets
 
 
-def _to_token(checkpoint: Checkpoint, token_id: int, logprob: float) -> dict[str, Any]:
-    spelled = checkpoint.token_bytes(token_id)
+def _to_token(spelling: Spelling, token_id: int, logprob: float) -> dict[str, Any]:
+    spelled = spelling.token_bytes(token_id)
     return {"token": spelled.decode(errors="replace"), "logprob": logprob, "bytes": list(spelled)}
 
 

@@ -168,7 +168,7 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
         ShardRequest(
             id=row.id,
             position=row.position,
-            prompts=(row.prompt,) if row.inputs is None else _to_prompts(row.inputs),
+            prompts=(row.prompt,) if row.inputs is None else to_prompts(row.inputs),
             add_special_tokens=row.add_special_tokens,
             is_streamed=row.is_streamed,
             max_tokens=row.max_tokens,
@@ -201,7 +201,8 @@ class _Known:
         return self.params
 
 
-def _to_prompts(inputs: Sequence[Any]) -> tuple[Prompt, ...]:
+def to_prompts(inputs: Sequence[Any]) -> tuple[Prompt, ...]:
+    """Return several prompts as they were stored."""
     return tuple(one if isinstance(one, str) else tuple(one) for one in inputs)
 
 

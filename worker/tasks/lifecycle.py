@@ -80,7 +80,7 @@ class EngineStep(bootsteps.StartStopStep):
             transaction_seconds=TRANSACTION_SECONDS,
         )
         # Another process may have been started under the same name: on each device one, perhaps.
-        worker = f"{parent.hostname}/{os.getpid():x}{uuid4().hex[:4]}"
+        worker = f"{parent.hostname}/{os.getpid()}-{uuid4().hex[:6]}"
         self._engine = EngineThread(lambda: _warm_engine(config), on_failure=_exit_failed)
         model = identify(config.model)
         self._beat = threading.Thread(target=self._keep_beating, args=(worker, model), daemon=True)

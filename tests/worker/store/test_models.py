@@ -8,7 +8,7 @@ import pytest
 from tests.fixtures.batches import LEASE, result, serving, submit
 from worker.contract.messages import GPU_QUEUE, gpu_queue
 from worker.contract.models import Model, ServedModel
-from worker.contract.states import Lane
+from worker.contract.states import Lane, Outcome
 from worker.store import (
     fair_share,
     fair_slots,
@@ -149,8 +149,6 @@ def test_a_retry_waits_for_the_same_model(store: Store) -> None:
     held = claim_as(store, 1, served)
     assert held is not None
     with store.transaction() as session:
-        from worker.contract.states import Outcome
-
         failed = result(1, outcome=Outcome.FAILED)
         shards.save(session, [Progress(held, [failed], 0, is_last=True)], lease=LEASE)
     with store.transaction() as session:

@@ -1,0 +1,122 @@
+"""Gives an unfinished batch to another model, if what it asks for means the same there and fits."""
+
+from dataclasses import dataclass, replace
+
+from sqlalchemy.orm import Session
+
+from api.checkpoint import Checkpoint
+from api.dependencies import Services
+from api.errors import ConflictError, InvalidInputError, NotFoundError
+from api.prompts import fit
+from worker.contract.messages import GPU_QUEUE
+from worker.contract.models import Model
+from worker.contract.sampling import SamplingParams
+from worker.store import audit, reassigning, workers
+from worker.store.reassigning import Fitted
+
+AT_ONCE = 500
+SHARED = SamplingParams()  # what is read of a batch has its parameters with it
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model that a batch may be given to."""
+
+    model: Model
+    context: int
+
+
+def reassign(services: Services, batch_id: str, wanted: str, *, actor: str) -> None:
+    """Have another model run what of a batch has no result yet; `wanted` as `name` or `name@fingerprint`.
+
+    Raises:
+        NotFoundError: no such batch, or nobody serves such a model.
+        ConflictError: the batch has ended, or its requests mean nothing to that model.
+        InvalidInputError: a request does not fit its context; nothing was changed.
+
+    """
+    with services.store.transaction() as session:
+        bound = reassigning.lock(session, batch_id)
+        if bound is None:
+            raise NotFoundError(f"no batch {batch_id}", param="batch_id")
+        if bound.is_over:
+            raise ConflictError(f"{batch_id} has ended, or is about to")
+        target = _choose(session, services.checkpoint, wanted)
+        more = 0
+        if target.model == services.checkpoint.model:
+            if bound.tokenizer != target.model.tokenizer:
+                _check_meaning(session, batch_id, target)
+            more = _recount(session, services, batch_id)
+        elif bound.tokenizer != target.model.tokenizer:
+            raise ConflictError(
+                f"the tokens of {batch_id} must be counted anew for {target.model.label}: ask an API that"
+                " serves it",
+                code="other_tokenizer",
+            )
+        elif (longest := reassigning.longest(session, batch_id)) > target.context:
+            raise InvalidInputError(
+                f"model: a request of {batch_id} may come to {longest} tokens; the context of"
+                f" {target.model.label} is {target.context}",
+                param="model",
+                code="context_length_exceeded",
+            )
+        reassigning.rebind(session, batch_id, target.model, more_output_tokens=more)
+        details = {"from": bound.label, "to": target.model.label}
+        audit.record(session, actor, "batch.reassign", batch_id, details)
+
+
+def _choose(session: Session, checkpoint: Checkpoint, wanted: str) -> Target:
+    """Return the one model that is meant and that this API or a live worker serves."""
+    targets = {checkpoint.model.fingerprint: Target(checkpoint.model, checkpoint.max_model_len)}
+    for info in workers.infos(session, GPU_QUEUE):
+        if "model_fingerprint" in info:
+            model = Model(info["name"], info["model_fingerprint"], info["model_tokenizer"])
+            targets.setdefault(model.fingerprint, Target(model, info["max_model_len"]))
+    name, _, digits = wanted.partition("@")
+    found = [
+        target
+        for fingerprint, target in targets.items()
+        if target.model.name == name and fingerprint.startswith(digits)
+    ]
+    served = ", ".join(sorted(target.model.label for target in targets.values()))
+    if not found:
+        raise NotFoundError(f"model: nobody serves {wanted!r}, but {served}", param="model")
+    if len(found) > 1:
+        raise ConflictError(f"model: {wanted!r} may be any of {served}", param="model")
+    return found[0]
+
+
+def _check_meaning(session: Session, batch_id: str, target: Target) -> None:
+    reason = reassigning.bound_to_tokens(session, batch_id)
+    if reason is not None:
+        raise ConflictError(
+            f"{batch_id} has {reason}: {target.model.label} has another tokenizer or chat template",
+            code="other_tokenizer",
+        )
+
+
+def _recount(session: Session, services: Services, batch_id: str) -> int:
+    """Count prompts by the served model's tokenizer; return how many more tokens the batch may generate."""
+    checkpoint = services.checkpoint
+    reassigning.cut_uncounted(session, batch_id, most=checkpoint.max_model_len - 1)
+    more, after = 0, -1
+    while found := reassigning.counted(session, batch_id, after=after, limit=AT_ONCE):
+        positions = [one.position for one in found]
+        fitted = fit(
+            checkpoint,
+            [one.request for one in found],
+            max_prompt_bytes=services.settings.max_prompt_bytes,
+            name=lambda i, positions=positions: f"request {positions[i]}",  # type: ignore[misc]
+        )
+        for old, new in zip(found, fitted, strict=True):
+            before = replace(new, max_tokens=old.max_tokens)
+            more += new.max_output_tokens(SHARED) - before.max_output_tokens(SHARED)
+        reassigning.fit(
+            session,
+            [
+                Fitted(old.id, new.num_prompt_tokens, new.max_tokens)
+                for old, new in zip(found, fitted, strict=True)
+            ],
+        )
+        after = positions[-1]
+    return more
