@@ -38,8 +38,8 @@ def web() -> bool:
 
 
 def flower() -> bool:
-    """Whether Flower answers."""
-    return _answers(settings().flower_port, "/healthcheck")
+    """Whether Flower answers, if only that it wants a password."""
+    return _answers(settings().flower_port, "/healthcheck", HTTPStatus.UNAUTHORIZED)
 
 
 def gpu() -> bool:
@@ -70,12 +70,12 @@ CHECKS: dict[str, Callable[[], bool]] = {
 }
 
 
-def _answers(port: int, path: str) -> bool:
+def _answers(port: int, path: str, *also: HTTPStatus) -> bool:
     # Not urllib: it would go through the proxy that HTTP_PROXY names.
     connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS)
     try:
         connection.request("GET", path)
-        return connection.getresponse().status == HTTPStatus.OK
+        return connection.getresponse().status in {HTTPStatus.OK, *also}
     except OSError:
         return False
     finally:

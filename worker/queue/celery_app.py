@@ -8,10 +8,14 @@ from typing import Any
 
 from celery import Celery
 from celery.signals import setup_logging
+from kombu.transport import TRANSPORT_ALIASES
 
 from worker.contract.messages import GPU_QUEUE
 from worker.settings import settings
 from worker.telemetry import configure_logging
+
+# By these names Connection finds what it speaks to Redis with.
+TRANSPORT_ALIASES.update(dict.fromkeys(("redis", "rediss"), "worker.queue.transport:TicketTransport"))
 
 app = Celery("headrace", broker=settings().redis_url, set_as_current=True)
 app.conf.update(
