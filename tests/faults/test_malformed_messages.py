@@ -1,13 +1,11 @@
 """Whoever writes to Redis what is no ticket costs a line in the log, and no worker."""
 
-import json
-
 import pytest
 
 from tests.fixtures.deployment import Deployment, eventually
 from tests.fixtures.malformed import malformed, queues, ticket
 from tests.fixtures.receiver import receiver
-from worker.contract.messages import CALLBACKS_QUEUE, DELIVER_EVENT, RUN_SHARD
+from worker.contract.messages import DELIVER_EVENT, RUN_SHARD
 
 GPU_TASK, CALLBACKS_TASK = ticket(RUN_SHARD, 10**9), ticket(DELIVER_EVENT, "nobody's")
 
@@ -28,26 +26,6 @@ def test_malformed_messages_in_every_queue_take_no_worker_down(running: Deployme
         dropped = [line for line in running.log(name).splitlines() if "is dropped, since" in line]
         assert len(dropped) == count >= 20
         assert "Traceback" not in running.log(name)
-
-
-def test_what_a_worker_left_is_dropped_too(running: Deployment) -> None:
-    left = malformed(CALLBACKS_TASK)
-    with running.redis() as redis, receiver() as hook:
-        running.kill("callbacks")
-        for tag, message in left.items():
-            # As a worker keeps what it has read, for the next one to put back.
-            try:
-                entry = json.dumps([json.loads(message), "", CALLBACKS_QUEUE]).encode()
-            except (ValueError, RecursionError):
-                entry = message
-            redis.hset("unacked", tag, entry)
-            redis.zadd("unacked_index", {tag: 0})
-        running.start("callbacks")
-        eventually(lambda: not redis.exists("unacked"), what="nothing was kept")
-        batch_id = running.submit(prompts=["x"], max_tokens=2, callback_url=hook.url)
-        running.wait_for(batch_id)
-        hook.wait_for(1)
-    assert running.processes["callbacks"].poll() is None
 
 
 @pytest.mark.parametrize("message", [b"7", b"{nonsense", b"{}", b'{"properties": 1}', b'{"body": null}'])
