@@ -99,22 +99,23 @@ CallerDependency = Annotated[Caller, Depends(_caller)]
 
 @dataclass(frozen=True, slots=True)
 class Requires:
-    """A route's declaration of the scope that its caller's key must have."""
+    """A route's declaration of the scopes of which its caller's key must have one."""
 
-    scope: Scope
+    scopes: tuple[Scope, ...]
 
     async def __call__(self, caller: CallerDependency) -> None:
-        """Refuse a caller without the scope."""
-        if self.scope not in caller.scopes:
-            raise PermissionDeniedError(
-                f"this API key lacks the scope `{self.scope}`", code="insufficient_scope"
-            )
+        """Refuse a caller without any of the scopes."""
+        if caller.scopes.isdisjoint(self.scopes):
+            wanted = " or ".join(f"`{scope}`" for scope in self.scopes)
+            raise PermissionDeniedError(f"this API key lacks the scope {wanted}", code="insufficient_scope")
 
 
 # Every route declares one of these: `dependencies=[READ]`.
-READ = Depends(Requires(Scope.READ))
-SUBMIT = Depends(Requires(Scope.SUBMIT))
-ADMIN = Depends(Requires(Scope.ADMIN))
+READ = Depends(Requires((Scope.READ,)))
+SUBMIT = Depends(Requires((Scope.SUBMIT,)))
+ADMIN = Depends(Requires((Scope.ADMIN,)))
+DEPLOYMENT = Depends(Requires((Scope.DEPLOYMENT,)))
+ADMIN_OR_DEPLOYMENT = Depends(Requires((Scope.ADMIN, Scope.DEPLOYMENT)))  # with AdministeredDependency
 
 
 async def _services(deployment: DeploymentDependency, caller: CallerDependency) -> Services:
@@ -123,6 +124,14 @@ async def _services(deployment: DeploymentDependency, caller: CallerDependency) 
 
 # What a route works with: its store shows the caller's tenant's rows and no others.
 ServicesDependency = Annotated[Services, Depends(_services)]
+
+
+async def _administered(deployment: DeploymentDependency, caller: CallerDependency) -> Services:
+    return deployment if Scope.DEPLOYMENT in caller.scopes else await _services(deployment, caller)
+
+
+# The same for a route that is about all tenants if the key is for that, and otherwise about its own.
+AdministeredDependency = Annotated[Services, Depends(_administered)]
 
 
 async def _idempotency_key(

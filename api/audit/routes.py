@@ -4,9 +4,9 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from api.dependencies import ADMIN, DeploymentDependency
+from api.dependencies import ADMIN_OR_DEPLOYMENT, AdministeredDependency
 from api.errors import documented
 from worker.store import audit
 
@@ -18,6 +18,7 @@ class AuditEntryAnswer(BaseModel):
 
     id: int
     created_at: datetime
+    tenant: str = Field(description="whose key it was done to, or to whom")
     actor: str
     act: str
     target: str
@@ -32,20 +33,24 @@ class AuditPage(BaseModel):
 
 
 @router.get(
-    "", dependencies=[ADMIN], responses=documented(401, 403, 422, 429, 503), summary="Read the audit log"
+    "",
+    dependencies=[ADMIN_OR_DEPLOYMENT],
+    responses=documented(401, 403, 422, 429, 503),
+    summary="Read the audit log",
 )
 def read_audit_log(
-    deployment: DeploymentDependency,
+    services: AdministeredDependency,
     before: Annotated[int | None, Query(ge=1, lt=2**63, description="The `next` of the page before.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AuditPage:
-    """Return what was done to keys and tenants, of the whole deployment, the newest first."""
-    with deployment.store.transaction() as session:
+    """Return what was done to the tenant and its keys, newest first; with `deployment`, to all."""
+    with services.store.transaction() as session:
         entries = audit.page(session, before=before, limit=limit)
     data = [
         AuditEntryAnswer(
             id=e.id,
             created_at=e.created_at,
+            tenant=e.tenant_id,
             actor=e.actor,
             act=e.act,
             target=e.target,

@@ -36,9 +36,10 @@ def administration() -> Iterator[Session]:
         store.close()
 
 
-def note(session: Session, act: str, target: str, **details: Any) -> None:
-    """Write an act of this shell's user to the audit log."""
-    audit.record(session, f"shell:{pwd.getpwuid(os.getuid()).pw_name}", act, target, details)
+def note(session: Session, act: str, target: str, *, tenant: str, **details: Any) -> None:
+    """Write an act of this shell's user, which concerns a tenant, to the audit log."""
+    actor = f"shell:{pwd.getpwuid(os.getuid()).pw_name}"
+    audit.record(session, actor, act, target, details, tenant_id=tenant)
 
 
 def audit_log(
@@ -52,6 +53,6 @@ def audit_log(
         print_json([asdict(entry) for entry in entries])
     else:
         print_table(
-            ["TIME", "WHO", "ACT", "TARGET", "DETAILS"],
-            ((e.created_at, e.actor, e.act, e.target, e.details) for e in entries),
+            ["TIME", "TENANT", "WHO", "ACT", "TARGET", "DETAILS"],
+            ((e.created_at, e.tenant_id, e.actor, e.act, e.target, e.details) for e in entries),
         )

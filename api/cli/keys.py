@@ -7,10 +7,11 @@ from datetime import timedelta
 from typing import Annotated
 
 import typer
+from sqlalchemy.orm import Session
 
 from api.cli.administration import administration, check_tenant_name, note
 from api.cli.show import AsJson, fail, print_json, print_table
-from worker.contract.access import DEFAULT_TENANT, Scope
+from worker.contract.access import DEFAULT_TENANT, NOBODY, Scope
 from worker.store import api_keys, tenants
 
 app = typer.Typer(help="API keys.", no_args_is_help=True)
@@ -33,7 +34,10 @@ Prefix = Annotated[str, typer.Argument(help="hr_..., as `headrace keys list` sho
 def create(
     name: Annotated[str, typer.Argument(help="What the key is for.")] = "first",
     tenant: Annotated[str, typer.Option(help="Whose key it is; made if need be.")] = DEFAULT_TENANT,
-    scope: Annotated[list[Scope] | None, typer.Option(help="Default: read and submit.")] = None,
+    scope: Annotated[
+        list[Scope] | None,
+        typer.Option(help="admin: of the tenant. deployment: of all tenants. Default: read and submit."),
+    ] = None,
     expires: Annotated[
         timedelta | None, typer.Option(parser=_duration, metavar="90d", help="How long it is good.")
     ] = None,
@@ -44,7 +48,7 @@ def create(
     scopes = scope or [Scope.READ, Scope.SUBMIT]
     with administration() as session:
         if tenants.create(session, tenant):
-            note(session, "tenant.create", tenant)
+            note(session, "tenant.create", tenant, tenant=tenant)
         key = api_keys.create(session, tenant, name=name, scopes=scopes, expires_in=expires)
         prefix = api_keys.prefix_of(key)
         note(session, "key.create", prefix, tenant=tenant, name=name, scopes=sorted(set(scopes)))
@@ -93,7 +97,9 @@ def rotate(
         if key is None:
             fail(f"no key {prefix} that is still good: `headrace keys list` shows them")
         new_prefix = api_keys.prefix_of(key)
-        note(session, "key.rotate", prefix, new=new_prefix, old_works_seconds=int(keep.total_seconds()))
+        seconds = int(keep.total_seconds())
+        tenant = _tenant_of(session, prefix)
+        note(session, "key.rotate", prefix, tenant=tenant, new=new_prefix, old_works_seconds=seconds)
     _show_once(key, new_prefix, as_json=as_json)
 
 
@@ -103,9 +109,14 @@ def revoke(prefix: Prefix, as_json: AsJson = False) -> None:
     with administration() as session:
         if not api_keys.revoke(session, prefix):
             fail(f"no key {prefix}, or it was revoked before: `headrace keys list` shows them")
-        note(session, "key.revoke", prefix)
+        note(session, "key.revoke", prefix, tenant=_tenant_of(session, prefix))
     if as_json:
         print_json({"prefix": prefix, "revoked": True})
+
+
+def _tenant_of(session: Session, prefix: str) -> str:
+    key = api_keys.find(session, prefix)
+    return NOBODY if key is None else key.tenant_id
 
 
 def _show_once(key: str, prefix: str, *, as_json: bool) -> None:

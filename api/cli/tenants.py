@@ -60,9 +60,9 @@ def set_tenant(
         fail("nothing to change: name a weight, a limit or a right")
     with administration() as session:
         if tenants.create(session, name):
-            note(session, "tenant.create", name)
+            note(session, "tenant.create", name, tenant=name)
         tenants.change(session, name, changes)
-        note(session, "tenant.set", name, **changes)
+        note(session, "tenant.set", name, tenant=name, **changes)
         found = tenants.find(session, name)
     _show([found] if found else [], as_json=as_json)
 

@@ -8,7 +8,7 @@ from fastapi.responses import FileResponse
 
 from api.dashboard.schemas import Overview
 from api.dashboard.service import read_overview
-from api.dependencies import ADMIN, DeploymentDependency
+from api.dependencies import DEPLOYMENT, DeploymentDependency
 from api.errors import documented
 
 router = APIRouter(tags=["metrics"])
@@ -38,7 +38,7 @@ def page_file(name: Literal["dashboard.js", "dashboard.css"]) -> FileResponse:
     "/v1/overview",
     responses=documented(401, 403, 429, 503),
     summary="What goes on in the deployment",
-    dependencies=[ADMIN],
+    dependencies=[DEPLOYMENT],
 )
 def get_overview(deployment: DeploymentDependency) -> Overview:
     """Return live batches, the last failures, live workers and failing receivers, of all tenants."""

@@ -7,7 +7,7 @@ from fastapi import Request as HttpRequest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from api.dependencies import ADMIN, DeploymentDependency
+from api.dependencies import ADMIN_OR_DEPLOYMENT, DEPLOYMENT, AdministeredDependency, DeploymentDependency
 from api.errors import documented
 from api.metrics.collector import HttpMetrics, SystemCollector
 from api.metrics.middleware import MeasureHttp
@@ -38,7 +38,7 @@ def install(app: FastAPI, store: Store) -> None:
         **documented(401, 403, 429, 503),
     },
     summary="Metrics for Prometheus",
-    dependencies=[ADMIN],
+    dependencies=[DEPLOYMENT],
 )
 def prometheus(http_request: HttpRequest) -> Response:
     """Return this process's HTTP metrics, and those of all workers and queues."""
@@ -50,7 +50,7 @@ def prometheus(http_request: HttpRequest) -> Response:
     "/v1/metrics",
     responses=documented(401, 403, 422, 429, 503),
     summary="Metrics in short",
-    dependencies=[ADMIN],
+    dependencies=[DEPLOYMENT],
 )
 def summary(
     services: DeploymentDependency,
@@ -66,7 +66,7 @@ def summary(
     "/v1/cache/stats",
     responses=documented(401, 403, 429, 503),
     summary="What the caches hold and spare",
-    dependencies=[ADMIN],
+    dependencies=[DEPLOYMENT],
 )
 def cache_stats(services: DeploymentDependency) -> CacheStats:
     """Return the size of the response cache, its hit rate, and that of the engines' prefix caches."""
@@ -83,9 +83,9 @@ def cache_stats(services: DeploymentDependency) -> CacheStats:
     "/v1/cache",
     responses=documented(401, 403, 429, 503),
     summary="Empty the response cache",
-    dependencies=[ADMIN],
+    dependencies=[ADMIN_OR_DEPLOYMENT],
 )
-def clear_cache(services: DeploymentDependency) -> CacheCleared:
-    """Forget every kept answer."""
+def clear_cache(services: AdministeredDependency) -> CacheCleared:
+    """Forget every kept answer of the tenant; with `deployment`, of all tenants."""
     with services.store.transaction() as session:
         return CacheCleared(entries_removed=response_cache.clear(session))

@@ -61,6 +61,6 @@ class CacheStats(BaseModel):
 
 
 class CacheCleared(BaseModel):
-    """The response cache is empty. The engines' prefix caches are left alone: they hold no answers."""
+    """The response cache, or a tenant's part of it, is empty. The engines' prefix caches hold no answers."""
 
     entries_removed: int

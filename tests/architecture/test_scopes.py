@@ -30,7 +30,9 @@ def scopes_by_route(app: FastAPI) -> dict[tuple[str, str], set[Scope]]:
         path = context.path or getattr(route, "path", None) or repr(route)
         dependant = getattr(context, "dependant", None)
         demanded = (
-            {call.scope for call in calls(dependant) if isinstance(call, Requires)} if dependant else set()
+            {scope for call in calls(dependant) if isinstance(call, Requires) for scope in call.scopes}
+            if dependant
+            else set()
         )
         for method in context.methods or getattr(route, "methods", None) or {"ANY"}:
             found[method, path] = demanded
@@ -50,6 +52,16 @@ def test_what_changes_something_is_not_for_readers() -> None:
     for (method, path), scopes in scopes_by_route(create_app()).items():
         if path not in PUBLIC and method not in {"GET", "HEAD"}:
             assert scopes & {Scope.SUBMIT, Scope.ADMIN}, (method, path)
+            assert Scope.READ not in scopes, (method, path)
+
+
+def test_what_shows_all_tenants_is_not_for_one() -> None:
+    """A tenant's own administrator must not read what others do; where both may come, the store differs."""
+    for (method, path), scopes in scopes_by_route(create_app()).items():
+        if path in {"/metrics", "/v1/metrics", "/v1/overview", "/v1/cache/stats"}:
+            assert scopes == {Scope.DEPLOYMENT}, (method, path)
+        elif Scope.DEPLOYMENT in scopes:
+            assert scopes == {Scope.ADMIN, Scope.DEPLOYMENT}, (method, path)
 
 
 def test_a_forgotten_route_is_found() -> None:

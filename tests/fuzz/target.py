@@ -74,7 +74,7 @@ def target(directory: Path, **env: str) -> Iterator[Target]:
 
 def _key(running: Deployment) -> str:
     command = [sys.executable, "-m", "api.cli", "keys", "create", "fuzz", "--json"]
-    for scope in ("read", "submit", "admin"):
+    for scope in ("read", "submit", "admin", "deployment"):
         command += ["--scope", scope]
     made = subprocess.run(
         command, check=True, capture_output=True, text=True, cwd=ROOT, env=running.environment

@@ -97,6 +97,30 @@ def test_every_migration_gives_up_on_a_lock_early(config: Config) -> None:
         assert Path(revision.path).read_text().count("lock_timeout") >= 2, revision.path
 
 
+def test_administrators_keep_what_is_theirs_on_the_way_up_and_down(config: Config) -> None:
+    command.upgrade(config, "0009_priority")
+    run("INSERT INTO tenants (id) VALUES ('acme')")
+    run(
+        "INSERT INTO api_keys (prefix, digest, tenant_id, name, scopes) VALUES"
+        " ('hr_1', '', 'default', 'first', '{read,admin}'), ('hr_2', '', 'acme', 'theirs', '{admin}'),"
+        " ('hr_3', '', 'default', 'reader', '{read}')"
+    )
+    run(
+        "INSERT INTO audit_log (actor, act, target, details) VALUES"
+        " ('me', 'tenant.create', 'acme', '{}'), ('me', 'key.create', 'hr_2', '{\"tenant\": \"acme\"}'),"
+        " ('me', 'key.revoke', 'hr_2', '{}'), ('me', 'key.revoke', 'hr_1', '{}'),"
+        " ('me', 'key.revoke', 'x', '{}')"
+    )
+    scopes = "SELECT scopes FROM api_keys ORDER BY prefix"
+    command.upgrade(config, "head")
+    assert run(scopes) == [(["read", "admin", "deployment"],), (["admin"],), (["read"],)]
+    owners = run("SELECT tenant_id FROM audit_log ORDER BY id")
+    assert owners == [("acme",), ("acme",), ("acme",), ("default",), ("",)]
+    run("UPDATE api_keys SET scopes = '{submit,deployment}' WHERE prefix = 'hr_3'")
+    command.downgrade(config, "0009_priority")
+    assert run(scopes) == [(["read", "admin"],), ([],), (["submit", "admin"],)]
+
+
 def test_batches_that_have_ended_before_are_counted(config: Config) -> None:
     command.upgrade(config, "0004_savings")
     run(

@@ -13,4 +13,5 @@ class Scope(StrEnum):
 
     READ = "read"  # look at the tenant's own batches, results and usage
     SUBMIT = "submit"  # make, change and cancel them
-    ADMIN = "admin"  # what concerns the deployment: the audit log, its measurements
+    ADMIN = "admin"  # what concerns the tenant as a whole: its webhook endpoints, audit log, response cache
+    DEPLOYMENT = "deployment"  # what concerns all tenants: those of everybody, and what is measured

@@ -11,7 +11,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from worker.store.tables import Table, created_now
+from worker.store.tables import Owned, Table, created_now
 
 
 class TenantRow(Table):
@@ -57,10 +57,11 @@ class ApiKeyRow(Table):
     last_used_at: Mapped[datetime | None]  # to the minute
 
 
-class AuditRow(Table):
-    """An administrative act: who did what to what, written in the transaction that did it."""
+class AuditRow(Owned, Table):
+    """An administrative act: who did what to what of which tenant, written in the transaction that did it."""
 
     __tablename__ = "audit_log"
+    __table_args__ = (Index(None, "tenant_id", "id"),)
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     created_at: Mapped[datetime] = created_now()

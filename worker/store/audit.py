@@ -13,19 +13,22 @@ from worker.store.access_tables import AuditRow
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """Who did what to what. `details` hold no secret."""
+    """Who did what to what of which tenant. `details` hold no secret."""
 
     id: int
     created_at: datetime
+    tenant_id: str
     actor: str
     act: str
     target: str
     details: Mapping[str, Any]
 
 
-def record(session: Session, actor: str, act: str, target: str, details: Mapping[str, Any]) -> None:
-    """Note an act; it stands if the transaction does."""
-    session.add(AuditRow(actor=actor, act=act, target=target, details=dict(details)))
+def record(
+    session: Session, actor: str, act: str, target: str, details: Mapping[str, Any], *, tenant_id: str
+) -> None:
+    """Note an act that concerns a tenant; it stands if the transaction does."""
+    session.add(AuditRow(actor=actor, act=act, target=target, details=dict(details), tenant_id=tenant_id))
 
 
 def page(session: Session, *, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
@@ -34,6 +37,6 @@ def page(session: Session, *, before: int | None = None, limit: int = 100) -> li
     if before is not None:
         statement = statement.where(AuditRow.id < before)
     return [
-        AuditEntry(row.id, row.created_at, row.actor, row.act, row.target, row.details)
+        AuditEntry(row.id, row.created_at, row.tenant_id, row.actor, row.act, row.target, row.details)
         for row in session.scalars(statement)
     ]

@@ -216,8 +216,10 @@ def test_the_page_is_for_everybody_and_its_data_for_operators(
 ) -> None:
     assert locked.get("/dashboard").status_code == 200
     reader = bearer(make_key(store, scopes=(Scope.READ, Scope.SUBMIT)))
-    operator = bearer(make_key(store, scopes=(Scope.ADMIN,)))
+    operator = bearer(make_key(store, scopes=(Scope.DEPLOYMENT,)))
+    admin = bearer(make_key(store, scopes=(Scope.READ, Scope.SUBMIT, Scope.ADMIN)))
     for path in page.sources.values():
+        assert locked.get(f"/{path}", headers=admin).status_code == 403
         assert locked.get(f"/{path}").status_code == 401
         refused = locked.get(f"/{path}", headers=reader)
         assert (refused.status_code, json.loads(refused.text)["error"]["code"]) == (403, "insufficient_scope")
