@@ -37,6 +37,15 @@ def _storable_json(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
 Text = Annotated[str, AfterValidator(_storable)]
 JsonObject = Annotated[dict[str, JsonValue], AfterValidator(_storable_json)]
 NonEmptyText = Annotated[str, Field(min_length=1), AfterValidator(_storable)]
+Priority = Annotated[
+    int,
+    Field(
+        ge=-100,
+        le=100,
+        description="Higher runs sooner, among the tenant's own work, and takes the place of what runs with a"
+        " lower one, which goes on later. Where lower numbers run sooner, as in vLLM, turn the sign.",
+    ),
+]
 
 
 def one_of(wanted: str, choose: Callable[[Any], str | None]) -> Discriminator:

@@ -17,7 +17,7 @@ from pydantic import (
 from api.batches.progress_schemas import EtaRange, Waiting
 from api.batches.result_schemas import DeviceTime, RequestErrorAnswer
 from api.sampling import SamplingFields
-from api.schema import NonEmptyText, Schema, Text
+from api.schema import NonEmptyText, Priority, Schema, Text
 from worker.contract.caching import DEFAULT_SIMILARITY
 from worker.contract.requests import RequestKind
 from worker.contract.results import Output
@@ -49,7 +49,6 @@ def _no_number(value: object) -> object:
 
 
 Window = Annotated[str, AfterValidator(_window)]
-Priority = Annotated[int, Field(ge=-100, le=100, description="Higher runs sooner.")]
 Metadata = Annotated[
     dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]],
     Field(max_length=16),
@@ -110,6 +109,7 @@ class BatchRequest(SamplingFields):
     continuations: Annotated[list[NonEmptyText], Field(min_length=1, max_length=1024)] | None = Field(
         default=None, description="What to score, each with the space that parts it from the prompt."
     )
+    priority: Priority | None = Field(default=None, description="Default: the batch's. Higher runs sooner.")
     cache: Cache | None = None
 
     @model_validator(mode="after")

@@ -102,6 +102,7 @@ def _to_request(
         params=params,
         add_special_tokens=request.messages is None,
         cache=None if request.cache is None else CacheMode(request.cache),
+        priority=request.priority,
     )
 
 

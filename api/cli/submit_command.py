@@ -45,7 +45,9 @@ def submit(
     options: Option = None,
     callback_url: Annotated[str | None, typer.Option(help="Called when the batch has ended.")] = None,
     completion_window: Annotated[str | None, typer.Option(help="Such as 30m or 24h.")] = None,
-    priority: Annotated[int | None, typer.Option(help="Higher runs sooner, among your own.")] = None,
+    priority: Annotated[
+        int | None, typer.Option(min=-100, max=100, help="Higher runs sooner, among your own. Default: 0.")
+    ] = None,
     idempotency_key: Annotated[str | None, typer.Option(help="With the same key, no second batch.")] = None,
     follow: Annotated[bool, typer.Option("--watch", help="Show the progress until the end.")] = False,
     as_json: AsJson = False,

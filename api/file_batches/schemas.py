@@ -11,13 +11,12 @@ from api.batches.schemas import (
     MaxFailed,
     MaxTotalTokens,
     Metadata,
-    Priority,
     Similarity,
     Window,
 )
 from api.errors import LineError
 from api.files.schemas import ExpiresAfter
-from api.schema import NonEmptyText, Schema
+from api.schema import NonEmptyText, Priority, Schema
 from worker.contract.caching import DEFAULT_SIMILARITY
 from worker.contract.states import BatchStatus, FilesStage
 from worker.store.batch_views import BatchView

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, JsonValue, Tag, ValidationError, Wi
 
 from api.errors import invalid_input
 from api.sampling import CommonSamplingFields, MaxTokens, NumLogprobs, SamplingFields, TokenId
-from api.schema import NonEmptyText, Schema, Text, one_of, text_or_list
+from api.schema import NonEmptyText, Priority, Schema, Text, one_of, text_or_list
 
 
 class Endpoint(StrEnum):
@@ -30,6 +30,13 @@ def _nothing(value: object) -> None:
 Unsupported = Annotated[None, BeforeValidator(_nothing), WithJsonSchema({"enum": NOTHING})]
 # A field that changes no output.
 Ignored = Annotated[JsonValue, Field(description="Accepted, and of no effect.")]
+OwnPriority = Annotated[
+    Priority | None,
+    Field(
+        description="Of a line of a batch: higher runs sooner. Default: the batch's. What is answered at once"
+        " goes before all batches, whatever its priority."
+    ),
+]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 MAX_PROMPTS = 2048
 
@@ -107,6 +114,7 @@ class Streamed(Schema):
     model: NonEmptyText
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    priority: OwnPriority = None
     user: Ignored = None
     metadata: Ignored = None
 
@@ -158,6 +166,7 @@ class EmbeddingBody(Schema):
     encoding_format: Literal["float", "base64"] = "float"
     pooling: Literal["last", "mean"] = "last"
     normalize: bool = True
+    priority: OwnPriority = None
     user: Ignored = None
 
 

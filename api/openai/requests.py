@@ -85,6 +85,7 @@ def _chat(checkpoint: Checkpoint, body: ChatBody, custom_id: str | None, path: s
         prompt=prompt,
         max_tokens=params.max_tokens,
         custom_id=custom_id,
+        priority=body.priority,
         params=params,
         add_special_tokens=False,
         is_streamed=bool(body.stream),
@@ -100,6 +101,7 @@ def _completion(checkpoint: Checkpoint, body: CompletionBody, custom_id: str | N
         inputs=inputs,
         max_tokens=params.max_tokens,
         custom_id=custom_id,
+        priority=body.priority,
         params=params,
         is_streamed=bool(body.stream),
     )
@@ -121,6 +123,7 @@ def _embedding(checkpoint: Checkpoint, body: EmbeddingBody, custom_id: str | Non
         inputs=inputs,
         max_tokens=1,
         custom_id=custom_id,
+        priority=body.priority,
         params=EmbeddingParams(body.pooling, body.normalize, body.dimensions, body.encoding_format),
     )
 

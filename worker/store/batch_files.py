@@ -202,7 +202,8 @@ def add_requests(
         return None
     defaults = SamplingParams.from_json(batch.params)
     digests = [batches.digest_of(request, defaults) for request in given]
-    joined = [None] * len(given) if earlier is None else earlier.join(session, digests)
+    priorities = [batches.priority_of(request, batch.priority) for request in given]
+    joined = [None] * len(given) if earlier is None else earlier.join(session, digests, priorities)
     shard_ids = batches.add_shards(
         session,
         batch.id,

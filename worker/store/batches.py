@@ -16,7 +16,7 @@ from worker.contract.sampling import SamplingParams
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, Outcome, ShardState
 from worker.store import batch_counts, missing, quotas, requests, webhooks
 from worker.store.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
-from worker.store.placement import Placement
+from worker.store.placement import NewShard, Placement
 from worker.store.quotas import Demand
 from worker.store.requests import NewRequest
 from worker.store.session import tenant_of
@@ -134,26 +134,29 @@ def add_shards(
 ) -> list[int]:
     """Write requests of a batch, and the shards that carry them; return the shard of each.
 
-    Identical ones among these share a shard. `digests` as of `digest_of`; `joined`: the shard that is there
-    already and that a request goes to, or None.
+    Identical ones among these share a shard, and a shard has one priority: `priority` is that of requests
+    without one of their own. `digests` as of `digest_of`; `joined`: the shard that is there already and that
+    a request goes to, or None.
     """
     placement = Placement(shard_size)
     if digests is None:
         digests = [digest_of(request, batch_params) for request in given]
     if joined is None:
         joined = [None] * len(given)
-    new = [placement.place(digest) for digest, there in zip(digests, joined, strict=True) if there is None]
+    new = [index for index, there in enumerate(joined) if there is None]
+    placed = placement.place_all(
+        [digests[index] for index in new], [priority_of(given[index], priority) for index in new]
+    )
     shard_ids = _add_empty_shards(
         session,
-        placement.num_requests,
+        placement.shards,
         batch_id=batch_id,
-        priority=priority,
         expires_at=expires_at,
         model_fingerprint=model_fingerprint,
         lane=lane,
         first=first_position // shard_size,
     )
-    places = iter(new)
+    places = iter(placed)
     its_shards = [shard_ids[next(places)] if there is None else there for there in joined]
     requests.copy_in(session, batch_id, given, its_shards, digests, first_position=first_position)
     return its_shards
@@ -161,17 +164,16 @@ def add_shards(
 
 def _add_empty_shards(
     session: Session,
-    num_requests: Sequence[int],
+    shards: Sequence[NewShard],
     *,
     batch_id: str,
-    priority: int,
     expires_at: datetime | None,
     model_fingerprint: str | None,
     lane: Lane,
     first: int,
 ) -> Sequence[int]:
-    """Write shards for so many requests each; return their ids."""
-    if not num_requests:
+    """Write these shards; return their ids."""
+    if not shards:
         return []
     return session.scalars(
         insert(ShardRow).returning(ShardRow.id, sort_by_parameter_order=True),
@@ -182,14 +184,19 @@ def _add_empty_shards(
                 "position": position,
                 "state": ShardState.READY,
                 "lane": lane,
-                "priority": priority,
+                "priority": shard.priority,
                 "expires_at": expires_at,
                 "model_fingerprint": model_fingerprint or "",
-                "num_requests": count,
+                "num_requests": shard.num_requests,
             }
-            for position, count in enumerate(num_requests, first)
+            for position, shard in enumerate(shards, first)
         ],
     ).all()
+
+
+def priority_of(request: NewRequest, batch_priority: int) -> int:
+    """Return the priority that a request is run with."""
+    return batch_priority if request.priority is None else request.priority
 
 
 def digest_of(request: NewRequest, batch_params: SamplingParams) -> bytes | None:

@@ -26,19 +26,24 @@ class Earlier:
             if len(self._shard_ids) > MAX_REMEMBERED:
                 self._shard_ids.popitem(last=False)
 
-    def join(self, session: Session, digests: Sequence[bytes | None]) -> list[int | None]:
+    def join(
+        self, session: Session, digests: Sequence[bytes | None], priorities: Sequence[int]
+    ) -> list[int | None]:
         """Return the shard that each new request joins, None for those that need one; make those larger.
 
-        The caller holds the batch's lock. A shard that has ended takes only requests whose Result is there.
+        The caller holds the batch's lock. A shard that has ended takes only requests whose Result is there,
+        and none that waits takes one of a higher priority than its own.
         """
         wanted = [None if digest is None else self._shard_ids.get(digest) for digest in digests]
         room = _room(session, {shard_id for shard_id in wanted if shard_id is not None})
-        ended = {shard_id for shard_id, (state, _) in room.items() if state is ShardState.FINISHED}
+        ended = {shard_id for shard_id, shard in room.items() if shard.state is ShardState.FINISHED}
+        waits = {shard_id for shard_id, shard in room.items() if shard.state is ShardState.READY}
         answered = _answered(session, ended)
         joined: list[int | None] = []
         added: Counter[int] = Counter()
-        for digest, shard_id in zip(digests, wanted, strict=True):
-            is_open = shard_id in room and added[shard_id] < room[shard_id][1]
+        for digest, priority, shard_id in zip(digests, priorities, wanted, strict=True):
+            is_open = shard_id in room and added[shard_id] < room[shard_id].num_free
+            is_open &= not (shard_id in waits and room[shard_id].priority < priority)
             if shard_id is None or not is_open or (shard_id in ended and (shard_id, digest) not in answered):
                 joined.append(None)
             else:
@@ -54,18 +59,25 @@ class Earlier:
         return joined
 
 
-def _room(session: Session, shard_ids: set[int]) -> dict[int, tuple[ShardState, int]]:
-    """Return the state of those shards that can take more, and how many more."""
+@dataclass(frozen=True, slots=True)
+class _Room:
+    state: ShardState
+    priority: int
+    num_free: int  # requests that the shard can still take
+
+
+def _room(session: Session, shard_ids: set[int]) -> dict[int, _Room]:
+    """Return those shards that can take more."""
     if not shard_ids:
         return {}
     states = [ShardState.READY, ShardState.RUNNING, ShardState.FINISHED]
     rows = session.execute(
-        select(ShardRow.id, ShardRow.state, ShardRow.num_requests)
+        select(ShardRow.id, ShardRow.state, ShardRow.priority, ShardRow.num_requests)
         .where(ShardRow.id.in_(shard_ids), ShardRow.state.in_(states), ~ShardRow.is_suspect)
         .order_by(ShardRow.id)
         .with_for_update()
     )
-    return {shard_id: (state, max(0, MAX_ROWS - count)) for shard_id, state, count in rows}
+    return {row.id: _Room(row.state, row.priority, max(0, MAX_ROWS - row.num_requests)) for row in rows}
 
 
 def _answered(session: Session, shard_ids: set[int]) -> set[tuple[int, bytes | None]]:

@@ -48,6 +48,7 @@ class NewRequest:
     inputs: tuple[Prompt, ...] | None = None  # several prompts, or token ids, instead of `prompt`
     is_streamed: bool = False
     cache: CacheMode | None = None  # None: the batch's
+    priority: int | None = None  # None: the batch's
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:

@@ -2,7 +2,7 @@
 
 from uuid import uuid4
 
-from sqlalchemy import Select, func, insert, literal, null, select
+from sqlalchemy import Select, case, func, insert, literal, null, select
 from sqlalchemy.orm import Session
 
 from worker.contract.states import BatchStatus, Outcome, ShardState
@@ -83,6 +83,18 @@ def retry(session: Session, batch_id: str, *, with_cancelled: bool, shard_size: 
         )
         .returning(BatchRow.expires_at)
     )
+    by_priority = session.execute(
+        select(ShardRow.priority, func.count())
+        .join(RequestRow, RequestRow.shard_id == ShardRow.id)
+        .where(RequestRow.id.in_(chosen))
+        .group_by(ShardRow.priority)
+        .order_by(ShardRow.priority.desc())
+    )
+    shards = [
+        (priority, min(shard_size, num_requests - start))
+        for priority, num_requests in by_priority
+        for start in range(0, num_requests, shard_size)
+    ]
     session.execute(
         insert(ShardRow),
         [
@@ -91,29 +103,42 @@ def retry(session: Session, batch_id: str, *, with_cancelled: bool, shard_size: 
                 "tenant_id": batch.tenant_id,
                 "position": position,
                 "state": ShardState.READY,
-                "priority": batch.priority,
+                "priority": priority,
                 "expires_at": expires_at,
                 "model_fingerprint": batch.model_fingerprint or "",
-                "num_requests": min(shard_size, count - position * shard_size),
+                "num_requests": num_requests,
             }
-            for position in range(-(-count // shard_size))
+            for position, (priority, num_requests) in enumerate(shards)
         ],
     )
-    _copy_requests(session, chosen, new_id, shard_size=shard_size)
+    first_positions = {priority: position for position, (priority, _) in reversed(list(enumerate(shards)))}
+    _copy_requests(session, chosen, new_id, first_positions, shard_size=shard_size)
     wake_dispatcher(session)
     return new_id
 
 
-def _copy_requests(session: Session, chosen: Select[int], new_id: str, *, shard_size: int) -> None:
-    """Copy requests in their order, positions counting from 0 through the new batch's shards."""
+def _copy_requests(
+    session: Session, chosen: Select[int], new_id: str, first_positions: dict[int, int], *, shard_size: int
+) -> None:
+    """Copy requests in their order, positions counting from 0, to the new batch's shards.
+
+    Each keeps its priority; `first_positions`: of the first shard of each.
+    """
     kept = [
         column
         for column in RequestRow.__table__.columns
         if column.name not in {"id", "batch_id", "shard_id", "position", "cancelled_at"}
     ]
     place = (func.row_number().over(order_by=RequestRow.position) - 1).label("place")
-    old = select(place, *kept).where(RequestRow.id.in_(chosen)).subquery()
-    is_its_shard = (ShardRow.batch_id == new_id) & (ShardRow.position == old.c.place // shard_size)
+    among = func.row_number().over(partition_by=ShardRow.priority, order_by=RequestRow.position) - 1
+    first = case(first_positions, value=ShardRow.priority)
+    old = (
+        select(place, (first + among // shard_size).label("shard"), *kept)
+        .join(ShardRow, ShardRow.id == RequestRow.shard_id)
+        .where(RequestRow.id.in_(chosen))
+        .subquery()
+    )
+    is_its_shard = (ShardRow.batch_id == new_id) & (ShardRow.position == old.c.shard)
     session.execute(
         insert(RequestRow).from_select(
             ["batch_id", "shard_id", "position", *(column.name for column in kept)],

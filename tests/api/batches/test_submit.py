@@ -53,6 +53,25 @@ def test_a_request_may_differ_from_its_batch(client: TestClient, store: Store) -
     assert (shared["temperature"], shared["seed"]) == (1.5, 7)
 
 
+def test_a_request_may_have_a_priority_of_its_own(client: TestClient, store: Store) -> None:
+    requests = [{"prompt": "one"}, {"prompt": "two", "priority": 5}, {"prompt": "three", "priority": 0}]
+    answer = client.post("/v1/batch/async", json={"requests": requests, "priority": 2})
+    assert answer.status_code == 202, answer.text
+    with store.transaction() as session:
+        rows = session.execute(
+            text(
+                "SELECT prompt, priority FROM requests r JOIN shards s ON s.id = shard_id ORDER BY r.position"
+            )
+        ).all()
+    assert [tuple(row) for row in rows] == [("one", 2), ("two", 5), ("three", 0)]
+
+
+def test_the_direction_of_a_priority_is_said(client: TestClient) -> None:
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    for name in ("BatchSubmission", "BatchRequest", "FileBatchSubmission", "ChatBody", "EmbeddingBody"):
+        assert "igher runs sooner" in str(schemas[name]["properties"]["priority"]), name
+
+
 def test_messages_go_through_the_chat_template(client: TestClient, store: Store) -> None:
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     answer = client.post("/v1/batch/async", json={"requests": [{"messages": messages}]})
@@ -108,6 +127,7 @@ def test_max_tokens_is_capped_by_what_the_prompt_leaves(client: TestClient, stor
         ({"prompts": ["ok"], "completion_window": "soon"}, "completion_window"),
         ({"prompts": ["ok"], "completion_window": "31d"}, "completion_window"),
         ({"prompts": ["ok"], "priority": 101}, "priority"),
+        ({"requests": [{"prompt": "a", "priority": -101}]}, "requests[0].priority"),
         ({"prompts": ["ok"], "metadata": {"a": 1}}, "metadata.a"),
         ({"prompts": ["ok"], "metadata": {"a": "\x00"}}, "metadata.a"),
         ({"prompts": ["ok"], "callback_url": "ftp://example.com"}, "callback_url"),

@@ -20,7 +20,7 @@ from tests.api.files.test_file_batches import content, look, sql
 from tests.fixtures.access import allow_semantic_cache
 from tests.fixtures.batches import LEASE, held, result, run_to_the_end
 from tests.fixtures.deployment import eventually, free_port
-from tests.fixtures.inputs import lines
+from tests.fixtures.inputs import body, line, lines
 from worker.contract.results import RequestError
 from worker.contract.states import Outcome
 from worker.settings import Settings
@@ -125,3 +125,13 @@ def test_a_default_that_a_tenant_may_not_have_is_the_exact_cache(store: Store, c
             newest = "SELECT cache FROM batches ORDER BY created_at DESC LIMIT 1"
             assert sql(store, newest) == [(expected,)]
             allow_semantic_cache(store)
+
+
+def test_a_line_may_have_a_priority_of_its_own(store: Store, reader: BatchReader, create: Any) -> None:
+    own = line("row-9", body=body(prompt="two", priority=5))
+    create(lines(1) + own, priority=2)
+    assert reader.turn()
+    found = sql(
+        store, "SELECT prompt, priority FROM requests r JOIN shards s ON s.id = shard_id ORDER BY r.id"
+    )
+    assert found == [("one", 2), ("two", 5)]

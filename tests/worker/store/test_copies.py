@@ -271,16 +271,15 @@ def test_a_copy_outlives_the_cancellation_of_its_first(store: Store) -> None:
 
 def test_shards_hold_different_requests_and_their_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     placed = Placement(shard_size=2)
-    assert [placed.place(digest) for digest in (b"a", b"b", b"a", None, b"b", b"c", None, b"a")] == [
-        *(0, 0, 0, 1, 0, 1, 2, 0)
-    ]
-    assert placed.num_requests == [5, 2, 1]
+    given = [b"a", b"b", b"a", None, b"b", b"c", None, b"a"]
+    assert placed.place_all(given, [0] * 8) == [0, 0, 0, 1, 0, 1, 2, 0]
+    assert [shard.num_requests for shard in placed.shards] == [5, 2, 1]
     monkeypatch.setattr(placement, "MAX_REMEMBERED", 1)
     forgetful = Placement(shard_size=1)
-    assert [forgetful.place(digest) for digest in (b"a", b"b", b"b", b"a")] == [0, 1, 1, 2]
+    assert forgetful.place_all([b"a", b"b", b"b", b"a"], [0] * 4) == [0, 1, 1, 2]
     monkeypatch.setattr(placement, "MAX_ROWS", 3)
     bounded = Placement(shard_size=2)
-    assert [bounded.place(b"a") for _ in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert bounded.place_all([b"a"] * 8, [0] * 8) == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def test_what_was_kept_of_one_that_is_never_run_again_is_what_its_copies_have_too(store: Store) -> None:

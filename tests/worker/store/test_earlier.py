@@ -34,12 +34,16 @@ class File:
         self.held = held
 
     def read(self, letters: str) -> None:
-        given = [NewRequest(prompt=one, max_tokens=10, params=GREEDY, num_prompt_tokens=1) for one in letters]
+        self.read_all(
+            [NewRequest(prompt=one, max_tokens=10, params=GREEDY, num_prompt_tokens=1) for one in letters]
+        )
+
+    def read_all(self, given: list[NewRequest]) -> None:
         with self.store.transaction() as session:
             left = batch_files.add_requests(
                 session, self.held, given, read_offset=0, shard_size=2, lease=LEASE, earlier=self.earlier
             )
-        self.num_left -= len(letters)
+        self.num_left -= len(given)
         assert left == self.num_left
 
 
