@@ -271,7 +271,7 @@ class Engine:
         """Give Sequences what a Step chose for them, count it, and return what ended with it."""
         ended = []
         token_ids = chosen.tokens()
-        self._meter.ended()
+        self._scheduler.took(*self._meter.ended())
         for sequence, token_id in zip(chosen.sequences, token_ids, strict=True):
             sequence.num_pending_tokens = 0
             # It may be over: by the token before, `cancel`, or another choice of its request that failed.

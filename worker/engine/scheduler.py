@@ -82,7 +82,7 @@ class Scheduler:
         """Return the next Step, with Blocks taken for every token in it."""
         preemptions = self.stats.preemptions
         self._admit_urgent()
-        turn = self._turns.next(self._running)
+        turn = self._turns.next(self._running, self._admission.few)
         entries = self._share_out(turn)
         if self._running and not entries:  # who should be alone found no Block: the first always does
             turn = Turn(alone=self._running[0])
@@ -93,7 +93,11 @@ class Scheduler:
             self._admit_waiting(entries)
         self._turns.note(entries, is_waiting=self._num_waiting > len(self._urgent))
         self.stats.evictions = self.block_pool.num_evictions
-        return StepPlan(tuple(entries))
+        return StepPlan(tuple(entries), is_for_few=bool(turn.few))
+
+    def took(self, plan: StepPlan, seconds: float) -> None:
+        """Note how long a Step took: who gets Steps in between hangs on it."""
+        self._turns.took(seconds, is_for_few=plan.is_for_few)
 
     def advance(self, plan: StepPlan) -> None:
         """Record that a Step runs: the next ones find its tokens in the cache, and can share Blocks."""

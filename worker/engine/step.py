@@ -134,6 +134,7 @@ class StepPlan:
     """What the scheduler asks of the model runner: all it is told about a Step."""
 
     entries: tuple[ScheduledSequence, ...]
+    is_for_few: bool = False  # others run too, and have no share of it
 
     @property
     def num_tokens(self) -> int:

@@ -32,13 +32,14 @@ class StepMeter:
         """Note a Step whose end is still to come."""
         self._open.append((plan, num_padding))
 
-    def ended(self) -> None:
-        """Charge the oldest Step that was started."""
+    def ended(self) -> tuple[StepPlan, float]:
+        """Charge the oldest Step that was started; return it and its seconds."""
         now = time.perf_counter()
         plan, num_padding = self._open.popleft()
         seconds = self._carried_seconds + now - self._began_at
         charge(plan, self._stats, seconds=seconds, num_padding=num_padding, num_rows=self._num_rows)
         self._began_at, self._carried_seconds = now, 0.0
+        return plan, seconds
 
 
 def charge(plan: StepPlan, stats: EngineStats, *, seconds: float, num_padding: int, num_rows: int) -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.fixtures.scheduling import CacheModel, make_scheduler, make_sequence
-from worker.engine.admission import POLICIES
+from worker.engine.admission import POLICIES, fair_shares
 from worker.engine.sequence import FinishReason, Sequence, SequenceState
 from worker.engine.share import ONLY, Share
 
@@ -23,6 +23,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = make_scheduler(
             NUM_BLOCKS, BLOCK_SIZE, ROWS, BUDGET, policy=policy, saved_tokens=saved_tokens
         )
+        self.known = fair_shares.FEW, fair_shares.MOST
+        fair_shares.FEW, fair_shares.MOST = 3, 2  # of so few rows
         self.cache = CacheModel(BLOCK_SIZE)
         self.added: list[Sequence] = []
 
@@ -95,6 +97,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
+        self.finish_all()
+        fair_shares.FEW, fair_shares.MOST = self.known
+
+    def finish_all(self) -> None:
         for _ in range(2000):
             if not self.unfinished:
                 break

@@ -16,6 +16,8 @@ from worker.engine.sequence import Sequence
 # work need not share before it has used them up. More is not saved.
 SAVED_TOKENS = 200_000.0
 MAX_IDLE_GROUPS = 256  # that are remembered
+FEW = 8  # a batch with at most one in so many of what runs has few
+MOST = 4  # and all such batches together at most one in so many
 DISPLACE_SHARE = 0.25  # who is behind by more than this share of it takes the place of what runs
 
 
@@ -136,6 +138,20 @@ class FairShares:
         group = self._group(sequence)
         group.num_waiting -= 1
         group.order.left_queue(sequence)
+
+    def few(self) -> frozenset[Sequence]:
+        """Return what runs of batches that have few running, where others have most of what runs."""
+        batches = [batch for group in self._groups.values() for batch in group.order.running()]
+        num_running = sum(map(len, batches))
+        small = [batch for batch in batches if FEW * len(batch) <= num_running]
+        # Of those that are at their end only the host has yet to see the last token.
+        found = frozenset(
+            one
+            for batch in small
+            for one in batch
+            if not (one.is_alone or (one.num_pending_tokens and one.is_at_end))
+        )
+        return found if MOST * sum(map(len, small)) <= num_running else frozenset()
 
     def may_displace(self) -> bool:
         """Whether what runs must give way: to a group that is far behind, or to another of its own group."""

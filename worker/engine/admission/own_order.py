@@ -1,6 +1,6 @@
 """In what order the Sequences of one group go: by priority, then of the batch that has the least running."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
@@ -95,6 +95,10 @@ class OwnOrder:
         self._batch(sequence).num_waiting -= 1
         self._forget_idle(sequence)
 
+    def running(self) -> Iterator[Collection[Sequence]]:
+        """Yield what runs of each batch."""
+        return (batch.running.keys() for batch in self._batches.values() if batch.running)
+
     def may_exchange(self) -> bool:
         """Whether what waits may take the place of what runs of the same group."""
         first = self._next()
@@ -107,8 +111,8 @@ class OwnOrder:
     def gives_way(self, sequence: Sequence, num_tokens: float, running: Items[Sequence]) -> Sequence | None:
         """Return which of the group's `running` gives way to what was popped last; None: it must wait.
 
-        One of a lower priority always does, one of the same priority if its batch has more running even then,
-        or several while the other has none. No exchange is ever followed by its reverse.
+        One of a lower priority always does, one of the same priority if its batch has no less even then, or
+        several while the other has none. No exchange is ever followed by its reverse.
         """
         own = self._batch(sequence)
         lower = [other for other in running if other.share.priority < own.priority]
@@ -122,7 +126,7 @@ class OwnOrder:
         victim = min((other for other in others if self._batch(other) is ahead), key=loss)
         gap = ahead.reserved - ahead.running[victim] - own.reserved - num_tokens
         has_none = not own.running and len(ahead.running) > 1
-        return victim if has_none or gap > 0 else None
+        return victim if has_none or (gap >= 0 and ahead.reserved > own.reserved) else None
 
     def _next(self) -> _Batch | None:
         waiting = [batch for batch in self._batches.values() if batch.num_waiting and not batch.is_tried]

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ from worker.engine.admission.fair_shares import MAX_IDLE_GROUPS, FairShares
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import FinishReason, Sequence, SequenceState
 from worker.engine.share import ONLY, Share
+from worker.engine.step import StepPlan
 
 BIG, SMALL = Share("big"), Share("small")
 ROWS, BUDGET = 8, 64
@@ -23,6 +25,7 @@ class Bare:
     """One queue, and no shares at all."""
 
     must_exchange = False
+    few: Any = frozenset
 
     def __init__(self, shares: FairShares) -> None:
         queue = shares._make_queue()
@@ -45,6 +48,7 @@ class Bench:
     def __init__(self, policy: str = "length-aware", num_blocks: int = 512, **options: Any) -> None:
         self.scheduler: Scheduler = make_scheduler(num_blocks, 4, ROWS, BUDGET, policy=policy, **options)
         self.num_added = self.num_steps = 0
+        self.seconds = 0.0
         self.num_tokens: Counter[Any] = Counter()
 
     def add(self, share: Share, count: int, *, prompt: int = 6, max_tokens: int = 40) -> list[Sequence]:
@@ -68,6 +72,22 @@ class Bench:
                 if entry.sequence.num_output_tokens >= entry.sequence.params.max_tokens:
                     self.scheduler.finish(entry.sequence, FinishReason.LENGTH)
         self.scheduler.check_integrity()
+
+    def seconds_to_end(self, sequences: list[Sequence], seconds_of: Callable[[int], float]) -> float:
+        """Return what the Steps take until these have ended, if one of so many tokens takes so long."""
+        began = self.seconds
+        took = self.scheduler.took
+
+        def noted(plan: StepPlan) -> StepPlan:
+            self.seconds += seconds_of(plan.num_tokens)
+            took(plan, seconds_of(plan.num_tokens))
+            return plan
+
+        schedule = self.scheduler.schedule
+        self.scheduler.schedule = lambda: noted(schedule())  # type: ignore[method-assign]
+        self.steps_to_end(sequences)
+        self.scheduler.schedule = schedule  # type: ignore[method-assign]
+        return self.seconds - began
 
     def steps_to_end(self, sequences: list[Sequence]) -> int:
         start = self.num_steps

@@ -1,5 +1,7 @@
 """One group's own work: priority decides, batches of one priority share, other groups lose nothing by it."""
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.worker.engine.admission.test_fair_shares import ROWS, Bench
@@ -123,3 +125,46 @@ def test_batches_that_have_ended_are_forgotten() -> None:
         bench.steps_to_end(bench.add(Share("one", priority=number % 3, batch=number), 2, max_tokens=2))
     [group] = bench.scheduler._admission._groups.values()
     assert len(group.order._batches) == 1
+
+
+def by_tokens(num_tokens: int) -> float:
+    """Return what a Step takes on a device that computes one token after the other."""
+    return 1.0 + num_tokens
+
+
+def time_beside(share: Share, other: Share, seconds_of: Callable[[int], float]) -> tuple[float, float]:
+    """Return how long one request takes alone, and while another batch has every other row."""
+    alone = Bench()
+    quiet = alone.seconds_to_end(alone.add(share, 1, max_tokens=200), seconds_of)
+    bench = Bench()
+    bench.add(other, 400, max_tokens=400)
+    bench.seconds_to_end(bench.add(Share("third", batch=3), 1, max_tokens=2), seconds_of)
+    return quiet, bench.seconds_to_end(bench.add(share, 1, max_tokens=200), seconds_of)
+
+
+@pytest.mark.parametrize("other", [LARGE, LOW, Share("another")])
+def test_few_beside_many_get_short_steps_in_between(other: Share) -> None:
+    quiet, beside = time_beside(HIGH, other, by_tokens)
+    assert beside < 3.3 * quiet, "a Step of all takes five times as long as one of its own"
+
+
+def test_no_step_is_for_few_where_that_would_not_be_shorter() -> None:
+    quiet, beside = time_beside(SMALL, LARGE, lambda _: 1.0)
+    assert beside <= quiet + 5
+
+
+def test_steps_for_few_take_at_most_a_quarter_of_the_time() -> None:
+    bench = Bench()
+    bench.add(LARGE, 400, max_tokens=400)
+    for number in range(10):
+        bench.seconds_to_end(bench.add(Share("one", batch=number), 1, max_tokens=60), by_tokens)
+    assert bench.num_tokens["one"] / (bench.seconds / by_tokens(ROWS)) > 0.75 * ROWS
+
+
+def test_batches_that_are_alike_get_no_steps_of_their_own() -> None:
+    bench = Bench()
+    for number in range(ROWS):
+        bench.add(Share("one", batch=number), 4)
+    while bench.scheduler.num_waiting:
+        bench.step()
+        assert not bench.scheduler._admission.few()
