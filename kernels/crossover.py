@@ -53,6 +53,16 @@ def read_crossover(folder: Path, gpu: str) -> Crossover:
     return _read(file if file.is_file() else folder / "default.json")
 
 
+def token_counts(gpu: str, most: int) -> list[int]:
+    """Return numbers of tokens, up to `most`, among which every regime of every op is chosen."""
+    counts = {1, most}
+    for folder in Path(__file__).parent.glob("*/tuned"):
+        for regimes in read_crossover(folder, gpu).formats.values():
+            for limit in (regime.max_tokens for regime in regimes if regime.max_tokens is not None):
+                counts |= {limit, limit + 1}
+    return sorted(count for count in counts if count <= most)
+
+
 def all_crossovers(folder: Path) -> list[Crossover]:
     """Return every table of an op."""
     return [_read(file) for file in sorted(folder.glob("*.json"))]

@@ -14,8 +14,8 @@ def _builds(num_heads: int, num_kv_heads: int, head_dim: int, *, has_norms: bool
             {
                 "qkv": "*bf16:16",
                 "angles": "*fp32:16",
-                "positions": "*i32",
-                "slots": "*i32",
+                "positions": "*i32:16",
+                "slots": "*i32:16",
                 "eps": "fp32",
                 "query": "*bf16:16",
                 "blocks": blocks,

@@ -60,7 +60,7 @@ def _builds(
                     "query": element,
                     "blocks": blocks or element,
                     **({"scales": "*fp32:16"} if has_scales else {}),
-                    **dict.fromkeys(("block_tables", "query_starts", "context_lens"), "*i32"),
+                    **dict.fromkeys(("block_tables", "query_starts", "context_lens"), "*i32:16"),
                     "tile_ends": "*i32:16",
                     "out": element,
                     "partial_out": "*fp32:16",
@@ -89,7 +89,7 @@ def _builds(
             for blocks, targets in FORMATS[kv_format]
         ]
         if kv_format == "plain" and has_prompts and not is_amd:
-            pointers = {"query_starts": "*i32", "context_lens": "*i32"}
+            pointers = {"query_starts": "*i32:16", "context_lens": "*i32:16"}
             builds.append(
                 Build(
                     "paged_attention.plan_tiles",

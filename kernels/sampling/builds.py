@@ -9,7 +9,7 @@ BUILDS = tuple(
         "sampling.sample",
         {
             "logits": logits,
-            **dict.fromkeys(OPTIONS, "*fp64"),
+            **dict.fromkeys(OPTIONS, "*fp64:16"),
             "out": "*i64:16",
             "row_stride": "i32:16",
             "vocab_size": "i32:16",

@@ -16,7 +16,7 @@ def finish(tile, x_scales, scales, bias, out, tokens, row, num_tokens, out_featu
     add_gate_store(value, bias, out, tokens, row, num_tokens, out_features, GATED)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def multiply(
     x,
     x_scales,
@@ -83,7 +83,7 @@ def multiply(
         finish(total, x_scales, scales, bias, out, tokens, row, num_tokens, out_features, GATED)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def reduce(
     partial,
     x_scales,

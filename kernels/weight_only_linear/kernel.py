@@ -48,7 +48,7 @@ def load_zero(zero_points, index, mask, FORMAT: tl.constexpr):
     return zero
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def gemv(
     x,
     data,
@@ -163,7 +163,7 @@ def accumulate(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def multiply(
     x,
     data,
@@ -212,7 +212,7 @@ def multiply(
         add_gate_store(tl.trans(total), bias, out, tokens, row, num_tokens, out_features, GATED)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def reduce(
     partial, bias, out, num_tokens, out_features, num_splits, GATED: tl.constexpr, BLOCK_N: tl.constexpr
 ):

@@ -1,5 +1,7 @@
 """What a model runner does on a GPU only. Imported there only, since it needs Triton."""
 
+import logging
+import time
 from collections.abc import Sequence
 from typing import cast
 
@@ -10,9 +12,11 @@ from worker.engine.config import EngineConfig
 from worker.engine.cuda_graphs import DecodeGraphs
 from worker.engine.device import spare_bytes
 from worker.engine.gpu_step_input import AttentionPlanner, GpuPlacement
-from worker.engine.gpu_steps import PaddedDecode, run_largest_step
+from worker.engine.gpu_steps import PaddedDecode, run_each_kind, run_largest_step
 from worker.engine.kv_cache import KVCacheSize, kv_format_of, size_kv_cache
 from worker.engine.models.registry import Architecture, Model
+
+logger = logging.getLogger(__name__)
 
 
 def measured_kv_cache_size(
@@ -60,6 +64,18 @@ class GpuSteps:
         self.placement = GpuPlacement(planner, config.block_size, device)
         self.graphs: DecodeGraphs | None = None
         if device.type == "cuda":
+            began = time.monotonic()
+            run_each_kind(
+                model,
+                kv_cache,
+                planner,
+                device,
+                max_num_sequences=config.max_num_sequences,
+                max_tokens=config.max_tokens_per_step,
+                max_model_len=max_model_len,
+            )
+            torch.cuda.synchronize()
+            logger.info("ran each kind of Step in %.1f s", time.monotonic() - began)
             decode = PaddedDecode(
                 model,
                 kv_cache,

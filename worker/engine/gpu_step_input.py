@@ -99,7 +99,7 @@ def upload(
     context_lens = step.positions[ends - 1] + 1
     longest = int(context_lens.max())
     tables = step.block_tables[:, : -(-longest // block_size)]
-    arrays = (
+    arrays: tuple[np.ndarray, ...] = (
         step.token_ids,
         step.positions,
         step.slots,
@@ -109,11 +109,15 @@ def upload(
         np.array(step.output_rows or (), dtype=np.int64),
         np.array(step.pending, dtype=np.int64).reshape(-1, 2).T.ravel(),
     )
-    numbers = torch.from_numpy(np.concatenate(arrays).astype(np.int32))
+    # Triton compiles a kernel anew for a pointer that is no multiple of 16 bytes.
+    *starts, total = itertools.accumulate((-(-len(array) // 4) * 4 for array in arrays), initial=0)
+    packed = np.zeros(total, dtype=np.int32)
+    for start, array in zip(starts, arrays, strict=True):
+        packed[start : start + len(array)] = array
+    numbers = torch.from_numpy(packed)
     if device.type == "cuda":
         numbers = numbers.pin_memory().to(device, non_blocking=True)
-    bounds = itertools.pairwise(itertools.accumulate((len(array) for array in arrays), initial=0))
-    parts = [numbers[first:end] for first, end in bounds]
+    parts = [numbers[start : start + len(array)] for start, array in zip(starts, arrays, strict=True)]
     parts[5] = parts[5].view(tables.shape)
     *parts, pending = parts
     if before is not None and step.pending:

@@ -1,12 +1,17 @@
 """Steps on a GPU: the largest one, to know what memory it takes, and decode Steps padded for CUDA graphs."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.crossover import token_counts
+from kernels.device import gpu_name
 from kernels.kv_write import PagedCache
+from kernels.paged_attention.gpu import sequence_lanes
+from kernels.sampling import sample
 from worker.engine.gpu_step_input import AttentionPlanner, StepTensors, upload
 from worker.engine.input_builder import PackedStep
 from worker.engine.models.registry import Model
@@ -31,7 +36,59 @@ def run_largest_step(
     num_tokens = [
         min(len(part), max_model_len) for part in np.array_split(np.arange(max_tokens), num_sequences)
     ]
-    total = sum(num_tokens)
+    hidden = _run_empty(model, kv_cache, planner, device, num_tokens, max_context_len=max_model_len)
+    return model.logits(hidden[:num_sequences]).float().softmax(dim=-1)
+
+
+def run_each_kind(
+    model: Model,
+    kv_cache: Sequence[PagedCache],
+    planner: AttentionPlanner,
+    device: torch.device,
+    *,
+    max_num_sequences: int,
+    max_tokens: int,
+    max_model_len: int,
+) -> None:
+    """Run Steps until every kernel that one may launch is compiled; nothing is written to `kv_cache`.
+
+    What kernel that is depends on the number of tokens, for products; for attention on the number of
+    Sequences, whether one has several tokens, and whether a context is cut into splits.
+    """
+    for num_tokens in token_counts(gpu_name(device), max_tokens):
+        even = [len(part) for part in np.array_split(np.arange(num_tokens), -(-num_tokens // max_model_len))]
+        hidden = _run_empty(model, kv_cache, planner, device, even, max_context_len=max_model_len)
+        logits = model.logits(hidden[:max_num_sequences])
+    options = torch.zeros(5, 2, dtype=torch.float64, device=device)[:, :1]
+    for one in (logits[:1], logits[:1].float()):  # rules leave the latter
+        sample(one, *options)
+    num_sequences = 1
+    while num_sequences <= max_num_sequences:
+        for max_query_len, max_context_len in itertools.product((1, 2), (2, max_model_len)):
+            _run_empty(
+                model,
+                kv_cache,
+                planner,
+                device,
+                [1] * num_sequences,
+                max_query_len=max_query_len,
+                max_context_len=max_context_len,
+            )
+        num_sequences = sequence_lanes(num_sequences) + 1
+
+
+def _run_empty(
+    model: Model,
+    kv_cache: Sequence[PagedCache],
+    planner: AttentionPlanner,
+    device: torch.device,
+    num_tokens: list[int],
+    *,
+    max_query_len: int | None = None,
+    max_context_len: int,
+) -> Tensor:
+    """Return the hidden states of Sequences with so many tokens each and no Slots."""
+    num_sequences, total = len(num_tokens), sum(num_tokens)
     packed = PackedStep(
         token_ids=np.zeros(total, dtype=np.int64),
         positions=np.concatenate([np.arange(count) for count in num_tokens]),
@@ -43,10 +100,11 @@ def run_largest_step(
         sampling=None,
     )
     tensors, _ = upload(packed, 1, device)
-    plan = planner.plan(tensors, max_query_len=max(num_tokens), max_context_len=max_model_len)
+    plan = planner.plan(
+        tensors, max_query_len=max_query_len or max(num_tokens), max_context_len=max_context_len
+    )
     step = StepInput(tensors.token_ids, tensors.positions, tensors.slots, plan, None)
-    hidden = model.forward(step, kv_cache)
-    return model.logits(hidden[:num_sequences]).float().softmax(dim=-1)
+    return model.forward(step, kv_cache)
 
 
 class PaddedDecode:

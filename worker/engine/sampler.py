@@ -109,10 +109,14 @@ def _sampled_on_device(logits: Tensor, sampling: SamplingInput | None) -> Tensor
     if sampling is None:
         return logits.argmax(dim=-1)
     columns = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.uniform)
-    options = torch.stack([one.double() for one in columns])  # one copy for all of them
+    # One copy for all of them, each from a multiple of 16 bytes on: Triton compiles for what is not one anew.
+    count = len(sampling.temperature)
+    options = torch.zeros(len(columns), count + count % 2, dtype=torch.float64)
+    for option, column in zip(options, columns, strict=True):
+        option[:count] = column
     if logits.is_cuda:
         options = options.pin_memory().to(logits.device, non_blocking=True)
-    return sample_on_gpu(logits, *options)
+    return sample_on_gpu(logits, *options[:, :count])
 
 
 def _on_host(chosen: Tensor) -> list[int]:
