@@ -62,7 +62,7 @@ def reassign(services: Services, batch_id: str, wanted: str, *, actor: str) -> N
             )
         reassigning.rebind(session, batch_id, target.model, more_output_tokens=more)
         details = {"from": bound.label, "to": target.model.label}
-        audit.record(session, actor, "batch.reassign", batch_id, details)
+        audit.record(session, actor, "batch.reassign", batch_id, details, tenant_id=bound.tenant_id)
 
 
 def _choose(session: Session, checkpoint: Checkpoint, wanted: str) -> Target:

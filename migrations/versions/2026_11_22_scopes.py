@@ -26,7 +26,10 @@ def upgrade() -> None:
         UPDATE audit_log SET tenant_id = CASE
             WHEN act LIKE 'tenant.%' THEN target
             ELSE coalesce(
-                details ->> 'tenant', (SELECT tenant_id FROM api_keys WHERE prefix = audit_log.target), ''
+                details ->> 'tenant',
+                (SELECT tenant_id FROM api_keys WHERE prefix = audit_log.target),
+                (SELECT tenant_id FROM batches WHERE id = audit_log.target),
+                ''
             )
         END
     """)

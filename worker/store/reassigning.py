@@ -29,6 +29,7 @@ OF_TOKENS = ("logit_bias", "stop_token_ids")
 class Bound:
     """A locked batch, and the model it waits for."""
 
+    tenant_id: str
     is_over: bool  # it has ended, or is about to
     label: str | None
     tokenizer: str | None  # None: nobody knows any more
@@ -60,6 +61,7 @@ def lock(session: Session, batch_id: str) -> Bound | None:
         return None
     name, fingerprint = batch.model_name, batch.model_fingerprint
     return Bound(
+        tenant_id=batch.tenant_id,
         is_over=batches.is_stopping(session, batch),
         label=None if name is None or fingerprint is None else label(name, fingerprint),
         tokenizer=batch.model_tokenizer,

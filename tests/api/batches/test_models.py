@@ -157,6 +157,7 @@ def test_a_reassigned_batch_is_run_by_the_new_model_and_counted_by_its_tokenizer
             123,
         )
         (entry,) = audit.page(session)
+    assert entry.tenant_id == "default"
     assert (entry.act, entry.target) == ("batch.reassign", batch_id)
     assert entry.details == {"from": label("other", OTHER.fingerprint), "to": own.label}
 
