@@ -15,6 +15,7 @@ ApiError
 ├── BodyTooLargeError      413  the body is over the limit
 ├── NoWorkerError          503  nobody is there to do it now
 ├── StorageFullError       503  files cannot be kept now
+├── DatabaseAwayError      503  Postgres cannot be asked now
 ├── WaitLimitError         504  it takes longer than the client may wait
 ├── ClientGoneError        499  nobody will read the answer
 ├── KeyReusedError         422  an Idempotency-Key came back with another body
@@ -32,6 +33,7 @@ from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
 from api.wrong_fields import explain, field_path
@@ -246,6 +248,14 @@ class StorageFullError(ApiError):
     headers: Mapping[str, str] = MappingProxyType({"Retry-After": RETRY_AFTER_SECONDS})
 
 
+class DatabaseAwayError(ApiError):
+    """Postgres cannot be asked now: nothing was accepted."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    type = "service_unavailable"
+    headers: Mapping[str, str] = MappingProxyType({"Retry-After": RETRY_AFTER_SECONDS})
+
+
 class NotConfiguredError(ApiError):
     """This deployment lacks a setting that the feature needs."""
 
@@ -285,18 +295,31 @@ def invalid_input(error: Mapping[str, Any], body: Any = None, path: str = "") ->
     return InvalidInputError(f"{param}: {explain(error)}", param=param, code=error["type"])
 
 
+ON_THE_WAY = (ApiError, *DATABASE_AWAY)
+
+
+def on_the_way(error: Exception) -> ApiError:
+    """Return what a client is told of one of `ON_THE_WAY`, also when its answer has begun."""
+    if isinstance(error, ApiError):
+        return error
+    logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
+    is_full = isinstance(error, PoolTimeoutError)
+    why = "cannot be asked: this process uses all its connections to it" if is_full else "does not answer"
+    return DatabaseAwayError(f"the database {why}; nothing was accepted, try again")
+
+
 def install(app: FastAPI) -> None:
     """Make every error of the application come out in the one shape."""
-    app.exception_handler(ApiError)(_api_error)
+    for kind in ON_THE_WAY:
+        app.exception_handler(kind)(_api_error)
     app.exception_handler(QuotaExceededError)(_quota_exceeded)
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(HTTPException)(_http)
     app.exception_handler(Exception)(_unexpected)
-    for away in DATABASE_AWAY:
-        app.exception_handler(away)(_database_away)
 
 
-def _api_error(http_request: HttpRequest, error: ApiError) -> JSONResponse:
+def _api_error(http_request: HttpRequest, raised: Exception) -> JSONResponse:
+    error = on_the_way(raised)
     return error_response(
         _as_openai(http_request, error.status),
         error.message,
@@ -327,26 +350,14 @@ def _invalid(http_request: HttpRequest, error: RequestValidationError) -> JSONRe
 def _http(http_request: HttpRequest, error: HTTPException) -> JSONResponse:
     cause = error.__cause__
     # Raised by a middleware while FastAPI read the body.
-    if isinstance(cause, ApiError):
+    if isinstance(cause, ON_THE_WAY):
         return _api_error(http_request, cause)
-    if isinstance(cause, DATABASE_AWAY):
-        return _database_away(http_request, cause)
     return error_response(
         error.status_code,
         f"the body cannot be read: {_why(cause)}" if cause else str(error.detail),
         "invalid_request_error",
         param="body" if cause else None,
         headers=_headers(http_request, error),
-    )
-
-
-def _database_away(_: HttpRequest, error: Exception) -> JSONResponse:
-    logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
-    return error_response(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        "the database does not answer; nothing was accepted, try again",
-        "service_unavailable",
-        headers={"Retry-After": RETRY_AFTER_SECONDS},
     )
 
 

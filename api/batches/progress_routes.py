@@ -12,7 +12,7 @@ from api.batches import service
 from api.batches.routes import BatchId
 from api.batches.schemas import BatchAnswer
 from api.dependencies import READ, Services, ServicesDependency
-from api.errors import NotFoundError, documented
+from api.errors import ON_THE_WAY, ErrorBody, documented, on_the_way
 from api.event_stream import DOCUMENTED, MEDIA_TYPE
 from api.json_lines import one_line
 
@@ -36,7 +36,7 @@ async def batch_events(batch_id: BatchId, services: ServicesDependency) -> Strea
     """Stream the batch as it stands, without outputs, whenever that changes.
 
     Events are named `progress`, the last one by the terminal status; each one's data is what
-    `GET /v1/batch/{id}` answers.
+    `GET /v1/batch/{id}` answers. If they end early, the last one is named `error`, and its data says why.
     """
     first = await _look(services, batch_id)
     return StreamingResponse(
@@ -67,5 +67,7 @@ async def _events(services: Services, batch_id: str, batch: BatchAnswer) -> Asyn
         await asyncio.sleep(LOOK_SECONDS)
         try:
             batch = await _look(services, batch_id)
-        except NotFoundError:  # it was deleted
+        except ON_THE_WAY as error:  # it was deleted, or Postgres is away
+            body = ErrorBody(error=on_the_way(error).detail)
+            yield f"event: error\ndata: {one_line(body.model_dump_json(exclude_none=True))}\n\n"
             return

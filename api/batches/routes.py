@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Annotated, Literal
 
@@ -12,17 +11,17 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.batches import service
+from api.batches.following import LOOK_SECONDS, result_lines
 from api.batches.result_schemas import ResultPage
 from api.batches.schemas import BatchAccepted, BatchAnswer, BatchPage, BatchStats, BatchSubmission
 from api.dependencies import READ, SUBMIT, IdempotencyDependency, Services, ServicesDependency
 from api.errors import ClientGoneError, documented
-from api.json_lines import one_line
 from api.schema import Text
 from worker.contract.states import BatchStatus
 
 JSON_LINES = "application/x-ndjson"
-LOOK_SECONDS = 0.5  # how often whoever waits for results is looked after
 MAX_WAIT_SECONDS = 60
+CANCEL_SECONDS, CANCEL_LOOK_SECONDS = 0.5, 0.05
 
 router = APIRouter(prefix="/v1/batch", tags=["batches"])
 
@@ -121,17 +120,18 @@ async def get_results(
         ),
     ] = 0,
 ) -> ResultPage | StreamingResponse:
-    """Return results in order of completion: a page of JSON, or JSON lines if `Accept` asks for them."""
+    """Return results in order of completion: a page of JSON, or JSON lines if `Accept` asks for them.
+
+    If lines must end early, the last one is an object with nothing but `error`.
+    """
     wants_lines = follow or JSON_LINES in http_request.headers.get("accept", "")
     if wait and not follow:
         await _wait_for_news(http_request, services, batch_id, after, wait)
     found = await run_in_threadpool(
         service.page, services, batch_id, after=after, limit=1 if wants_lines else limit
     )
-    if follow:
-        return StreamingResponse(_follow(services, batch_id, after), media_type=JSON_LINES)
     if wants_lines:
-        lines = service.lines_so_far(services, batch_id, after=after)
+        lines = result_lines(services, batch_id, after=after, follow=follow)
         return StreamingResponse(lines, media_type=JSON_LINES)
     return found
 
@@ -149,25 +149,23 @@ async def _wait_for_news(
         await asyncio.sleep(min(LOOK_SECONDS, left))
 
 
-async def _follow(services: Services, batch_id: str, after: int) -> AsyncIterator[str]:
-    while True:
-        found = await run_in_threadpool(service.page, services, batch_id, after=after, limit=service.PAGE)
-        for result in found.data:
-            yield one_line(result.model_dump_json()) + "\n"
-        after = found.next
-        if not found.has_more:
-            if found.status.is_terminal:
-                return
-            await asyncio.sleep(LOOK_SECONDS)
-
-
 @router.post(
     "/{batch_id}/cancel",
     dependencies=[SUBMIT],
     responses=documented(401, 403, 404, 422, 429, 503),
     summary="Cancel a batch",
 )
-def cancel_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer:
-    """Stop a batch: what is finished stays, the rest is cancelled. A batch that has ended is left alone."""
-    service.cancel(services, batch_id)
-    return service.answer(services, batch_id, include_outputs=False)
+async def cancel_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer:
+    """Stop a batch: what is finished stays, the rest is cancelled. A batch that has ended is left alone.
+
+    The answer is `cancelling` if its workers have not heard of it within a moment. If every request turns out
+    to be done, the batch is `completed`.
+    """
+    await run_in_threadpool(service.cancel, services, batch_id)
+    waited = 0.0
+    while True:
+        answer = await run_in_threadpool(service.answer, services, batch_id, include_outputs=False)
+        if answer.status.is_terminal or waited >= CANCEL_SECONDS:
+            return answer
+        await asyncio.sleep(CANCEL_LOOK_SECONDS)
+        waited += CANCEL_LOOK_SECONDS

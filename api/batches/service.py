@@ -1,7 +1,5 @@
 """What can be done with batches. Each function is one transaction, or one page."""
 
-from collections.abc import Iterator
-
 from api.batches.answers import to_answer, to_result
 from api.batches.deadlines import check_deadline
 from api.batches.result_schemas import ResultPage
@@ -10,7 +8,6 @@ from api.batches.submission import to_batch
 from api.batches.waiting import read_line
 from api.dependencies import IdempotencyKey, Services
 from api.errors import KeyReusedError, NotFoundError
-from api.json_lines import one_line
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS
 from worker.contract.results import num_bytes
 from worker.contract.states import BatchStatus
@@ -117,16 +114,6 @@ def has_news(services: Services, batch_id: str, *, after: int) -> bool:
     """Say whether a reader at this cursor need wait no longer: a result is there, or none will come."""
     with services.store.look() as session:
         return result_views.has_news(session, batch_id, after=after)
-
-
-def lines_so_far(services: Services, batch_id: str, *, after: int) -> Iterator[str]:
-    """Yield the results there are, as JSON lines, page by page."""
-    while True:
-        found = page(services, batch_id, after=after, limit=PAGE)
-        yield from (one_line(result.model_dump_json()) + "\n" for result in found.data)
-        if not found.has_more:
-            return
-        after = found.next
 
 
 def batch_page(services: Services, *, after: str | None, limit: int, status: BatchStatus | None) -> BatchPage:

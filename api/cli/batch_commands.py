@@ -1,5 +1,6 @@
 """`headrace status | list | results | pause | resume | reassign | cancel | retry`."""
 
+import json
 import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -10,6 +11,8 @@ import typer
 from api.cli.connection import Connection, RefusedError, connection, told
 from api.cli.show import AsJson, fail, print_json, print_record, print_table
 from api.cli.watch import wait_for_files, watch
+
+CUT_OFF = '{"error":'  # how the last of the lines begins if they end early; no result begins like that
 
 BatchId = Annotated[str, typer.Argument(help="batch_..., as `headrace submit` printed it.")]
 
@@ -85,6 +88,8 @@ def results(
         for path in paths:
             with api.stream(path, **params) as answer:
                 for line in answer.iter_lines():
+                    if line.startswith(CUT_OFF):
+                        raise RefusedError(json.loads(line)["error"]["message"])
                     file.write(line + "\n")
                     file.flush()
 

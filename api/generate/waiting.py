@@ -11,7 +11,7 @@ from fastapi import Request as HttpRequest
 from starlette.concurrency import run_in_threadpool
 
 from api.dependencies import Services
-from api.errors import ClientGoneError, NoWorkerError, WaitLimitError
+from api.errors import ClientGoneError, NotFoundError, NoWorkerError, WaitLimitError
 from worker.contract.feed import Told
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.states import Lane
@@ -23,8 +23,8 @@ from worker.store.session import DATABASE_AWAY
 
 logger = logging.getLogger(__name__)
 
-# How often the rows are asked when the feed says nothing, as it does while Redis is away.
-LOOK_SECONDS = 0.5
+# How soon the rows are asked when the feed says nothing, and how seldom while it is there.
+LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.5, 2.0
 MOST_RESULTS = 10_000
 
 
@@ -53,18 +53,21 @@ class Work:
             ClientGoneError: nobody is there any more to tell.
 
         """
-        looked_at = time.monotonic()
+        asked_at, pause = time.monotonic(), LOOK_SECONDS
         while not self.is_settled:
             left = wait_seconds - self.seconds
             if left <= 0:
                 raise WaitLimitError(f"not finished within {wait_seconds:g} s", code="wait_limit")
-            message = await self.feed.next(min(LOOK_SECONDS, left))
+            message = await self.feed.next(min(pause, left))
+            is_silent = message is None and self.services.feeds.is_there
+            pause = min(2 * pause, LONGEST_LOOK_SECONDS) if is_silent else LOOK_SECONDS
             if isinstance(message, Told):
                 yield message
-                if time.monotonic() - looked_at < LOOK_SECONDS:
+                if time.monotonic() - asked_at < LOOK_SECONDS:
                     continue
-            looked_at = time.monotonic()
-            self.is_settled = await run_in_threadpool(self._look)
+            else:
+                self.is_settled = await run_in_threadpool(self._look)
+            asked_at = time.monotonic()
             if not self.is_settled and await self.http_request.is_disconnected():
                 raise ClientGoneError("the client went away")
 
@@ -92,6 +95,8 @@ class Work:
     def _results(self) -> list[ResultView]:
         with self.services.store.transaction() as session:
             found = result_views.page(session, self.batch_id, after=0, limit=MOST_RESULTS)
+        if not found:
+            raise NotFoundError(f"{self.batch_id} was deleted before its results were read")
         return sorted(found, key=lambda result: result.position)
 
     def cancel(self) -> None:

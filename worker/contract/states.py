@@ -11,8 +11,8 @@ class BatchStatus(StrEnum):
     CANCELLING = "cancelling"  # or stopping itself: the last shard to stop, or the dispatcher, moves it on
     COMPLETED = "completed"  # terminal: every request has a result of its own
     FAILED = "failed"  # terminal: a stop rule ended it
-    CANCELLED = "cancelled"  # terminal: the customer stopped it
-    EXPIRED = "expired"  # terminal: its completion window closed
+    CANCELLED = "cancelled"  # terminal: the customer stopped it, and some request was not done
+    EXPIRED = "expired"  # terminal: its completion window closed, and some request was not done
 
     @property
     def is_terminal(self) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 
 from redis import Redis, RedisError
 from redis import asyncio as async_redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from worker.contract.feed import Message, channel, read_message
 
@@ -17,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 TIMEOUTS: dict[str, Any] = {"socket_timeout": 2, "socket_connect_timeout": 2}
 AT_ONCE = 256
+IDLE_CHANNEL = "headrace:feed"  # there is always one, so that the connection can wait for a message
+SILENT_SECONDS = 5.0  # then Redis is asked whether it is there
+RECONNECT_SECONDS = 0.5
 
 
 class FeedWriter:
@@ -58,51 +63,99 @@ class FeedWriter:
 class Feed:
     """What is told of one batch from now on."""
 
-    def __init__(self, subscription: Any | None) -> None:
-        self._subscription = subscription  # None: Redis does not answer
+    def __init__(self) -> None:
+        self._told: asyncio.Queue[Message] = asyncio.Queue()
+
+    def put(self, message: Message) -> None:
+        """Add what was told."""
+        self._told.put_nowait(message)
 
     async def next(self, seconds: float) -> Message | None:
         """Return the next message, or None when none came in time, as when Redis is away."""
-        if self._subscription is not None:
-            try:
-                async with asyncio.timeout(seconds):
-                    while True:
-                        message = await self._subscription.get_message(
-                            ignore_subscribe_messages=True, timeout=seconds
-                        )
-                        if message is not None:
-                            return read_message(message["data"])
-            except TimeoutError:
-                return None
-            except (RedisError, OSError) as error:
-                logger.warning("the feed is lost: %s", error)
-                self._subscription = None
-        await asyncio.sleep(seconds)
-        return None
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._told.get()
+        except TimeoutError:
+            return None
 
 
 class FeedReader:
-    """Opens feeds, for one event loop."""
+    """Opens feeds, for one event loop. All of them share one connection, so that any number may be open."""
 
     def __init__(self, url: str) -> None:
-        self._redis = async_redis.Redis.from_url(url, **TIMEOUTS)
+        self._redis = async_redis.Redis.from_url(url, **TIMEOUTS, retry=Retry(NoBackoff(), 0))
+        self._feeds: dict[str, Feed] = {}  # by channel
+        self._listening: asyncio.Task[None] | None = None
+        self._subscription: Any | None = None  # None: Redis does not answer
+        self._was_tried = asyncio.Event()  # to connect
+        self._lock = asyncio.Lock()  # over what is sent
+
+    @property
+    def is_there(self) -> bool:
+        """Whether what is told arrives now."""
+        return self._subscription is not None
 
     @asynccontextmanager
     async def open(self, batch_id: str) -> AsyncIterator[Feed]:
         """Listen to a batch that is about to be submitted, so that nothing told of it is missed."""
-        subscription = self._redis.pubsub()
+        name = channel(batch_id)
+        self._feeds[name] = feed = Feed()
         try:
-            try:
-                await subscription.subscribe(channel(batch_id))
-            except (RedisError, OSError) as error:
-                logger.warning("Redis does not answer, so nothing is streamed: %s", error)
-                yield Feed(None)
-            else:
-                yield Feed(subscription)
+            if self._listening is None or self._listening.done():
+                self._listening = asyncio.create_task(self._listen())
+            await self._was_tried.wait()
+            await self._send("subscribe", name)
+            yield feed
         finally:
-            with suppress(RedisError, OSError):
-                await subscription.aclose()  # type: ignore[no-untyped-call]
+            del self._feeds[name]
+            await asyncio.shield(self._send("unsubscribe", name))
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close the connection."""
+        if self._listening is not None:
+            self._listening.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._listening
         await self._redis.aclose()
+
+    async def _send(self, command: str, name: str) -> None:
+        with suppress(RedisError, OSError):  # whoever listens sees it too, and subscribes to all there are
+            async with self._lock:
+                if self._subscription is not None:
+                    await getattr(self._subscription, command)(name)
+
+    async def _listen(self) -> None:
+        is_away = False
+        while True:
+            subscription = self._redis.pubsub()
+            try:
+                await subscription.subscribe(IDLE_CHANNEL, *self._feeds)
+                self._subscription, is_away = subscription, False
+                self._was_tried.set()
+                await self._pass_on(subscription)
+            except (RedisError, OSError) as error:
+                if not is_away:
+                    logger.warning("nothing is streamed until Redis answers again: %s", error)
+                is_away = True
+            finally:
+                self._subscription = None
+                self._was_tried.set()
+                with suppress(RedisError, OSError):
+                    await subscription.aclose()  # type: ignore[no-untyped-call]
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _pass_on(self, subscription: Any) -> None:
+        is_asked = False
+        while True:
+            message = await subscription.get_message(timeout=SILENT_SECONDS)
+            if message is None and is_asked:
+                raise TimeoutError(f"silent for {2 * SILENT_SECONDS:g} s")
+            if message is None:
+                async with self._lock:
+                    await subscription.ping()
+            elif message["type"] == "message" and (feed := self._feeds.get(message["channel"].decode())):
+                try:
+                    feed.put(read_message(message["data"]))
+                except (ValueError, TypeError, LookupError):
+                    logger.warning("what was told on %s is no message of ours", message["channel"])
+            is_asked = message is None

@@ -271,10 +271,7 @@ def settle(session: Session, batch: BatchRow) -> bool:
             return False
         if not _drop_the_rest(session, batch):
             return False  # the dispatcher's next sweep goes on
-        status = BatchStatus.EXPIRED
-        if batch.status is BatchStatus.CANCELLING:
-            status = BatchStatus.CANCELLED if batch.error_code is None else BatchStatus.FAILED
-        _end(session, batch, status)
+        _end(session, batch, _stopped_as(batch))
     elif batch.num_settled == batch.num_requests:
         _end(session, batch, BatchStatus.COMPLETED)
     else:
@@ -285,6 +282,14 @@ def settle(session: Session, batch: BatchRow) -> bool:
     else:
         wake_files(session)
     return True
+
+
+def _stopped_as(batch: BatchRow) -> BatchStatus:
+    if batch.error_code is not None:
+        return BatchStatus.FAILED
+    if not batch.num_cancelled:  # all was done before anybody heard that it need not be
+        return BatchStatus.COMPLETED
+    return BatchStatus.CANCELLED if batch.status is BatchStatus.CANCELLING else BatchStatus.EXPIRED
 
 
 def fail(session: Session, batch: BatchRow, error: RequestError) -> None:

@@ -1,4 +1,5 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -6,6 +7,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import text
 
 from tests.fixtures.batches import LEASE, claim, held, result, run_to_the_end, submit
+from tests.fixtures.deployment import eventually
 from worker.contract.results import RequestError
 from worker.contract.states import Outcome
 from worker.store import retention, shards, workers
@@ -275,3 +277,22 @@ def test_a_cause_given_with_a_cancelled_result_is_kept(store: Store, client: Tes
         shards.save(session, [Progress(claimed, [replace(own, error=error)], 0, is_last=True)], lease=LEASE)
     (found,) = client.get(f"/v1/batch/{batch_id}/results").json()["data"]
     assert (found["error"]["code"], found["output"]) == ("request_cancelled", "text")
+
+
+def test_the_answer_to_a_cancel_that_came_too_late_says_completed(client: TestClient, store: Store) -> None:
+    batch_id = submit(store, num_requests=2, shard_size=2)
+    claimed = held(store, 1)
+
+    def save_once_it_stops() -> None:
+        eventually(lambda: client.get(f"/v1/batch/{batch_id}").json()["status"] == "cancelling")
+        run_to_the_end(store, claimed)
+
+    with ThreadPoolExecutor(1) as pool:
+        saving = pool.submit(save_once_it_stops)
+        answers = [client.post(f"/v1/batch/{batch_id}/cancel").json()["status"]]
+        saving.result(60)
+        answers.append(client.post(f"/v1/batch/{batch_id}/cancel").json()["status"])
+    assert answers in (["completed"] * 2, ["cancelling", "completed"]), (
+        "the second only on a very slow machine"
+    )
+    assert client.get(f"/v1/batch/{batch_id}").json()["counts"]["cancelled"] == 0

@@ -323,3 +323,20 @@ def test_files_and_batches_are_seen_by_their_tenant_only(
     assert sql(store, "SELECT DISTINCT tenant_id FROM shards") == [("other",)]
     assert sql(store, "SELECT tenant_id, count(*) FROM files GROUP BY 1") == [("other", 2)]
     assert services.store.tenant_id is None
+
+
+def test_a_batch_whose_every_line_was_done_when_it_was_cancelled_is_completed(
+    client: TestClient, store: Store, reader: BatchReader, writer: ResultWriter, create: Any
+) -> None:
+    batch = create(lines(3), callback_url="https://example.com/hook")
+    reader.turn()
+    claims = [held(store, shard_id) for shard_id in (1, 2)]
+    assert client.post(f"/v1/batches/{batch['id']}/cancel").json()["status"] == "cancelling"
+    for claimed in claims:
+        run_to_the_end(store, claimed)
+    assert look(client, batch)["status"] == "finalizing"
+    writer.turn()
+    done = look(client, batch)
+    assert (done["status"], done["cancelled_at"], done["error_file_id"]) == ("completed", None, None)
+    assert (done["request_counts"]["completed"], done["request_counts"]["cancelled"]) == (3, 0)
+    assert sql(store, "SELECT type FROM webhook_events") == [("batch.completed",)]
