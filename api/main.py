@@ -14,6 +14,7 @@ from api.dependencies import open_services
 from api.estimates import routes as estimates
 from api.file_batches import routes as file_batches
 from api.files import routes as files
+from api.files.service import prepare
 from api.generate import routes as generate
 from api.metrics import routes as metrics
 from api.middleware import BodyLimit, SecurityHeaders
@@ -35,6 +36,7 @@ def create_app(config: Settings | None = None) -> FastAPI:
     """Return the application. The checkpoint is read now, so that a wrong path fails at the start."""
     config = config or settings()
     services = open_services(config)
+    prepare(services)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

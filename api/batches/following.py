@@ -1,4 +1,4 @@
-"""Results as JSON lines: those there are, or until the batch has ended. A last one may say what went wrong."""
+"""Results as JSON lines: those there are, or until the batch has ended. The last may say what went wrong."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -4,6 +4,8 @@ from api.blobs.local import LocalBlobs
 from api.blobs.store import BlobStore
 from worker.settings import Settings
 
+BLOBS = "blobs"  # in the data directory
+
 
 def blob_store(config: Settings) -> BlobStore:
     """Return the store that HEADRACE_BLOB_URL names, by default a directory in HEADRACE_DATA_DIR.
@@ -13,7 +15,7 @@ def blob_store(config: Settings) -> BlobStore:
 
     """
     if config.blob_url is None:
-        return LocalBlobs(config.data_dir / "blobs")
+        return LocalBlobs(config.data_dir / BLOBS)
     try:
         # Imported here: a deployment with a local directory does not have the library for buckets.
         from api.blobs.s3 import S3Blobs  # noqa: PLC0415

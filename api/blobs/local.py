@@ -10,6 +10,7 @@ from typing import BinaryIO
 from uuid import uuid4
 
 from api.blobs.store import READ_BYTES, MissingBlobError, StorageError
+from worker.private import make_directory
 
 PARTIAL = ".partial"
 
@@ -27,7 +28,8 @@ class LocalBlobs:
             if target.exists():
                 target.touch()  # it is young again: see the sweep
                 return
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(self._directory)
+            make_directory(target.parent)
             partial = target.with_name(f"{sha256}.{uuid4().hex}{PARTIAL}")
             try:
                 _link_or_copy(path, partial)
@@ -78,6 +80,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
     try:
         target.hardlink_to(source)
     except OSError:  # another file system, or one without links
+        target.touch(mode=0o600)
         shutil.copyfile(source, target)
 
 

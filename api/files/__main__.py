@@ -16,6 +16,7 @@ from api.blobs.store import BlobError
 from api.checkpoint import CheckpointError
 from api.dependencies import Services, open_services
 from api.files.reading import BatchReader
+from api.files.service import prepare
 from api.files.tidying import tidy
 from api.files.writing import ResultWriter
 from worker.settings import settings
@@ -54,6 +55,7 @@ def work(services: Services, turn: Callable[[], bool], stopping: threading.Event
 
 def tidy_now_and_then(services: Services, stopping: threading.Event) -> None:
     """Tidy every few minutes."""
+    prepare(services)
     while not stopping.wait(TIDY_SECONDS):
         try:
             tidy(services)

@@ -1,15 +1,20 @@
 """Takes a file in: measured, hashed, spooled to disk and checked line by line while it arrives."""
 
+import fcntl
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 from api.errors import BodyTooLargeError, InvalidInputError, InvalidLinesError, StorageFullError
 from api.files.gunzip import MAGIC, Gunzip
 from api.files.lines import Line, LineChecker, LineSplitter, LineTooLongError
+from worker.private import make_directory
 
 SLICE_BYTES = 8 * 1024  # a millisecond or less of work: others wait for no more
 
@@ -47,6 +52,24 @@ def _on_disk() -> Iterator[None]:
         raise storage_full(error) from error
 
 
+def sweep(directory: Path) -> None:
+    """Remove the spools that nobody writes any more: their process was killed."""
+    for path in directory.glob("*"):
+        with suppress(OSError), path.open("rb") as file:  # a lock that is held is a BlockingIOError
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+
+
+def _open_locked(path: Path) -> BinaryIO:
+    """Open a new file, whose lock says until it is closed that its process lives."""
+    while True:
+        file = open(path, "xb", opener=partial(os.open, mode=0o600))  # noqa: SIM115 - the caller closes it
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # it was swept before it was locked
+
+
 class Spool:
     """A file on disk that grows, with its digest. Close it whatever happens: that removes it.
 
@@ -60,8 +83,8 @@ class Spool:
         self._max_bytes = max_bytes
         self._digest = hashlib.sha256()
         with _on_disk():
-            directory.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("xb")
+            make_directory(directory)
+            self._file = _open_locked(self.path)
 
     @property
     def sha256(self) -> str:

@@ -7,13 +7,22 @@ from typing import Literal
 
 from sqlalchemy.orm import Session
 
+from api.blobs.choice import BLOBS
 from api.blobs.store import MissingBlobError, StorageError
 from api.dependencies import Services
 from api.errors import ConflictError, NotFoundError, StorageFullError
-from api.files.intake import Intake, Limits, Received, storage_full
+from api.files.intake import Intake, Limits, Received, storage_full, sweep
 from api.files.translator import Translator
+from worker.private import make_private
 from worker.store import files, quotas
 from worker.store.files import FileView, NewFile
+
+
+def prepare(services: Services) -> None:
+    """Take what lies in the data directory from others, and remove what a killed process left there."""
+    make_private(services.spool)
+    make_private(services.settings.data_dir / BLOBS)
+    sweep(services.spool)
 
 
 def intake(services: Services) -> Intake:

@@ -1,14 +1,13 @@
 """Drops what nobody names any more: expired files and uploads, blobs without a row, spools of the dead."""
 
-import time
 from collections.abc import Iterator
 from itertools import islice
 
 from api.dependencies import Services
+from api.files.intake import sweep
 from worker.store import files, uploads
 
 AT_ONCE = 500
-SPOOL_SECONDS = 86_400.0  # a longer upload than this is given up
 
 
 def tidy(services: Services) -> None:
@@ -21,9 +20,7 @@ def tidy(services: Services) -> None:
     while some := list(islice(old, AT_ONCE)):
         for sha256 in _orphans(services, some):
             _drop(services, sha256)
-    for path in services.spool.glob("*"):
-        if path.stat().st_mtime < time.time() - SPOOL_SECONDS:
-            path.unlink(missing_ok=True)
+    sweep(services.spool)
 
 
 def _orphans(services: Services, sha256s: list[str]) -> Iterator[str]:

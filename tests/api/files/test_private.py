@@ -1,0 +1,121 @@
+"""What customers send lies where no other account can read it, and only as long as it is wanted."""
+
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from api.files.intake import Spool, sweep
+from tests.fixtures.api_process import ApiProcess, api_process
+from tests.fixtures.checkpoint import write_checkpoint
+from tests.fixtures.deployment import eventually
+from tests.fixtures.inputs import lines
+from worker.private import make_private
+from worker.store.session import Store
+
+
+def open_to_others(directory: Path) -> list[str]:
+    """Return what in a directory somebody else may read, write or enter."""
+    return [
+        f"{stat.filemode(path.lstat().st_mode)} {path.relative_to(directory)}"
+        for path in directory.rglob("*")
+        if not path.is_symlink() and path.lstat().st_mode & 0o077
+    ]
+
+
+@pytest.fixture
+def left_open(tmp_path: Path) -> Path:
+    """Return a data directory as an older release left it."""
+    data_dir = tmp_path / "data"
+    for name in ("blobs/ab/old", "incoming/old"):
+        path = data_dir / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"a prompt")
+        path.chmod(0o644)
+    for path in (data_dir, *data_dir.rglob("*")):
+        if path.is_dir():
+            path.chmod(0o755)
+    return data_dir
+
+
+def put(client: httpx.Client) -> httpx.Response:
+    return client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", lines(5))})
+
+
+@pytest.fixture
+def api(store: Store, left_open: Path, tmp_path: Path) -> Iterator[ApiProcess]:  # noqa: ARG001
+    model = tmp_path / "served"
+    model.mkdir()
+    with api_process(tmp_path, write_checkpoint(model), HEADRACE_DATA_DIR=str(left_open)) as running:
+        yield running
+
+
+def test_the_api_alone_keeps_what_it_is_sent_to_itself(api: ApiProcess, left_open: Path) -> None:
+    with httpx.Client(base_url=api.url, timeout=60) as client:
+        assert put(client).status_code == 200
+    assert open_to_others(left_open) == []
+
+
+def test_what_a_killed_api_left_is_swept_by_the_next_but_no_upload_that_goes_on(
+    api: ApiProcess, left_open: Path, tmp_path: Path
+) -> None:
+    incoming = left_open / "incoming"
+    assert list(incoming.iterdir()) == [], "what was left over was swept at the start"
+    head = b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+    begun = b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n' + lines(20)
+    end = b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x--\r\n'
+    length = b"Content-Length: %d\r\n\r\n" % (len(begun) + 2 + len(end))
+    with socket.create_connection(("127.0.0.1", api.port), timeout=60) as client:
+        client.sendall(head + length + begun)
+        eventually(lambda: len(list(incoming.iterdir())) == 1, what="the upload")
+        with api_process(tmp_path, tmp_path / "served", HEADRACE_DATA_DIR=str(left_open)):
+            assert len(list(incoming.iterdir())) == 1, "another process swept it"
+            client.sendall(b"\r\n" + end)
+            assert b" 200 OK" in client.recv(65536)
+            assert list(incoming.iterdir()) == []
+    with socket.create_connection(("127.0.0.1", api.port), timeout=60) as client:
+        client.sendall(head + length + begun)
+        eventually(lambda: len(list(incoming.iterdir())) == 1, what="the upload")
+        api.process.kill()
+        api.process.wait()
+    assert len(list(incoming.iterdir())) == 1
+    with api_process(tmp_path, tmp_path / "served", HEADRACE_DATA_DIR=str(left_open)):
+        assert list(incoming.iterdir()) == []
+
+
+def test_a_spool_that_is_swept_before_it_is_locked_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    flock, swept = fcntl.flock, []
+
+    def late(file: object, how: int) -> None:
+        if how == fcntl.LOCK_EX and not swept:
+            swept.append(True)
+            sweep(tmp_path)
+        flock(file, how)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    spool = Spool(tmp_path, 100)
+    spool.write(b"x")
+    sweep(tmp_path)
+    assert swept
+    assert list(tmp_path.iterdir()) == [spool.path]
+    spool.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_is_private_already_is_not_looked_through(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "file").chmod(0o644)
+    tmp_path.chmod(0o700)
+    make_private(tmp_path)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
+    tmp_path.chmod(0o711)
+    make_private(tmp_path)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
