@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TextIO
 
 from worker.child import die_with_parent, with_parent
+from worker.private import OTHERS, make_directory, make_private
 from worker.servers.postgres import PostgresServer
 from worker.servers.redis import RedisServer
 from worker.servers.server import ServerError
@@ -60,8 +61,9 @@ def services(
     added = {"HEADRACE_DATA_DIR": str(data_dir)}
     watched = (interrupted or threading.Event(), on_failure)
     with ExitStack() as stack:
-        data_dir.mkdir(parents=True, exist_ok=True)
+        make_directory(data_dir)
         stack.enter_context(_sole_user(data_dir))
+        make_private(data_dir)
         try:
             if not environment.get("DATABASE_URL"):
                 postgres = PostgresServer(data_dir / "postgres")
@@ -186,6 +188,7 @@ def main(arguments: list[str]) -> int:
         return 2
     if command != arguments:
         die_with_parent(signal.SIGKILL)  # and so do the command and the services
+    os.umask(OTHERS)  # whatever the command and the services make
     return _Command().run(command)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
-UMASK = OTHERS
+MAY_LOOK = OTHERS & ~(stat.S_IXGRP | stat.S_IXOTH)  # passing through, as Postgres's own user must, is no more
 
 
 def make_directory(path: Path) -> None:
@@ -18,8 +18,8 @@ def make_directory(path: Path) -> None:
 
 
 def make_private(directory: Path) -> None:
-    """Keep others from a directory and all that is in it; one that is its owner's alone is left as it is."""
-    if not directory.is_dir() or not directory.stat().st_mode & OTHERS:
+    """Keep others from a directory and all that is in it; where they cannot look it is left as it is."""
+    if not directory.is_dir() or not directory.stat().st_mode & MAY_LOOK:
         return
     for folder, _, files in os.walk(directory, topdown=False):
         for path in (*(os.path.join(folder, name) for name in files), folder):  # noqa: PTH118 - there may be many

@@ -66,6 +66,8 @@ class PostgresServer(Server):
             "listen_addresses=",
             "-c",
             f'unix_socket_directories="{directory}"',
+            "-c",
+            "unix_socket_permissions=0700",
         ]
 
     def answers(self) -> bool:

@@ -1,7 +1,10 @@
 """What customers send lies where no other account can read it, and only as long as it is wanted."""
 
+import os
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +14,11 @@ import pytest
 from api.files.intake import Spool, sweep
 from tests.fixtures.api_process import ApiProcess, api_process
 from tests.fixtures.checkpoint import write_checkpoint
-from tests.fixtures.deployment import eventually
+from tests.fixtures.deployment import START_SECONDS, STOP_SECONDS, eventually, free_port
 from tests.fixtures.inputs import lines
 from worker.private import make_private
 from worker.store.session import Store
+from worker.up import ROOT
 
 
 def open_to_others(directory: Path) -> list[str]:
@@ -43,6 +47,44 @@ def left_open(tmp_path: Path) -> Path:
 
 def put(client: httpx.Client) -> httpx.Response:
     return client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", lines(5))})
+
+
+def test_nothing_in_the_data_directory_of_a_deployment_is_open_to_others(
+    left_open: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "served"
+    model.mkdir()
+    port = free_port()
+    away = {"DATABASE_URL", "REDIS_URL", "HEADRACE_AUTH"}
+    environment = {name: value for name, value in os.environ.items() if name not in away} | {
+        "HEADRACE_DATA_DIR": str(left_open),
+        "HEADRACE_MODEL": str(write_checkpoint(model)),
+        "PORT": str(port),
+    }
+    command = [sys.executable, "-m", "worker.embedded", sys.executable, "-m", "worker.up", "web", "files"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "dispatcher"], cwd=ROOT, env=environment, stdout=log, stderr=log, umask=0o022
+        )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+
+            def is_there() -> bool:
+                assert process.poll() is None, (tmp_path / "log").read_text()
+                try:
+                    return client.get("/health").status_code == 200
+                except httpx.TransportError:
+                    return False
+
+            eventually(is_there, seconds=START_SECONDS, what="the API")
+            assert put(client).status_code == 200
+            assert open_to_others(left_open) == []
+            # For root, Postgres runs as another user, who must get through; he sees no names.
+            assert left_open.stat().st_mode & 0o077 in ({0, 0o001} if os.geteuid() == 0 else {0})
+    finally:
+        process.terminate()
+        process.wait(STOP_SECONDS)
+    assert open_to_others(left_open) == []
 
 
 @pytest.fixture
@@ -115,7 +157,7 @@ def test_a_directory_that_is_private_already_is_not_looked_through(tmp_path: Pat
     tmp_path.chmod(0o700)
     make_private(tmp_path)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
-    tmp_path.chmod(0o711)
+    tmp_path.chmod(0o755)
     make_private(tmp_path)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
     assert tmp_path.stat().st_mode & 0o777 == 0o700
