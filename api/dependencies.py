@@ -16,6 +16,7 @@ from api.blobs.choice import blob_store
 from api.blobs.store import BlobStore
 from api.checkpoint import Checkpoint
 from api.errors import PermissionDeniedError
+from api.large_bodies import OnceRequest
 from api.rate_limit import RateLimiter
 from api.traffic import Traffic
 from worker.contract.access import Scope
@@ -147,6 +148,8 @@ async def _idempotency_key(
 ) -> IdempotencyKey | None:
     if idempotency_key is None:
         return None
+    if isinstance(http_request, OnceRequest):
+        return IdempotencyKey(idempotency_key, http_request.digest)
     return IdempotencyKey(idempotency_key, hashlib.sha256(await http_request.body()).hexdigest())
 
 

@@ -16,6 +16,7 @@ from api.file_batches import routes as file_batches
 from api.files import routes as files
 from api.files.service import prepare
 from api.generate import routes as generate
+from api.large_bodies import GiveBackMemory
 from api.metrics import routes as metrics
 from api.middleware import BodyLimit, SecurityHeaders
 from api.openai import routes as openai
@@ -52,6 +53,7 @@ def create_app(config: Settings | None = None) -> FastAPI:
         app.add_middleware(StrangersBodies, store=services.store)
     app.add_middleware(SlowBodies)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.add_middleware(GiveBackMemory)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(GoneClients)
     metrics.install(app, services.store)

@@ -16,6 +16,7 @@ from api.batches.result_schemas import ResultPage
 from api.batches.schemas import BatchAccepted, BatchAnswer, BatchPage, BatchStats, BatchSubmission
 from api.dependencies import READ, SUBMIT, IdempotencyDependency, Services, ServicesDependency
 from api.errors import ClientGoneError, documented
+from api.large_bodies import OnceRoute
 from api.schema import Text
 from worker.contract.states import BatchStatus
 
@@ -23,7 +24,7 @@ JSON_LINES = "application/x-ndjson"
 MAX_WAIT_SECONDS = 60
 CANCEL_SECONDS, CANCEL_LOOK_SECONDS = 0.5, 0.05
 
-router = APIRouter(prefix="/v1/batch", tags=["batches"])
+router = APIRouter(prefix="/v1/batch", tags=["batches"], route_class=OnceRoute)
 
 BatchId = Annotated[Text, Path(examples=["batch_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b"], max_length=64)]
 

@@ -7,8 +7,9 @@ from api.dependencies import SUBMIT, DeploymentDependency, ServicesDependency
 from api.errors import documented
 from api.estimates import service
 from api.estimates.schemas import Estimate
+from api.large_bodies import OnceRoute
 
-router = APIRouter(prefix="/v1/batch", tags=["batches"])
+router = APIRouter(prefix="/v1/batch", tags=["batches"], route_class=OnceRoute)
 
 
 @router.post(

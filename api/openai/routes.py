@@ -17,6 +17,7 @@ from api.event_stream import DOCUMENTED
 from api.generate.events import respond
 from api.generate.outputs import failure
 from api.generate.waiting import submitted
+from api.large_bodies import OnceRoute
 from api.openai.answer_schemas import ChatCompletion, Completion, Embeddings, ModelAnswer, ModelList
 from api.openai.bodies import Body, ChatBody, CompletionBody, EmbeddingBody, Endpoint
 from api.openai.requests import check_model, prompts_field, to_request
@@ -27,7 +28,7 @@ from api.schema import Text
 from worker.contract.sampling import SamplingParams
 from worker.store.batches import NewBatch
 
-router = APIRouter(prefix="/v1", tags=["openai"])
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=OnceRoute)
 
 ERRORS = documented(400, 401, 403, 404, 413, 429, 500, 503, 504)
 
