@@ -15,7 +15,25 @@ from worker.store.session import Store
 
 NUM_PROMPTS, PROMPT_BYTES = 20_000, 1000
 MOST, MOST_STAYS = 5, 1.5
-WORDS = "the file json module returns a list of lines from each path and class which reads it".split()
+WORDS = [
+    "the",
+    "file",
+    "json",
+    "module",
+    "returns",
+    "a",
+    "list",
+    "of",
+    "lines",
+    "from",
+    "each",
+    "path",
+    "and",
+    "class",
+    "which",
+    "reads",
+    "it",
+]
 
 
 @pytest.fixture
