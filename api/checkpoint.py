@@ -6,15 +6,18 @@ tells them from others.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from worker.contract.models import Model, identify
+from worker.grammar import vocabulary_of
 
 TOKENIZE_AT_ONCE = 64 * 1024  # characters
 UNKNOWN = "\U0010fffd"  # in nobody's vocabulary
@@ -81,6 +84,7 @@ class Checkpoint:
         hidden_size: int | None,
         created: int,
         tokenizer: Tokenizer,
+        end_token_ids: Collection[int],
         config: Mapping[str, Any],
     ) -> None:
         self.model = model
@@ -89,6 +93,7 @@ class Checkpoint:
         self.hidden_size = hidden_size
         self.created = created
         self._tokenizer = tokenizer
+        self._end_token_ids = end_token_ids
         self._is_byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
         self._template_variables = {key: _token_text(config.get(key)) for key in TOKEN_NAMES}
         source = config.get("chat_template")
@@ -127,6 +132,7 @@ class Checkpoint:
                 hidden_size=_read_size(config_file, config, "hidden_size", 0) or None,
                 created=int(config_file.stat().st_mtime),
                 tokenizer=tokenizer,
+                end_token_ids=_read_end_token_ids(directory, config),
                 config=tokenizer_config,
             )
         except (TemplateError, UnicodeError, RecursionError) as error:
@@ -142,6 +148,16 @@ class Checkpoint:
     def spelling_of(self, fingerprint: str | None) -> Spelling:
         """Return how tokens of a model are written; None: of a result from before models were recorded."""
         return self if fingerprint in {None, self.model.fingerprint} else NumberSpelling()
+
+    @cached_property
+    def vocabulary(self) -> LLTokenizer:
+        """The tokens that grammars are judged by, as the engine has them; raises GrammarError for none."""
+        return vocabulary_of(
+            self._tokenizer.to_str(),
+            tokenizer_size=max(self._tokenizer.get_vocab().values()) + 1,
+            vocab_size=self.vocab_size,
+            end_token_ids=self._end_token_ids,
+        )
 
     def count_tokens(self, prompts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
         """Return how many tokens the engine will see for each prompt."""
@@ -213,6 +229,15 @@ def _read_size(
     if type(value) is not int or not least <= value <= MAX_SIZE:
         raise CheckpointError(f"{file}: {key} should be a number from {least} on, is {value!r}")
     return value
+
+
+def _read_end_token_ids(directory: Path, config: dict[str, Any]) -> list[int]:
+    """Return the end tokens of generation_config.json, or else of config.json, as the engine does."""
+    file = directory / "generation_config.json"
+    value = _read_json(file).get("eos_token_id") if file.is_file() else None
+    if value is None:
+        value = config.get("eos_token_id")
+    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
 
 
 def _token_text(token: object) -> str:

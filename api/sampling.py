@@ -175,7 +175,7 @@ def to_params(
         changes["stop_token_ids"] = tuple(changes["stop_token_ids"])
     if "logit_bias" in changes:
         changes["logit_bias"] = _to_biases(changes["logit_bias"], path)
-    found = _to_format(fields, path)
+    found = _to_format(fields, checkpoint, path)
     if not changes and found is None:
         params = defaults
     elif found is not None:
@@ -201,7 +201,9 @@ def _to_biases(given: dict[str, float], path: str) -> tuple[tuple[int, float], .
     return tuple((int(token), float(bias)) for token, bias in given.items())
 
 
-def _to_format(fields: CommonSamplingFields, path: str) -> tuple[OutputFormat | None] | None:
+def _to_format(
+    fields: CommonSamplingFields, checkpoint: Checkpoint, path: str
+) -> tuple[OutputFormat | None] | None:
     """Return the format that is asked for in a tuple, since none may be; None when nothing is said."""
     if fields.model_fields_set.isdisjoint(FORMAT_FIELDS):
         return None
@@ -222,7 +224,7 @@ def _to_format(fields: CommonSamplingFields, path: str) -> tuple[OutputFormat | 
         found = _schema_format(response.json_schema.json_schema)
     elif isinstance(response, JsonObjectResponse):
         found = OutputFormat(FormatKind.JSON_OBJECT)
-    if found is not None and (problem := _problem(found)):
+    if found is not None and (problem := _problem(found, checkpoint)):
         name = "response_format.json_schema.schema" if named[0] == "response_format" else named[0]
         raise refusal(path, name, problem)
     return (found,)
@@ -233,18 +235,19 @@ def _schema_format(schema: JsonObject) -> OutputFormat:
     return OutputFormat(FormatKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False))
 
 
-def _problem(found: OutputFormat) -> str:
+def _problem(found: OutputFormat, checkpoint: Checkpoint) -> str:
     source = found.source if isinstance(found.source, str) else json.dumps(found.source)
     # Before it is compiled, and remembered: what is remembered stays in memory.
     if len(source) > MAX_SOURCE_CHARACTERS:
         return f"{len(source)} characters are over the limit of {MAX_SOURCE_CHARACTERS}"
-    return _compile_problem(found.kind, source)
+    return _compile_problem(checkpoint, found.kind, source)
 
 
 @lru_cache(256)
-def _compile_problem(kind: FormatKind, source: str) -> str:
+def _compile_problem(checkpoint: Checkpoint, kind: FormatKind, source: str) -> str:
     try:
-        Grammar.of(kind.value, json.loads(source) if kind is FormatKind.CHOICE else source).check()
+        grammar = Grammar.of(kind.value, json.loads(source) if kind is FormatKind.CHOICE else source)
+        grammar.check(checkpoint.vocabulary)
     except GrammarError as error:
         return str(error).partition(": ")[2]
     return ""

@@ -5,12 +5,14 @@ The door refuses a bad one early; the engine compiles it for its tokens (worker/
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from worker.endless_schema import is_endless
 
 # Between the tokens of JSON. One space, because a model that is unsure writes all the white space it may.
 JSON_WHITESPACE = " ?"
@@ -21,6 +23,16 @@ STACK_BYTES = 1 << 28  # of address space; only what is touched is memory
 # A seventh of the library's own, with which `((((a)))){1000}{1000}` took 220 MB and a second to be refused:
 # now 40 MB and 0.1 s. A chain of 2,000 definitions still fits.
 LIMITS = LLParserLimits(initial_lexer_fuel=150_000)
+
+
+# What the door follows of a new grammar: under 20 ms as a rule, a second if made to hurt.
+TRIAL_TOKENS = 8
+NOT_UNDERSTOOD = "the grammar is not understood"
+ENDLESS = "no value can match it: each would have to hold another without end"
+DEAD_END = "NoExtension"  # how the library begins when no token may come next
+PANIC = "PanicException"  # pyo3 does not export it
+_stack_size = threading.Lock()
+Result = TypeVar("Result")
 
 
 class GrammarError(ValueError):
@@ -82,38 +94,73 @@ class Grammar:
         make = {"json_schema": cls.json_schema, "regex": cls.regex, "choice": cls.choice}[kind]
         return make(source)
 
-    def check(self) -> None:
-        """Raise GrammarError, with the library's message, unless this can be compiled."""
-        try:
-            problem = self.excess or on_deep_stack(self._validate)
-        except LibraryPanicError as error:
-            problem = str(error)
-        if problem:
-            raise GrammarError(self.explain(problem))
+    def check(self, vocabulary: LLTokenizer) -> None:
+        """Raise GrammarError unless this can be compiled, matched, and followed for TRIAL_TOKENS tokens."""
+        self._on_deep_stack(lambda: self._follow(self._compiled(vocabulary), vocabulary))
 
-    def _validate(self) -> str:
-        return LLMatcher.validate_grammar(self.source, limits=LIMITS)
+    def compile(self, vocabulary: LLTokenizer) -> LLMatcher:
+        """Return a matcher at its beginning; raises GrammarError unless something can match it."""
+        return self._on_deep_stack(lambda: self._compiled(vocabulary))
 
-    @property
-    def excess(self) -> str:
-        """What is wrong with its length, or nothing."""
+    def _on_deep_stack(self, work: Callable[[], Result]) -> Result:
         num_characters = len(self.source)
-        if num_characters <= MAX_SOURCE_CHARACTERS:
-            return ""
-        return f"{num_characters} characters are over the limit of {MAX_SOURCE_CHARACTERS}"
+        if num_characters > MAX_SOURCE_CHARACTERS:
+            message = f"{num_characters} characters are over the limit of {MAX_SOURCE_CHARACTERS}"
+            raise GrammarError(self.explain(message))
+        try:
+            return on_deep_stack(work)
+        except LibraryPanicError as error:
+            raise GrammarError(self.explain(str(error))) from error
+
+    def _compiled(self, vocabulary: LLTokenizer) -> LLMatcher:
+        matcher = LLMatcher(vocabulary, self.source, log_level=0, limits=LIMITS)
+        matcher.compute_bitmask()  # each copy starts with this done
+        if matcher.is_error():
+            raise GrammarError(self.explain(matcher.get_error()))
+        if self.kind == "json_schema" and is_endless(json.loads(self.source)["grammars"][0]["json_schema"]):
+            raise GrammarError(self.explain(ENDLESS))
+        return matcher
+
+    def _follow(self, matcher: LLMatcher, vocabulary: LLTokenizer) -> None:
+        """Take some tokens that it allows: what is too large to follow mostly shows at the first ones."""
+        ends = sum(1 << token_id for token_id in vocabulary.eos_tokens)
+        for _ in range(TRIAL_TOKENS):
+            allowed = int.from_bytes(matcher.compute_bitmask(), "little") & ~ends
+            # The first one: vocabularies begin with the shortest, which leave nothing out.
+            if not allowed or not matcher.consume_token((allowed & -allowed).bit_length() - 1):
+                break
+        problem = matcher.get_error()
+        if problem and not problem.startswith(DEAD_END):  # the tokenizer may lack a character
+            raise GrammarError(self.explain(f"it is too complex to follow: {problem}"))
 
     def explain(self, problem: str) -> str:
         """Return the library's message as a client can read it."""
         # What follows is the library's own debugging.
         for mark in ("<state>", "<backtrace>"):
             problem = problem.partition(mark)[0].strip()
-        return f"{self.kind}: {NOT_UNDERSTOOD if problem.startswith('panic:') else problem}"
+        if problem.startswith("panic:"):
+            problem = NOT_UNDERSTOOD
+        elif problem.startswith(DEAD_END):
+            problem = "nothing can match it"
+        return f"{self.kind}: {problem}"
 
 
-NOT_UNDERSTOOD = "the grammar is not understood"
-PANIC = "PanicException"  # pyo3 does not export it
-_stack_size = threading.Lock()
-Result = TypeVar("Result")
+def vocabulary_of(
+    tokenizer: str, *, tokenizer_size: int, vocab_size: int, end_token_ids: Collection[int]
+) -> LLTokenizer:
+    """Return the tokens that grammars are compiled for; `tokenizer` is the text of a tokenizer.json.
+
+    Raises:
+        GrammarError: no grammar can be used with it.
+
+    """
+    ends = sorted(token_id for token_id in end_token_ids if token_id < tokenizer_size)
+    if not ends:
+        raise GrammarError("grammar: the checkpoint names no end token, and a grammar needs one")
+    try:
+        return LLTokenizer(tokenizer, n_vocab=max(tokenizer_size, vocab_size), eos_token=ends)
+    except ValueError as error:
+        raise GrammarError(f"grammar: this tokenizer cannot be used: {error}") from error
 
 
 def on_deep_stack(work: Callable[[], Result]) -> Result:

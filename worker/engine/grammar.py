@@ -8,7 +8,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from worker.engine.errors import InvalidRequestError
 from worker.engine.tokenizer import Tokenizer
-from worker.grammar import LIMITS, Grammar, LibraryPanicError, on_deep_stack
+from worker.grammar import Grammar, GrammarError, vocabulary_of
 
 MAX_COMPILED = 64  # 0.2 MB each as a rule, 10 MB if made to hurt
 
@@ -60,26 +60,16 @@ class GrammarCompiler:
 
     def _compile(self, grammar: Grammar) -> LLMatcher | str:
         """Return a matcher to copy, or what is wrong."""
-        if problem := grammar.excess:
-            return grammar.explain(problem)
         try:
-            vocabulary = self._vocabulary
-        except InvalidRequestError as error:
+            return grammar.compile(self._vocabulary)
+        except GrammarError as error:
             return str(error)
-        try:
-            matcher = on_deep_stack(lambda: LLMatcher(vocabulary, grammar.source, log_level=0, limits=LIMITS))
-        except LibraryPanicError as error:
-            return grammar.explain(str(error))
-        matcher.compute_bitmask()  # each copy starts with this done
-        return grammar.explain(matcher.get_error()) if matcher.is_error() else matcher
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
-        size = self._tokenizer.vocab_size
-        ends = sorted(token_id for token_id in self._end_token_ids if token_id < size)
-        if not ends:
-            raise InvalidRequestError("grammar: the checkpoint names no end token, and a grammar needs one")
-        try:
-            return LLTokenizer(self._tokenizer.to_json(), n_vocab=max(size, self._vocab_size), eos_token=ends)
-        except ValueError as error:
-            raise InvalidRequestError(f"grammar: this tokenizer cannot be used: {error}") from error
+        return vocabulary_of(
+            self._tokenizer.to_json(),
+            tokenizer_size=self._tokenizer.vocab_size,
+            vocab_size=self._vocab_size,
+            end_token_ids=self._end_token_ids,
+        )

@@ -114,7 +114,7 @@ def _check(chaos: Chaos, kind: str, source: Any) -> bool:
     try:
         source = json.loads(json.dumps(source))  # as it is stored
         grammar = Grammar.of(kind, source)
-        grammar.check()
+        grammar.check(_compiler()._vocabulary)
     except GrammarError as error:
         assert str(error)
         str(error).encode(errors="strict")
