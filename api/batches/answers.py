@@ -177,7 +177,7 @@ def _to_tokens(logprobs: Logprobs, spelling: Spelling) -> list[TokenAnswer]:
             logprob=token.logprob,
             top=[
                 TokenAnswer(token=spelling.token_text(other), token_id=other, logprob=logprob)
-                for other, logprob in token.top
+                for other, logprob in token.top_and_own
             ],
         )
         for token in logprobs

@@ -33,6 +33,7 @@ class _Choice:
 class GrowingOutputs:
     """Passes on what follows on what it has; after a gap it waits for the result, which has it all."""
 
+    num_tokens: int = 0  # told so far, over all choices
     _choices: dict[int, _Choice] = field(default_factory=dict)
 
     def take(self, told: Told) -> Piece | None:
@@ -45,6 +46,7 @@ class GrowingOutputs:
             return None
         choice.told += told.text
         choice.num_tokens += told.num_tokens
+        self.num_tokens += told.num_tokens
         choice.is_finished = told.finish_reason is not None
         return Piece(told.index, told.offset, told.text, told.logprobs, told.finish_reason)
 

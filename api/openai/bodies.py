@@ -104,7 +104,10 @@ class ChatMessage(Schema):
 class StreamOptions(Schema):
     """What a stream holds beside tokens."""
 
-    include_usage: bool | None = None
+    include_usage: bool | None = Field(default=None, description="A last chunk has the usage.")
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="Each chunk has the usage so far, over all choices."
+    )
     include_obfuscation: Ignored = None
 
 

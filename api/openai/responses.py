@@ -76,11 +76,16 @@ def response_id(endpoint: Endpoint, batch_id: str, position: int) -> str:
 
 def to_usage(result: ResultView) -> dict[str, Any]:
     """Return the tokens of a completion; those of choices that `best_of` did not keep count."""
+    details = {"prompt_tokens_details": {"cached_tokens": result.num_cached_tokens}}
+    return to_usage_so_far(result.num_prompt_tokens, result.num_output_tokens) | details
+
+
+def to_usage_so_far(num_prompt_tokens: int, num_output_tokens: int) -> dict[str, Any]:
+    """Return the tokens of a completion that still grows."""
     return {
-        "prompt_tokens": result.num_prompt_tokens,
-        "completion_tokens": result.num_output_tokens,
-        "total_tokens": result.num_prompt_tokens + result.num_output_tokens,
-        "prompt_tokens_details": {"cached_tokens": result.num_cached_tokens},
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt_tokens + num_output_tokens,
     }
 
 
@@ -124,7 +129,12 @@ def to_token_logprobs(spelling: Spelling, logprobs: Logprobs) -> list[dict[str, 
     """Return each token with its logprob and the likeliest ones at its place."""
     return [
         _to_token(spelling, token.token_id, token.logprob)
-        | {"top_logprobs": [_to_token(spelling, other, logprob) for other, logprob in token.top]}
+        | {
+            "top_logprobs": [
+                _to_token(spelling, other, logprob)
+                for other, logprob in (token.top_and_own if token.top else ())
+            ]
+        }
         for token in logprobs
     ]
 
@@ -136,7 +146,9 @@ def to_completion_logprobs(spelling: Spelling, logprobs: Logprobs, *, offset: in
         "tokens": texts,
         "token_logprobs": [token.logprob for token in logprobs],
         "top_logprobs": [
-            {spelling.token_text(other): logprob for other, logprob in token.top} for token in logprobs
+            {spelling.token_text(other): logprob for other, logprob in token.top_and_own}
+            | {text: token.logprob}  # another may be spelled alike: parts of characters are
+            for text, token in zip(texts, logprobs, strict=True)
         ],
         "text_offset": _offsets(texts, offset),
     }

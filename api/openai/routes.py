@@ -19,7 +19,7 @@ from api.generate.outputs import failure
 from api.generate.waiting import submitted
 from api.large_bodies import OnceRoute
 from api.openai.answer_schemas import ChatCompletion, Completion, Embeddings, ModelAnswer, ModelList
-from api.openai.bodies import Body, ChatBody, CompletionBody, EmbeddingBody, Endpoint
+from api.openai.bodies import Body, ChatBody, CompletionBody, EmbeddingBody, Endpoint, StreamOptions
 from api.openai.requests import check_model, prompts_field, to_request
 from api.openai.responses import to_model, to_response
 from api.openai.streaming import chunks
@@ -107,15 +107,8 @@ async def _complete(
     batch = await run_in_threadpool(_to_batch, services, body)
     if not body.stream:
         return await _whole(services, http_request, endpoint, batch)
-    options = body.stream_options
-    stream = _stream(
-        services,
-        http_request,
-        endpoint,
-        batch,
-        include_usage=options is not None and bool(options.include_usage),
-    )
-    return await respond(stream)
+    options = body.stream_options or StreamOptions()
+    return await respond(_stream(services, http_request, endpoint, batch, options))
 
 
 def _to_batch(services: Services, body: Body) -> NewBatch:
@@ -150,16 +143,16 @@ async def _stream(
     http_request: HttpRequest,
     endpoint: Endpoint,
     batch: NewBatch,
-    *,
-    include_usage: bool,
+    options: StreamOptions,
 ) -> AsyncGenerator[str, None]:
     async with submitted(services, http_request, batch) as work:
         found = chunks(
             work,
             services.checkpoint,
             endpoint,
+            options,
             wait_seconds=services.settings.wait_seconds,
-            include_usage=include_usage,
+            num_prompt_tokens=batch.requests[0].num_prompt_tokens,
         )
         async for chunk in found:
             yield chunk

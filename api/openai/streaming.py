@@ -9,32 +9,33 @@ from api.errors import ApiError
 from api.generate.events import DONE, error_event, event
 from api.generate.outputs import GrowingOutputs, Piece, failure
 from api.generate.waiting import Work
-from api.openai.bodies import Endpoint
+from api.openai.bodies import Endpoint, StreamOptions
 from api.openai.responses import (
     response_id,
     to_chat_logprobs,
     to_completion_logprobs,
     to_usage,
+    to_usage_so_far,
 )
 
 
 async def chunks(
-    work: Work, checkpoint: Checkpoint, endpoint: Endpoint, *, wait_seconds: float, include_usage: bool
+    work: Work,
+    checkpoint: Checkpoint,
+    endpoint: Endpoint,
+    options: StreamOptions,
+    *,
+    wait_seconds: float,
+    num_prompt_tokens: int,
 ) -> AsyncIterator[str]:
     """Yield the events of a completion until [DONE]; errors on the way are events too."""
     is_chat = endpoint is Endpoint.CHAT_COMPLETIONS
-    base = {
-        "id": response_id(endpoint, work.batch_id, 0),
-        "object": "chat.completion.chunk" if is_chat else "text_completion",
-        "created": int(time.time()),
-        "model": checkpoint.name,
-        "system_fingerprint": None,
-    }
-    if include_usage:
-        base["usage"] = None
+    base = _frame(work, checkpoint, endpoint, options)
     begun: set[int] = set()
 
     def write(piece: Piece) -> str:
+        if options.continuous_usage_stats:
+            base["usage"] = to_usage_so_far(num_prompt_tokens, outputs.num_tokens)
         if not is_chat:
             return event(base | {"choices": [_completion_choice(checkpoint, piece)]})
         first = piece.index not in begun
@@ -50,13 +51,26 @@ async def chunks(
         if (failed := failure(result)) is not None:
             raise failed
         for piece in outputs.rest(result):
+            outputs.num_tokens = result.num_output_tokens
             yield write(piece)
     except ApiError as error:
         yield error_event(error)
         return
-    if include_usage:
+    if options.include_usage:
         yield event(base | {"choices": [], "usage": to_usage(result)})
     yield DONE
+
+
+def _frame(work: Work, checkpoint: Checkpoint, endpoint: Endpoint, options: StreamOptions) -> dict[str, Any]:
+    """Return what all chunks have in common."""
+    is_chat = endpoint is Endpoint.CHAT_COMPLETIONS
+    return {
+        "id": response_id(endpoint, work.batch_id, 0),
+        "object": "chat.completion.chunk" if is_chat else "text_completion",
+        "created": int(time.time()),
+        "model": checkpoint.name,
+        "system_fingerprint": None,
+    } | ({"usage": None} if options.include_usage else {})
 
 
 def _chat_choice(checkpoint: Checkpoint, piece: Piece, *, first: bool) -> dict[str, Any]:

@@ -48,6 +48,13 @@ class TokenLogprob:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
+    @property
+    def top_and_own(self) -> tuple[tuple[int, float], ...]:
+        """The likeliest tokens and, unless it is one of them, this one after them."""
+        if any(token == self.token_id for token, _ in self.top):
+            return self.top
+        return (*self.top, (self.token_id, self.logprob))
+
     def to_json(self) -> list[Any]:
         """Return a JSON array that `from_json` reads back."""
         return [self.token_id, _finite(self.logprob), [[token, _finite(one)] for token, one in self.top]]

@@ -106,6 +106,42 @@ def test_what_was_lost_of_a_stream_comes_from_the_result(client: TestClient, sto
 
 
 @pytest.mark.usefixtures("alive")
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_each_chunk_has_the_usage_so_far(
+    client: TestClient, store: Store, path: str, include_usage: bool
+) -> None:
+    feed = FeedWriter(settings().redis_url)
+
+    def work(claimed: Claim) -> None:
+        # The last one follows a gap.
+        for offset, piece, count in ((0, "the ", 2), (4, "whole ", 1), (11, "xt", 1)):
+            feed.tell(claimed.batch_id, Told(0, 0, offset, piece, count))
+        answer(store, claimed)
+        feed.tell(claimed.batch_id, Saved())
+
+    asked: dict[str, Any] = {"model": client.get("/v1/models").json()["data"][0]["id"], "stream": True}
+    asked |= {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": "hello"}
+    asked["stream_options"] = {"include_usage": include_usage, "continuous_usage_stats": True}
+    with working(store, work):
+        found = client.post(path, json=asked)
+    feed.close()
+    parts = pieces(found)
+    num_prompt_tokens = len("<user>hi<assistant>") if "chat" in path else len("hello")
+    if include_usage:
+        last = parts.pop()
+        assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 7)
+    assert [part["usage"] for part in parts] == [
+        {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": count,
+            "total_tokens": num_prompt_tokens + count,
+        }
+        for count in (2, 3, 7)
+    ]
+
+
+@pytest.mark.usefixtures("alive")
 @pytest.mark.parametrize("path", ["/v1/generate", "/v1/completions"])
 def test_a_stream_whose_result_is_another_text_ends_with_an_error(
     client: TestClient, store: Store, path: str

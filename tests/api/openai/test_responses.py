@@ -79,13 +79,33 @@ def test_choices_with_logprobs(checkpoint: Checkpoint) -> None:
     told, cut = chat.choices[0].logprobs.content
     assert (told.token, told.logprob, told.bytes) == ("a", -0.5, [97])
     assert [(other.token, other.logprob) for other in told.top_logprobs] == [("a", -0.5), ("b", -1.0)]
-    assert (cut.token, cut.bytes) == ("\ufffd", [0xC3])
+    assert (cut.token, cut.bytes, cut.top_logprobs) == ("\ufffd", [0xC3], [])
     text = Completion.model_validate(to_response(checkpoint, COMPLETIONS, result, batch_id="batch_ab"))
     assert [choice.text for choice in text.choices] == ["aé", "b"]
     assert text.choices[0].logprobs is not None
     assert text.choices[0].logprobs.tokens == ["a", "\ufffd"]
-    assert text.choices[0].logprobs.top_logprobs == [{"a": -0.5, "b": -1.0}, {}]
+    assert text.choices[0].logprobs.top_logprobs == [{"a": -0.5, "b": -1.0}, {"\ufffd": -2.0}]
     assert text.choices[0].logprobs.text_offset == [0, 1]
+
+
+def test_the_token_that_was_drawn_is_among_the_likeliest(checkpoint: Checkpoint) -> None:
+    a, b, c = (checkpoint._tokenizer.encode(text).ids[0] for text in "abc")
+    first, second = checkpoint._tokenizer.encode("é").ids  # two tokens that are spelled alike
+    logprobs = (
+        TokenLogprob(c, -3.0, ((a, -0.5), (b, -1.0))),
+        TokenLogprob(first, -0.2, ((first, -0.2), (second, -4.0))),
+    )
+    result = replace(RESULT, payload=Payload((ChoiceResult("c", "stop", logprobs),)))
+    text = Completion.model_validate(to_response(checkpoint, COMPLETIONS, result, batch_id="batch_ab"))
+    assert text.choices[0].logprobs is not None
+    assert text.choices[0].logprobs.top_logprobs == [{"a": -0.5, "b": -1.0, "c": -3.0}, {"\ufffd": -0.2}]
+    chat = ChatCompletion.model_validate(to_response(checkpoint, CHAT, result, batch_id="batch_ab"))
+    assert chat.choices[0].logprobs is not None
+    content = chat.choices[0].logprobs.content or []
+    assert [[one.token for one in token.top_logprobs] for token in content] == [
+        ["a", "b", "c"],
+        ["\ufffd", "\ufffd"],
+    ]
 
 
 @pytest.mark.parametrize("is_base64", [False, True])
