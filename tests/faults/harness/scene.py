@@ -65,7 +65,9 @@ class Scene:
 
     def held_by(self, worker: str) -> list[tuple[int, int]]:
         """Return (id, fence) of the shards that a worker holds."""
-        return self.query("SELECT id, fence FROM shards WHERE state = 'running' AND worker = %s", worker)
+        return self.query(
+            "SELECT id, fence FROM shards WHERE state = 'running' AND split_part(worker, '/', 1) = %s", worker
+        )
 
     def taken_over(self, held: Sequence[tuple[int, int]]) -> bool:
         """Whether each of these shards has been claimed anew, or its work is done or no longer wanted.
