@@ -140,10 +140,13 @@ class FairShares:
         group.order.left_queue(sequence)
 
     def few(self) -> frozenset[Sequence]:
-        """Return what runs of batches that have few running, where others have most of what runs."""
+        """Return what runs of batches that have few running, where others have most of what runs.
+
+        But of what has a lower priority than others of its group.
+        """
         batches = [batch for group in self._groups.values() for batch in group.order.running()]
-        num_running = sum(map(len, batches))
-        small = [batch for batch in batches if FEW * len(batch) <= num_running]
+        num_running = sum(len(batch) for batch, _ in batches)
+        small = [batch for batch, is_highest in batches if is_highest and FEW * len(batch) <= num_running]
         # Of those that are at their end only the host has yet to see the last token.
         found = frozenset(
             one

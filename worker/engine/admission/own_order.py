@@ -95,9 +95,11 @@ class OwnOrder:
         self._batch(sequence).num_waiting -= 1
         self._forget_idle(sequence)
 
-    def running(self) -> Iterator[Collection[Sequence]]:
-        """Yield what runs of each batch."""
-        return (batch.running.keys() for batch in self._batches.values() if batch.running)
+    def running(self) -> Iterator[tuple[Collection[Sequence], bool]]:
+        """Yield what runs of each batch, and whether nothing of a higher priority does."""
+        running = [batch for batch in self._batches.values() if batch.running]
+        highest = max((batch.priority for batch in running), default=0)
+        return ((batch.running.keys(), batch.priority == highest) for batch in running)
 
     def may_exchange(self) -> bool:
         """Whether what waits may take the place of what runs of the same group."""

@@ -168,3 +168,12 @@ def test_batches_that_are_alike_get_no_steps_of_their_own() -> None:
     while bench.scheduler.num_waiting:
         bench.step()
         assert not bench.scheduler._admission.few()
+
+
+def test_what_is_left_of_a_lower_priority_gets_no_steps_of_its_own() -> None:
+    bench, _ = full(LOW)
+    high = bench.add(HIGH, 2 * ROWS, max_tokens=60)
+    while high[-1].state is SequenceState.WAITING:
+        bench.step()
+        assert not bench.scheduler._admission.few()
+    assert num_running(bench, LOW) == 1
