@@ -16,6 +16,7 @@ from api.blobs.choice import blob_store
 from api.blobs.store import BlobStore
 from api.checkpoint import Checkpoint
 from api.errors import PermissionDeniedError
+from api.forecasts.forecaster import Forecaster, Learned, read_forecaster
 from api.large_bodies import OnceRequest
 from api.rate_limit import RateLimiter
 from api.traffic import Traffic
@@ -32,12 +33,18 @@ class Services:
 
     settings: Settings
     store: Store
+    everybody: Store  # shows all tenants' rows: for sums that name nobody
+    learned: Learned
     broker: Broker
     checkpoint: Checkpoint
     feeds: FeedReader
     rate_limiter: RateLimiter
     blobs: BlobStore
     traffic: Traffic
+
+    def read_forecaster(self) -> Forecaster:
+        """Read what is known now of how long batches take."""
+        return read_forecaster(self.store, self.everybody, self.learned, shard_size=self.settings.shard_size)
 
     @property
     def spool(self) -> Path:
@@ -55,9 +62,12 @@ class IdempotencyKey:
 
 def open_services(config: Settings) -> Services:
     """Return what routes and the files process are given; raises CheckpointError."""
+    store = Store(config.database_url)
     return Services(
         settings=config,
-        store=Store(config.database_url),
+        store=store,
+        everybody=store,
+        learned=Learned(),
         broker=Broker(config.redis_url),
         checkpoint=Checkpoint.load(config.model),
         feeds=FeedReader(config.redis_url),

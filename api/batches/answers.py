@@ -17,6 +17,7 @@ from api.batches.result_schemas import (
 from api.batches.schemas import BatchAnswer, BatchModel, Callback, Counts, InputTokensDetails, Tokens, Usage
 from api.batches.waiting import Line, explain
 from api.checkpoint import Checkpoint, Spelling
+from api.forecasts.forecaster import Forecaster
 from worker.contract.results import (
     ChoiceResult,
     DeviceSeconds,
@@ -37,14 +38,15 @@ def to_answer(
     view: BatchView,
     delivery: DeliveryView | None,
     outputs: list[Output] | None,
+    *,
     line: Line | None = None,
+    forecaster: Forecaster | None = None,
 ) -> BatchAnswer:
-    """Return a batch as the client sees it; `outputs=None` leaves them out, and `line` says that it waits."""
-    eta = estimate(
-        view,
-        tokens_ahead=line.ahead.num_tokens if line else 0,
-        workers_rate=line.capacity.tokens_per_second if line else None,
-    )
+    """Return a batch as the client sees it.
+
+    `outputs=None` leaves them out, `line` says that it waits; `forecaster` may be None when it has ended.
+    """
+    eta = estimate(view, forecaster)
     error = None
     if view.error_code is not None:
         error = RequestErrorAnswer(code=view.error_code, message=view.error_message or "")
@@ -62,7 +64,7 @@ def to_answer(
         ),
         tokens=Tokens(
             done=view.output_tokens + view.running_tokens,
-            expected=expected_tokens(view),
+            expected=expected_tokens(view, forecaster),
             max=view.max_output_tokens,
         ),
         usage=Usage(

@@ -6,14 +6,15 @@ from math import ceil
 from sqlalchemy.orm import Session
 
 from api.errors import InvalidInputError
+from api.forecasts.forecaster import Forecast
 from worker.store import queueing
 from worker.store.batches import NewBatch
 
 
-def check_deadline(session: Session, batch: NewBatch) -> None:
-    """Compare what is to be generated, and what goes before it, with the workers' measured rate.
+def check_deadline(session: Session, batch: NewBatch, forecast: Forecast | None) -> None:
+    """Refuse a batch that would not be done by its deadline even if everything goes as well as it may.
 
-    Without a worker that has had work to measure it by, every deadline in the future passes.
+    Without a forecast, before anything was measured, every deadline in the future passes.
 
     Raises:
         InvalidInputError: the deadline is past, or cannot be met.
@@ -27,19 +28,11 @@ def check_deadline(session: Session, batch: NewBatch) -> None:
     left = (expires_at - now).total_seconds()
     if left <= 0:
         raise InvalidInputError(f"{param}: {_text(expires_at)} is past", param=param, code="deadline_past")
-    model = None if batch.model is None else batch.model.fingerprint
-    rate = queueing.capacity(session, model=model).tokens_per_second
-    if rate is None:
-        return
-    ahead = queueing.ahead_of(session, priority=batch.priority, expires_at=expires_at, model=model)
-    share = queueing.usual_share(session, model=model)
-    own = sum(request.max_tokens for request in batch.requests)
-    needed = (own + ahead.num_tokens) * share / rate
-    if needed > left:
+    if forecast is not None and forecast.seconds.low > left:
         raise InvalidInputError(
-            f"{param}: cannot be met: about {ceil(own * share)} output tokens of this batch and "
-            f"{ceil(ahead.num_tokens * share)} of those that go before it take {ceil(needed)} s at the "
-            f"measured {rate:g} tokens a second, and {int(left)} s are left",
+            f"{param}: cannot be met: the batch takes about {ceil(forecast.seconds.expected)} s, of which "
+            f"{round(forecast.waiting_seconds)} s because of other work, and at best "
+            f"{ceil(forecast.seconds.low)} s; {int(left)} s are left",
             param=param,
             code="deadline_unreachable",
         )

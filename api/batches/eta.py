@@ -1,22 +1,15 @@
-"""When a batch will have ended: what it still generates, by what it has, at its measured rate."""
+"""When a batch will have ended, and with how many tokens: forecast from where it stands."""
 
 from dataclasses import dataclass
-from math import sqrt
 
+from api.forecasts.forecaster import Forecaster
+from api.forecasts.ranges import Range
 from worker.store.batch_views import BatchView
 
-NINE_IN_TEN = 1.645  # standard deviations to each side of a normal distribution's mean
-RATE_DEVIATION = 0.1  # of the measured rate, relative
-# Before anything is done a request may end at once or at its limit.
-UNKNOWN_SHARE, UNKNOWN_DEVIATION = 0.5, 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class Remaining:
-    """Output tokens that are still to come, and the standard deviation of that guess."""
-
-    tokens: float
-    deviation: float
+# A batch that has work left does not end this instant.
+LEAST_SECONDS = 0.1
+# How far a batch's own rate may be off, where nothing better is known: a factor each way.
+RATE_DOUBT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,46 +21,29 @@ class Eta:
     high: float
 
 
-def remaining(view: BatchView) -> Remaining:
-    """Return what a batch still generates if its other requests are as long as its completed ones were."""
-    if view.status.is_terminal:
-        return Remaining(0.0, 0.0)
-    count = view.num_requests - view.num_settled
-    most = float(view.max_output_tokens - view.settled_max_tokens)
-    if view.num_completed:
-        mean = view.completed_output_tokens / view.num_completed
-        variance = max(0.0, view.output_tokens_squared / view.num_completed - mean**2)
-        # Each one scatters, and the mean itself is known from a sample only.
-        deviation = sqrt(count * variance + count**2 * variance / view.num_completed)
-        tokens = min(count * mean, most)
-    else:
-        tokens, deviation = most * UNKNOWN_SHARE, most * UNKNOWN_DEVIATION
-    tokens = min(max(tokens - view.running_tokens, 0.0), max(most - view.running_tokens, 0.0))
-    return Remaining(tokens, min(deviation, most))
+def expected_tokens(view: BatchView, forecaster: Forecaster | None) -> int:
+    """Return how many output tokens the batch will have in the end; only an ended one needs no forecaster."""
+    done = view.output_tokens + view.running_tokens
+    return done if forecaster is None else round(done + forecaster.work_of(view).output_tokens.expected)
 
 
-def expected_tokens(view: BatchView) -> int:
-    """Return how many output tokens the batch will have in the end."""
-    return round(view.output_tokens + view.running_tokens + remaining(view).tokens)
-
-
-def estimate(view: BatchView, *, tokens_ahead: float, workers_rate: float | None) -> Eta | None:
-    """Return when a batch will have ended; None without a rate to judge by, or when it waits for people.
-
-    Args:
-        tokens_ahead: what others generate before it.
-        workers_rate: output tokens a second of the live workers, for a batch that has none of its own yet.
-
-    """
-    if view.status.is_terminal or view.paused_at is not None:
+def estimate(view: BatchView, forecaster: Forecaster | None) -> Eta | None:
+    """Return when a batch will have ended; None without anything to judge by, or when it waits for people."""
+    if forecaster is None or view.status.is_terminal or view.paused_at is not None:
         return None
-    rate = view.tokens_per_second or _rate_so_far(view) or workers_rate
+    left = forecaster.left_of(view) or _by_own_rate(view, forecaster)
+    if left is None:
+        return None
+    return Eta(*(round(max(one, LEAST_SECONDS), 1) for one in (left.expected, left.low, left.high)))
+
+
+def _by_own_rate(view: BatchView, forecaster: Forecaster) -> Range | None:
+    """Return what remains at the rate measured of the batch itself; None: there is none."""
+    rate = view.tokens_per_second or _rate_so_far(view)
     if not rate:
         return None
-    left = remaining(view)
-    tokens = left.tokens + tokens_ahead
-    spread = sqrt((NINE_IN_TEN * left.deviation) ** 2 + (NINE_IN_TEN * RATE_DEVIATION * tokens) ** 2)
-    return Eta(*(round(one / rate, 1) for one in (tokens, max(0.0, tokens - spread), tokens + spread)))
+    left = forecaster.work_of(view).output_tokens * (1 / rate)
+    return left.widened(1 / RATE_DOUBT, RATE_DOUBT)
 
 
 def _rate_so_far(view: BatchView) -> float | None:

@@ -1,5 +1,7 @@
 """What can be done with batches. Each function is one transaction, or one page."""
 
+from dataclasses import replace
+
 from api.batches.answers import to_answer, to_result
 from api.batches.deadlines import check_deadline
 from api.batches.result_schemas import ResultPage
@@ -26,6 +28,9 @@ def submit(services: Services, submission: BatchSubmission, key: IdempotencyKey 
 
     """
     batch = to_batch(services, submission)
+    forecast = services.read_forecaster().of_new(batch)
+    if forecast is not None:
+        batch = replace(batch, forecast_seconds=forecast.by_costs)
     with services.store.transaction() as session:
         batch_id = None
         if key is not None:
@@ -36,7 +41,7 @@ def submit(services: Services, submission: BatchSubmission, key: IdempotencyKey 
                     "this Idempotency-Key was used for another body", param="Idempotency-Key"
                 ) from error
         if batch_id is None:
-            check_deadline(session, batch)
+            check_deadline(session, batch, forecast)
             batch_id = batches.submit(session, batch, shard_size=services.settings.shard_size)
             if key is not None:
                 idempotency.remember(session, key.key, key.fingerprint, batch_id)
@@ -66,7 +71,8 @@ def answer(services: Services, batch_id: str, *, include_outputs: bool | None) -
             outputs = result_views.outputs(session, batch_id)
     if include_outputs is None and outputs and sum(map(num_bytes, outputs)) > INLINE_OUTPUT_BYTES:
         outputs = None
-    return to_answer(view, delivery, outputs, line)
+    forecaster = None if view.status.is_terminal else services.read_forecaster()
+    return to_answer(view, delivery, outputs, line=line, forecaster=forecaster)
 
 
 def cancel(services: Services, batch_id: str) -> None:
@@ -128,7 +134,17 @@ def batch_page(services: Services, *, after: str | None, limit: int, status: Bat
             raise NotFoundError(f"after: no batch {after}", param="after")
         found = batch_views.page(session, after=after, limit=limit + 1, status=status)
         deliveries = delivery_log.deliveries_of(session, [view.id for view in found[:limit]])
-    data = [to_answer(view, deliveries.get(view.id), None) for view in found[:limit]]
+    is_live = any(not view.status.is_terminal for view in found)
+    forecaster = services.read_forecaster() if is_live else None
+    data = [
+        to_answer(
+            view,
+            deliveries.get(view.id),
+            None,
+            forecaster=None if view.status.is_terminal else forecaster,
+        )
+        for view in found[:limit]
+    ]
     return BatchPage(data=data, last_id=data[-1].batch_id if data else None, has_more=len(found) > limit)
 
 

@@ -42,4 +42,4 @@ def page_file(name: Literal["dashboard.js", "dashboard.css"]) -> FileResponse:
 )
 def get_overview(deployment: DeploymentDependency) -> Overview:
     """Return live batches, the last failures, live workers and failing receivers, of all tenants."""
-    return read_overview(deployment.store)
+    return read_overview(deployment)

@@ -9,29 +9,32 @@ from api.dashboard.schemas import (
     Overview,
     WorkerAnswer,
 )
+from api.dependencies import Services
+from api.forecasts.forecaster import Forecaster
 from api.metrics.summary import share
 from worker.contract.messages import GPU_QUEUE
 from worker.store import outlook, overview
 from worker.store.batch_views import BatchView
 from worker.store.overview import FailingReceiver, Failure, WorkerLoad
-from worker.store.session import Store
 
 MAX_BATCHES = 50
 MAX_FAILURES = 20
 MAX_RECEIVERS = 20
 MINUTES = 2  # a window of one to two minutes
-LOWEST_PRIORITY = -100
 
 
-def read_overview(everybody: Store) -> Overview:
-    """Return what goes on now; `everybody` shows all tenants' work."""
-    with everybody.transaction() as session:
-        backlog = outlook.backlog(session, priority=LOWEST_PRIORITY)
+def read_overview(deployment: Services) -> Overview:
+    """Return what goes on now, of all tenants."""
+    forecaster = deployment.read_forecaster()
+    with deployment.everybody.transaction() as session:
+        backlog = outlook.backlog(session)
         counts = overview.delivery_counts(session)
         return Overview(
             window_seconds=60.0 * MINUTES,
             tokens_waiting=backlog.prompt_tokens + backlog.max_output_tokens,
-            batches=[_to_live(view) for view in overview.live_batches(session, limit=MAX_BATCHES)],
+            batches=[
+                _to_live(view, forecaster) for view in overview.live_batches(session, limit=MAX_BATCHES)
+            ],
             failures=[_to_failed(one) for one in overview.failures(session, limit=MAX_FAILURES)],
             workers=[_to_worker(load) for load in overview.worker_loads(session, minutes=MINUTES)],
             deliveries=DeliveriesAnswer(
@@ -45,8 +48,8 @@ def read_overview(everybody: Store) -> Overview:
         )
 
 
-def _to_live(view: BatchView) -> LiveBatch:
-    eta = estimate(view, tokens_ahead=0, workers_rate=None)
+def _to_live(view: BatchView, forecaster: Forecaster) -> LiveBatch:
+    eta = estimate(view, forecaster)
     return LiveBatch(
         batch_id=view.id,
         tenant=view.tenant_id,

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from api.batches.schemas import BatchSubmission
-from api.dependencies import SUBMIT, DeploymentDependency, ServicesDependency
+from api.dependencies import SUBMIT, ServicesDependency
 from api.errors import documented
 from api.estimates import service
 from api.estimates.schemas import Estimate
@@ -18,8 +18,6 @@ router = APIRouter(prefix="/v1/batch", tags=["batches"], route_class=OnceRoute)
     summary="What would a batch take?",
     dependencies=[SUBMIT],
 )
-def estimate_batch(
-    submission: BatchSubmission, services: ServicesDependency, deployment: DeploymentDependency
-) -> Estimate:
+def estimate_batch(submission: BatchSubmission, services: ServicesDependency) -> Estimate:
     """Check and tokenize a batch as submitting it would, and say its tokens, time and cost; store nothing."""
-    return service.estimate(services, deployment.store, submission)
+    return service.estimate(services, submission)

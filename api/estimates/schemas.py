@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 
 class Guess(BaseModel):
-    """An expected value, and the range it is in."""
+    """An expected value, and the range it is in with about nine chances in ten."""
 
     low: float
     expected: float
@@ -19,7 +19,10 @@ class Finish(BaseModel):
     seconds: Guess
     waiting_seconds: float = Field(description="of the expected ones, for work that is ahead of it")
     at: datetime = Field(description="the expected time")
-    fits_window: bool | None = Field(description="whether even the slow end is within `completion_window`")
+    fits_window: bool | None = Field(description="whether even the slow end is within the window or deadline")
+    may_fit_window: bool | None = Field(
+        description="whether the fast end is: if not, submitting it is refused as `deadline_unreachable`"
+    )
 
 
 class Estimate(BaseModel):
@@ -30,8 +33,11 @@ class Estimate(BaseModel):
     input_tokens: int
     max_output_tokens: int
     expected_output_tokens: Guess
+    expected_at_limit: int = Field(description="outputs that end because of `max_tokens`, as far as is known")
     learned_from_batches: int = Field(description="recent batches whose output lengths this goes by; 0: none")
     requests_ahead: int = Field(description="of live batches whose priority is not lower")
     workers: int = Field(description="alive now")
-    cost_units: Guess | None = Field(description="seconds of the device; null until some were measured")
-    finish: Finish | None = Field(description="null without a worker, or until its speed was measured")
+    cost_units: Guess | None = Field(
+        description="seconds of the device alone; null without a worker, or until its Steps were measured"
+    )
+    finish: Finish | None = Field(description="null without a worker, or until its Steps were measured")

@@ -69,6 +69,7 @@ class TokenLogprob:
 # What is shown of a request in a list of outputs: a text, the texts of its choices, or nothing (yet).
 Output = str | list[str] | None
 Logprobs = tuple[TokenLogprob, ...]
+CUT = "length"  # why an output ended that its limit ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,11 @@ class NewResult:
     similarity: float | None = None  # of the prompt whose answer it is, from the semantic cache
     num_copies: int = 1  # requests of its shard that it answers: itself, and those identical to it
     keep: CacheEntry | None = None  # for whoever asks the same later
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it completed because its limit ended it."""
+        return self.outcome is Outcome.COMPLETED and self.finish_reason == CUT
 
 
 def storable(text: str) -> str:

@@ -34,6 +34,7 @@ from worker.engine.step import (
     StepOutput,
     StepPlan,
 )
+from worker.engine.step_costs import Costs
 from worker.engine.step_meter import StepMeter
 from worker.engine.stopping import StopChecker, finish_reason, output_text
 from worker.engine.tokenizer import Tokenizer
@@ -97,6 +98,11 @@ class Engine:
         return 0.0 if self._open or self._completions else self._readings.wait_seconds
 
     @property
+    def costs(self) -> Costs | None:
+        """What Steps cost by their size; None before enough of them were measured."""
+        return self._meter.costs.fit()
+
+    @property
     def num_running(self) -> int:
         """Sequences that hold Blocks."""
         return self._scheduler.num_running
@@ -155,6 +161,7 @@ class Engine:
         On a GPU it starts a Step before it looks at what the one before has chosen, which is still on the
         device then. What ends with that is seen a Step late, and what the new one adds to it is dropped.
         """
+        self._meter.resume()
         self._readings.release()
         plan = self._scheduler.schedule()
         self._meter.begin()
@@ -181,6 +188,8 @@ class Engine:
         deltas, self._deltas = self._deltas, []
         self.stats.steps += bool(plan.entries)
         self.stats.decode_tokens += new_tokens.total()
+        if self.wait_seconds != 0:
+            self._meter.rest()
         return StepOutput(new_tokens, tuple(ended), self._readings.collect(plan), tuple(deltas))
 
     def clear_prefix_cache(self) -> None:

@@ -24,6 +24,7 @@ from worker.engine.step import (
     Request,
     StepOutput,
 )
+from worker.engine.step_costs import Costs
 from worker.engine.submission import Submission
 
 logger = logging.getLogger(__name__)
@@ -162,6 +163,11 @@ class EngineThread:
     def stats(self) -> EngineStats:
         """A copy of the engine's counters."""
         return replace(self._loaded_engine().stats)
+
+    @property
+    def costs(self) -> Costs | None:
+        """What Steps cost by their size; None before enough of them were measured."""
+        return self._loaded_engine().costs
 
     @property
     def num_running(self) -> int:

@@ -4,13 +4,15 @@ import time
 from collections import deque
 
 from worker.engine.step import EngineStats, StepPlan
+from worker.engine.step_costs import StepCosts
 
 
 class StepMeter:
     """Charges each Step once it is over, which never waits for a device.
 
     Of a Step that runs ahead the host sees the end one `Engine.step` later; what these calls have taken since
-    the end before is about what it took.
+    the end before is about what it took. What Steps cost by their size is learned from one end to the next
+    while there is work, so what goes on between them is part of it.
     """
 
     def __init__(self, stats: EngineStats, *, num_rows: int) -> None:
@@ -19,6 +21,17 @@ class StepMeter:
         self._open: deque[tuple[StepPlan, int]] = deque()  # with its padding, the oldest first
         self._began_at = 0.0
         self._carried_seconds = 0.0
+        self._busy_since: float | None = None  # the end of the Step before; None: there was nothing to do
+        self.costs = StepCosts()
+
+    def resume(self) -> None:
+        """Note that there is work, before its first Step is planned."""
+        if self._busy_since is None:
+            self._busy_since = time.perf_counter()
+
+    def rest(self) -> None:
+        """Note that there is nothing to do."""
+        self._busy_since = None
 
     def begin(self) -> None:
         """Start the clock: a Step is about to be started, or the one before it looked at."""
@@ -39,6 +52,9 @@ class StepMeter:
         seconds = self._carried_seconds + now - self._began_at
         charge(plan, self._stats, seconds=seconds, num_padding=num_padding, num_rows=self._num_rows)
         self._began_at, self._carried_seconds = now, 0.0
+        if self._busy_since is not None:
+            self.costs.add(plan, now - self._busy_since)
+            self._busy_since = now
         return plan, seconds
 
 

@@ -32,6 +32,7 @@ class BatchView:
     num_completed: int
     num_failed: int
     num_cancelled: int
+    num_prompt_tokens: int
     input_tokens: int
     cached_tokens: int
     output_tokens: int
@@ -54,7 +55,7 @@ class BatchView:
     error_message: str | None
     retry_of: str | None
     completed_output_tokens: int
-    output_tokens_squared: int
+    num_cut: int
     tokens_per_second: float | None
     num_running_shards: int
 
@@ -131,6 +132,7 @@ def to_view(row: BatchRow, running: int, num_running_shards: int, read_at: datet
         num_completed=row.num_completed,
         num_failed=row.num_failed,
         num_cancelled=row.num_cancelled,
+        num_prompt_tokens=row.num_prompt_tokens,
         input_tokens=row.input_tokens,
         cached_tokens=row.cached_tokens,
         output_tokens=row.output_tokens,
@@ -153,7 +155,7 @@ def to_view(row: BatchRow, running: int, num_running_shards: int, read_at: datet
         error_message=row.error_message,
         retry_of=row.retry_of,
         completed_output_tokens=row.completed_output_tokens,
-        output_tokens_squared=row.output_tokens_squared,
+        num_cut=row.num_cut,
         tokens_per_second=row.tokens_per_second,
         num_running_shards=num_running_shards,
     )

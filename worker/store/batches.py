@@ -43,6 +43,7 @@ class NewBatch:
     cache: CacheMode = CacheMode.OFF
     cache_similarity: float = DEFAULT_SIMILARITY
     model: Model | None = None  # that runs it; None: any
+    forecast_seconds: float | None = None  # from submission to end; None: nobody could tell
     id: str | None = None  # None: a new one
 
 
@@ -80,6 +81,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
             max_output_tokens=max_output_tokens,
             stored_bytes=stored_bytes,
             expires_at=batch.deadline if window is None else func.now() + window,
+            forecast_seconds=batch.forecast_seconds,
             max_failed=batch.max_failed,
             max_total_tokens=batch.max_total_tokens,
             cache=batch.cache,

@@ -33,6 +33,7 @@ def pause(session: Session, batch_id: str) -> Done:
         return Done.BATCH_HAS_ENDED
     if batch.paused_at is None:
         batch.paused_at = func.now()
+        batch.forecast_seconds = None  # how long it takes is up to its customer now
         session.flush()
         # Its tickets must not take the places of others in the window.
         session.execute(

@@ -8,7 +8,7 @@ from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session, aliased
 
 from worker.contract.caching import Source
-from worker.contract.results import NewResult
+from worker.contract.results import CUT, NewResult
 from worker.contract.states import Outcome
 from worker.store import meters
 from worker.store.tables import BatchRow, RequestRow, ResultRow
@@ -139,6 +139,7 @@ def answer_later_ones(
             ResultRow.source,
             ResultRow.num_prompt_tokens,
             ResultRow.num_output_tokens,
+            ResultRow.finish_reason,
             func.coalesce(func.octet_length(ResultRow.output), 0).label("num_bytes"),
         )
         .cte("inserted")
@@ -149,7 +150,7 @@ def answer_later_ones(
         unmeasured += _readings(1, row.num_prompt_tokens, row.num_output_tokens)
         batch.num_completed += 1
         batch.completed_output_tokens += row.num_output_tokens
-        batch.output_tokens_squared += row.num_output_tokens**2
+        batch.num_cut += row.finish_reason == CUT
         batch.num_deduplicated += row.source == Source.DUPLICATE
         batch.num_cache_hits += row.source != Source.DUPLICATE
         batch.input_tokens += row.num_prompt_tokens
@@ -164,7 +165,7 @@ def _count(batch: BatchRow, original: NewResult, count: int) -> None:
     if original.outcome is Outcome.COMPLETED:
         batch.num_completed += count
         batch.completed_output_tokens += original.num_output_tokens * count
-        batch.output_tokens_squared += original.num_output_tokens**2 * count
+        batch.num_cut += count * original.is_cut
     batch.num_failed += count if original.outcome is Outcome.FAILED else 0
     batch.num_cancelled += count if original.outcome is Outcome.CANCELLED else 0
     if original.source is Source.ENGINE:

@@ -1,30 +1,66 @@
-"""What an estimate is made of: output lengths that were seen lately, and the work that is waiting."""
+"""What forecasts go by: output lengths of late, what came of earlier forecasts, what is waiting."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
-from sqlalchemy import func, select, true
+from sqlalchemy import ColumnElement, Float, cast, func, select, true
 from sqlalchemy.orm import Session
 
-from worker.contract.states import LIVE_STATUSES, Outcome, ShardState
-from worker.store.tables import BatchRow, ResultRow, ShardRow
+from worker.contract.requests import RequestKind
+from worker.contract.results import CUT
+from worker.contract.states import LIVE_STATUSES, BatchStatus, Outcome, ShardState
+from worker.store.access_tables import TenantRow
+from worker.store.batch_views import BatchView, to_view, views
+from worker.store.tables import BatchRow, RequestRow, ResultRow, ShardRow
 
 LEARNED_FROM_BATCHES = 20
 RESULTS_A_BATCH = 64
+LEARNED_FROM_OUTCOMES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SeenOutput:
+    """How long an output became, and might have become. Cut: its limit ended it."""
+
+    num_tokens: int
+    limit: int
+    is_cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastOutcome:
+    """How long a batch was forecast to take, by the costs of Steps alone, and how long it took."""
+
+    forecast_seconds: float
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
     """What live batches still have to do, at most."""
 
+    num_batches: int
     num_requests: int
     prompt_tokens: int
     max_output_tokens: int
 
 
-def recent_lengths(session: Session) -> list[list[int | None]]:
-    """Return output lengths of each of the last batches, from all over it; None: its limit cut the output."""
+def last_end(session: Session) -> datetime | None:
+    """Return when a batch ended last: until the next one does, what is learned here stays the same."""
+    return session.scalar(
+        select(func.max(BatchRow.finished_at)).where(
+            BatchRow.finished_at.is_not(None), BatchRow.results_dropped_at.is_(None)
+        )
+    )
+
+
+def recent_outputs(session: Session) -> list[list[SeenOutput]]:
+    """Return outputs of each of the last batches, from all over it.
+
+    Those that were told to ignore their end say nothing of it, nor do several choices of one request.
+    """
     recent = (
-        select(BatchRow.id, BatchRow.num_completed)
+        select(BatchRow.id, BatchRow.num_completed, BatchRow.params)
         .where(
             BatchRow.finished_at.is_not(None),
             BatchRow.results_dropped_at.is_(None),
@@ -42,34 +78,76 @@ def recent_lengths(session: Session) -> list[list[int | None]]:
         .render_derived(name="every")
         .lateral()
     )
+    params = func.coalesce(RequestRow.params, recent.c.params)
     rows = session.execute(
-        select(recent.c.id, ResultRow.num_output_tokens, ResultRow.finish_reason == "length")
+        select(
+            recent.c.id, ResultRow.num_output_tokens, RequestRow.max_tokens, ResultRow.finish_reason == CUT
+        )
         .select_from(recent)
         .join(every, true())
         .join(ResultRow, (ResultRow.batch_id == recent.c.id) & (ResultRow.sequence == every.c.sequence))
-        .where(ResultRow.outcome == Outcome.COMPLETED)
+        .join(RequestRow, RequestRow.id == ResultRow.request_id)
+        .where(
+            ResultRow.outcome == Outcome.COMPLETED,
+            RequestRow.kind == RequestKind.GENERATION,
+            RequestRow.inputs.is_(None),
+            *(params[name].is_(None) for name in ("ignore_eos", "n", "best_of")),
+        )
     )
-    by_batch: dict[str, list[int | None]] = {}
-    for batch_id, length, is_cut in rows:
-        by_batch.setdefault(batch_id, []).append(None if is_cut else length)
+    by_batch: dict[str, list[SeenOutput]] = {}
+    for batch_id, *seen in rows:
+        by_batch.setdefault(batch_id, []).append(SeenOutput(*seen))
     return list(by_batch.values())
 
 
-def backlog(session: Session, *, priority: int) -> Backlog:
-    """Return the work of live batches that goes before a new one of such a priority."""
-    ahead = (BatchRow.status.in_(LIVE_STATUSES), BatchRow.priority >= priority)
+def forecast_outcomes(session: Session) -> list[ForecastOutcome]:
+    """Return what came of the last forecasts, the newest first."""
+    seconds = func.extract("epoch", BatchRow.finished_at - BatchRow.created_at)
+    rows = session.execute(
+        select(BatchRow.forecast_seconds, cast(seconds, Float(53)))
+        .where(
+            BatchRow.finished_at.is_not(None),
+            BatchRow.results_dropped_at.is_(None),
+            BatchRow.status == BatchStatus.COMPLETED,
+            BatchRow.forecast_seconds.is_not(None),
+        )
+        .order_by(BatchRow.finished_at.desc())
+        .limit(LEARNED_FROM_OUTCOMES)
+    )
+    return [ForecastOutcome(forecast, taken) for forecast, taken in rows if forecast is not None]
+
+
+def live_batches(session: Session, *, limit: int) -> list[BatchView]:
+    """Return batches that have work left, the highest priority first, then as they were submitted."""
+    query = views().where(*_has_work()).order_by(BatchRow.priority.desc(), BatchRow.created_at).limit(limit)
+    return [to_view(*found) for found in session.execute(query)]
+
+
+def backlog(session: Session) -> Backlog:
+    """Return the work of all live batches."""
     settled = BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled
-    num_requests, prompt_tokens, max_output_tokens = session.execute(
+    num_batches, num_requests, prompt_tokens, max_output_tokens = session.execute(
         select(
+            func.count(),
             func.coalesce(func.sum(BatchRow.num_requests - settled), 0),
             func.coalesce(func.sum(BatchRow.num_prompt_tokens - BatchRow.input_tokens), 0),
             func.coalesce(func.sum(BatchRow.max_output_tokens - BatchRow.settled_max_tokens), 0),
-        ).where(*ahead)
+        ).where(*_has_work())
     ).one()
     running = session.scalar(
         select(func.coalesce(func.sum(ShardRow.running_tokens), 0)).where(
-            ShardRow.state == ShardState.RUNNING, ShardRow.priority >= priority
+            ShardRow.state == ShardState.RUNNING
         )
     )
     left = max_output_tokens - (running or 0)
-    return Backlog(int(num_requests), max(0, int(prompt_tokens)), max(0, int(left)))
+    return Backlog(num_batches, int(num_requests), max(0, int(prompt_tokens)), max(0, int(left)))
+
+
+def tenant_weights(session: Session) -> dict[str, float]:
+    """Return tenants' shares of the workers, where they are not 1."""
+    found = session.execute(select(TenantRow.id, TenantRow.weight).where(TenantRow.weight != 1))
+    return {tenant_id: float(weight) for tenant_id, weight in found}
+
+
+def _has_work() -> tuple[ColumnElement[bool], ...]:
+    return (BatchRow.status.in_(LIVE_STATUSES), BatchRow.paused_at.is_(None))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Float, and_, cast, func, or_, select
+from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from worker.contract.messages import GPU_QUEUE
@@ -14,11 +14,10 @@ from worker.store.workers import is_live
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """Live batches that go before one. Tokens are the most their requests may still generate."""
+    """Live batches that go before one."""
 
     num_batches: int
     num_requests: int
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,6 @@ class Capacity:
     num_ready: int
     num_loading: int
     num_others: int  # of other models
-    tokens_per_second: float | None  # output, of those that have had work to measure it by; None: of none
 
 
 def ahead_of(
@@ -57,7 +55,6 @@ def ahead_of(
     counted = select(
         func.count(),
         func.coalesce(func.sum(BatchRow.num_requests - settled), 0),
-        func.coalesce(func.sum(BatchRow.max_output_tokens - BatchRow.settled_max_tokens), 0),
     ).where(
         BatchRow.status.in_([BatchStatus.PENDING, BatchStatus.PROCESSING]),
         BatchRow.paused_at.is_(None),
@@ -73,34 +70,15 @@ def ahead_of(
 
 def capacity(session: Session, *, model: str | None = None) -> Capacity:
     """Return what the live gpu workers can do that serve a model; None: all of them."""
-    rate = cast(WorkerRow.info["output_tokens_per_second"].astext, Float(53))
     serves = is_live(GPU_QUEUE, model)
-    ready, loading, total, everybody = session.execute(
+    ready, loading, everybody = session.execute(
         select(
             func.count().filter(serves, WorkerRow.slots > 0),
             func.count().filter(serves, WorkerRow.slots == 0),
-            func.coalesce(func.sum(rate).filter(serves), 0.0),
             func.count(),
         ).where(is_live(GPU_QUEUE))
     ).one()
-    return Capacity(ready, loading, everybody - ready - loading, float(total) or None)
-
-
-def usual_share(session: Session, *, model: str | None = None) -> float:
-    """Return what share of `max_tokens` completed requests of late have used, 1 before there are any."""
-    recent = (
-        select(BatchRow.completed_output_tokens, BatchRow.num_completed, BatchRow.num_requests)
-        .add_columns(BatchRow.max_output_tokens)
-        .where(BatchRow.num_completed > 0, *([] if model is None else [BatchRow.model_fingerprint == model]))
-        .order_by(BatchRow.created_at.desc())
-        .limit(20)
-        .subquery()
-    )
-    of_completed = (
-        cast(recent.c.max_output_tokens, Float(53)) * recent.c.num_completed / recent.c.num_requests
-    )
-    share = session.scalar(select(func.sum(recent.c.completed_output_tokens) / func.sum(of_completed)))
-    return 1.0 if share is None else min(1.0, float(share))
+    return Capacity(ready, loading, everybody - ready - loading)
 
 
 def read_clock(session: Session) -> datetime:

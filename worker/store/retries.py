@@ -16,9 +16,9 @@ OWN_LIFE = {
     "status", "num_requests", "num_completed", "num_failed", "num_cancelled", "num_prompt_tokens",
     "max_output_tokens", "settled_max_tokens", "input_tokens", "cached_tokens", "output_tokens",
     "created_at", "started_at", "cancelled_at", "expires_at", "finished_at", "paused_at", "error_code",
-    "error_message", "retry_of", "stored_bytes", "has_cancelled_requests", "output_tokens_squared",
-    "completed_output_tokens", "tokens_per_second", "measured_tokens", "measured_at", "num_unread",
-    "input_file_id", "num_deduplicated", "num_cache_hits", "prefill_seconds", "decode_seconds",
+    "error_message", "retry_of", "stored_bytes", "has_cancelled_requests", "num_cut",
+    "forecast_seconds", "completed_output_tokens", "tokens_per_second", "measured_tokens", "measured_at",
+    "num_unread", "input_file_id", "num_deduplicated", "num_cache_hits", "prefill_seconds", "decode_seconds",
     "padding_seconds", "results_dropped_at",
 }  # fmt: skip
 

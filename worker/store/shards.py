@@ -325,12 +325,12 @@ def _record(session: Session, batch: BatchRow, results: Sequence[NewResult], *, 
         else result
         for result in results
     ]
-    completed = [result.num_output_tokens for result in results if result.outcome is Outcome.COMPLETED]
+    completed = [result for result in results if result.outcome is Outcome.COMPLETED]
     first = batch.num_settled + 1
     requests.record(session, batch.id, results, first_sequence=first, model_id=model_id)
     batch.num_completed += len(completed)
-    batch.completed_output_tokens += sum(completed)
-    batch.output_tokens_squared += sum(count**2 for count in completed)
+    batch.num_cut += sum(result.is_cut for result in completed)
+    batch.completed_output_tokens += sum(result.num_output_tokens for result in completed)
     batch.num_failed += sum(result.outcome is Outcome.FAILED for result in results)
     batch.num_cancelled += sum(result.outcome is Outcome.CANCELLED for result in results)
     batch.settled_max_tokens += sum(result.max_tokens for result in results)

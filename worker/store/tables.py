@@ -178,8 +178,10 @@ class BatchRow(Owned, Table):
     retry_of: Mapped[str | None] = mapped_column(ForeignKey("batches.id", ondelete="SET NULL"))
     has_cancelled_requests: Mapped[bool] = mapped_column(server_default=false())  # while it ran
 
-    output_tokens_squared: Mapped[int] = mapped_column(server_default="0")  # summed over completed requests
     completed_output_tokens: Mapped[int] = mapped_column(server_default="0")
+    num_cut: Mapped[int] = mapped_column(server_default="0")  # completed ones that their limit ended
+    # From submission to end, as the costs of Steps said. None: nothing was measured, or it was paused since.
+    forecast_seconds: Mapped[float | None]
     tokens_per_second: Mapped[float | None]  # output, smoothed over its saves
     measured_tokens: Mapped[int | None]  # output tokens when the rate was last measured
     measured_at: Mapped[datetime | None]

@@ -14,6 +14,7 @@ from celery import bootsteps
 
 from worker.contract.messages import GPU_QUEUE, gpu_queue
 from worker.contract.models import Model, ServedModel, identify, weight_format
+from worker.contract.step_costs import STEP_COSTS
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
@@ -31,7 +32,6 @@ from worker.store import models, workers
 from worker.store.notify import wake_dispatcher
 from worker.store.session import DATABASE_AWAY, Store
 from worker.tasks.embedding import embed
-from worker.tasks.engine_rate import EngineRate
 from worker.tasks.extra_slots import ExtraSlots
 from worker.tasks.interactive import InteractiveLane
 from worker.tasks.listening import listen
@@ -170,7 +170,6 @@ class EngineStep(bootsteps.StartStopStep):
     def _keep_beating(self, name: str, model: Model) -> None:
         """Say every few seconds that this worker lives; without slots while it loads its model."""
         config = settings()
-        rate = EngineRate()
         is_known = False  # to the dispatcher, which has no tickets for a model that nobody serves
         while True:
             if time.monotonic() - self._engine.last_progress_at > config.step_timeout_seconds:
@@ -183,9 +182,8 @@ class EngineStep(bootsteps.StartStopStep):
                         return
                     is_ready = self._ready.is_set()
                     slots = config.shards_in_flight if is_ready else 0
-                    info = self._info | {
-                        "output_tokens_per_second": rate.read(self._engine) if is_ready else None
-                    }
+                    costs = self._engine.costs if is_ready else None
+                    info = self._info | {STEP_COSTS: None if costs is None else asdict(costs)}
                     workers.seen(
                         session,
                         name=name,

@@ -4,7 +4,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
-from api.estimates.lengths import LearnedLengths, Range, spread
+from api.forecasts.lengths import LearnedLengths, Range, spread
 from tests.fixtures.batches import LEASE, held, result, submit
 from worker.contract.messages import GPU_QUEUE
 from worker.store import meters, shards, workers

@@ -131,6 +131,8 @@ def services() -> Services:
         settings=config,
         checkpoint=checkpoint(),
         store=cast("Any", None),
+        everybody=cast("Any", None),
+        learned=cast("Any", None),
         broker=cast("Any", None),
         feeds=cast("Any", None),
         rate_limiter=cast("Any", None),

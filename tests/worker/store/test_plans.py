@@ -131,13 +131,16 @@ HOT: dict[str, Callable[[Session], Any]] = {
         session, kept_for=timedelta(days=1), limit=100
     ),
     "count by status": batch_counts.by_status,
-    "estimate: lengths": outlook.recent_lengths,
+    "estimate: last end": outlook.last_end,
+    "estimate: lengths": outlook.recent_outputs,
+    "estimate: outcomes": outlook.forecast_outcomes,
+    "estimate: live batches": lambda session: outlook.live_batches(session, limit=100),
     "cache: look up": lambda session: response_cache.find(session, [bytes(15) + b"\1", bytes(15) + b"\2"]),
     "cache: nearest": lambda session: response_cache.find_nearest(
         session, [(b"\0", (1.0, 0.0))], least_similarity=0.9
     ),
     "cache: sweep": response_cache.drop_expired,
-    "estimate: backlog": lambda session: outlook.backlog(session, priority=0),
+    "estimate: backlog": outlook.backlog,
     "overview: batches": lambda session: overview.live_batches(session, limit=50),
     "overview: failures": lambda session: overview.failures(session, limit=20),
     "overview: receivers": lambda session: overview.failing_receivers(session, limit=20),

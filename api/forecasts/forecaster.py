@@ -1,0 +1,250 @@
+"""Forecasts of new and live batches by one model: what Steps cost, how long outputs become, what is ahead."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from statistics import fmean
+from threading import Lock
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from api.forecasts import simulation
+from api.forecasts.calibration import Calibration, calibrate
+from api.forecasts.lengths import LearnedLengths
+from api.forecasts.ranges import Range
+from api.forecasts.simulation import Job, Machine
+from api.forecasts.work import Work, distinct, of_live, of_requests, of_the_rest
+from worker.contract.access import DEFAULT_TENANT
+from worker.contract.messages import GPU_QUEUE
+from worker.contract.step_costs import StepCosts
+from worker.store import outlook, workers
+from worker.store.batch_views import BatchView
+from worker.store.batches import NewBatch
+from worker.store.outlook import Backlog
+from worker.store.session import Store
+
+# Live batches that are looked at one by one; of the others only the sum is known.
+MAX_LIVE = 100
+# How often a worker saves what has become of a batch, in seconds.
+SAVED_EVERY = 1.5
+MAX_LEARNED = 256  # tenants whose lengths are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """How long a batch takes."""
+
+    seconds: Range
+    waiting_seconds: float  # of the expected ones, because of other work
+    by_costs: float  # what the costs of Steps alone say
+
+
+@dataclass(frozen=True, slots=True)
+class Forecaster:
+    """What is known now. `machine=None`: nothing was measured yet, or no worker is alive."""
+
+    tenant: str
+    machine: Machine | None
+    num_workers: int
+    lengths: LearnedLengths
+    calibration: Calibration
+    live: Sequence[BatchView]
+    unseen: Backlog | None  # of live batches that are not among these
+    weights: Mapping[str, float]
+    shard_size: int
+
+    def work_of(self, view: BatchView) -> Work:
+        """Return what is left of a live batch; without a known worker, all of it is taken to run at once."""
+        machine = self.machine
+        num_rows = view.num_requests if machine is None else machine.num_rows * machine.num_workers
+        return of_live(view, self.lengths, num_rows=num_rows)
+
+    def num_requests_ahead(self, *, priority: int) -> int:
+        """Return how many requests live batches of no lower a priority have left."""
+        left = sum(view.num_requests - view.num_settled for view in self.live if view.priority >= priority)
+        return left + (0 if self.unseen is None else self.unseen.num_requests)
+
+    def of_new(self, batch: NewBatch) -> Forecast | None:
+        """Return how long a batch would take that were submitted now; None: nothing was measured yet."""
+        if self.machine is None:
+            return None
+        own = of_requests(batch, distinct(batch), self.lengths)
+        return self._forecast(self.machine, own, self.live, tenant=self.tenant, priority=batch.priority)
+
+    def left_of(self, view: BatchView) -> Range | None:
+        """Return in how many seconds a live batch will have ended; None: nothing is known of its workers."""
+        machine = self.machine
+        if machine is None:
+            return None
+        work = self.work_of(view)
+        others = [other for other in self.live if other.id != view.id]
+        # Of what it takes on its way, half is taken to lie behind one that runs.
+        overhead = 0.5 if view.num_running_shards else 1.0
+        found = self._forecast(
+            machine, work, others, tenant=view.tenant_id, priority=view.priority, overhead=overhead
+        ).seconds
+        if not view.num_running_shards:
+            return found
+        # What it shows is half as old as saves are apart, on average, and between none and all of that.
+        low, expected = (
+            max(one - age, one / 2)
+            for one, age in ((found.low, SAVED_EVERY), (found.expected, SAVED_EVERY / 2))
+        )
+        return Range(low, expected, found.high)
+
+    def device_seconds(self, own: Work) -> Range | None:
+        """Return the seconds of Steps that some work takes alone; None: nothing was measured."""
+        if self.machine is None:
+            return None
+        alone = replace(self, calibration=replace(self.calibration, overhead=0.0))
+        machine = replace(self.machine, num_workers=1)
+        return alone._forecast(machine, own, (), tenant=self.tenant, priority=0).seconds  # noqa: SLF001
+
+    def _forecast(
+        self,
+        machine: Machine,
+        own: Work,
+        live: Sequence[BatchView],
+        *,
+        tenant: str,
+        priority: int,
+        overhead: float = 1.0,
+    ) -> Forecast:
+        others = self._others(live, tenant=tenant, priority=priority) if live else []
+
+        def seconds(on: Machine, tokens: float, beside: Sequence[Job]) -> float:
+            workers_used = min(on.num_workers, max(1.0, own.num_requests / self.shard_size))
+            job = Job.of(own, tokens, tenant=tenant, priority=priority, num_workers=workers_used)
+            return simulation.seconds(job, [replace(other) for other in beside], on, self.weights)
+
+        outputs = own.output_tokens
+        expected = seconds(machine, outputs.expected, others)
+        alone = seconds(machine, outputs.expected, ())
+        forecast = self.calibration.apply(expected, overhead=overhead)
+        doubts = [(seconds(machine, outputs.low, others), seconds(machine, outputs.high, others))]
+        if machine.costs.max_rows < min(own.num_requests, machine.num_rows):
+            flat, proportional = machine.flat(), machine.proportional()
+            doubts.append(
+                (seconds(flat, outputs.expected, others), seconds(proportional, outputs.expected, others))
+            )
+        for low, high in doubts:
+            forecast = forecast.widened(low / expected, high / expected)
+        waiting = self.calibration.factor * max(0.0, expected - alone)
+        return Forecast(forecast, waiting, expected)
+
+    def _others(self, live: Sequence[BatchView], *, tenant: str, priority: int) -> list[Job]:
+        assert self.machine is not None  # noqa: S101 - who asks has looked
+        num_workers = self.machine.num_workers
+        others = []
+        for view in live:
+            if view.tenant_id == tenant and view.priority < priority:
+                continue
+            work = self.work_of(view)
+            others.append(
+                Job.of(
+                    work,
+                    work.output_tokens.expected,
+                    tenant=view.tenant_id,
+                    priority=view.priority,
+                    num_workers=min(num_workers, max(1.0, work.num_requests / self.shard_size)),
+                )
+            )
+        if self.unseen is not None:
+            work = of_the_rest(self.unseen, self.lengths)
+            others.append(
+                Job.of(
+                    work,
+                    work.output_tokens.expected,
+                    tenant=tenant,
+                    priority=priority,
+                    num_batches=self.unseen.num_batches,
+                    num_workers=num_workers,
+                )
+            )
+        return others
+
+
+@dataclass(slots=True)
+class Learned:
+    """What was learned last, and from which past: until another batch ends, it stays the same."""
+
+    _lock: Lock = field(default_factory=Lock)
+    _until: datetime | None = None
+    _lengths: dict[str | None, LearnedLengths] = field(default_factory=dict)
+    _calibration: Calibration | None = None
+
+    def read(self, own: Store, everybody: Session) -> tuple[LearnedLengths, Calibration]:
+        """Return output lengths as the tenant's batches show them, and what all forecasts were worth."""
+        until = outlook.last_end(everybody)
+        with self._lock:
+            if until != self._until or len(self._lengths) > MAX_LEARNED:
+                self._until, self._calibration = until, None
+                self._lengths.clear()
+            lengths, calibration = self._lengths.get(own.tenant_id), self._calibration
+        if lengths is None:
+            with own.look() as session:
+                lengths = LearnedLengths(outlook.recent_outputs(session))
+        if calibration is None:
+            calibration = calibrate(outlook.forecast_outcomes(everybody))
+        with self._lock:
+            if until == self._until:
+                self._lengths[own.tenant_id], self._calibration = lengths, calibration
+        return lengths, calibration
+
+
+def read_forecaster(own: Store, everybody: Store, learned: Learned, *, shard_size: int) -> Forecaster:
+    """Read what is known now. `own` shows one tenant's rows, of which lengths are learned."""
+    with everybody.look() as session:
+        lengths, calibration = learned.read(own, session)
+        live = outlook.live_batches(session, limit=MAX_LIVE)
+        unseen = _without(outlook.backlog(session), live) if len(live) == MAX_LIVE else None
+        infos = workers.infos(session, GPU_QUEUE)
+        weights = outlook.tenant_weights(session)
+    return Forecaster(
+        tenant=own.tenant_id or DEFAULT_TENANT,
+        machine=_machine(infos),
+        num_workers=len(infos),
+        lengths=lengths,
+        calibration=calibration,
+        live=live,
+        unseen=unseen,
+        weights=weights,
+        shard_size=shard_size,
+    )
+
+
+def _without(backlog: Backlog, seen: Sequence[BatchView]) -> Backlog | None:
+    """Return the work of the batches that are not among those seen; None: there are none."""
+    if backlog.num_batches <= len(seen):
+        return None
+    prompt_tokens = sum(view.num_prompt_tokens - view.input_tokens for view in seen)
+    most = sum(view.max_output_tokens - view.settled_max_tokens - view.running_tokens for view in seen)
+    return Backlog(
+        num_batches=backlog.num_batches - len(seen),
+        num_requests=max(
+            0, backlog.num_requests - sum(view.num_requests - view.num_settled for view in seen)
+        ),
+        prompt_tokens=max(0, backlog.prompt_tokens - prompt_tokens),
+        max_output_tokens=max(0, backlog.max_output_tokens - most),
+    )
+
+
+def _machine(infos: Sequence[Mapping[str, Any]]) -> Machine | None:
+    """Return what the workers are on average; those that have not measured yet are taken to be like that."""
+    found = [(info, known) for info in infos if (known := StepCosts.of_worker(info)) is not None]
+    if not found:
+        return None
+    costs = [known for _, known in found]
+    return Machine(
+        costs=StepCosts(
+            step=fmean(one.step for one in costs),
+            row=fmean(one.row for one in costs),
+            token=fmean(one.token for one in costs),
+            context=fmean(one.context for one in costs),
+            max_rows=max(one.max_rows for one in costs),
+        ),
+        num_rows=round(fmean(info["max_num_sequences"] for info, _ in found)),
+        max_tokens=round(fmean(info["max_tokens_per_step"] for info, _ in found)),
+        num_workers=len(infos),
+    )

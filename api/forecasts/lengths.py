@@ -1,0 +1,165 @@
+"""How long outputs become, by those of recent batches, and by those of the same batch that have ended.
+
+A limit that cuts an output hides how long it would have become, so lengths are a survival curve (Kaplan and
+Meier 1958): of the outputs that came to a length, the share that went on. A batch's own curve is the usual
+one with its hazard times a factor: by how much more or less often its outputs end than those before.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import exp, log, log2, sqrt
+
+from api.forecasts.ranges import DEVIATIONS, Range
+from worker.store.outlook import SeenOutput
+
+# Ends that a batch must have shown until its own count as much as those of the batches before.
+USUAL_ENDS = 4.0
+# How far the hazard of the next batch is from the usual one, as the deviation of its logarithm, before
+# batches have shown it; it counts as much as one batch.
+FIRST_DEVIATION = 0.7
+# A curve has about so many points.
+CURVE_POINTS = 48
+LEAST_HAZARD = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Lengths at which outputs end, rising, and the hazard summed up to each: -log of the share left."""
+
+    lengths: Sequence[float]
+    hazards: Sequence[float]
+
+    def hazard(self, length: float) -> float:
+        """Return the hazard summed up to a length."""
+        index = bisect_right(self.lengths, length)
+        return self.hazards[index - 1] if index else 0.0
+
+    def expect(self, limit: float, *, factor: float = 1.0, begun: float = 0.0) -> tuple[float, float]:
+        """Return mean and variance of the tokens still to come of an output that has `begun` so many.
+
+        `factor`: on the hazard.
+        """
+        index = bisect_right(self.lengths, begun)
+        before = self.hazards[index - 1] if index else 0.0
+        at, alive, mean, squares = begun, 1.0, 0.0, 0.0
+        while True:
+            ends_at = min(self.lengths[index], limit) if index < len(self.lengths) else limit
+            mean += alive * (ends_at - at)
+            squares += alive * ((ends_at - begun) ** 2 - (at - begun) ** 2)
+            if ends_at >= limit or alive < LEAST_HAZARD:
+                return mean, max(0.0, squares - mean**2)
+            at = ends_at
+            alive = exp(-factor * (self.hazards[index] - before))
+            index += 1
+
+    def survives(self, length: float, *, factor: float = 1.0) -> float:
+        """Return the share of outputs that become longer."""
+        return exp(-factor * self.hazard(length))
+
+
+def even_curve(limit: float, hazard: float) -> Curve:
+    """Return the curve of outputs that end as likely after any of their tokens."""
+    lengths = [limit * (index + 1) / CURVE_POINTS for index in range(CURVE_POINTS)]
+    return Curve(lengths, [hazard * length for length in lengths])
+
+
+class LearnedLengths:
+    """What recent batches say of the next one."""
+
+    def __init__(self, seen: Iterable[Sequence[SeenOutput]]) -> None:
+        self._batches = [batch for batch in seen if batch]
+        self._curves: dict[int, tuple[Curve, float]] = {}
+
+    @property
+    def num_batches(self) -> int:
+        """How many batches it was learned from."""
+        return len(self._batches)
+
+    def curve(self, limit: float) -> tuple[Curve, float]:
+        """Return the curve for outputs of such a limit, and the deviation of a batch's factor's logarithm.
+
+        What had a limit like it counts for more: another limit is often another kind of work.
+        """
+        size = round(2 * log2(max(limit, 1.0)))
+        if size not in self._curves:
+            self._curves[size] = self._learn(size / 2)
+        return self._curves[size]
+
+    def expect(self, limits: Iterable[int]) -> Range:
+        """Return how many tokens requests with these limits generate together."""
+        by_limit = Counter(limits)
+        most = float(sum(limit * count for limit, count in by_limit.items()))
+        least = float(by_limit.total())  # a token each
+        if not self._batches:
+            return Range(least, most, most)
+        total = Range(0.0, 0.0, 0.0)
+        variance = 0.0
+        for limit, count in by_limit.items():
+            curve, deviation = self.curve(limit)
+            doubt = exp(DEVIATIONS * deviation)
+            mean, scatter = curve.expect(limit)
+            low, high = (curve.expect(limit, factor=factor)[0] for factor in (doubt, 1 / doubt))
+            total = Range(total.low + count * low, total.expected + count * mean, total.high + count * high)
+            variance += count * scatter
+        return within(total, variance, least, most)
+
+    def at_limit(self, limits: Iterable[int]) -> float:
+        """Return how many requests with these limits are expected to be cut by them."""
+        counts = Counter(limits).items()
+        # One that ends with the last token it may have is not cut.
+        return sum(count * self.curve(limit)[0].survives(limit - 0.5) for limit, count in counts)
+
+    def _learn(self, size: float) -> tuple[Curve, float]:
+        ends: Counter[int] = Counter()
+        leaves: Counter[int] = Counter()
+        for batch in self._batches:
+            for one in batch:
+                weight = 1 / (1 + (log2(max(one.limit, 1)) - size) ** 2)
+                leaves[one.num_tokens] += weight  # type: ignore[assignment]
+                if not one.is_cut:
+                    ends[one.num_tokens] += weight  # type: ignore[assignment]
+        curve = _curve(ends, leaves)
+        return curve, self._deviation(curve, size)
+
+    def _deviation(self, curve: Curve, size: float) -> float:
+        total, squares = 1.0, FIRST_DEVIATION**2
+        for batch in self._batches:
+            num_ends = sum(not one.is_cut for one in batch)
+            usual = sum(curve.hazard(one.num_tokens) for one in batch)
+            weight = 1 / (1 + (log2(max(batch[0].limit, 1)) - size) ** 2)
+            factor = (num_ends + 1) / (usual + 1)
+            total += weight
+            # A count of few ends scatters by itself.
+            squares += weight * max(0.0, log(factor) ** 2 - 1 / (max(num_ends, usual) + 1))
+        return sqrt(squares / total)
+
+
+def within(total: Range, variance: float, least: float, most: float) -> Range:
+    """Return a total with the scatter of its parts, between the least and the most that it may be."""
+    deviation = DEVIATIONS * sqrt(variance)
+    low = total.expected - sqrt((total.expected - total.low) ** 2 + deviation**2)
+    high = total.expected + sqrt((total.high - total.expected) ** 2 + deviation**2)
+    expected = min(max(total.expected, least), most)
+    return Range(min(max(low, least), expected), expected, max(min(high, most), expected))
+
+
+def _curve(ends: "Counter[int]", leaves: "Counter[int]") -> Curve:
+    at_risk = float(leaves.total())
+    points: list[tuple[float, float]] = []
+    hazard = 0.0
+    step = ends.total() / CURVE_POINTS
+    pending = 0.0
+    for length in sorted(leaves):
+        if ends[length]:
+            # The last of all would end the curve: half an output more is taken to go on.
+            hazard -= log(1 - ends[length] / (at_risk + 0.5))
+            pending += ends[length]
+            if pending >= step:
+                points.append((float(length), hazard))
+                pending = 0.0
+        at_risk -= leaves[length]
+    if pending:
+        points.append((float(max(length for length in ends if ends[length])), hazard))
+    return Curve([length for length, _ in points], [hazard for _, hazard in points])

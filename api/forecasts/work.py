@@ -1,0 +1,144 @@
+"""What a batch still has to do: of a new one by its requests, of a live one by how it stands."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, sqrt
+
+from api.forecasts.lengths import USUAL_ENDS, LearnedLengths, even_curve, within
+from api.forecasts.ranges import DEVIATIONS, Range
+from worker.contract.sampling import SamplingParams
+from worker.store import batches
+from worker.store.batch_views import BatchView
+from worker.store.batches import NewBatch
+from worker.store.outlook import Backlog
+from worker.store.requests import NewRequest
+
+# That an output shows on its whole way to its limit, before any was seen.
+FIRST_ENDS = 0.5
+NOTHING = Range(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is left of a batch."""
+
+    num_requests: float
+    prompt_tokens: float
+    output_tokens: Range
+    longest: float  # tokens of its longest output that are still to come
+    context: float  # tokens that its tokens attend to, summed
+
+
+def distinct(batch: NewBatch) -> list[NewRequest]:
+    """Return the requests of a new batch that would be run: of identical ones, one."""
+    seen: set[bytes] = set()
+    found = []
+    for request in batch.requests:
+        digest = batches.digest_of(request, batch.params)
+        if digest is None or digest not in seen:
+            found.append(request)
+        if digest is not None:
+            seen.add(digest)
+    return found
+
+
+def of_requests(batch: NewBatch, requests: Sequence[NewRequest], lengths: LearnedLengths) -> Work:
+    """Return the work of requests of a new batch."""
+    outputs = output_tokens(batch, requests, lengths)
+    limits = _limits(batch, requests)
+    longest = max((limit for limits_of_kind in limits for limit in limits_of_kind), default=0)
+    prompt_tokens = sum(request.num_prompt_tokens for request in requests)
+    return _work(len(requests), prompt_tokens, outputs, _longest(outputs, longest, len(requests)))
+
+
+def output_tokens(batch: NewBatch, requests: Sequence[NewRequest], lengths: LearnedLengths) -> Range:
+    """Return how many tokens requests of a new batch generate."""
+    fixed, free = _limits(batch, requests)
+    exact = float(sum(fixed))
+    learned = lengths.expect(free) if free else NOTHING
+    return Range(exact + learned.low, exact + learned.expected, exact + learned.high)
+
+
+def num_at_limit(batch: NewBatch, requests: Sequence[NewRequest], lengths: LearnedLengths) -> float:
+    """Return how many outputs their limit is expected to end."""
+    fixed, free = _limits(batch, requests)
+    return len(fixed) + lengths.at_limit(free)
+
+
+def of_live(view: BatchView, lengths: LearnedLengths, *, num_rows: int) -> Work:
+    """Return what is left of a batch that waits or runs; `num_rows`: requests that can run at once.
+
+    Those that run have come further than many that have ended: each is expected to become as long as those
+    do that come as far as it has.
+    """
+    left = view.num_requests - view.num_settled
+    if view.status.is_terminal or not left:
+        return _work(0, 0.0, NOTHING, 0.0)
+    num_read = max(1, left - view.num_unread)
+    # Of the lines that are still in the file we expect what the others have shown.
+    share = left / num_read
+    prompt_tokens = float(max(0, view.num_prompt_tokens - view.input_tokens))
+    most = float(view.max_output_tokens - view.settled_max_tokens)
+    if not most:
+        return _work(left, prompt_tokens * share, NOTHING, 0.0)
+    limit = most / num_read
+    num_running = min(num_read, num_rows) if view.num_running_shards else 0
+    begun = min(view.running_tokens / num_running, limit - 1) if num_running else 0.0
+    curve, deviation = lengths.curve(limit)
+    usual_ends = curve.hazard(begun) * num_running
+    if view.num_completed:
+        usual_ends += curve.hazard(view.completed_output_tokens / view.num_completed) * view.num_completed
+    ends = view.num_completed - view.num_cut
+    if lengths.num_batches:
+        factor = (ends + USUAL_ENDS) / (usual_ends + USUAL_ENDS)
+        doubt = 1 / sqrt(1 / max(deviation, 0.05) ** 2 + ends)
+    else:  # as often as those that have ended, after any token
+        so_far = view.completed_output_tokens + view.running_tokens
+        curve, factor = even_curve(limit, (ends + FIRST_ENDS) / (so_far + limit)), 1.0
+        doubt = 1 / sqrt(ends + FIRST_ENDS)
+    waiting = num_read - num_running
+    means, variance = [], 0.0
+    for one in (factor * exp(DEVIATIONS * doubt), factor, factor / exp(DEVIATIONS * doubt)):
+        fresh, fresh_scatter = curve.expect(limit, factor=one)
+        rest, rest_scatter = curve.expect(limit, factor=one, begun=begun)
+        means.append(waiting * fresh + num_running * rest)
+        if one == factor:
+            variance = waiting * fresh_scatter + num_running * rest_scatter
+    outputs = within(Range(*means), variance, float(num_read), max(most - view.running_tokens, num_read))
+    longest = _longest(outputs, limit if waiting else limit - begun, num_read)
+    if begun:  # their prompts are computed
+        prompt_tokens *= waiting / num_read
+    return _work(left, prompt_tokens * share, outputs * share, longest)
+
+
+def of_the_rest(backlog: Backlog, lengths: LearnedLengths) -> Work:
+    """Return the work of batches of which only the sums are known."""
+    count = max(1, backlog.num_requests)
+    limit = backlog.max_output_tokens // count
+    each = lengths.expect([limit]).expected if limit else 0.0
+    outputs = Range(each, each, each) * count
+    return _work(count, backlog.prompt_tokens, outputs, each)
+
+
+def _limits(batch: NewBatch, requests: Sequence[NewRequest]) -> tuple[list[int], list[int]]:
+    """Return the limits of outputs that go on to theirs, and of those that may end before."""
+    fixed: list[int] = []
+    free: list[int] = []
+    for request in requests:
+        params = request.params or batch.params
+        if isinstance(params, SamplingParams):
+            num_outputs = request.max_output_tokens(batch.params) // request.max_tokens
+            (fixed if params.ignore_eos else free).extend([request.max_tokens] * num_outputs)
+    return fixed, free
+
+
+def _longest(outputs: Range, limit: float, count: float) -> float:
+    """Return how long the longest of some outputs is expected to become: of several one mostly goes on."""
+    return min(limit, outputs.expected if count <= 1 else max(outputs.expected / count, limit))
+
+
+def _work(num_requests: float, prompt_tokens: float, outputs: Range, longest: float) -> Work:
+    count = max(1.0, num_requests)
+    prompt, output = prompt_tokens / count, outputs.expected / count
+    context = prompt_tokens * prompt / 2 + outputs.expected * (prompt + output / 2)
+    return Work(num_requests, prompt_tokens, outputs, longest, context)
