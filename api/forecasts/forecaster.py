@@ -128,7 +128,7 @@ class Forecaster:
             doubts.append(
                 (seconds(flat, outputs.expected, others), seconds(proportional, outputs.expected, others))
             )
-        for low, high in doubts:
+        for low, high in doubts if expected > 0 else ():
             forecast = forecast.widened(low / expected, high / expected)
         waiting = self.calibration.factor * max(0.0, expected - alone)
         return Forecast(forecast, waiting, expected)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, sqrt
+from statistics import fmean, pstdev
 
 from api.forecasts.lengths import USUAL_ENDS, LearnedLengths, even_curve, within
 from api.forecasts.ranges import DEVIATIONS, Range
@@ -15,6 +16,8 @@ from worker.store.requests import NewRequest
 
 # That an output shows on its whole way to its limit, before any was seen.
 FIRST_ENDS = 0.5
+# Of those that run only the mean is known of what they have: each may have less or more of it.
+AGES = (0.3, 1.0, 1.7)
 NOTHING = Range(0.0, 0.0, 0.0)
 
 
@@ -100,10 +103,13 @@ def of_live(view: BatchView, lengths: LearnedLengths, *, num_rows: int) -> Work:
     means, variance = [], 0.0
     for one in (factor * exp(DEVIATIONS * doubt), factor, factor / exp(DEVIATIONS * doubt)):
         fresh, fresh_scatter = curve.expect(limit, factor=one)
-        rest, rest_scatter = curve.expect(limit, factor=one, begun=begun)
+        rests = [curve.expect(limit, factor=one, begun=min(age * begun, limit - 1)) for age in AGES]
+        rest = fmean(mean for mean, _ in rests)
         means.append(waiting * fresh + num_running * rest)
         if one == factor:
-            variance = waiting * fresh_scatter + num_running * rest_scatter
+            variance = waiting * fresh_scatter + num_running * fmean(scatter for _, scatter in rests)
+            # Who of them is how old is not known.
+            variance += (num_running * pstdev(mean for mean, _ in rests)) ** 2 / 4
     outputs = within(Range(*means), variance, float(num_read), max(most - view.running_tokens, num_read))
     longest = _longest(outputs, limit if waiting else limit - begun, num_read)
     if begun:  # their prompts are computed

@@ -1,25 +1,21 @@
 import json
 import threading
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
-from api.batches.eta import estimate, expected_tokens
 from tests.fixtures.batches import LEASE, held, result, run_to_the_end, submit
-from worker.contract.states import BatchStatus
 from worker.store import batch_views, shards, workers
 from worker.store.batch_views import BatchView
 from worker.store.session import Store
 from worker.store.shards import Progress
 
 
-def seen(store: Store, *, slots: int = 4, rate: float | None = None) -> None:
+def seen(store: Store, *, slots: int = 4) -> None:
     with store.transaction() as session:
-        info = {"output_tokens_per_second": rate}
-        workers.seen(session, name="gpu@a", queue="gpu", slots=slots, info=info)
+        workers.seen(session, name="gpu@a", queue="gpu", slots=slots, info={})
 
 
 def waiting(client: TestClient, batch_id: str) -> dict[str, object]:
@@ -118,47 +114,3 @@ def test_counts_freeze_at_the_end(client: TestClient, store: Store) -> None:
     assert client.get(f"/v1/batch/{batch_id}").json() == before
     assert before["eta_seconds"] is None
     assert before["tokens"]["expected"] == before["tokens"]["done"]
-
-
-@pytest.fixture
-def running(store: Store) -> BatchView:
-    held(store, 1) if submit(store, num_requests=100, shard_size=100, max_tokens=50) else None
-    with store.transaction() as session:
-        batch_id = session.scalars(text("SELECT id FROM batches")).one()
-    return replace(view(store, batch_id), tokens_per_second=10.0)
-
-
-def after(running: BatchView, done: int) -> BatchView:
-    """After `done` requests, half of them of 10 tokens and half of 30."""
-    half = done // 2
-    return replace(
-        running,
-        num_completed=done,
-        completed_output_tokens=half * 40,
-        output_tokens=half * 40,
-        output_tokens_squared=half * (10**2 + 30**2),
-        settled_max_tokens=done * 50,
-    )
-
-
-def test_the_estimate_converges(running: BatchView) -> None:
-    ranges = []
-    for done in (4, 20, 60, 96, 100):
-        eta = estimate(after(running, done), tokens_ahead=0, workers_rate=None)
-        assert eta is not None
-        assert eta.low <= eta.seconds <= eta.high
-        assert eta.seconds == pytest.approx((100 - done) * 20 / 10)
-        assert expected_tokens(after(running, done)) == 2000
-        ranges.append(eta.high - eta.low)
-    assert ranges == sorted(ranges, reverse=True)
-    assert ranges[-1] == 0
-
-
-def test_nothing_to_judge_by_is_no_estimate(running: BatchView) -> None:
-    fresh = replace(running, tokens_per_second=None)
-    assert estimate(fresh, tokens_ahead=0, workers_rate=None) is None
-    guess = estimate(fresh, tokens_ahead=500, workers_rate=100.0)
-    assert guess is not None
-    assert (guess.seconds, guess.low < guess.seconds < guess.high) == (30.0, True)
-    ended = replace(running, status=BatchStatus.COMPLETED)
-    assert estimate(ended, tokens_ahead=0, workers_rate=1.0) is None
