@@ -14,14 +14,14 @@ from math import exp, log, log2, sqrt
 from api.forecasts.ranges import DEVIATIONS, Range
 from worker.store.outlook import SeenOutput
 
-# Ends that a batch must have shown until its own count as much as those of the batches before.
-USUAL_ENDS = 4.0
 # How far the hazard of the next batch is from the usual one, as the deviation of its logarithm, before
 # batches have shown it; it counts as much as one batch.
 FIRST_DEVIATION = 0.7
 # A curve has about so many points.
 CURVE_POINTS = 48
-LEAST_HAZARD = 1e-9
+LEAST_SHARE = 1e-9
+# Batches are never taken to be more alike than this.
+LEAST_DEVIATION = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Curve:
             ends_at = min(self.lengths[index], limit) if index < len(self.lengths) else limit
             mean += alive * (ends_at - at)
             squares += alive * ((ends_at - begun) ** 2 - (at - begun) ** 2)
-            if ends_at >= limit or alive < LEAST_HAZARD:
+            if ends_at >= limit or alive < LEAST_SHARE:
                 return mean, max(0.0, squares - mean**2)
             at = ends_at
             alive = exp(-factor * (self.hazards[index] - before))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import exp, sqrt
 from statistics import fmean, pstdev
 
-from api.forecasts.lengths import USUAL_ENDS, LearnedLengths, even_curve, within
+from api.forecasts.lengths import LEAST_DEVIATION, LearnedLengths, even_curve, within
 from api.forecasts.ranges import DEVIATIONS, Range
 from worker.contract.sampling import SamplingParams
 from worker.store import batches
@@ -93,8 +93,9 @@ def of_live(view: BatchView, lengths: LearnedLengths, *, num_rows: int) -> Work:
         usual_ends += curve.hazard(view.completed_output_tokens / view.num_completed) * view.num_completed
     ends = view.num_completed - view.num_cut
     if lengths.num_batches:
-        factor = (ends + USUAL_ENDS) / (usual_ends + USUAL_ENDS)
-        doubt = 1 / sqrt(1 / max(deviation, 0.05) ** 2 + ends)
+        # The more alike batches were before, the more ends it takes to show that this one is not.
+        known = 1 / max(deviation, LEAST_DEVIATION) ** 2
+        factor, doubt = (ends + known) / (usual_ends + known), 1 / sqrt(known + ends)
     else:  # as often as those that have ended, after any token
         so_far = view.completed_output_tokens + view.running_tokens
         curve, factor = even_curve(limit, (ends + FIRST_ENDS) / (so_far + limit)), 1.0
