@@ -42,9 +42,11 @@ class Services:
     blobs: BlobStore
     traffic: Traffic
 
-    def read_forecaster(self) -> Forecaster:
-        """Read what is known now of how long batches take."""
-        return read_forecaster(self.store, self.everybody, self.learned, shard_size=self.settings.shard_size)
+    def read_forecaster(self, model: str | None) -> Forecaster:
+        """Read what is known now of how long batches of a model take; None: of any."""
+        return read_forecaster(
+            self.store, self.everybody, self.learned, model=model, shard_size=self.settings.shard_size
+        )
 
     @property
     def spool(self) -> Path:

@@ -28,7 +28,8 @@ def submit(services: Services, submission: BatchSubmission, key: IdempotencyKey 
 
     """
     batch = to_batch(services, submission)
-    forecast = services.read_forecaster().of_new(batch)
+    model = None if batch.model is None else batch.model.fingerprint
+    forecast = services.read_forecaster(model).of_new(batch)
     if forecast is not None:
         batch = replace(batch, forecast_seconds=forecast.by_costs)
     with services.store.transaction() as session:
@@ -71,7 +72,7 @@ def answer(services: Services, batch_id: str, *, include_outputs: bool | None) -
             outputs = result_views.outputs(session, batch_id)
     if include_outputs is None and outputs and sum(map(num_bytes, outputs)) > INLINE_OUTPUT_BYTES:
         outputs = None
-    forecaster = None if view.status.is_terminal else services.read_forecaster()
+    forecaster = None if view.status.is_terminal else services.read_forecaster(view.model_fingerprint)
     return to_answer(view, delivery, outputs, line=line, forecaster=forecaster)
 
 
@@ -134,14 +135,14 @@ def batch_page(services: Services, *, after: str | None, limit: int, status: Bat
             raise NotFoundError(f"after: no batch {after}", param="after")
         found = batch_views.page(session, after=after, limit=limit + 1, status=status)
         deliveries = delivery_log.deliveries_of(session, [view.id for view in found[:limit]])
-    is_live = any(not view.status.is_terminal for view in found)
-    forecaster = services.read_forecaster() if is_live else None
+    models = {view.model_fingerprint for view in found if not view.status.is_terminal}
+    forecasters = {model: services.read_forecaster(model) for model in models}
     data = [
         to_answer(
             view,
             deliveries.get(view.id),
             None,
-            forecaster=None if view.status.is_terminal else forecaster,
+            forecaster=None if view.status.is_terminal else forecasters[view.model_fingerprint],
         )
         for view in found[:limit]
     ]

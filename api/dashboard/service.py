@@ -25,16 +25,16 @@ MINUTES = 2  # a window of one to two minutes
 
 def read_overview(deployment: Services) -> Overview:
     """Return what goes on now, of all tenants."""
-    forecaster = deployment.read_forecaster()
     with deployment.everybody.transaction() as session:
         backlog = outlook.backlog(session)
+        live = overview.live_batches(session, limit=MAX_BATCHES)
+        models = {view.model_fingerprint for view in live}
+        forecasters = {model: deployment.read_forecaster(model) for model in models}
         counts = overview.delivery_counts(session)
         return Overview(
             window_seconds=60.0 * MINUTES,
             tokens_waiting=backlog.prompt_tokens + backlog.max_output_tokens,
-            batches=[
-                _to_live(view, forecaster) for view in overview.live_batches(session, limit=MAX_BATCHES)
-            ],
+            batches=[_to_live(view, forecasters[view.model_fingerprint]) for view in live],
             failures=[_to_failed(one) for one in overview.failures(session, limit=MAX_FAILURES)],
             workers=[_to_worker(load) for load in overview.worker_loads(session, minutes=MINUTES)],
             deliveries=DeliveriesAnswer(

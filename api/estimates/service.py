@@ -21,7 +21,8 @@ def estimate(services: Services, submission: BatchSubmission) -> Estimate:
 
     """
     batch = to_batch(services, submission)
-    forecaster = services.read_forecaster()
+    model = None if batch.model is None else batch.model.fingerprint
+    forecaster = services.read_forecaster(model)
     different = distinct(batch)
     cost = forecaster.device_seconds(of_requests(batch, different, forecaster.lengths))
     forecast = forecaster.of_new(batch)

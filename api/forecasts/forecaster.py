@@ -170,36 +170,40 @@ class Learned:
     """What was learned last, and from which past: until another batch ends, it stays the same."""
 
     _lock: Lock = field(default_factory=Lock)
-    _until: datetime | None = None
-    _lengths: dict[str | None, LearnedLengths] = field(default_factory=dict)
-    _calibration: Calibration | None = None
+    _until: dict[str | None, datetime | None] = field(default_factory=dict)  # by model, as all of these
+    _lengths: dict[str | None, dict[str | None, LearnedLengths]] = field(default_factory=dict)  # by tenant
+    _calibrations: dict[str | None, Calibration] = field(default_factory=dict)
 
-    def read(self, own: Store, everybody: Session) -> tuple[LearnedLengths, Calibration]:
+    def read(self, own: Store, everybody: Session, model: str | None) -> tuple[LearnedLengths, Calibration]:
         """Return output lengths as the tenant's batches show them, and what all forecasts were worth."""
-        until = outlook.last_end(everybody)
+        until = outlook.last_end(everybody, model=model)
         with self._lock:
-            if until != self._until or len(self._lengths) > MAX_LEARNED:
-                self._until, self._calibration = until, None
-                self._lengths.clear()
-            lengths, calibration = self._lengths.get(own.tenant_id), self._calibration
+            known = self._lengths.setdefault(model, {})
+            if until != self._until.get(model) or len(known) > MAX_LEARNED:
+                self._until[model] = until
+                self._calibrations.pop(model, None)
+                self._lengths[model] = known = {}
+            lengths, calibration = known.get(own.tenant_id), self._calibrations.get(model)
         if lengths is None:
             with own.look() as session:
-                lengths = LearnedLengths(outlook.recent_outputs(session))
+                lengths = LearnedLengths(outlook.recent_outputs(session, model=model))
         if calibration is None:
-            calibration = calibrate(outlook.forecast_outcomes(everybody))
+            calibration = calibrate(outlook.forecast_outcomes(everybody, model=model))
         with self._lock:
-            if until == self._until:
-                self._lengths[own.tenant_id], self._calibration = lengths, calibration
+            if until == self._until.get(model):
+                known[own.tenant_id], self._calibrations[model] = lengths, calibration
         return lengths, calibration
 
 
-def read_forecaster(own: Store, everybody: Store, learned: Learned, *, shard_size: int) -> Forecaster:
-    """Read what is known now. `own` shows one tenant's rows, of which lengths are learned."""
+def read_forecaster(
+    own: Store, everybody: Store, learned: Learned, *, model: str | None, shard_size: int
+) -> Forecaster:
+    """Read what is known now of a model, None: of all; `own` shows one tenant's rows, for the lengths."""
     with everybody.look() as session:
-        lengths, calibration = learned.read(own, session)
-        live = outlook.live_batches(session, limit=MAX_LIVE)
-        unseen = _without(outlook.backlog(session), live) if len(live) == MAX_LIVE else None
-        infos = workers.infos(session, GPU_QUEUE)
+        lengths, calibration = learned.read(own, session, model)
+        live = outlook.live_batches(session, limit=MAX_LIVE, model=model)
+        unseen = _without(outlook.backlog(session, model=model), live) if len(live) == MAX_LIVE else None
+        infos = workers.infos(session, GPU_QUEUE, model=model)
         weights = outlook.tenant_weights(session)
     return Forecaster(
         tenant=own.tenant_id or DEFAULT_TENANT,

@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0012_estimates"
-down_revision = "0009_priority"
+down_revision = "0011_scopes"
 branch_labels = None
 depends_on = None
 

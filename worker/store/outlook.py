@@ -1,9 +1,12 @@
-"""What forecasts go by: output lengths of late, what came of earlier forecasts, what is waiting."""
+"""What forecasts go by: output lengths of late, what came of earlier forecasts, what is waiting.
+
+Of batches of one model, and of those that any worker may run; `model=None`: of all.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Float, cast, func, select, true
+from sqlalchemy import ColumnElement, Float, cast, func, or_, select, true
 from sqlalchemy.orm import Session
 
 from worker.contract.requests import RequestKind
@@ -45,16 +48,16 @@ class Backlog:
     max_output_tokens: int
 
 
-def last_end(session: Session) -> datetime | None:
+def last_end(session: Session, *, model: str | None = None) -> datetime | None:
     """Return when a batch ended last: until the next one does, what is learned here stays the same."""
     return session.scalar(
         select(func.max(BatchRow.finished_at)).where(
-            BatchRow.finished_at.is_not(None), BatchRow.results_dropped_at.is_(None)
+            BatchRow.finished_at.is_not(None), BatchRow.results_dropped_at.is_(None), _is_of(model)
         )
     )
 
 
-def recent_outputs(session: Session) -> list[list[SeenOutput]]:
+def recent_outputs(session: Session, *, model: str | None = None) -> list[list[SeenOutput]]:
     """Return outputs of each of the last batches, from all over it.
 
     Those that were told to ignore their end say nothing of it, nor do several choices of one request.
@@ -65,6 +68,7 @@ def recent_outputs(session: Session) -> list[list[SeenOutput]]:
             BatchRow.finished_at.is_not(None),
             BatchRow.results_dropped_at.is_(None),
             BatchRow.num_completed > 0,
+            _is_of(model),
         )
         .order_by(BatchRow.finished_at.desc())
         .limit(LEARNED_FROM_BATCHES)
@@ -100,30 +104,33 @@ def recent_outputs(session: Session) -> list[list[SeenOutput]]:
     return list(by_batch.values())
 
 
-def forecast_outcomes(session: Session) -> list[ForecastOutcome]:
+def forecast_outcomes(session: Session, *, model: str | None = None) -> list[ForecastOutcome]:
     """Return what came of the last forecasts, the newest first."""
-    seconds = func.extract("epoch", BatchRow.finished_at - BatchRow.created_at)
-    rows = session.execute(
-        select(BatchRow.forecast_seconds, cast(seconds, Float(53)))
-        .where(
-            BatchRow.finished_at.is_not(None),
-            BatchRow.results_dropped_at.is_(None),
-            BatchRow.status == BatchStatus.COMPLETED,
-            BatchRow.forecast_seconds.is_not(None),
-        )
+    recent = (
+        select(BatchRow.status, BatchRow.forecast_seconds, BatchRow.created_at, BatchRow.finished_at)
+        .where(BatchRow.finished_at.is_not(None), BatchRow.results_dropped_at.is_(None), _is_of(model))
         .order_by(BatchRow.finished_at.desc())
         .limit(LEARNED_FROM_OUTCOMES)
+        .subquery()
+    )
+    seconds = func.extract("epoch", recent.c.finished_at - recent.c.created_at)
+    rows = session.execute(
+        select(recent.c.forecast_seconds, cast(seconds, Float(53)))
+        .where(recent.c.status == BatchStatus.COMPLETED, recent.c.forecast_seconds.is_not(None))
+        .order_by(recent.c.finished_at.desc())
     )
     return [ForecastOutcome(forecast, taken) for forecast, taken in rows if forecast is not None]
 
 
-def live_batches(session: Session, *, limit: int) -> list[BatchView]:
+def live_batches(session: Session, *, limit: int, model: str | None = None) -> list[BatchView]:
     """Return batches that have work left, the highest priority first, then as they were submitted."""
-    query = views().where(*_has_work()).order_by(BatchRow.priority.desc(), BatchRow.created_at).limit(limit)
+    query = (
+        views().where(*_has_work(model)).order_by(BatchRow.priority.desc(), BatchRow.created_at).limit(limit)
+    )
     return [to_view(*found) for found in session.execute(query)]
 
 
-def backlog(session: Session) -> Backlog:
+def backlog(session: Session, *, model: str | None = None) -> Backlog:
     """Return the work of all live batches."""
     settled = BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled
     num_batches, num_requests, prompt_tokens, max_output_tokens = session.execute(
@@ -132,11 +139,12 @@ def backlog(session: Session) -> Backlog:
             func.coalesce(func.sum(BatchRow.num_requests - settled), 0),
             func.coalesce(func.sum(BatchRow.num_prompt_tokens - BatchRow.input_tokens), 0),
             func.coalesce(func.sum(BatchRow.max_output_tokens - BatchRow.settled_max_tokens), 0),
-        ).where(*_has_work())
+        ).where(*_has_work(model))
     ).one()
     running = session.scalar(
         select(func.coalesce(func.sum(ShardRow.running_tokens), 0)).where(
-            ShardRow.state == ShardState.RUNNING
+            ShardRow.state == ShardState.RUNNING,
+            *([] if model is None else [ShardRow.model_fingerprint.in_({"", model})]),
         )
     )
     left = max_output_tokens - (running or 0)
@@ -149,5 +157,11 @@ def tenant_weights(session: Session) -> dict[str, float]:
     return {tenant_id: float(weight) for tenant_id, weight in found}
 
 
-def _has_work() -> tuple[ColumnElement[bool], ...]:
-    return (BatchRow.status.in_(LIVE_STATUSES), BatchRow.paused_at.is_(None))
+def _has_work(model: str | None) -> tuple[ColumnElement[bool], ...]:
+    return (BatchRow.status.in_(LIVE_STATUSES), BatchRow.paused_at.is_(None), _is_of(model))
+
+
+def _is_of(model: str | None) -> ColumnElement[bool]:
+    if model is None:
+        return true()
+    return or_(BatchRow.model_fingerprint == model, BatchRow.model_fingerprint.is_(None))
