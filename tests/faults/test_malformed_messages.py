@@ -10,11 +10,16 @@ from worker.contract.messages import DELIVER_EVENT, RUN_SHARD
 GPU_TASK, CALLBACKS_TASK = ticket(RUN_SHARD, 10**9), ticket(DELIVER_EVENT, "nobody's")
 
 
+def all_of(found: list[str]) -> list[str]:
+    """Return the queues once each worker reads its own."""
+    return found if {queue.split(".")[0] for queue in found} == {"gpu", "callbacks"} else []
+
+
 def test_malformed_messages_in_every_queue_take_no_worker_down(running: Deployment) -> None:
     bad = {"gpu": malformed(GPU_TASK), "callbacks": malformed(CALLBACKS_TASK)}
     sent = dict.fromkeys(bad, 0)
     with running.redis() as redis, receiver() as hook:
-        for queue in queues(redis):
+        for queue in eventually(lambda: all_of(queues(redis)), what="workers read both queues"):
             name = queue.split(".")[0]
             sent[name] += redis.lpush(queue, *bad[name].values())
             eventually(lambda queue=queue: redis.llen(queue) == 0, what=f"{queue} was emptied")

@@ -109,7 +109,7 @@ class _QoS(kombu_redis.QoS):
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:
         try:
             super().restore_by_tag(tag, client, leftmost)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             logger.warning("a message that was to be put back is dropped, since it is none: %s", error)
             self._remove_from_indices(tag).execute()
 
