@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 # The waits between tries. A server that has answered for STEADY_SECONDS has all of them again.
 WAITS = (0.1, 0.5, 1.0, 2.0, 4.0)
-STEADY_SECONDS = 30.0
+STEADY_SECONDS = 10.0
 START_SECONDS = 300.0  # what a long log may take to be read again
 STOP_SECONDS = 30.0
 LOOK_SECONDS = 0.03

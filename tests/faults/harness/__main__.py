@@ -7,10 +7,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
-from tests.faults.harness import audit, cluster, invariants, report
+from tests.faults.harness import audit, cluster, embedded, invariants, report
+from tests.faults.harness.embedded_faults import EMBEDDED_FAULTS, EmbeddedScene
 from tests.faults.harness.faults import FAULTS
 from tests.faults.harness.interactive import Interactive
 from tests.faults.harness.load import Load
@@ -27,26 +30,53 @@ UNWRITTEN = "SELECT count(*) FROM batch_files WHERE stage <> 'done'"
 
 
 def run_seed(seed: int, count: int, kinds: list[str], directory: Path, model: Path) -> SeedReport:
-    """Run one schedule against a deployment of its own, and return what came of it."""
+    """Run one schedule, against deployments of its own, and return what came of it."""
     said = SeedReport(seed)
     started = time.monotonic()
-    with cluster.running(directory, model) as (deployment, secret), receiving(secret) as record:
+    planned = list(plan(seed, count, kinds))
+    if apart := [(wait, kind, FAULTS[kind]) for wait, kind in planned if kind in FAULTS]:
+        _run_part(said, apart, directory / "apart", model, cluster.running, Scene)
+    if whole := [(wait, kind, EMBEDDED_FAULTS[kind]) for wait, kind in planned if kind in EMBEDDED_FAULTS]:
+        _run_part(said, whole, directory / "whole", model, embedded.running, EmbeddedScene)
+    said.seconds = round(time.monotonic() - started, 1)
+    print(
+        f"seed {seed}: {said.num_requests} requests in {said.seconds:.0f} s, {len(said.lost)} lost, "
+        f"{len(said.duplicated)} duplicated, {len(said.broken)} broken; {said.counts}",
+        flush=True,
+    )
+    return said
+
+
+def _run_part(
+    said: SeedReport,
+    part: Sequence[tuple[float, str, Callable[[Any], float]]],
+    directory: Path,
+    model: Path,
+    running: Callable[[Path, Path], AbstractContextManager[tuple[Any, str]]],
+    scene_of: Callable[..., Scene],
+) -> None:
+    """Inject the faults of one kind of deployment into one, and add what came of it to the report."""
+    directory.mkdir()
+    with running(directory, model) as (deployment, secret), receiving(secret) as record:
         audit.install(deployment.postgres)
-        scene = Scene(deployment, record, random.Random(seed))
-        load = Load(deployment, record.url, seed)
-        interactive = Interactive(deployment, seed)
+        scene = scene_of(deployment, record, random.Random(said.seed))
+        load = Load(deployment, record.url, said.seed)
+        interactive = Interactive(deployment, said.seed)
         load.start()
         interactive.start()
         scene.next_result()
-        for number, (wait, kind) in enumerate(plan(seed, count, kinds), 1):
+        for number, (wait, kind, inject) in enumerate(part, 1):
             time.sleep(wait)
             try:
-                seconds = FAULTS[kind](scene)
+                seconds = inject(scene)
             except NotRecoveredError as error:
                 said.broken.append(f"fault {number}, {kind}: {error}")
                 seconds = RECOVERY_SECONDS
             said.faults.append((kind, round(seconds, 2)))
-            print(f"seed {seed}, {number}/{count}: {kind}, {seconds:.2f} s", flush=True)
+            print(
+                f"seed {said.seed}, {directory.name}, {number}/{len(part)}: {kind}, {seconds:.2f} s",
+                flush=True,
+            )
         load.stop()
         interactive.stop()
         try:
@@ -57,22 +87,15 @@ def run_seed(seed: int, count: int, kinds: list[str], directory: Path, model: Pa
             deployment.postgres, load.sent, interactive.answers, record, directory / "facts"
         )
         exits = {one.name: dict(Counter(one.exits)) for one in deployment.members.values() if one.exits}
-        said = replace(
-            said,
-            seconds=round(time.monotonic() - started, 1),
-            num_requests=found.num_requests,
-            lost=found.lost,
-            duplicated=found.duplicated,
-            broken=said.broken + load.errors + interactive.errors + found.broken,
-            counts=found.counts
-            | {"interactive": dict(interactive.endings), "tried again": load.refused, "exits": exits},
-        )
-    print(
-        f"seed {seed}: {said.num_requests} requests in {said.seconds:.0f} s, {len(said.lost)} lost, "
-        f"{len(said.duplicated)} duplicated, {len(said.broken)} broken; {said.counts}",
-        flush=True,
-    )
-    return said
+        said.num_requests += found.num_requests
+        said.lost += found.lost
+        said.duplicated += found.duplicated
+        said.broken += load.errors + interactive.errors + found.broken
+        said.counts[directory.name] = found.counts | {
+            "interactive": dict(interactive.endings),
+            "tried again": load.refused,
+            "exits": exits,
+        }
 
 
 def _wait_until_quiet(scene: Scene) -> None:
@@ -93,7 +116,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10, help="how many schedules (default 10)")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--faults", type=int, default=20, help="faults in each schedule (default 20)")
-    parser.add_argument("--kinds", nargs="+", choices=sorted(FAULTS), default=list(FAULTS), metavar="KIND")
+    kinds = [*FAULTS, *EMBEDDED_FAULTS]
+    parser.add_argument("--kinds", nargs="+", choices=sorted(kinds), default=kinds, metavar="KIND")
     parser.add_argument("--keep", type=Path, help="a folder for logs and data, which then stay")
     parser.add_argument(
         "--results",

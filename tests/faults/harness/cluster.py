@@ -82,6 +82,11 @@ class Cluster:
         except httpx.HTTPError:
             return False
 
+    def api_pid(self) -> int | None:
+        """Return the number of the process whose death breaks connections, if it runs."""
+        process = self.members["web"].process
+        return None if process is None else process.pid
+
     def supervise(self) -> None:
         """Start whatever has died again, after a moment, until told to stop."""
         while not self._stopping.wait(0.1):
@@ -113,6 +118,27 @@ class Cluster:
                     member.process.wait()
 
 
+def settings(directory: Path, model: Path, port: int, secret: str) -> dict[str, str]:
+    """Return the environment of a deployment in a directory, but for where its servers are."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    return kept | {
+        "PORT": str(port),
+        "HEADRACE_AUTH": "off",
+        "HEADRACE_DATA_DIR": str(directory / "data"),
+        "HEADRACE_MODEL": str(model),
+        "HEADRACE_THREADS": "1",
+        "HEADRACE_MAX_NUM_SEQUENCES": "8",
+        "HEADRACE_SHARD_SIZE": "8",
+        "HEADRACE_SHARDS_IN_FLIGHT": "3",
+        "HEADRACE_CHECKPOINT_TOKENS": "16",
+        "HEADRACE_DRAIN_SECONDS": "0.5",
+        "HEADRACE_WEBHOOK_SECRET": secret,
+        "HEADRACE_SECRET_KEY": new_key(),
+        "HEADRACE_WEBHOOK_TIMEOUT_SECONDS": str(WEBHOOK_SECONDS),
+        "HEADRACE_TEST_FACTS": str(directory / "facts"),
+    }
+
+
 @contextlib.contextmanager
 def running(directory: Path, model: Path) -> Iterator[tuple[Cluster, str]]:
     """Run a deployment in a directory; yield it and the secret that its callbacks are signed with."""
@@ -127,22 +153,7 @@ def running(directory: Path, model: Path) -> Iterator[tuple[Cluster, str]]:
         stack.callback(redis.stop)
         links = stack.enter_context(Links().running())
         port = free_port()
-        shared = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")} | {
-            "PORT": str(port),
-            "HEADRACE_AUTH": "off",
-            "HEADRACE_DATA_DIR": str(directory / "data"),
-            "HEADRACE_MODEL": str(model),
-            "HEADRACE_THREADS": "1",
-            "HEADRACE_MAX_NUM_SEQUENCES": "8",
-            "HEADRACE_SHARD_SIZE": "8",
-            "HEADRACE_SHARDS_IN_FLIGHT": "3",
-            "HEADRACE_CHECKPOINT_TOKENS": "16",
-            "HEADRACE_DRAIN_SECONDS": "0.5",
-            "HEADRACE_WEBHOOK_SECRET": secret,
-            "HEADRACE_SECRET_KEY": new_key(),
-            "HEADRACE_WEBHOOK_TIMEOUT_SECONDS": str(WEBHOOK_SECONDS),
-            "HEADRACE_TEST_FACTS": str(directory / "facts"),
-        }
+        shared = settings(directory, model, port, secret)
         commands = read_procfile(ROOT / "Procfile")
         members = {
             name: _member(name, commands[kind], shared, links, postgres, redis, directory / "logs")

@@ -69,7 +69,7 @@ class Interactive:
     ) -> str:
         body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
         started = time.monotonic()
-        api = self._api()
+        api = self.cluster.api_pid()
         try:
             answer, ending = ask(client, body, most_events)
         except httpx.TimeoutException as error:
@@ -78,7 +78,7 @@ class Interactive:
         except httpx.HTTPError as error:
             time.sleep(NOTICE_SECONDS)
             is_starting = isinstance(error, httpx.ConnectError)
-            if api is not None and api == self._api() and not is_starting:
+            if api is not None and api == self.cluster.api_pid() and not is_starting:
                 self.errors.append(f"the API lives and broke a connection: {error!r}")
             return type(error).__name__
         except TornStreamError as error:
@@ -89,10 +89,6 @@ class Interactive:
         elif ending.isdigit() and int(ending) not in REFUSED:
             self.errors.append(f"/v1/generate: {ending}")
         return str(ending)
-
-    def _api(self) -> int | None:
-        process = self.cluster.members["web"].process
-        return None if process is None else process.pid
 
 
 Told = tuple[dict[str, Any] | None, str]

@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from worker.contract.models import ServedModel
 from worker.engine.engine import Engine
 from worker.engine.errors import IntegrityError
 from worker.engine.step import StepOutput
@@ -51,9 +52,11 @@ def _watched_step(engine: Engine) -> StepOutput:
     return output
 
 
-def _watched_claim(session: Session, shard_id: int, *, worker: str, lease: timedelta) -> Claim | None:
+def _watched_claim(
+    session: Session, shard_id: int, *, worker: str, lease: timedelta, model: ServedModel | None = None
+) -> Claim | None:
     claimed_at = _time()
-    held = _claim(session, shard_id, worker=worker, lease=lease)
+    held = _claim(session, shard_id, worker=worker, lease=lease, model=model)
     if held is not None:
         ids = [request.id for request in held.requests]
         resumed = sum(request.partial_output is not None for request in held.requests)
