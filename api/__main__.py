@@ -1,5 +1,6 @@
 """`python -m api`: serve on HOST and PORT until SIGTERM."""
 
+import resource
 import sys
 
 import uvicorn
@@ -17,6 +18,9 @@ if __name__ == "__main__":
         app = create_app(config)
     except CheckpointError as error:
         sys.exit(f"HEADRACE_MODEL cannot be served: {error}")
+    # A connection is an open file; where that limit is reached after all, the log says so.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     uvicorn.run(
         app,
         host=config.host,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from sqlalchemy import text
 
 from api.cli.main import main
 from api.dependencies import open_services
@@ -24,6 +25,7 @@ from api.main import create_app
 from tests.fixtures.batches import claim, held, run_to_the_end
 from tests.fixtures.deployment import eventually, free_port
 from worker.settings import Settings
+from worker.store import control
 from worker.store.session import Store
 
 
@@ -318,3 +320,22 @@ def test_shells_complete_commands(kind: str) -> None:
     )
     assert "cancel" in done.stdout
     assert "submit" not in done.stdout
+
+
+def test_results_of_a_batch_that_is_deleted_end_with_why(shell: Shell, store: Store, tmp_path: Path) -> None:
+    key = shell.run("keys", "create").stdout.strip()
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('"one"\n"two"\n"three"\n')
+    batch_id = shell.run("submit", str(prompts), key=key).stdout.strip()
+    run_to_the_end(store, held(store, 1))
+    out = tmp_path / "out.jsonl"
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(shell.run, "results", batch_id, "--follow", "-o", str(out), key=key)
+        eventually(lambda: out.exists() and out.read_text().count("\n") == 2, what="two results")
+        with store.transaction() as session:
+            session.execute(text("UPDATE batches SET status = 'cancelled', finished_at = now()"))
+            control.remove(session, batch_id)
+        done = following.result(60)
+    assert done.returncode == 1
+    assert f"no batch {batch_id}" in done.stderr
+    assert out.read_text().count("\n") == 2

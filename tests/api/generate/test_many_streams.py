@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import text
 
 from tests.api.generate.test_waiting import INFO, TEXT, answer
 from tests.fixtures.api_process import ApiProcess, api_process
@@ -18,7 +19,7 @@ from worker.contract.feed import Saved, Told
 from worker.contract.messages import GPU_QUEUE
 from worker.queue.feed import FeedWriter
 from worker.settings import settings
-from worker.store import shards, workers
+from worker.store import workers
 from worker.store.session import Store
 
 NUM_STREAMS = 300
@@ -50,7 +51,8 @@ class Worker(threading.Thread):
 
     def _ready(self) -> list[int]:
         with self._store.transaction() as session:
-            return shards.ready_interactive(session, limit=NUM_STREAMS)
+            query = "SELECT id FROM shards WHERE state = 'ready' AND lane = 'interactive' ORDER BY id"
+            return list(session.scalars(text(query)))
 
 
 async def streams(url: str, worker: Worker) -> list[list[str]]:
@@ -97,3 +99,9 @@ def test_every_one_of_many_streams_comes_piece_by_piece(api: ApiProcess, store: 
     worker.join(60)
     assert found == [[FIRST, TEXT[len(FIRST) :]]] * NUM_STREAMS
     assert "WARNING" not in api.log.read_text()
+
+
+def test_as_many_connections_may_be_open_as_the_system_allows(api: ApiProcess) -> None:
+    limits = Path(f"/proc/{api.process.pid}/limits").read_text().splitlines()
+    (soft, hard) = next(line.split()[3:5] for line in limits if line.startswith("Max open files"))
+    assert soft == hard
