@@ -17,18 +17,20 @@ class DecodeGraphs:
 
     def __init__(self, decode: PaddedDecode, max_num_sequences: int) -> None:
         self._decode = decode
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.num_rows = 0  # of the graph replayed last
         began, pool = time.monotonic(), None
+        # Of all graphs: what each would keep of its own is gigabytes together.
+        self._logits = torch.empty_like(decode.forward(max_num_sequences))
         # From the largest on, so that the others find room in its memory.
         for size in reversed(graph_sizes(max_num_sequences)):
             decode.forward(size)  # compiles what cannot be compiled while recording
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                logits = decode.forward(size)
+                self._logits[:size].copy_(decode.forward(size))
             pool = pool or graph.pool()
-            self._graphs[size] = (graph, logits)
+            self._graphs[size] = graph
         self._sizes = sorted(self._graphs)
         logger.info("recorded %d decode graphs in %.1f s", len(self._sizes), time.monotonic() - began)
 
@@ -42,10 +44,9 @@ class DecodeGraphs:
             return None
         size = next(size for size in self._sizes if size >= count)
         self._decode.fill(step, size, before)
-        graph, logits = self._graphs[size]
+        self._graphs[size].replay()
         self.num_rows = size
-        graph.replay()
-        return logits[:count]
+        return self._logits[:count]
 
 
 def is_decode(step: PackedStep) -> bool:

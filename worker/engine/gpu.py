@@ -11,6 +11,7 @@ from kernels.kv_write import GpuLayerCache, PagedCache
 from worker.engine.config import EngineConfig
 from worker.engine.cuda_graphs import DecodeGraphs
 from worker.engine.device import spare_bytes
+from worker.engine.device_tables import DeviceTables
 from worker.engine.gpu_step_input import AttentionPlanner, GpuPlacement
 from worker.engine.gpu_steps import PaddedDecode, run_each_kind, run_largest_step
 from worker.engine.kv_cache import KVCacheSize, kv_format_of, size_kv_cache
@@ -61,7 +62,13 @@ class GpuSteps:
         max_model_len: int,
     ) -> None:
         planner = AttentionPlanner(architecture, cast("GpuLayerCache", kv_cache[0]), dtype, max_model_len)
-        self.placement = GpuPlacement(planner, config.block_size, device)
+        self.tables = DeviceTables(
+            max_num_sequences=config.max_num_sequences,
+            max_blocks_per_sequence=-(-max_model_len // config.block_size),
+            block_size=config.block_size,
+            device=device,
+        )
+        self.placement = GpuPlacement(planner, self.tables, device)
         self.graphs: DecodeGraphs | None = None
         if device.type == "cuda":
             began = time.monotonic()
@@ -83,6 +90,6 @@ class GpuSteps:
                 device,
                 max_num_sequences=config.max_num_sequences,
                 max_model_len=max_model_len,
-                block_size=config.block_size,
+                tables=self.tables,
             )
             self.graphs = DecodeGraphs(decode, config.max_num_sequences)

@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.kv_write import GpuLayerCache
 from kernels.paged_attention import GpuAttentionPlan, choose_tiling
 from kernels.paged_attention.gpu import plan_attention
+from worker.engine.device_tables import DeviceTables
 from worker.engine.input_builder import PackedStep
 from worker.engine.models.registry import Architecture
 from worker.engine.step_input import StepInput
@@ -69,9 +70,9 @@ class AttentionPlanner:
 class GpuPlacement:
     """Makes StepInputs of PackedSteps."""
 
-    def __init__(self, planner: AttentionPlanner, block_size: int, device: torch.device) -> None:
+    def __init__(self, planner: AttentionPlanner, tables: DeviceTables, device: torch.device) -> None:
         self._planner = planner
-        self._block_size = block_size
+        self._tables = tables
         self._device = device
 
     def place(self, step: PackedStep, before: Tensor | None) -> StepInput:
@@ -79,7 +80,7 @@ class GpuPlacement:
 
         `before` is what the Step before it has chosen, [num_sampled], where it is still there.
         """
-        tensors, longest = upload(step, self._block_size, self._device, before)
+        tensors, longest = upload(step, self._tables, self._device, before)
         return StepInput(
             token_ids=tensors.token_ids,
             positions=tensors.positions,
@@ -92,22 +93,26 @@ class GpuPlacement:
 
 
 def upload(
-    step: PackedStep, block_size: int, device: torch.device, before: Tensor | None = None
+    step: PackedStep, tables: DeviceTables, device: torch.device, before: Tensor | None = None
 ) -> tuple[StepTensors, int]:
     """Return a Step's numbers on the device, pending tokens from `before`, and its longest context."""
     ends = np.cumsum(step.num_tokens)
     context_lens = step.positions[ends - 1] + 1
     longest = int(context_lens.max())
-    tables = step.block_tables[:, : -(-longest // block_size)]
+    changes = tables.changes(step)
+    pending = np.array(step.pending, dtype=np.int64).reshape(-1, 2)
     arrays: tuple[np.ndarray, ...] = (
         step.token_ids,
         step.positions,
         step.slots,
         np.concatenate(([0], ends)),
         context_lens,
-        tables.ravel(),
         np.array(step.output_rows or (), dtype=np.int64),
-        np.array(step.pending, dtype=np.int64).reshape(-1, 2).T.ravel(),
+        step.rows,
+        changes.places,
+        changes.block_ids,
+        pending[:, 0],
+        pending[:, 1],
     )
     # Triton compiles a kernel anew for a pointer that is no multiple of 16 bytes.
     *starts, total = itertools.accumulate((-(-len(array) // 4) * 4 for array in arrays), initial=0)
@@ -118,10 +123,10 @@ def upload(
     if device.type == "cuda":
         numbers = numbers.pin_memory().to(device, non_blocking=True)
     parts = [numbers[start : start + len(array)] for start, array in zip(starts, arrays, strict=True)]
-    parts[5] = parts[5].view(tables.shape)
-    *parts, pending = parts
+    token_ids, positions, slots, query_starts, lens, output_rows, rows, places, block_ids, at, taken = parts
+    tables.write(changes, places, block_ids)
     if before is not None and step.pending:
-        rows, places = pending.long().view(2, -1)
         # Who has none, since its logits were no numbers, ends before the host looks at this row.
-        parts[0][rows] = before[places].clamp(min=0).to(torch.int32)
-    return StepTensors(*parts), longest
+        token_ids[at.long()] = before[taken.long()].clamp(min=0).to(torch.int32)
+    block_tables = tables.read(rows, -(-longest // tables.block_size))
+    return StepTensors(token_ids, positions, slots, query_starts, lens, block_tables, output_rows), longest

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from torch import Tensor
 
 from kernels.crossover import token_counts
@@ -12,6 +13,7 @@ from kernels.device import gpu_name
 from kernels.kv_write import PagedCache
 from kernels.paged_attention.gpu import sequence_lanes
 from kernels.sampling import sample
+from worker.engine.device_tables import DeviceTables
 from worker.engine.gpu_step_input import AttentionPlanner, StepTensors, upload
 from worker.engine.input_builder import PackedStep
 from worker.engine.models.registry import Model
@@ -58,9 +60,10 @@ def run_each_kind(
     for num_tokens in token_counts(gpu_name(device), max_tokens):
         even = [len(part) for part in np.array_split(np.arange(num_tokens), -(-num_tokens // max_model_len))]
         hidden = _run_empty(model, kv_cache, planner, device, even, max_context_len=max_model_len)
-        logits = model.logits(hidden[:max_num_sequences])
+        model.logits(hidden[:max_num_sequences])
+    logits = model.logits(_run_empty(model, kv_cache, planner, device, [1], max_context_len=2))
     options = torch.zeros(5, 2, dtype=torch.float64, device=device)[:, :1]
-    for one in (logits[:1], logits[:1].float()):  # rules leave the latter
+    for one in (logits, logits.float()):  # rules leave the latter
         sample(one, *options)
     num_sequences = 1
     while num_sequences <= max_num_sequences:
@@ -88,18 +91,17 @@ def _run_empty(
     max_context_len: int,
 ) -> Tensor:
     """Return the hidden states of Sequences with so many tokens each and no Slots."""
-    num_sequences, total = len(num_tokens), sum(num_tokens)
-    packed = PackedStep(
-        token_ids=np.zeros(total, dtype=np.int64),
-        positions=np.concatenate([np.arange(count) for count in num_tokens]),
-        slots=np.full(total, -1),
-        num_tokens=num_tokens,
-        block_tables=np.zeros((num_sequences, max(num_tokens)), dtype=np.int64),
-        output_rows=None,
-        sampled=(),
-        sampling=None,
+    counts = torch.tensor(num_tokens, dtype=torch.int32)
+    total = sum(num_tokens)
+    tensors = StepTensors(
+        token_ids=torch.zeros(total, dtype=torch.int32, device=device),
+        positions=torch.cat([torch.arange(count, dtype=torch.int32) for count in num_tokens]).to(device),
+        slots=torch.full((total,), -1, dtype=torch.int32, device=device),
+        query_starts=F.pad(counts.cumsum(0, dtype=torch.int32), (1, 0)).to(device),
+        context_lens=counts.to(device),
+        block_tables=torch.zeros(len(num_tokens), max(num_tokens), dtype=torch.int32, device=device),
+        output_rows=torch.zeros(0, dtype=torch.int32, device=device),
     )
-    tensors, _ = upload(packed, 1, device)
     plan = planner.plan(
         tensors, max_query_len=max_query_len or max(num_tokens), max_context_len=max_context_len
     )
@@ -122,13 +124,13 @@ class PaddedDecode:
         *,
         max_num_sequences: int,
         max_model_len: int,
-        block_size: int,
+        tables: DeviceTables,
     ) -> None:
         self._model = model
         self._kv_cache = kv_cache
         self._planner = planner
         self._device = device
-        self._block_size = block_size
+        self._tables = tables
         self._max_model_len = max_model_len
 
         def zeros(*shape: int) -> Tensor:
@@ -140,13 +142,13 @@ class PaddedDecode:
             slots=zeros(max_num_sequences) - 1,
             query_starts=zeros(max_num_sequences + 1),
             context_lens=zeros(max_num_sequences),
-            block_tables=zeros(max_num_sequences, -(-max_model_len // block_size)),
+            block_tables=zeros(max_num_sequences, -(-max_model_len // tables.block_size)),
             output_rows=zeros(0),
         )
 
     def fill(self, step: PackedStep, size: int, before: Tensor | None) -> None:
         """Put a decode Step of at most `size` Sequences where `forward(size)` reads it; `before` as there."""
-        new, _ = upload(step, self._block_size, self._device, before)
+        new, _ = upload(step, self._tables, self._device, before)
         own, count = self._tensors, len(step.num_tokens)
         own.token_ids[:count] = new.token_ids
         own.positions[:count] = new.positions

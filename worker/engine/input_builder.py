@@ -20,7 +20,9 @@ class PackedStep:
     positions: np.ndarray  # [num_tokens] int64
     slots: np.ndarray  # [num_tokens] int64, where each token's keys and values go
     num_tokens: list[int]  # of each Sequence
-    block_tables: np.ndarray  # [num_sequences, max_blocks] int64
+    rows: np.ndarray  # [num_sequences] int64, of `all_block_tables`
+    all_block_tables: np.ndarray  # [max_num_sequences, max_blocks] int64, not a copy
+    tables: tuple[list[int], ...]  # the same, of each Sequence: a new list at each admission
     # Rows whose next token is chosen, then rows of `spans`; None: all rows, in order.
     output_rows: list[int] | None
     sampled: tuple[Sequence, ...]  # the Sequence of each row whose next token is chosen
@@ -78,7 +80,9 @@ class InputBuilder:
             positions=positions,
             slots=slots,
             num_tokens=num_tokens,
-            block_tables=self._block_tables[rows],
+            rows=rows,
+            all_block_tables=self._block_tables,
+            tables=tuple(entry.sequence.block_table for entry in entries),
             output_rows=output_rows,
             sampled=sequences,
             sampling=build_sampling_input(sequences),

@@ -30,6 +30,7 @@ class CpuPlacement:
 
     def place(self, step: PackedStep) -> StepInput:
         """Return the tensors of a Step."""
+        width = int(step.positions.max()) // self._block_size + 1
         return StepInput(
             token_ids=torch.from_numpy(step.token_ids),
             positions=torch.from_numpy(step.positions),
@@ -37,7 +38,7 @@ class CpuPlacement:
             attention=plan_attention(
                 step.num_tokens,
                 step.positions,
-                step.block_tables,
+                step.all_block_tables[step.rows, :width],
                 block_size=self._block_size,
                 group=self._group,
                 head_dim=self._head_dim,

@@ -91,7 +91,7 @@ def start(engine: Engine) -> None:
             CPU,
             max_num_sequences=config.max_num_sequences,
             max_model_len=info.max_model_len,
-            block_size=info.block_size,
+            tables=runner._gpu.tables,
         )
         for size in range(1, config.max_num_sequences + 1):
             decode.forward(size)

@@ -79,7 +79,7 @@ class EagerGraphs:
             torch.device("cuda" if torch.cuda.is_available() else "cpu"),
             max_num_sequences=engine.config.max_num_sequences,
             max_model_len=info.max_model_len,
-            block_size=info.block_size,
+            tables=runner._gpu.tables,
         )
 
     def logits(self, step: PackedStep, before: Tensor | None) -> Tensor | None:
