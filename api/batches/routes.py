@@ -22,6 +22,7 @@ from worker.contract.states import BatchStatus
 
 JSON_LINES = "application/x-ndjson"
 MAX_WAIT_SECONDS = 60
+LONGEST_LOOK_SECONDS = 2.0
 CANCEL_SECONDS, CANCEL_LOOK_SECONDS = 0.5, 0.05
 
 router = APIRouter(prefix="/v1/batch", tags=["batches"], route_class=OnceRoute)
@@ -140,14 +141,15 @@ async def get_results(
 async def _wait_for_news(
     http_request: HttpRequest, services: Services, batch_id: str, after: int, seconds: float
 ) -> None:
-    deadline = time.monotonic() + seconds
+    deadline, pause = time.monotonic() + seconds, LOOK_SECONDS
     while not await run_in_threadpool(service.has_news, services, batch_id, after=after):
         left = deadline - time.monotonic()
         if left <= 0:
             return
         if await http_request.is_disconnected():
             raise ClientGoneError("the client went away")
-        await asyncio.sleep(min(LOOK_SECONDS, left))
+        await asyncio.sleep(min(pause, left))
+        pause = min(2 * pause, LONGEST_LOOK_SECONDS)  # nothing for a while: there is no hurry
 
 
 @router.post(

@@ -74,6 +74,7 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
         "/v1/batch/{batch_id}/cancel",
         "/v1/batch/{batch_id}/events",
         "/v1/batch/{batch_id}/pause",
+        "/v1/batch/{batch_id}/reassign",
         "/v1/batch/{batch_id}/requests/{index}/cancel",
         "/v1/batch/{batch_id}/results",
         "/v1/batches",
