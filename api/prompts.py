@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from api.checkpoint import Checkpoint
 from api.errors import InvalidInputError
-from worker.contract.requests import RequestKind, kind_of
+from worker.contract.requests import Params
+from worker.contract.sampling import SamplingParams
 from worker.store.requests import NewRequest
 
 
@@ -13,12 +14,14 @@ def fit(
     checkpoint: Checkpoint,
     requests: Sequence[NewRequest],
     *,
+    default: SamplingParams,
     max_prompt_bytes: int,
     name: Callable[[int], str],
 ) -> list[NewRequest]:
     """Count the prompts' tokens, check them against the context, cap max_tokens by what is left of it.
 
-    `name` gives the path of the field that a request's prompts came in.
+    Only max_tokens that nobody asked for is capped. `default` are the parameters of requests without their
+    own; `name` gives the path of the field that a request's prompts came in.
 
     Raises:
         InvalidInputError: a prompt that cannot be run.
@@ -43,25 +46,34 @@ def fit(
         found = checkpoint.count_tokens([text for *_, text in chosen], add_special_tokens=has_special)
         for (i, j, _), count in zip(chosen, found, strict=True):
             counts[i][j] = count
-    return [_fitted(checkpoint, request, counts[i], name(i)) for i, request in enumerate(requests)]
+    return [
+        _fitted(checkpoint, request, request.params or default, counts[i], name(i))
+        for i, request in enumerate(requests)
+    ]
 
 
-def _fitted(checkpoint: Checkpoint, request: NewRequest, counts: Sequence[int], name: str) -> NewRequest:
+def _fitted(
+    checkpoint: Checkpoint, request: NewRequest, params: Params, counts: Sequence[int], name: str
+) -> NewRequest:
     context = checkpoint.max_model_len
-    is_generating = kind_of(request.params) is RequestKind.GENERATION
+    is_generating = isinstance(params, SamplingParams)
+    must_fit = isinstance(params, SamplingParams) and params.must_fit
     for j, count in enumerate(counts):
+        path = _path(request, name, j)
         if count == 0:
-            path = _path(request, name, j)
             raise InvalidInputError(f"{path}: the prompt has no tokens", param=path)
+        limit = f"the context of model {checkpoint.name} is {context}"
         if count + is_generating > context:
-            path = _path(request, name, j)
             rest = ", and one must be left for the output" if is_generating else ""
-            raise InvalidInputError(
-                f"{path}: the prompt has {count} tokens; the context of model {checkpoint.name} is "
-                f"{context}{rest}",
-                param=path,
-                code="context_length_exceeded",
+            problem = f"the prompt has {count} tokens; {limit}{rest}"
+        elif must_fit and count + request.max_tokens > context:
+            problem = (
+                f"the prompt has {count} tokens and max_tokens is {request.max_tokens}; {limit}, and "
+                f"{context - count} are left for the output"
             )
+        else:
+            continue
+        raise InvalidInputError(f"{path}: {problem}", param=path, code="context_length_exceeded")
     max_tokens = min(request.max_tokens, context - min(counts))
     return replace(request, num_prompt_tokens=sum(counts), max_tokens=max_tokens)
 

@@ -25,10 +25,16 @@ MAX_STOP_STRINGS = 16
 TOKEN_ID = re.compile("-?[0-9]{1,10}")
 FORMAT_FIELDS = ("response_format", "guided_json", "guided_regex", "guided_choice")
 # What has a field of the same name and meaning.
-PLAIN_FIELDS = SamplingParams.__dataclass_fields__.keys() - {"format", "logprobs", "optimization"}
+PLAIN_FIELDS = SamplingParams.__dataclass_fields__.keys() - {"format", "logprobs", "must_fit", "optimization"}
 
 MaxTokens = Annotated[
-    int, Field(ge=1, lt=2**31, description="Most tokens to generate; also ends at the model's context.")
+    int,
+    Field(
+        ge=1,
+        lt=2**31,
+        description="Most tokens to generate, which with the prompt must fit the model's context. Where it is"
+        " left out, the context ends what would be longer.",
+    ),
 ]
 Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False, description="0 is greedy.")]
 TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
@@ -168,6 +174,8 @@ def to_params(
     }
     if fields.num_logprobs is not None:
         changes["logprobs"] = fields.num_logprobs
+    if "max_tokens" in changes:
+        changes["must_fit"] = True
     if "stop" in changes:
         stop = changes["stop"]
         changes["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)

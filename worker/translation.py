@@ -137,6 +137,7 @@ def _to_sampling(params: SamplingParams, max_tokens: int) -> EngineSampling:
             raise InvalidRequestError(str(error)) from error
     return EngineSampling(
         max_tokens=max_tokens,
+        must_fit=params.must_fit and max_tokens == params.max_tokens,  # not what a reassigning has cut
         temperature=params.temperature,
         top_p=params.top_p,
         top_k=params.top_k,

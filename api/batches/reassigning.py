@@ -105,6 +105,7 @@ def _recount(session: Session, services: Services, batch_id: str) -> int:
         fitted = fit(
             checkpoint,
             [one.request for one in found],
+            default=SHARED,
             max_prompt_bytes=services.settings.max_prompt_bytes,
             name=lambda i, positions=positions: f"request {positions[i]}",  # type: ignore[misc]
         )

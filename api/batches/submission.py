@@ -70,6 +70,7 @@ def _to_requests(
     return fit(
         services.checkpoint,
         found,
+        default=batch_params,
         max_prompt_bytes=services.settings.max_prompt_bytes,
         name=lambda i: f"{field}[{i}]",
     )

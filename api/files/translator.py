@@ -7,6 +7,7 @@ from api.errors import ApiError
 from api.files.lines import Line, WrongLineError
 from api.openai.bodies import Endpoint
 from api.openai.requests import from_line
+from worker.contract.sampling import SamplingParams
 from worker.store.requests import NewRequest
 
 
@@ -33,4 +34,12 @@ class Translator:
                 message = f"body: a prompt is over the limit of {self._max_prompt_bytes} bytes"
                 raise WrongLineError("prompt_too_long", message, "body")
         most = self._checkpoint.max_model_len - 1
-        return request if request.max_tokens <= most else replace(request, max_tokens=most)
+        if request.max_tokens <= most:
+            return request
+        if isinstance(request.params, SamplingParams) and request.params.must_fit:
+            message = (
+                f"body.max_tokens: {request.max_tokens} tokens and a prompt are over the context of model "
+                f"{self._checkpoint.name}, which is {most + 1}"
+            )
+            raise WrongLineError("context_length_exceeded", message, "body.max_tokens")
+        return replace(request, max_tokens=most)

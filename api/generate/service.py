@@ -40,6 +40,7 @@ def to_batch(
     fitted = fit(
         services.checkpoint,
         found,
+        default=params,
         max_prompt_bytes=services.settings.max_prompt_bytes,
         name=lambda i: "prompt" if hasattr(fields, "prompt") else f"prompts[{i}]",
     )

@@ -117,6 +117,7 @@ def _to_batch(services: Services, body: Body) -> NewBatch:
     fitted = fit(
         services.checkpoint,
         [request],
+        default=SamplingParams(),
         max_prompt_bytes=services.settings.max_prompt_bytes,
         name=lambda _: field,
     )

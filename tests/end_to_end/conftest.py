@@ -10,7 +10,7 @@ from tests.fixtures.tiny_llama import write_tiny_llama
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = write_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
+    directory = write_tiny_llama(tmp_path_factory.mktemp("tiny-llama"), max_position_embeddings=256)
     (directory / "chat_template.jinja").write_text(TEMPLATE)
     return directory
 

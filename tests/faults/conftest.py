@@ -10,7 +10,7 @@ from tests.fixtures.tiny_llama import write_tiny_llama
 @pytest.fixture(scope="package")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     directory = tmp_path_factory.mktemp("faults")
-    model = write_tiny_llama(directory / "model")
+    model = write_tiny_llama(directory / "model", max_position_embeddings=256)
     # A small engine, so that a batch lasts long enough to be hurt in the middle.
     options = {
         "HEADRACE_MAX_NUM_SEQUENCES": "8",

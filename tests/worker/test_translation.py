@@ -28,6 +28,7 @@ from worker.translation import is_cancelled, to_engine, to_result
 # Every field with a value that is not its default.
 EVERYTHING = SamplingParams(
     max_tokens=9,
+    must_fit=True,
     temperature=0.3,
     top_p=0.8,
     top_k=7,

@@ -38,6 +38,7 @@ class SamplingParams:
     """How tokens are chosen, as worker/engine/sampling.py explains. None and the defaults are off."""
 
     max_tokens: int = 256
+    must_fit: bool = False  # max_tokens was asked for: a context that is too short for it refuses it
     temperature: float = 0.7
     top_p: float = 1.0
     top_k: int = 0

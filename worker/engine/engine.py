@@ -217,6 +217,11 @@ class Engine:
         if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
             raise InvalidRequestError(f"the prompt has a token id outside 0..{info.vocab_size - 1}")
         params = request.params
+        if params.must_fit and len(token_ids) + params.max_tokens > info.max_model_len:
+            raise TooLongError(
+                f"the prompt has {len(token_ids)} tokens and max_tokens is {params.max_tokens}; "
+                f"the context of this model is {info.max_model_len}"
+            )
         named = [*(token for token, _ in params.logit_bias), *params.stop_token_ids]
         if named and (min(named) < 0 or max(named) >= info.vocab_size):
             raise InvalidRequestError(

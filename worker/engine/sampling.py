@@ -14,6 +14,7 @@ MAX_CHOICES = 128
 class SamplingParams:
     """Sampling options of one request; raises InvalidRequestError naming the field that is out of range.
 
+    The context ends an output before `max_tokens`; with `must_fit` a request is refused if it could.
     `temperature=0` is greedy. `top_k=0`, `top_p=1` and `min_p=0` are off; they apply in that order, after the
     temperature. `seed=None` draws one. `stop` strings and `stop_token_ids` end the output, which is cut
     before them; `ignore_eos` ignores the checkpoint's end tokens only. `min_tokens` holds back whatever ends
@@ -27,6 +28,7 @@ class SamplingParams:
     """
 
     max_tokens: int = 256
+    must_fit: bool = False
     temperature: float = 0.7
     top_p: float = 1.0
     top_k: int = 0

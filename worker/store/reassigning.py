@@ -4,7 +4,7 @@ Its results stay, and say which model made them; what the old model had begun is
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import ColumnElement, and_, bindparam, case, cast, delete, exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import JSONPATH
@@ -103,6 +103,8 @@ def counted(session: Session, batch_id: str, *, after: int, limit: int) -> list[
     found = []
     for row in rows:
         params = shared if row.params is None else params_from_json(row.kind, row.params)
+        if isinstance(params, SamplingParams):
+            params = replace(params, must_fit=False)  # whoever reassigns a batch takes what is left
         request = NewRequest(
             prompt=row.prompt,
             inputs=None if row.inputs is None else to_prompts(row.inputs),

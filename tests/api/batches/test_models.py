@@ -133,7 +133,7 @@ def test_another_checkpoint_of_the_same_name_is_another_model(tmp_path: Path) ->
 def test_a_reassigned_batch_is_run_by_the_new_model_and_counted_by_its_tokenizer(
     client: TestClient, store: Store, own: Model
 ) -> None:
-    batch_id = bound_elsewhere(client, store, prompts=["abc", "de"], max_tokens=100)
+    batch_id = bound_elsewhere(client, store, prompts=["abc", "de"])
     with store.transaction() as session:
         session.execute(text("UPDATE requests SET num_prompt_tokens = 50, max_tokens = 14"))
         session.execute(text("UPDATE batches SET num_prompt_tokens = 100, max_output_tokens = 28"))

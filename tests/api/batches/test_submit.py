@@ -49,7 +49,12 @@ def test_a_request_may_differ_from_its_batch(client: TestClient, store: Store) -
         own = session.scalars(text("SELECT params FROM requests ORDER BY position")).all()
         shared = session.scalar(text("SELECT params FROM batches"))
     assert own[0] is None
-    assert own[1] == shared | {"temperature": 0, "stop": ["x"], "max_tokens": 9}
+    assert own[1] == shared | {
+        "temperature": 0,
+        "stop": ["x"],
+        "max_tokens": 9,
+        "must_fit": True,
+    }
     assert (shared["temperature"], shared["seed"]) == (1.5, 7)
 
 
@@ -81,10 +86,39 @@ def test_messages_go_through_the_chat_template(client: TestClient, store: Store)
     assert tuple(row) == ("<system>be brief<user>hi<assistant>", False)
 
 
-def test_max_tokens_is_capped_by_what_the_prompt_leaves(client: TestClient, store: Store) -> None:
-    client.post("/v1/batch/async", json={"prompts": ["x" * (CONTEXT - 4)], "max_tokens": 1000})
+def test_max_tokens_that_nobody_asked_for_is_what_the_prompt_leaves(client: TestClient, store: Store) -> None:
+    client.post("/v1/batch/async", json={"prompts": ["x" * (CONTEXT - 4)]})
     with store.transaction() as session:
         assert session.scalar(text("SELECT max_tokens FROM requests")) == 4
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        ("batch/async", {"prompts": ["a", "x" * (CONTEXT - 4)]}, "prompts[1]"),
+        ("batch/async", {"requests": [{"prompt": "x" * (CONTEXT - 4)}]}, "requests[0]"),
+        ("batch/estimate", {"prompts": ["x" * (CONTEXT - 4)]}, "prompts[0]"),
+        ("batch/sync", {"prompts": ["x" * (CONTEXT - 4)], "wait_seconds": 0}, "prompts[0]"),
+        ("generate", {"prompt": "x" * (CONTEXT - 4)}, "prompt"),
+        ("completions", {"prompt": "x" * (CONTEXT - 4)}, "prompt"),
+        ("completions", {"prompt": ["a", "x" * (CONTEXT - 4)]}, "prompt[1]"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x" * (CONTEXT - 21)}]}, "messages"),
+    ],
+)
+def test_max_tokens_that_was_asked_for_is_never_cut(
+    client: TestClient, store: Store, route: str, body: dict[str, object], param: str
+) -> None:
+    is_openais = "completions" in route
+    asked = body | ({"model": client.get("/v1/models").json()["data"][0]["id"]} if is_openais else {})
+    answer = client.post(f"/v1/{route}", json=asked | {"max_tokens": 5})
+    assert answer.status_code == (400 if is_openais else 422), answer.text
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    assert "max_tokens is 5" in error["message"]
+    assert "4 are left" in error["message"]
+    assert count(store) == 0
+    fitting = client.post(f"/v1/{route}", json=asked | {"max_tokens": 4})
+    assert fitting.status_code in {200, 202, 503}, fitting.text  # 503: it was taken, but no worker lives
 
 
 @pytest.mark.parametrize(
@@ -239,7 +273,7 @@ EVERY_OPTION = {
 def test_every_sampling_option_is_stored(client: TestClient, store: Store) -> None:
     answer = client.post("/v1/batch/async", json={"prompts": ["one"], **EVERY_OPTION})
     assert answer.status_code == 202, answer.text
-    expected = EVERY_OPTION | {"logit_bias": [[5, -1.5]]}
+    expected = EVERY_OPTION | {"logit_bias": [[5, -1.5]], "must_fit": True}
     del expected["response_format"]
     with store.transaction() as session:
         assert session.scalar(text("SELECT params FROM batches")) == expected | {

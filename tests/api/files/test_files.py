@@ -106,6 +106,7 @@ def test_what_has_no_lines_is_refused(config: Settings, put: Put, content: bytes
         (line("a", body=body(temprature=1)), "extra_forbidden", "body.temprature"),
         (line("a", url="/v1/chat/completions"), "missing", "body.messages"),
         (line("a", body=body(prompt="x" * 2000)), "line_too_long", None),
+        (line("a", body=body(max_tokens=64)), "context_length_exceeded", "body.max_tokens"),
     ],
 )
 def test_a_wrong_line_is_refused_by_number(

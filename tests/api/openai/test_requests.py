@@ -65,6 +65,7 @@ def test_every_option_of_a_chat_counts(checkpoint: Checkpoint) -> None:
     assert found.is_streamed
     assert found.params == SamplingParams(
         max_tokens=7,
+        must_fit=True,
         temperature=0,
         top_p=0.5,
         n=2,

@@ -76,6 +76,20 @@ def test_a_prompt_that_leaves_no_room_says_so(engine: Engine) -> None:
     assert [one.is_too_long for one in sorted(ended, key=lambda one: one.id)] == [False, True, False]
 
 
+def test_a_context_cuts_an_output_only_where_it_may(engine: Engine) -> None:
+    most = CONTEXT - len(PROMPT)
+    limits = ((most + 1, True), (most + 1, False), (most, True))
+    asked = [
+        GenerationRequest(number, PROMPT, greedy(max_tokens, must_fit=must_fit))
+        for number, (max_tokens, must_fit) in enumerate(limits)
+    ]
+    refused, cut, fitting = run(engine, asked)
+    assert refused.is_too_long
+    assert f"5 tokens and max_tokens is {most + 1}" in str(refused.error)
+    assert cut.token_ids == fitting.token_ids
+    assert len(cut.token_ids) == most
+
+
 def test_text_prompt_and_text_output(engine: Engine) -> None:
     text = "the quick brown"
     ids = tuple(tiny_tokenizer().encode(text).ids)
