@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0012_estimates"
-down_revision = "0011_scopes"
+revision = "0011_estimates"
+down_revision = "0010_scopes"
 branch_labels = None
 depends_on = None
 

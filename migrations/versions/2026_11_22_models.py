@@ -6,8 +6,8 @@ A batch that is live now has none recorded: any worker may run it, as before.
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0008_models"
-down_revision = "0009_priority"
+revision = "0009_models"
+down_revision = "0008_priority"
 branch_labels = None
 depends_on = None
 

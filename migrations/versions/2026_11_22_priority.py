@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0009_priority"
+revision = "0008_priority"
 down_revision = "0007_reliability"
 branch_labels = None
 depends_on = None

@@ -7,8 +7,8 @@ other tenants can administer their tenant from now on, and no longer all.
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0011_scopes"
-down_revision = "0008_models"
+revision = "0010_scopes"
+down_revision = "0009_models"
 branch_labels = None
 depends_on = None
 

@@ -8,8 +8,11 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy.engine import make_url
 
+from tests.fixtures.batches import LEASE, serving
 from worker.settings import settings
+from worker.store import shards
 from worker.store.schema import METADATA
+from worker.store.session import Store
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -98,7 +101,7 @@ def test_every_migration_gives_up_on_a_lock_early(config: Config) -> None:
 
 
 def test_administrators_keep_what_is_theirs_on_the_way_up_and_down(config: Config) -> None:
-    command.upgrade(config, "0009_priority")
+    command.upgrade(config, "0008_priority")
     run("INSERT INTO tenants (id) VALUES ('acme')")
     run(
         "INSERT INTO api_keys (prefix, digest, tenant_id, name, scopes) VALUES"
@@ -117,7 +120,7 @@ def test_administrators_keep_what_is_theirs_on_the_way_up_and_down(config: Confi
     owners = run("SELECT tenant_id FROM audit_log ORDER BY id")
     assert owners == [("acme",), ("acme",), ("acme",), ("default",), ("",)]
     run("UPDATE api_keys SET scopes = '{submit,deployment}' WHERE prefix = 'hr_3'")
-    command.downgrade(config, "0009_priority")
+    command.downgrade(config, "0008_priority")
     assert run(scopes) == [(["read", "admin"],), ([],), (["submit", "admin"],)]
 
 
@@ -131,3 +134,31 @@ def test_batches_that_have_ended_before_are_counted(config: Config) -> None:
     )
     command.upgrade(config, "head")
     assert run("SELECT tenant_id, status, count FROM batch_counts") == [("default", "completed", 2)]
+
+
+def test_a_batch_in_flight_is_run_on_by_whatever_model_there_is(config: Config) -> None:
+    command.upgrade(config, "0007_reliability")
+    run(
+        "INSERT INTO batches (id, status, params, metadata, num_requests, num_prompt_tokens,"
+        " max_output_tokens)"
+        " VALUES ('batch_1', 'processing', '{\"max_tokens\": 4}', '{\"a\": \"b\"}', 1, 2, 4)"
+    )
+    run(
+        "INSERT INTO shards (batch_id, position, state, priority, num_requests, fence)"
+        " VALUES ('batch_1', 0, 'ready', 3, 1, 1)"
+    )
+    run(
+        "INSERT INTO requests (batch_id, shard_id, position, prompt, add_special_tokens, max_tokens,"
+        " num_prompt_tokens) VALUES ('batch_1', 1, 0, 'wheel', true, 4, 2)"
+    )
+    run("INSERT INTO partial_outputs (request_id, model, token_ids, output) VALUES (1, 'demo', '{7}', 'x')")
+    command.upgrade(config, "head")
+    store = Store(settings().database_url)
+    with store.transaction() as session:
+        claim = shards.claim(session, 1, worker="gpu@here", lease=LEASE, model=serving("b" * 32))
+        assert claim is not None
+        (request,) = claim.requests
+        assert (request.prompts, request.partial_output, claim.fence) == (("wheel",), None, 2)
+    store.close()
+    command.downgrade(config, "0007_reliability")
+    assert run("SELECT state, fence FROM shards") == [("running", 2)]

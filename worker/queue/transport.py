@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 SHOWN = 200  # of what is dropped, in the log
 # What our tickets never ask for, and a worker would do.
 UNUSED_HEADERS = ("chain", "compression", "errbacks", "eta", "expires", "group", "shadow", "stamps")
+# Of the queues that answers to a ping and the like come in: they are for whoever asked, no worker reads them.
+REPLIES = b".reply.celery.pidbox"
 NO_LIMITS: tuple[Any, ...] = (None, [], [None, None])
 
 
@@ -90,13 +92,15 @@ def _require(is_met: bool, otherwise: str) -> None:
 
 
 class _Client(Redis):
-    """A client whose BRPOP gives tickets only; anything else is as if nothing had come."""
+    """A client whose BRPOP gives tickets and answers only; anything else is as if nothing had come."""
 
     def parse_response(self, connection: Any, command_name: Any, **options: Any) -> Any:
         found = super().parse_response(connection, command_name, **options)
         if command_name != "BRPOP" or not found:
             return found
         queue, raw = found
+        if queue.endswith(REPLIES):
+            return found
         try:
             check(raw, [name for name in current_app.tasks if not name.startswith("celery.")])
         except NotATicketError as error:

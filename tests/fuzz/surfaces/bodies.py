@@ -21,6 +21,7 @@ from api.webhooks.schemas import EndpointChange, NewEndpointBody, Replay, Rotati
 from tests.fuzz.chaos import Chaos
 from tests.fuzz.surfaces.model import checkpoint
 from tests.fuzz.surfaces.storable import check_error, check_params, check_request, check_text
+from worker.contract.sampling import SamplingParams
 from worker.settings import Settings
 
 SAMPLING: dict[str, Any] = {
@@ -209,7 +210,13 @@ def openai(chaos: Chaos) -> bool:
     body = chaos.spoiled(_some(chaos, valid, keep=("model", "messages", "prompt", "input")))
     try:
         request = from_line(checkpoint(), endpoint, body, custom_id=None)
-        (fitted,) = fit(checkpoint(), [request], max_prompt_bytes=2000, name=lambda _: "input")
+        (fitted,) = fit(
+            checkpoint(),
+            [request],
+            default=SamplingParams(),
+            max_prompt_bytes=2000,
+            name=lambda _: "input",
+        )
     except ApiError as error:
         check_error(error)
         return False

@@ -46,6 +46,7 @@ def _checkpoint(template: str) -> Checkpoint:
         hidden_size=48,
         created=0,
         tokenizer=tiny_tokenizer(),
+        end_token_ids=(),
         config={"chat_template": template, "bos_token": "<s>", "eos_token": {"content": "</s>"}},
     )
 
