@@ -5,9 +5,9 @@ import sys
 
 import uvicorn
 
-from api.checkpoint import CheckpointError
+from api.guards.slow_clients import ImpatientProtocol
+from api.inputs.checkpoint import CheckpointError
 from api.main import create_app
-from api.slow_clients import ImpatientProtocol
 from worker.settings import settings
 from worker.telemetry import configure_logging
 

@@ -10,21 +10,21 @@ from fastapi import Request as HttpRequest
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
-from api import auth
-from api.auth import Caller
 from api.blobs.choice import blob_store
 from api.blobs.store import BlobStore
-from api.checkpoint import Checkpoint
 from api.errors import PermissionDeniedError
 from api.forecasts.forecaster import Forecaster, Learned, read_forecaster
-from api.large_bodies import OnceRequest
-from api.rate_limit import RateLimiter
-from api.traffic import Traffic
+from api.guards import auth
+from api.guards.auth import Caller
+from api.guards.large_bodies import OnceRequest
+from api.guards.rate_limit import RateLimiter
+from api.guards.traffic import Traffic
+from api.inputs.checkpoint import Checkpoint
 from worker.contract.access import Scope
 from worker.queue.broker import Broker
 from worker.queue.feed import FeedReader
 from worker.settings import Settings
-from worker.store.session import Store
+from worker.store.database.session import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
 from api.wrong_fields import explain, field_path
-from worker.store.quotas import QuotaExceededError
-from worker.store.session import DATABASE_AWAY
+from worker.store.database.session import DATABASE_AWAY
+from worker.store.tenants.quotas import QuotaExceededError
 
 logger = logging.getLogger(__name__)
 

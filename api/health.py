@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from api.dependencies import DeploymentDependency, Services
 from worker.contract.messages import GPU_QUEUE
-from worker.store import workers
+from worker.store.watching import workers
 
 logger = logging.getLogger(__name__)
 

@@ -16,13 +16,13 @@ from api.file_batches import routes as file_batches
 from api.files import routes as files
 from api.files.service import prepare
 from api.generate import routes as generate
-from api.large_bodies import GiveBackMemory
+from api.guards.large_bodies import GiveBackMemory
+from api.guards.middleware import BodyLimit, SecurityHeaders
+from api.guards.slow_clients import GoneClients, SlowBodies
+from api.guards.strangers import StrangersBodies
+from api.guards.traffic import CountTraffic
 from api.metrics import routes as metrics
-from api.middleware import BodyLimit, SecurityHeaders
 from api.openai import routes as openai
-from api.slow_clients import GoneClients, SlowBodies
-from api.strangers import StrangersBodies
-from api.traffic import CountTraffic
 from api.uploads import routes as uploads
 from api.webhooks import routes as webhooks
 from worker.settings import Settings, settings

@@ -21,13 +21,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.workloads import NUM_RESERVED_IDS
-from worker.engine.admission import POLICIES
-from worker.engine.config import DTYPES, EngineConfig
 from worker.engine.engine import Engine
-from worker.engine.errors import EngineError
-from worker.engine.sampling import SamplingParams
-from worker.engine.sequence import FinishReason
-from worker.engine.step import GenerationRequest
+from worker.engine.requests.config import ADMISSIONS, DTYPES, EngineConfig
+from worker.engine.requests.errors import EngineError
+from worker.engine.requests.generation import FinishReason, GenerationRequest
+from worker.engine.requests.sampling import SamplingParams
 
 STOP_ID = 2
 BACKLOGS = ("mixed", "late", "first", "hidden", "blind", "prefixes")
@@ -156,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     admission=policy,
                 )
             )
-            for policy in POLICIES
+            for policy in ADMISSIONS
         }
         found = {name: compare(engines, name, shape, options.runs) for name in BACKLOGS}
     except (EngineError, RuntimeError, OSError) as error:

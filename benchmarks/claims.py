@@ -4,8 +4,8 @@ import time
 from datetime import timedelta
 
 from benchmarks.polling import percentile_ms
-from worker.store import shards
-from worker.store.session import Store
+from worker.store.database.session import Store
+from worker.store.shards import shards
 
 NUM_CLAIMS = 300
 LEASE = timedelta(seconds=60)

@@ -33,11 +33,11 @@ from benchmarks.offline import run_workload
 from benchmarks.peer_engines import transformers as peer
 from benchmarks.workloads import WorkItem
 from kernels.benchmarking import require_gpu
-from worker.engine.config import DEVICES, DTYPES, LIMITS_BY_DEVICE, EngineConfig
 from worker.engine.engine import Engine
-from worker.engine.errors import EngineError
-from worker.engine.sampling import SamplingParams
-from worker.engine.step import GenerationRequest
+from worker.engine.requests.config import DEVICES, DTYPES, LIMITS_BY_DEVICE, EngineConfig
+from worker.engine.requests.errors import EngineError
+from worker.engine.requests.generation import GenerationRequest
+from worker.engine.requests.sampling import SamplingParams
 
 # Output tokens a second by tokens in and out: TensorRT-LLM's performance overview, fp8, one H200.
 PUBLISHED = {(128, 128): 27_911, (1000, 1000): 17_744}

@@ -21,7 +21,7 @@ from api.cli.session import SessionError, choose_ports
 from benchmarks.claims import NUM_CLAIMS, claim_ms
 from benchmarks.polling import Polls, percentile_ms
 from worker.settings import DEMO_MODEL, settings
-from worker.store.session import Store
+from worker.store.database.session import Store
 from worker.up import ROOT, read_procfile, start
 
 MAX_REQUESTS, MAX_FILE_BYTES = 2_000_000, 4 << 30

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workloads import WorkItem, read_workload, shifted
-from worker.engine.config import DTYPES, EngineConfig
 from worker.engine.engine import Engine
-from worker.engine.errors import EngineError
-from worker.engine.sampling import SamplingParams
-from worker.engine.step import GenerationRequest
+from worker.engine.requests.config import DTYPES, EngineConfig
+from worker.engine.requests.errors import EngineError
+from worker.engine.requests.generation import GenerationRequest
+from worker.engine.requests.sampling import SamplingParams
 
 
 def run_workload(engine: Engine, items: Sequence[WorkItem]) -> list[list[int]]:

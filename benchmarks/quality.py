@@ -28,8 +28,8 @@ from kernels.paged_attention import paged_attention
 from kernels.quantization import quantize_heads
 from kernels.quantize_tokens import quantize_tokens
 from models.demo import heldout
-from worker.engine.layers.linear import Projection
 from worker.engine.models.checkpoint import Weights
+from worker.engine.models.layers.linear import Projection
 from worker.engine.quantize.__main__ import read_moments
 from worker.engine.quantize.text_forward import TextForward
 from worker.engine.quantize.writer import quantize_checkpoint
@@ -81,7 +81,7 @@ def int8_cache() -> AbstractContextManager[object]:
         return attend_exactly(query, cache, *arguments, **options)
 
     attend_exactly: Callable[..., Tensor] = paged_attention
-    return patch("worker.engine.layers.attention.paged_attention", attend)
+    return patch("worker.engine.models.layers.attention.paged_attention", attend)
 
 
 def perplexity(forward: TextForward, max_tokens: int | None) -> float:

@@ -18,13 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from worker.engine.batch_policy import POLICIES, BatchPolicy, named_policy
-from worker.engine.config import DTYPES, EngineConfig
-from worker.engine.embedding import EmbeddingRequest, Pooling
 from worker.engine.engine import Engine
-from worker.engine.errors import EngineError
-from worker.engine.sampling import SamplingParams
-from worker.engine.step import GenerationRequest, ModelInfo
+from worker.engine.requests.batch_policy import POLICIES, BatchPolicy, named_policy
+from worker.engine.requests.config import DTYPES, EngineConfig
+from worker.engine.requests.embedding import EmbeddingRequest, Pooling
+from worker.engine.requests.errors import EngineError
+from worker.engine.requests.generation import GenerationRequest
+from worker.engine.requests.sampling import SamplingParams
+from worker.engine.requests.stats import ModelInfo
 
 SHORT, LONG = 8, 400  # tokens, drawn evenly on a logarithmic scale
 GENERATED = 200  # tokens a request beside the readings

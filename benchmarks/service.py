@@ -21,8 +21,8 @@ from api.cli.receiver import receiver
 from api.cli.session import SessionError, choose_ports, session
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
-from worker.engine.sampling import SamplingParams
-from worker.engine.step import GenerationRequest
+from worker.engine.requests.generation import GenerationRequest
+from worker.engine.requests.sampling import SamplingParams
 from worker.settings import DEMO_MODEL, settings
 from worker.tasks.lifecycle import engine_config
 

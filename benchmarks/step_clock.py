@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from worker.engine.engine import Engine
-from worker.engine.step import StepOutput
+from worker.engine.scheduling.plan import StepOutput
 from worker.tasks.run_shard import app
 from worker.up import ROOT, read_procfile
 

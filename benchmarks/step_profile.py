@@ -25,17 +25,17 @@ from torch import Tensor
 
 from benchmarks.offline import run_workload
 from benchmarks.workloads import WorkItem, read_workload, shifted
-from worker.engine import model_runner
-from worker.engine.config import DTYPES, EngineConfig
 from worker.engine.engine import Engine
-from worker.engine.errors import EngineError
-from worker.engine.input_builder import InputBuilder
-from worker.engine.layers import mlp
-from worker.engine.layers.linear import Projection
-from worker.engine.model_runner import ModelRunner
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.decoder import Decoder
-from worker.engine.scheduler import Scheduler
+from worker.engine.models.layers import mlp
+from worker.engine.models.layers.linear import Projection
+from worker.engine.requests.config import DTYPES, EngineConfig
+from worker.engine.requests.errors import EngineError
+from worker.engine.running import model_runner
+from worker.engine.running.input_builder import InputBuilder
+from worker.engine.running.model_runner import ModelRunner
+from worker.engine.scheduling.scheduler import Scheduler
 
 METHODS: tuple[tuple[type, str, str], ...] = (
     (Engine, "step", "step host"),
@@ -48,7 +48,7 @@ METHODS: tuple[tuple[type, str, str], ...] = (
     (Decoder, "forward", "model host"),
     (Decoder, "logits", "model host"),
 )
-SAMPLING = ("sample", "apply_rules", "token_logprobs")  # of worker.engine.model_runner
+SAMPLING = ("sample", "apply_rules", "token_logprobs")  # of worker.engine.running.model_runner
 # Packages of kernels/ by what they do here. A quantized product belongs to its projection.
 KERNELS = {
     "paged_attention": "attention",

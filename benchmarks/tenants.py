@@ -15,8 +15,8 @@ from api.cli.session import choose_ports, session
 from worker.contract.access import Scope
 from worker.embedded import services
 from worker.settings import settings
-from worker.store import api_keys, tenants
-from worker.store.session import Store
+from worker.store.database.session import Store
+from worker.store.tenants import api_keys, tenants
 
 PROCESSES = ("web", "gpu", "callbacks", "dispatcher")
 STALL_SECONDS = 3.0

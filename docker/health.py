@@ -14,9 +14,9 @@ from sqlalchemy import text
 
 from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE
 from worker.settings import settings
-from worker.store.notify import DISPATCH, FILES
-from worker.store.session import Store
-from worker.store.workers import SEEN_WITHIN
+from worker.store.database.notify import DISPATCH, FILES
+from worker.store.database.session import Store
+from worker.store.watching.workers import SEEN_WITHIN
 
 TIMEOUT_SECONDS = 3.0
 

@@ -4,7 +4,7 @@ from alembic import context
 from sqlalchemy import create_engine, text
 
 from worker.settings import settings
-from worker.store.schema import METADATA
+from worker.store.rows.schema import METADATA
 
 # Any number: it only has to be the same in every process that migrates.
 MIGRATION_LOCK = 4842_2026

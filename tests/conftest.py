@@ -102,7 +102,7 @@ def database_url() -> str:
 def store(database_url: str) -> Iterator["Store"]:  # noqa: F821 - imported late
     """An empty store."""
     from tests.fixtures.empty_tables import empty_tables
-    from worker.store.session import Store
+    from worker.store.database.session import Store
 
     store = Store(database_url)
     with store.transaction() as session:

@@ -84,7 +84,7 @@ class Settings(BaseSettings):
     dtype: Literal["f32", "bf16", "int8", "fp8"] = "f32"
     kv_cache_dtype: Literal["int8", "fp8"] | None = None  # None: that of activations
     threads: int | None = Field(default=None, gt=0)
-    # None: what the device does well with (worker/engine/config.py).
+    # None: what the device does well with (worker/engine/requests/config.py).
     max_num_sequences: int | None = Field(default=None, gt=0)
     max_tokens_per_step: int | None = Field(default=None, gt=0)
     kv_cache_bytes: int | None = Field(default=None, gt=0)

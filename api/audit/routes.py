@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from api.dependencies import ADMIN_OR_DEPLOYMENT, AdministeredDependency
 from api.errors import documented
-from worker.store import audit
+from worker.store.tenants import audit
 
 router = APIRouter(prefix="/v1/audit", tags=["administration"])
 

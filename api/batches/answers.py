@@ -16,9 +16,14 @@ from api.batches.result_schemas import (
 )
 from api.batches.schemas import BatchAnswer, BatchModel, Callback, Counts, InputTokensDetails, Tokens, Usage
 from api.batches.waiting import Line, explain
-from api.checkpoint import Checkpoint, Spelling
 from api.forecasts.forecaster import Forecaster
-from worker.contract.results import (
+from api.inputs.checkpoint import Checkpoint, Spelling
+from worker.store.batches.batch_views import BatchView
+from worker.store.requests.attempts import AttemptView
+from worker.store.requests.models import ServedModelView
+from worker.store.requests.result_views import ResultView
+from worker.store.webhooks.delivery_log import DeliveryView
+from worker.values.results import (
     ChoiceResult,
     DeviceSeconds,
     Logprobs,
@@ -27,11 +32,6 @@ from worker.contract.results import (
     ScoreResult,
     to_floats,
 )
-from worker.store.attempts import AttemptView
-from worker.store.batch_views import BatchView
-from worker.store.delivery_log import DeliveryView
-from worker.store.models import ServedModelView
-from worker.store.result_views import ResultView
 
 
 def to_answer(

@@ -5,8 +5,9 @@ from sqlalchemy.orm import Session
 from api.batches.schemas import BatchSubmission
 from api.dependencies import Services
 from api.errors import InvalidInputError, PermissionDeniedError
-from worker.contract.caching import CacheMode
-from worker.store import response_cache, tenants
+from worker.store.cache import response_cache
+from worker.store.tenants import tenants
+from worker.values.caching import CacheMode
 
 
 def choose_cache(

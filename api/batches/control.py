@@ -5,9 +5,10 @@ from typing import Never
 
 from api.dependencies import IdempotencyKey, Services
 from api.errors import ConflictError, KeyReusedError, NotFoundError
-from worker.store import batch_views, control, idempotency, retries
-from worker.store.batch_views import BatchView
-from worker.store.control import Done
+from worker.store.batches import batch_views, idempotency, retries
+from worker.store.batches.batch_views import BatchView
+from worker.store.shards import control
+from worker.store.shards.control import Done
 
 
 def pause(services: Services, batch_id: str) -> None:

@@ -7,8 +7,8 @@ from sqlalchemy.orm import Session
 
 from api.errors import InvalidInputError
 from api.forecasts.forecaster import Forecast
-from worker.store import queueing
-from worker.store.batches import NewBatch
+from worker.store.batches.batches import NewBatch
+from worker.store.watching import queueing
 
 
 def check_deadline(session: Session, batch: NewBatch, forecast: Forecast | None) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from api.forecasts.forecaster import Forecaster
 from api.forecasts.ranges import Range
-from worker.store.batch_views import BatchView
+from worker.store.batches.batch_views import BatchView
 
 # A batch that has work left does not end this instant.
 LEAST_SECONDS = 0.1

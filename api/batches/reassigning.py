@@ -4,15 +4,17 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
-from api.checkpoint import Checkpoint
 from api.dependencies import Services
 from api.errors import ConflictError, InvalidInputError, NotFoundError
-from api.prompts import fit
+from api.inputs.checkpoint import Checkpoint
+from api.inputs.prompts import fit
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.models import Model
-from worker.contract.sampling import SamplingParams
-from worker.store import audit, reassigning, workers
-from worker.store.reassigning import Fitted
+from worker.store.shards import reassigning
+from worker.store.shards.reassigning import Fitted
+from worker.store.tenants import audit
+from worker.store.watching import workers
+from worker.values.sampling import SamplingParams
 
 AT_ONCE = 500
 SHARED = SamplingParams()  # what is read of a batch has its parameters with it

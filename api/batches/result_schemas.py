@@ -5,8 +5,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.batches.progress_schemas import AttemptAnswer
-from worker.contract.caching import Source
-from worker.contract.states import BatchStatus, Outcome
+from worker.contract.states import BatchStatus
+from worker.values.caching import Source
+from worker.values.outcomes import Outcome
 
 
 class RequestErrorAnswer(BaseModel):

@@ -16,8 +16,8 @@ from api.batches.result_schemas import ResultPage
 from api.batches.schemas import BatchAccepted, BatchAnswer, BatchPage, BatchStats, BatchSubmission
 from api.dependencies import READ, SUBMIT, IdempotencyDependency, Services, ServicesDependency
 from api.errors import ClientGoneError, documented
-from api.large_bodies import OnceRoute
-from api.schema import Text
+from api.guards.large_bodies import OnceRoute
+from api.inputs.schema import Text
 from worker.contract.states import BatchStatus
 
 JSON_LINES = "application/x-ndjson"

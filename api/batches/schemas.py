@@ -16,12 +16,12 @@ from pydantic import (
 
 from api.batches.progress_schemas import EtaRange, Waiting
 from api.batches.result_schemas import DeviceTime, RequestErrorAnswer
-from api.sampling import SamplingFields
-from api.schema import NonEmptyText, Priority, Schema, Text
-from worker.contract.caching import DEFAULT_SIMILARITY
-from worker.contract.requests import RequestKind
-from worker.contract.results import Output
+from api.inputs.sampling import SamplingFields
+from api.inputs.schema import NonEmptyText, Priority, Schema, Text
 from worker.contract.states import BatchStatus, EventState
+from worker.values.caching import DEFAULT_SIMILARITY
+from worker.values.requests import RequestKind
+from worker.values.results import Output
 
 WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 WINDOW_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}

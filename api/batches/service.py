@@ -11,10 +11,13 @@ from api.batches.waiting import read_line
 from api.dependencies import IdempotencyKey, Services
 from api.errors import KeyReusedError, NotFoundError
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS
-from worker.contract.results import num_bytes
 from worker.contract.states import BatchStatus
-from worker.store import attempts, batch_counts, batch_views, batches, delivery_log, idempotency, result_views
-from worker.store.batch_views import BatchView
+from worker.store.batches import batch_views, batches, idempotency
+from worker.store.batches.batch_views import BatchView
+from worker.store.counts import batch_counts
+from worker.store.requests import attempts, result_views
+from worker.store.webhooks import delivery_log
+from worker.values.results import num_bytes
 
 PAGE = 500
 

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 
 from api.batches.caching import batch_cache
 from api.batches.schemas import BatchRequest, BatchSubmission, parse_window
-from api.checkpoint import ChatTemplateError, Checkpoint
 from api.dependencies import Services
 from api.errors import InvalidInputError
-from api.prompts import fit
-from api.sampling import SamplingFields, refusal, to_params
-from api.targets import check_url
-from worker.contract.caching import CacheMode
-from worker.contract.requests import EmbeddingParams, Params, RequestKind, ScoringParams
-from worker.contract.sampling import SamplingParams
-from worker.store.batches import NewBatch
-from worker.store.requests import NewRequest
+from api.inputs.checkpoint import ChatTemplateError, Checkpoint
+from api.inputs.prompts import fit
+from api.inputs.sampling import SamplingFields, refusal, to_params
+from api.inputs.targets import check_url
+from worker.store.batches.batches import NewBatch
+from worker.store.requests.requests import NewRequest
+from worker.values.caching import CacheMode
+from worker.values.requests import EmbeddingParams, Params, RequestKind, ScoringParams
+from worker.values.sampling import SamplingParams
 
 EMBEDDING_FIELDS = ("pooling", "normalize", "dimensions")
 SCORING_FIELDS = ("continuations",)

@@ -7,9 +7,10 @@ from sqlalchemy.orm import Session
 from api.batches.progress_schemas import Waiting
 from worker.contract.models import label
 from worker.contract.states import BatchStatus
-from worker.store import batch_files, queueing
-from worker.store.batch_views import BatchView
-from worker.store.queueing import Ahead, Capacity
+from worker.store.batches.batch_views import BatchView
+from worker.store.files import batch_files
+from worker.store.watching import queueing
+from worker.store.watching.queueing import Ahead, Capacity
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,10 @@ import httpx
 import typer
 from sqlalchemy.exc import SQLAlchemyError
 
-from api.cli import administration, batch_commands, deployment_commands, keys, submit_command, tenants
+from api.cli.commands import administration, keys, tenants
+from api.cli.commands import batches as batch_commands
+from api.cli.commands import deployment as deployment_commands
+from api.cli.commands import submit as submit_command
 from api.cli.connection import Connection, RefusedError
 from api.cli.show import fail
 

@@ -13,9 +13,9 @@ from api.dependencies import Services
 from api.forecasts.forecaster import Forecaster
 from api.metrics.summary import share
 from worker.contract.messages import GPU_QUEUE
-from worker.store import outlook, overview
-from worker.store.batch_views import BatchView
-from worker.store.overview import FailingReceiver, Failure, WorkerLoad
+from worker.store.batches.batch_views import BatchView
+from worker.store.watching import outlook, overview
+from worker.store.watching.overview import FailingReceiver, Failure, WorkerLoad
 
 MAX_BATCHES = 50
 MAX_FAILURES = 20

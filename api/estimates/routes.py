@@ -7,7 +7,7 @@ from api.dependencies import SUBMIT, ServicesDependency
 from api.errors import documented
 from api.estimates import service
 from api.estimates.schemas import Estimate
-from api.large_bodies import OnceRoute
+from api.guards.large_bodies import OnceRoute
 
 router = APIRouter(prefix="/v1/batch", tags=["batches"], route_class=OnceRoute)
 

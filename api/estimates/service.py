@@ -10,7 +10,7 @@ from api.estimates.schemas import Estimate, Finish, Guess
 from api.forecasts.forecaster import Forecast
 from api.forecasts.ranges import Range
 from api.forecasts.work import distinct, num_at_limit, of_requests, output_tokens
-from worker.store.batches import NewBatch
+from worker.store.batches.batches import NewBatch
 
 
 def estimate(services: Services, submission: BatchSubmission) -> Estimate:

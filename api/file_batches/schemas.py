@@ -16,11 +16,11 @@ from api.batches.schemas import (
 )
 from api.errors import LineError
 from api.files.schemas import ExpiresAfter
-from api.schema import NonEmptyText, Priority, Schema
-from worker.contract.caching import DEFAULT_SIMILARITY
+from api.inputs.schema import NonEmptyText, Priority, Schema
 from worker.contract.states import BatchStatus, FilesStage
-from worker.store.batch_views import BatchView
-from worker.store.file_batch_views import BatchFilesView, FileBatchView
+from worker.store.batches.batch_views import BatchView
+from worker.store.files.file_batch_views import BatchFilesView, FileBatchView
+from worker.values.caching import DEFAULT_SIMILARITY
 
 Status = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"

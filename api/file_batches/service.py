@@ -9,11 +9,12 @@ from api.batches.schemas import parse_window
 from api.dependencies import IdempotencyKey, Services
 from api.errors import InvalidInputError, KeyReusedError, NotFoundError
 from api.file_batches.schemas import FileBatch, FileBatchSubmission, to_file_batch
-from api.targets import check_url
-from worker.contract.caching import CacheMode
+from api.inputs.targets import check_url
 from worker.contract.models import Model
-from worker.store import batch_files, batches, file_batch_views, files, idempotency
-from worker.store.batch_files import NewFileBatch
+from worker.store.batches import batches, idempotency
+from worker.store.files import batch_files, file_batch_views, files
+from worker.store.files.batch_files import NewFileBatch
+from worker.values.caching import CacheMode
 
 # A client that lost the answer tries again within seconds, and says so in a header.
 RETRIES_WITHIN = timedelta(minutes=10)

@@ -13,15 +13,15 @@ from collections.abc import Callable
 from psycopg import OperationalError as ListenError
 
 from api.blobs.store import BlobError
-from api.checkpoint import CheckpointError
 from api.dependencies import Services, open_services
 from api.files.reading import BatchReader
 from api.files.service import prepare
 from api.files.tidying import tidy
 from api.files.writing import ResultWriter
+from api.inputs.checkpoint import CheckpointError
 from worker.settings import settings
-from worker.store.notify import FILES, wake_ups
-from worker.store.session import DATABASE_AWAY
+from worker.store.database.notify import FILES, wake_ups
+from worker.store.database.session import DATABASE_AWAY
 from worker.telemetry import configure_logging
 
 logger = logging.getLogger("api.files")

@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from api.errors import LineError
-from api.schema import NonEmptyText
+from api.inputs.schema import NonEmptyText
 from api.wrong_fields import MAX_NAME_CHARACTERS, explain
 
 BOM = b"\xef\xbb\xbf"

@@ -14,12 +14,12 @@ from api.dependencies import Services
 from api.errors import LineError
 from api.files.lines import MAX_ERRORS, Line, LineSplitter, LineTooLongError, WrongLineError, read_line
 from api.files.translator import Translator
-from worker.store import batch_files, files
-from worker.store.batch_files import FilesClaim
-from worker.store.earlier import Earlier
-from worker.store.files import FileView
-from worker.store.renewing import renewing
-from worker.store.requests import NewRequest
+from worker.store.database.renewing import renewing
+from worker.store.files import batch_files, files
+from worker.store.files.batch_files import FilesClaim
+from worker.store.files.files import FileView
+from worker.store.requests.earlier import Earlier
+from worker.store.requests.requests import NewRequest
 
 logger = logging.getLogger(__name__)
 

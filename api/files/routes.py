@@ -15,7 +15,7 @@ from api.errors import InvalidInputError, RangeError, documented
 from api.files import service
 from api.files.form import read_form
 from api.files.schemas import HOUR, MONTH, ExpiresAfter, FileDeleted, FileList, FileObject, to_file
-from api.schema import Text
+from api.inputs.schema import Text
 from api.wrong_fields import explain
 
 JSON_LINES = "application/jsonl"

@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from api.schema import NonEmptyText, Schema
-from worker.store.files import FileView
-from worker.store.uploads import PartView, UploadView
+from api.inputs.schema import NonEmptyText, Schema
+from worker.store.files.files import FileView
+from worker.store.files.uploads import PartView, UploadView
 
 HOUR, MONTH = 3600, 30 * 86400
 

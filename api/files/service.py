@@ -14,8 +14,9 @@ from api.errors import ConflictError, NotFoundError, StorageFullError
 from api.files.intake import Intake, Limits, Received, storage_full, sweep
 from api.files.translator import Translator
 from worker.private import make_private
-from worker.store import files, quotas
-from worker.store.files import FileView, NewFile
+from worker.store.files import files
+from worker.store.files.files import FileView, NewFile
+from worker.store.tenants import quotas
 
 
 def prepare(services: Services) -> None:

@@ -5,7 +5,7 @@ from itertools import islice
 
 from api.dependencies import Services
 from api.files.intake import sweep
-from worker.store import files, uploads
+from worker.store.files import files, uploads
 
 AT_ONCE = 500
 

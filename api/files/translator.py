@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from api.checkpoint import Checkpoint
 from api.errors import ApiError
 from api.files.lines import Line, WrongLineError
+from api.inputs.checkpoint import Checkpoint
 from api.openai.bodies import Endpoint
 from api.openai.requests import from_line
-from worker.contract.sampling import SamplingParams
-from worker.store.requests import NewRequest
+from worker.store.requests.requests import NewRequest
+from worker.values.sampling import SamplingParams
 
 
 class Translator:

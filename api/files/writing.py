@@ -12,20 +12,21 @@ from sqlalchemy.orm import Session
 
 from api import json_lines
 from api.blobs.store import StorageError
-from api.checkpoint import Checkpoint
 from api.dependencies import Services
 from api.errors import StorageFullError
 from api.files import service
 from api.files.intake import Spool
 from api.generate.outputs import failure
+from api.inputs.checkpoint import Checkpoint
 from api.openai.bodies import Endpoint
 from api.openai.responses import to_response
-from worker.contract.states import Outcome
-from worker.store import batch_files, files, result_views
-from worker.store.batch_files import FilesClaim, WrittenFiles
-from worker.store.files import NewFile
-from worker.store.renewing import renewing
-from worker.store.result_views import ResultView
+from worker.store.database.renewing import renewing
+from worker.store.files import batch_files, files
+from worker.store.files.batch_files import FilesClaim, WrittenFiles
+from worker.store.files.files import NewFile
+from worker.store.requests import result_views
+from worker.store.requests.result_views import ResultView
+from worker.values.outcomes import Outcome
 
 logger = logging.getLogger(__name__)
 

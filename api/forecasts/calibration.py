@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import exp, log, log2, sqrt
 
 from api.forecasts.ranges import DEVIATIONS, Range
-from worker.store.outlook import ForecastOutcome
+from worker.store.watching.outlook import ForecastOutcome
 
 # What a batch takes on its way, at most and before anybody knows, in seconds.
 OVERHEADS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.2, 1.6, 2.4)

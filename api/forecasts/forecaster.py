@@ -18,11 +18,11 @@ from api.forecasts.work import Work, distinct, of_live, of_requests, of_the_rest
 from worker.contract.access import DEFAULT_TENANT
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.step_costs import StepCosts
-from worker.store import outlook, workers
-from worker.store.batch_views import BatchView
-from worker.store.batches import NewBatch
-from worker.store.outlook import Backlog
-from worker.store.session import Store
+from worker.store.batches.batch_views import BatchView
+from worker.store.batches.batches import NewBatch
+from worker.store.database.session import Store
+from worker.store.watching import outlook, workers
+from worker.store.watching.outlook import Backlog
 
 # Live batches that are looked at one by one; of the others only the sum is known.
 MAX_LIVE = 100

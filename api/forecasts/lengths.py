@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import exp, log, log2, sqrt
 
 from api.forecasts.ranges import DEVIATIONS, Range
-from worker.store.outlook import SeenOutput
+from worker.store.watching.outlook import SeenOutput
 
 # How far the hazard of the next batch is from the usual one, as the deviation of its logarithm, before
 # batches have shown it; it counts as much as one batch.

@@ -1,7 +1,7 @@
 """How long a batch runs beside others, by what Steps cost, in stretches that each end with a batch.
 
-Rows are shared as the engine shares them (worker/engine/admission/fair_shares.py): between tenants by weight,
-of one tenant the highest priority first, and evenly between its batches.
+Rows are shared as the engine shares them (worker/engine/scheduling/admission/fair_shares.py): between
+tenants by weight, of one tenant the highest priority first, and evenly between its batches.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

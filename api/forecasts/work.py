@@ -7,12 +7,12 @@ from statistics import fmean, pstdev
 
 from api.forecasts.lengths import LEAST_DEVIATION, LearnedLengths, even_curve, within
 from api.forecasts.ranges import DEVIATIONS, Range
-from worker.contract.sampling import SamplingParams
-from worker.store import batches
-from worker.store.batch_views import BatchView
-from worker.store.batches import NewBatch
-from worker.store.outlook import Backlog
-from worker.store.requests import NewRequest
+from worker.store.batches import batches
+from worker.store.batches.batch_views import BatchView
+from worker.store.batches.batches import NewBatch
+from worker.store.requests.requests import NewRequest
+from worker.store.watching.outlook import Backlog
+from worker.values.sampling import SamplingParams
 
 # That an output shows on its whole way to its limit, before any was seen.
 FIRST_ENDS = 0.5

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from api.errors import ApiError, RequestFailedError
 from worker.contract.feed import Told
-from worker.contract.results import ChoiceResult, Logprobs, Payload
-from worker.contract.states import Outcome
-from worker.store.result_views import ResultView
+from worker.store.requests.result_views import ResultView
+from worker.values.outcomes import Outcome
+from worker.values.results import ChoiceResult, Logprobs, Payload
 
 
 @dataclass(frozen=True, slots=True)

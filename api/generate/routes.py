@@ -29,11 +29,11 @@ from api.generate.schemas import (
 )
 from api.generate.service import cache_of, model_info, to_batch
 from api.generate.waiting import Work, submitted
-from api.large_bodies import OnceRoute
-from worker.contract.caching import Source
-from worker.contract.sampling import Optimization
-from worker.store.batches import NewBatch
-from worker.store.result_views import ResultView
+from api.guards.large_bodies import OnceRoute
+from worker.store.batches.batches import NewBatch
+from worker.store.requests.result_views import ResultView
+from worker.values.caching import Source
+from worker.values.sampling import Optimization
 
 router = APIRouter(prefix="/v1", tags=["generate"], route_class=OnceRoute)
 

@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from api.sampling import SamplingFields
-from api.schema import NonEmptyText
-from worker.contract.sampling import Optimization
+from api.inputs.sampling import SamplingFields
+from api.inputs.schema import NonEmptyText
+from worker.values.sampling import Optimization
 
 MAX_PROMPTS = 256
 

@@ -6,14 +6,14 @@ from api.batches.caching import default_cache
 from api.dependencies import Services
 from api.errors import NoWorkerError
 from api.generate.schemas import ModelInfoAnswer
-from api.prompts import fit
-from api.sampling import SamplingFields, to_params
-from worker.contract.caching import CacheMode
+from api.inputs.prompts import fit
+from api.inputs.sampling import SamplingFields, to_params
 from worker.contract.messages import GPU_QUEUE
-from worker.contract.sampling import Optimization, SamplingParams
-from worker.store import workers
-from worker.store.batches import NewBatch
-from worker.store.requests import NewRequest
+from worker.store.batches.batches import NewBatch
+from worker.store.requests.requests import NewRequest
+from worker.store.watching import workers
+from worker.values.caching import CacheMode
+from worker.values.sampling import Optimization, SamplingParams
 
 
 def to_batch(

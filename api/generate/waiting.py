@@ -16,10 +16,12 @@ from worker.contract.feed import Told
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.states import Lane
 from worker.queue.feed import Feed
-from worker.store import batch_views, batches, result_views, workers
-from worker.store.batches import NewBatch
-from worker.store.result_views import ResultView
-from worker.store.session import DATABASE_AWAY
+from worker.store.batches import batch_views, batches
+from worker.store.batches.batches import NewBatch
+from worker.store.database.session import DATABASE_AWAY
+from worker.store.requests import result_views
+from worker.store.requests.result_views import ResultView
+from worker.store.watching import workers
 
 logger = logging.getLogger(__name__)
 

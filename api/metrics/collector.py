@@ -13,9 +13,11 @@ from prometheus_client.registry import Collector
 
 from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE
 from worker.contract.meters import COUNTERS, LATENCY_BOUNDS, LATENCY_SUM, Readings, latency_counts
-from worker.store import meters, response_cache, workers
-from worker.store.queue_depth import QueueDepth, queue_depth
-from worker.store.session import Store
+from worker.store.cache import response_cache
+from worker.store.counts import meters
+from worker.store.database.session import Store
+from worker.store.watching import workers
+from worker.store.watching.queue_depth import QueueDepth, queue_depth
 
 
 class HttpMetrics:

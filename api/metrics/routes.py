@@ -14,9 +14,11 @@ from api.metrics.middleware import MeasureHttp
 from api.metrics.schemas import CacheCleared, CacheStats, Summary
 from api.metrics.summary import to_cache_stats, to_summary
 from worker.contract.messages import GPU_QUEUE
-from worker.store import meters, response_cache, workers
-from worker.store.queue_depth import queue_depth
-from worker.store.session import Store
+from worker.store.cache import response_cache
+from worker.store.counts import meters
+from worker.store.database.session import Store
+from worker.store.watching import workers
+from worker.store.watching.queue_depth import queue_depth
 
 router = APIRouter(tags=["metrics"])
 

@@ -2,9 +2,9 @@
 
 from api.metrics.schemas import CacheStats, PrefixCacheStats, Summary
 from worker.contract.meters import LATENCY_SUM, Readings, latency_counts, latency_quantile
-from worker.store.meters import Measured
-from worker.store.queue_depth import QueueDepth
-from worker.store.response_cache import CacheSize
+from worker.store.cache.response_cache import CacheSize
+from worker.store.counts.meters import Measured
+from worker.store.watching.queue_depth import QueueDepth
 
 HITS = ("cache_hits_exact", "cache_hits_semantic")
 

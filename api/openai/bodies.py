@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, JsonValue, Tag, ValidationError, WithJsonSchema
 
 from api.errors import invalid_input
-from api.sampling import CommonSamplingFields, MaxTokens, NumLogprobs, SamplingFields, TokenId
-from api.schema import NonEmptyText, Priority, Schema, Text, one_of, text_or_list
+from api.inputs.sampling import CommonSamplingFields, MaxTokens, NumLogprobs, SamplingFields, TokenId
+from api.inputs.schema import NonEmptyText, Priority, Schema, Text, one_of, text_or_list
 
 
 class Endpoint(StrEnum):

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from api.checkpoint import ChatTemplateError, Checkpoint
 from api.errors import ModelNotFoundError
+from api.inputs.checkpoint import ChatTemplateError, Checkpoint
+from api.inputs.sampling import refusal, to_params
 from api.openai.bodies import Body, ChatBody, CompletionBody, EmbeddingBody, Endpoint, read_body
-from api.sampling import refusal, to_params
-from worker.contract.requests import EmbeddingParams, Prompt
-from worker.contract.sampling import SamplingParams
-from worker.store.requests import NewRequest
+from worker.store.requests.requests import NewRequest
+from worker.values.requests import EmbeddingParams, Prompt
+from worker.values.sampling import SamplingParams
 
 NO_LIMIT = 2**31 - 1  # but for what the context leaves
 CHAT_DEFAULTS = SamplingParams(max_tokens=NO_LIMIT, temperature=1.0)
@@ -19,7 +19,7 @@ COMPLETION_DEFAULTS = SamplingParams(max_tokens=16, temperature=1.0)
 def from_line(
     checkpoint: Checkpoint, endpoint: Endpoint, body: Any, *, custom_id: str | None, path: str = "body"
 ) -> NewRequest:
-    """Return the request of one line of a batch; its tokens are still to be counted by `api.prompts.fit`.
+    """Return the request of one line of a batch; `api.inputs.prompts.fit` counts its tokens.
 
     Raises:
         InvalidInputError: a field is wrong; `param` is its name after `path`.
@@ -35,7 +35,7 @@ def from_line(
 def to_request(
     checkpoint: Checkpoint, body: Body, *, custom_id: str | None = None, path: str = ""
 ) -> NewRequest:
-    """Return the request of a body; its tokens are still to be counted by `api.prompts.fit`.
+    """Return the request of a body; `api.inputs.prompts.fit` counts its tokens.
 
     Raises:
         InvalidInputError: a field is wrong; `param` is its name after `path`.

@@ -4,13 +4,13 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-from api.checkpoint import Checkpoint, Spelling
+from api.inputs.checkpoint import Checkpoint, Spelling
 from api.openai.answer_schemas import ModelAnswer
 from api.openai.bodies import Endpoint
-from worker.contract.caching import Source
-from worker.contract.results import ChoiceResult, Logprobs, Payload, to_floats
-from worker.store.models import ServedModelView
-from worker.store.result_views import ResultView
+from worker.store.requests.models import ServedModelView
+from worker.store.requests.result_views import ResultView
+from worker.values.caching import Source
+from worker.values.results import ChoiceResult, Logprobs, Payload, to_floats
 
 ID_PREFIXES = {Endpoint.CHAT_COMPLETIONS: "chatcmpl-", Endpoint.COMPLETIONS: "cmpl-"}
 OBJECTS = {Endpoint.CHAT_COMPLETIONS: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}

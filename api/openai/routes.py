@@ -17,16 +17,16 @@ from api.event_stream import DOCUMENTED
 from api.generate.events import respond
 from api.generate.outputs import failure
 from api.generate.waiting import submitted
-from api.large_bodies import OnceRoute
+from api.guards.large_bodies import OnceRoute
+from api.inputs.prompts import fit
+from api.inputs.schema import Text
 from api.openai.answer_schemas import ChatCompletion, Completion, Embeddings, ModelAnswer, ModelList
 from api.openai.bodies import Body, ChatBody, CompletionBody, EmbeddingBody, Endpoint, StreamOptions
 from api.openai.requests import check_model, prompts_field, to_request
 from api.openai.responses import to_model, to_response
 from api.openai.streaming import chunks
-from api.prompts import fit
-from api.schema import Text
-from worker.contract.sampling import SamplingParams
-from worker.store.batches import NewBatch
+from worker.store.batches.batches import NewBatch
+from worker.values.sampling import SamplingParams
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=OnceRoute)
 

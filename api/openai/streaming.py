@@ -4,11 +4,11 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from api.checkpoint import Checkpoint
 from api.errors import ApiError
 from api.generate.events import DONE, error_event, event
 from api.generate.outputs import GrowingOutputs, Piece, failure
 from api.generate.waiting import Work
+from api.inputs.checkpoint import Checkpoint
 from api.openai.bodies import Endpoint, StreamOptions
 from api.openai.responses import (
     response_id,

@@ -18,7 +18,7 @@ from api.files.schemas import (
     to_part,
     to_upload,
 )
-from api.schema import Text
+from api.inputs.schema import Text
 from api.uploads import service
 
 router = APIRouter(prefix="/v1/uploads", tags=["uploads"])

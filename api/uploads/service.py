@@ -11,9 +11,10 @@ from api.files import service as file_service
 from api.files.intake import Received, Spool, storage_full
 from api.files.schemas import UploadCompletion, UploadSubmission
 from worker.contract.states import UploadStatus
-from worker.store import files, quotas, uploads
-from worker.store.files import FileView
-from worker.store.uploads import NewUpload, PartView, UploadView
+from worker.store.files import files, uploads
+from worker.store.files.files import FileView
+from worker.store.files.uploads import NewUpload, PartView, UploadView
+from worker.store.tenants import quotas
 
 MAX_PART_BYTES = 64 << 20
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query
 
 from api.dependencies import ADMIN, READ, SUBMIT, CallerDependency, ServicesDependency
 from api.errors import documented
-from api.schema import Text
+from api.inputs.schema import Text
 from api.webhooks import service
 from api.webhooks.schemas import (
     AttemptAnswer,
@@ -29,8 +29,8 @@ from api.webhooks.schemas import (
     Rotation,
 )
 from worker.contract.states import EventState
-from worker.store.delivery_log import EventFilter, EventView
-from worker.store.endpoints import EndpointView
+from worker.store.webhooks.delivery_log import EventFilter, EventView
+from worker.store.webhooks.endpoints import EndpointView
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
 

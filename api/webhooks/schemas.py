@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
-from api.schema import NonEmptyText, Schema, Text
+from api.inputs.schema import NonEmptyText, Schema, Text
 from worker.contract.events import BATCH_EVENTS
 from worker.contract.states import EventState
 

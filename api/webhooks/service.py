@@ -4,12 +4,12 @@ from datetime import timedelta
 
 from api.dependencies import Services
 from api.errors import InvalidInputError, NotConfiguredError, NotFoundError
-from api.targets import check_url
+from api.inputs.targets import check_url
 from api.webhooks.schemas import EndpointChange, NewEndpointBody
 from worker.contract.states import EventState
-from worker.store import deliveries, delivery_log, endpoints, webhooks
-from worker.store.delivery_log import AttemptView, EventFilter, EventView
-from worker.store.endpoints import EndpointView, NewEndpoint
+from worker.store.webhooks import deliveries, delivery_log, endpoints, webhooks
+from worker.store.webhooks.delivery_log import AttemptView, EventFilter, EventView
+from worker.store.webhooks.endpoints import EndpointView, NewEndpoint
 from worker.webhooks.sealing import Sealer, SealError
 from worker.webhooks.signing import new_secret
 

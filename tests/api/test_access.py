@@ -11,14 +11,14 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.errors import AuthenticationError
+from api.guards.strangers import STRANGER_BYTES, StrangersBodies
 from api.main import create_app
-from api.strangers import STRANGER_BYTES, StrangersBodies
 from tests.fixtures.access import bearer, make_key
 from tests.fixtures.batches import submit
 from worker.contract.access import Scope
 from worker.settings import Settings
-from worker.store import api_keys
-from worker.store.session import Store
+from worker.store.database.session import Store
+from worker.store.tenants import api_keys
 
 BATCH = {"prompts": ["one", "two"]}
 

@@ -11,9 +11,10 @@ from api.main import create_app
 from tests.fixtures.access import bearer, make_key
 from worker.contract.access import Scope
 from worker.settings import Settings
-from worker.store import audit, response_cache
-from worker.store.schema import cache_tables
-from worker.store.session import Store
+from worker.store.cache import response_cache
+from worker.store.database.session import Store
+from worker.store.rows.schema import cache_tables
+from worker.store.tenants import audit
 
 ENDPOINTS = "/v1/webhooks/endpoints"
 OURS = {"url": "https://ours.example/hook"}

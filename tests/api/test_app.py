@@ -8,13 +8,13 @@ from fastapi.testclient import TestClient
 
 from api.batches.result_schemas import ResultPage
 from api.batches.schemas import BatchAnswer, BatchSubmission
-from api.checkpoint import ChatTemplateError, Checkpoint, CheckpointError
 from api.errors import OPENAI_PATHS, ErrorBody
+from api.inputs.checkpoint import ChatTemplateError, Checkpoint, CheckpointError
 from api.main import create_app
 from tests.fixtures.checkpoint import write_checkpoint
 from worker.settings import Settings
-from worker.store import workers
-from worker.store.session import Store
+from worker.store.database.session import Store
+from worker.store.watching import workers
 
 
 def test_health_needs_nothing(client: TestClient) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.fixtures.access import bearer, make_key
 from tests.fixtures.api_process import ApiProcess, api_process
 from tests.fixtures.checkpoint import write_checkpoint
-from worker.store.session import Store
+from worker.store.database.session import Store
 
 HOST = b"Host: localhost\r\n"
 HIDDEN = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"

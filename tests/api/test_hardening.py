@@ -12,13 +12,14 @@ import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 
-from api import sampling, slow_clients
+from api.guards import slow_clients
+from api.guards.slow_clients import ImpatientProtocol
+from api.inputs import sampling
 from api.main import create_app
-from api.slow_clients import ImpatientProtocol
 from tests.fixtures.access import bearer, make_key
-from worker.grammar import MAX_SOURCE_CHARACTERS
 from worker.settings import Settings
-from worker.store.session import Store
+from worker.store.database.session import Store
+from worker.values.grammar import MAX_SOURCE_CHARACTERS
 
 
 def schema_of(schema: dict) -> dict:
@@ -153,7 +154,7 @@ def test_browsers_are_told_what_not_to_do(client: TestClient) -> None:
 
 def test_the_audit_log_is_for_administrators(store: Store, config: Settings) -> None:
     from worker.contract.access import Scope
-    from worker.store import audit
+    from worker.store.tenants import audit
 
     admin, user = make_key(store, scopes=(Scope.DEPLOYMENT,)), make_key(store)
     with store.transaction() as session:

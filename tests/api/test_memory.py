@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.api_process import ApiProcess, api_process
 from tests.fixtures.checkpoint import write_checkpoint
 from tests.fixtures.deployment import eventually
-from worker.store.session import Store
+from worker.store.database.session import Store
 
 NUM_PROMPTS, PROMPT_BYTES = 20_000, 1000
 MOST, MOST_STAYS = 5, 1.5

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from api import traffic
-from api.traffic import Traffic
+from api.guards import traffic
+from api.guards.traffic import Traffic
 
 
 @pytest.fixture(autouse=True)

@@ -62,7 +62,7 @@ def calls(name: str) -> Iterator[str]:
 
 def test_there_is_one_commit() -> None:
     """A commit in the middle of a function splits what must be stored together."""
-    assert list(calls("commit")) == ["worker/store/session.py"]
+    assert list(calls("commit")) == ["worker/store/database/session.py"]
 
 
 def test_there_is_one_place_that_sends_messages() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import gpu_engine
 from tests.fixtures.tiny_llama import write_tiny_llama
-from worker.engine.config import EngineConfig
+from worker.engine.requests.config import EngineConfig
 
 
 def test_it_measures_where_there_is_no_gpu(tmp_path: Path) -> None:

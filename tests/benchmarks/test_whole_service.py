@@ -8,7 +8,7 @@ from benchmarks.whole_service import Measurement, main, measurements
 from tests.fixtures.benchmark_docs import documented_fields
 from tests.fixtures.deployment import free_port
 from worker.settings import Settings
-from worker.store.session import Store
+from worker.store.database.session import Store
 
 
 @pytest.fixture

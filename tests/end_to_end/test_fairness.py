@@ -6,7 +6,7 @@ import pytest
 
 from tests.fixtures.access import bearer, make_key
 from tests.fixtures.deployment import Deployment, deployment, eventually
-from worker.store.session import Store
+from worker.store.database.session import Store
 
 SMALL = 16  # requests
 

@@ -3,7 +3,7 @@
 import threading
 
 from worker.engine.engine import Engine
-from worker.engine.step import StepOutput
+from worker.engine.scheduling.plan import StepOutput
 from worker.tasks.run_shard import app, run_shard
 
 __all__ = ["app", "run_shard"]

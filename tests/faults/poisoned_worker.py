@@ -3,7 +3,7 @@
 import os
 
 from worker.engine.engine import Engine
-from worker.engine.step import GenerationRequest, Request
+from worker.engine.requests.generation import GenerationRequest, Request
 from worker.tasks.run_shard import app, run_shard
 
 __all__ = ["app", "run_shard"]

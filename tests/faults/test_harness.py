@@ -19,7 +19,7 @@ from tests.faults.harness.schedule import plan
 from tests.faults.harness.services import Postgres
 from tests.fixtures.batches import held, run_to_the_end, submit
 from worker.contract.states import Lane
-from worker.store.session import Store
+from worker.store.database.session import Store
 
 KINDS = ("a", "b", "c")
 

@@ -10,9 +10,9 @@ from sqlalchemy.engine import make_url
 
 from tests.fixtures.batches import LEASE, serving
 from worker.settings import settings
-from worker.store import shards
-from worker.store.schema import METADATA
-from worker.store.session import Store
+from worker.store.database.session import Store
+from worker.store.rows.schema import METADATA
+from worker.store.shards import shards
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -7,17 +7,18 @@ import pytest
 
 from tests.fixtures.fake_engine import keeper
 from tests.fixtures.tiny_llama import write_tiny_llama
-from worker.contract.sampling import SamplingParams
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
+from worker.runs.shard_runner import Ending, ShardRunner
+from worker.runs.shard_saver import ShardSaver
 from worker.settings import Settings
-from worker.shard_runner import Ending, ShardRunner
-from worker.shard_saver import ShardSaver
-from worker.store import batches, result_views
-from worker.store.batches import NewBatch
-from worker.store.requests import NewRequest
-from worker.store.session import Store
+from worker.store.batches import batches
+from worker.store.batches.batches import NewBatch
+from worker.store.database.session import Store
+from worker.store.requests import result_views
+from worker.store.requests.requests import NewRequest
 from worker.tasks.lifecycle import engine_config
+from worker.values.sampling import SamplingParams
 
 PROMPT = "the quick brown fox jumps over the lazy dog " * 4
 

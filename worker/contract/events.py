@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from worker.contract.results import Output, RequestError
 from worker.contract.states import BatchStatus
+from worker.values.results import Output, RequestError
 
 # A batch up to this size carries its outputs inline, in the webhook and in GET /v1/batch/{id}.
 INLINE_OUTPUTS = 100

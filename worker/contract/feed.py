@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from worker.contract.results import Logprobs, TokenLogprob
+from worker.values.results import Logprobs, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

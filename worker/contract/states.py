@@ -39,14 +39,6 @@ class Lane(StrEnum):
     INTERACTIVE = "interactive"  # somebody waits for the answer; no list of batches shows it
 
 
-class Outcome(StrEnum):
-    """How a Request ended. A Result never changes."""
-
-    COMPLETED = "completed"
-    FAILED = "failed"  # its own error: the rest of the batch goes on
-    CANCELLED = "cancelled"  # its batch was cancelled or expired first
-
-
 class AttemptCause(StrEnum):
     """Why a try at a Request brought no Result."""
 

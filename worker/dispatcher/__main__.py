@@ -11,8 +11,8 @@ from psycopg import OperationalError as ListenError
 from worker.dispatcher.dispatcher import Dispatcher
 from worker.queue.broker import Broker
 from worker.settings import Settings, settings
-from worker.store.notify import wake_ups
-from worker.store.session import DATABASE_AWAY, Store
+from worker.store.database.notify import wake_ups
+from worker.store.database.session import DATABASE_AWAY, Store
 from worker.telemetry import configure_logging
 
 logger = logging.getLogger("worker.dispatcher")

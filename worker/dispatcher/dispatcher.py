@@ -16,20 +16,13 @@ from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE, Ticket, gpu_que
 from worker.dispatcher.lost_workers import LostWorkers
 from worker.queue.broker import Broker
 from worker.queue.publish import publish
-from worker.store import (
-    batch_counts,
-    batches,
-    deliveries,
-    idempotency,
-    meters,
-    receivers,
-    response_cache,
-    retention,
-    tickets,
-    webhooks,
-    workers,
-)
-from worker.store.session import Store
+from worker.store.batches import batches, idempotency
+from worker.store.cache import response_cache
+from worker.store.counts import batch_counts, meters
+from worker.store.database.session import Store
+from worker.store.shards import tickets
+from worker.store.watching import retention, workers
+from worker.store.webhooks import deliveries, receivers, webhooks
 
 logger = logging.getLogger(__name__)
 

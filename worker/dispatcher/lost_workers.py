@@ -5,8 +5,9 @@ import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from worker.store import presence, shards
-from worker.store.session import Store
+from worker.store.database import presence
+from worker.store.database.session import Store
+from worker.store.shards import shards
 
 logger = logging.getLogger(__name__)
 

@@ -7,37 +7,36 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Tokens
 
-from worker.engine.admission import make_admission
-from worker.engine.block_pool import BlockPool
-from worker.engine.chosen_tokens import Chosen
-from worker.engine.config import EngineConfig
-from worker.engine.errors import InvalidRequestError, OutOfMemoryError, TooLongError
-from worker.engine.grammar import GrammarCompiler
-from worker.engine.model_runner import ModelRunner
+from worker.engine.choosing.chosen_tokens import Chosen
 from worker.engine.models.checkpoint import read_eos_token_ids
-from worker.engine.open_request import OpenRequest, choice_seed
-from worker.engine.output_stream import OutputStream
-from worker.engine.prefix_cache import PrefixCache
-from worker.engine.reading_queue import ReadingQueue
-from worker.engine.readout import PromptReadout
-from worker.engine.resuming import resume
-from worker.engine.scheduler import Scheduler
-from worker.engine.sequence import FinishReason, Sequence, SequenceState
-from worker.engine.step import (
+from worker.engine.requests.config import EngineConfig
+from worker.engine.requests.errors import InvalidRequestError, OutOfMemoryError, TooLongError
+from worker.engine.requests.generation import (
     Choice,
     Completion,
     Delta,
-    EngineStats,
+    FinishReason,
     GenerationRequest,
-    ModelInfo,
     Request,
-    StepOutput,
-    StepPlan,
 )
-from worker.engine.step_costs import Costs
-from worker.engine.step_meter import StepMeter
-from worker.engine.stopping import StopChecker, finish_reason, output_text
-from worker.engine.tokenizer import Tokenizer
+from worker.engine.requests.stats import EngineStats, ModelInfo
+from worker.engine.running.model_runner import ModelRunner
+from worker.engine.scheduling.admission import make_admission
+from worker.engine.scheduling.block_pool import BlockPool
+from worker.engine.scheduling.plan import StepOutput, StepPlan
+from worker.engine.scheduling.prefix_cache import PrefixCache
+from worker.engine.scheduling.reading_queue import ReadingQueue
+from worker.engine.scheduling.scheduler import Scheduler
+from worker.engine.scheduling.step_costs import Costs
+from worker.engine.scheduling.step_meter import StepMeter
+from worker.engine.sequences.open_request import OpenRequest, choice_seed
+from worker.engine.sequences.readout import PromptReadout
+from worker.engine.sequences.sequence import Sequence, SequenceState
+from worker.engine.text.grammar import GrammarCompiler
+from worker.engine.text.output_stream import OutputStream
+from worker.engine.text.resuming import resume
+from worker.engine.text.stopping import StopChecker, finish_reason, output_text
+from worker.engine.text.tokenizer import Tokenizer
 
 
 class Engine:

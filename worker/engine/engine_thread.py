@@ -8,24 +8,23 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast, overload
 
-from worker.engine.embedding import Embedding, EmbeddingRequest
-from worker.engine.encoding import encode_requests
 from worker.engine.engine import Engine
-from worker.engine.errors import EngineError, EngineFailedError, EngineStoppedError
-from worker.engine.scoring import Scores, ScoringRequest
-from worker.engine.step import (
+from worker.engine.requests.embedding import Embedding, EmbeddingRequest
+from worker.engine.requests.errors import EngineError, EngineFailedError, EngineStoppedError
+from worker.engine.requests.generation import (
     Completion,
     Delta,
-    EngineStats,
     GenerationRequest,
-    ModelInfo,
     Outcome,
     PartialOutput,
     Request,
-    StepOutput,
 )
-from worker.engine.step_costs import Costs
+from worker.engine.requests.scoring import Scores, ScoringRequest
+from worker.engine.requests.stats import EngineStats, ModelInfo
+from worker.engine.scheduling.plan import StepOutput
+from worker.engine.scheduling.step_costs import Costs
 from worker.engine.submission import Submission
+from worker.engine.text.encoding import encode_requests
 
 logger = logging.getLogger(__name__)
 

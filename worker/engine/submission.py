@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
-from worker.engine.errors import EngineError
-from worker.engine.step import Delta, Outcome
+from worker.engine.requests.errors import EngineError
+from worker.engine.requests.generation import Delta, Outcome
 
 OutcomeT = TypeVar("OutcomeT", bound=Outcome)
 

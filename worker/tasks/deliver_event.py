@@ -7,7 +7,7 @@ from functools import cache
 from worker.contract.messages import DELIVER_EVENT
 from worker.queue.celery_app import app
 from worker.settings import settings
-from worker.store.session import DATABASE_AWAY, Store
+from worker.store.database.session import DATABASE_AWAY, Store
 from worker.webhooks.delivery import Deliverer
 from worker.webhooks.sealing import Sealer
 from worker.webhooks.targets import Targets

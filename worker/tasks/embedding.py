@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from worker.engine.embedding import EmbeddingRequest, Pooling
 from worker.engine.engine_thread import EngineThread
-from worker.store.requests import ShardRequest
+from worker.engine.requests.embedding import EmbeddingRequest, Pooling
+from worker.store.requests.requests import ShardRequest
 
 
 def embed(engine: EngineThread, requests: Sequence[ShardRequest]) -> list[Sequence[float]]:

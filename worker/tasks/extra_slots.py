@@ -9,9 +9,9 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from worker.shard_runner import Ending, ShardRunner
-from worker.store import fair_slots
-from worker.store.session import DATABASE_AWAY, Store
+from worker.runs.shard_runner import Ending, ShardRunner
+from worker.store.database.session import DATABASE_AWAY, Store
+from worker.store.shards import fair_slots
 
 logger = logging.getLogger(__name__)
 

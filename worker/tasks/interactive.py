@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from psycopg import OperationalError as ListenError
 
-from worker.interactive_runner import InteractiveRunner
-from worker.store import shards
-from worker.store.notify import interactive_shards
-from worker.store.session import DATABASE_AWAY, Store
+from worker.runs.interactive_runner import InteractiveRunner
+from worker.store.database.notify import interactive_shards
+from worker.store.database.session import DATABASE_AWAY, Store
+from worker.store.shards import shards
 
 logger = logging.getLogger(__name__)
 

@@ -15,22 +15,23 @@ from celery import bootsteps
 from worker.contract.messages import GPU_QUEUE, gpu_queue
 from worker.contract.models import Model, ServedModel, identify, weight_format
 from worker.contract.step_costs import STEP_COSTS
-from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
-from worker.engine.sampling import SamplingParams
-from worker.engine.step import GenerationRequest
-from worker.interactive_runner import InteractiveRunner
-from worker.lease_keeper import LeaseKeeper
+from worker.engine.requests.config import EngineConfig
+from worker.engine.requests.generation import GenerationRequest
+from worker.engine.requests.sampling import SamplingParams
 from worker.queue.feed import FeedWriter
-from worker.response_cache import ResponseCache
-from worker.run_meters import RunMeters
+from worker.runs.interactive_runner import InteractiveRunner
+from worker.runs.lease_keeper import LeaseKeeper
+from worker.runs.response_cache import ResponseCache
+from worker.runs.run_meters import RunMeters
+from worker.runs.shard_runner import ShardRunner
+from worker.runs.shard_saver import ShardSaver
 from worker.settings import Settings, settings
-from worker.shard_runner import ShardRunner
-from worker.shard_saver import ShardSaver
-from worker.store import models, workers
-from worker.store.notify import wake_dispatcher
-from worker.store.session import DATABASE_AWAY, Store
+from worker.store.database.notify import wake_dispatcher
+from worker.store.database.session import DATABASE_AWAY, Store
+from worker.store.requests import models
+from worker.store.watching import workers
 from worker.tasks.embedding import embed
 from worker.tasks.extra_slots import ExtraSlots
 from worker.tasks.interactive import InteractiveLane

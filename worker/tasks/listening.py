@@ -8,9 +8,9 @@ import threading
 
 from psycopg import OperationalError
 
-from worker.interactive_runner import InteractiveRunner
-from worker.shard_runner import ShardRunner
-from worker.store.notify import changed_batches
+from worker.runs.interactive_runner import InteractiveRunner
+from worker.runs.shard_runner import ShardRunner
+from worker.store.database.notify import changed_batches
 
 logger = logging.getLogger(__name__)
 

@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from worker.engine.step import EngineStats
-from worker.run_meters import RunMeters
-from worker.store import meters
-from worker.store.session import Store
+from worker.engine.requests.stats import EngineStats
+from worker.runs.run_meters import RunMeters
+from worker.store.counts import meters
+from worker.store.database.session import Store
 
 # Names of the engine's counters that say too little outside it.
 RENAMED = {

@@ -5,7 +5,7 @@ import logging
 from worker.contract.messages import RUN_SHARD
 from worker.queue.celery_app import app
 from worker.settings import settings
-from worker.store.session import DATABASE_AWAY
+from worker.store.database.session import DATABASE_AWAY
 from worker.tasks import lifecycle
 
 __all__ = ["app", "run_shard"]

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from worker.contract.states import EventState
-from worker.store import deliveries
-from worker.store.deliveries import Attempt, DeliveryClaim, Outcome
-from worker.store.renewing import renewing
-from worker.store.session import Store
+from worker.store.database.renewing import renewing
+from worker.store.database.session import Store
+from worker.store.webhooks import deliveries
+from worker.store.webhooks.deliveries import Attempt, DeliveryClaim, Outcome
 from worker.webhooks.backoff import retry_in
 from worker.webhooks.sealing import Sealer, SealError
 from worker.webhooks.sender import Answer, send

@@ -6,8 +6,8 @@ After it has run, the keys behind the first are no longer needed.
 import sys
 
 from worker.settings import settings
-from worker.store import endpoints
-from worker.store.session import Store
+from worker.store.database.session import Store
+from worker.store.webhooks import endpoints
 from worker.webhooks.sealing import Sealer, SealError
 
 

@@ -10,11 +10,12 @@ from sqlalchemy import text
 from tests.fixtures.batches import LEASE, claim, held, result, run_to_the_end, submit
 from tests.fixtures.deployment import eventually
 from tests.fixtures.measured import measured_worker
-from worker.contract.results import RequestError
-from worker.contract.states import Outcome
-from worker.store import retention, shards
-from worker.store.session import Store
-from worker.store.shards import Progress
+from worker.store.database.session import Store
+from worker.store.shards import shards
+from worker.store.shards.shards import Progress
+from worker.store.watching import retention
+from worker.values.outcomes import Outcome
+from worker.values.results import RequestError
 
 
 def finish(store: Store, shard_id: int, *, failed: int = 0) -> None:

@@ -13,9 +13,9 @@ from sqlalchemy import text
 from tests.fixtures.api_process import ApiProcess, api_process
 from tests.fixtures.batches import held, run_to_the_end, submit
 from tests.fixtures.checkpoint import write_checkpoint
-from worker.store import control
-from worker.store.control import Done
-from worker.store.session import Store
+from worker.store.database.session import Store
+from worker.store.shards import control
+from worker.store.shards.control import Done
 
 
 @pytest.fixture

@@ -12,10 +12,13 @@ from tests.fixtures.batches import LEASE, claim, held, result, serving
 from tests.fixtures.checkpoint import TEMPLATE, write_checkpoint
 from worker.contract.models import Model, ServedModel, identify, label
 from worker.settings import Settings
-from worker.store import audit, models, partial_outputs, shards, workers
-from worker.store.partial_outputs import PartialOutput
-from worker.store.session import Store
-from worker.store.shards import Progress, Saved
+from worker.store.database.session import Store
+from worker.store.requests import models, partial_outputs
+from worker.store.requests.partial_outputs import PartialOutput
+from worker.store.shards import shards
+from worker.store.shards.shards import Progress, Saved
+from worker.store.tenants import audit
+from worker.store.watching import workers
 
 OTHER = Model("other", "f" * 32, "e" * 32)
 

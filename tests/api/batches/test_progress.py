@@ -7,10 +7,12 @@ from fastapi.testclient import TestClient
 from sqlalchemy import text
 
 from tests.fixtures.batches import LEASE, held, result, run_to_the_end, submit
-from worker.store import batch_views, shards, workers
-from worker.store.batch_views import BatchView
-from worker.store.session import Store
-from worker.store.shards import Progress
+from worker.store.batches import batch_views
+from worker.store.batches.batch_views import BatchView
+from worker.store.database.session import Store
+from worker.store.shards import shards
+from worker.store.shards.shards import Progress
+from worker.store.watching import workers
 
 
 def seen(store: Store, *, slots: int = 4) -> None:

@@ -5,10 +5,10 @@ from dataclasses import replace
 from fastapi.testclient import TestClient
 
 from tests.fixtures.batches import LEASE, held, result, run_to_the_end, submit
-from worker.contract.results import ChoiceResult, Payload, ScoreResult, TokenLogprob
-from worker.store import shards
-from worker.store.session import Store
-from worker.store.shards import Progress
+from worker.store.database.session import Store
+from worker.store.shards import shards
+from worker.store.shards.shards import Progress
+from worker.values.results import ChoiceResult, Payload, ScoreResult, TokenLogprob
 
 
 def test_a_batch_shows_where_it_stands(client: TestClient, store: Store) -> None:

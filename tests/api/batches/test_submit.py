@@ -6,7 +6,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import text
 
 from tests.fixtures.checkpoint import CONTEXT
-from worker.store.session import Store
+from worker.store.database.session import Store
 
 HOOK = "https://example.com/hook"
 

@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 
 from api.batches import service
 from tests.fixtures.batches import held, run_to_the_end, submit
-from worker.store import batches
-from worker.store.session import Store
+from worker.store.batches import batches
+from worker.store.database.session import Store
 
 NUM_WAITERS = 120  # three times the threads that routes share
 

@@ -25,8 +25,8 @@ from api.main import create_app
 from tests.fixtures.batches import claim, held, run_to_the_end
 from tests.fixtures.deployment import eventually, free_port
 from worker.settings import Settings
-from worker.store import control
-from worker.store.session import Store
+from worker.store.database.session import Store
+from worker.store.shards import control
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,15 @@ from tests.fixtures.batches import LEASE, held, result, submit
 from tests.fixtures.webhooks import delivery_ids, end_batch, endpoint
 from worker.contract.access import Scope
 from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE
-from worker.contract.results import RequestError
-from worker.contract.states import Outcome
 from worker.settings import Settings
-from worker.store import meters, receivers, shards, workers
-from worker.store.session import Store
-from worker.store.shards import Progress
+from worker.store.counts import meters
+from worker.store.database.session import Store
+from worker.store.shards import shards
+from worker.store.shards.shards import Progress
+from worker.store.watching import workers
+from worker.store.webhooks import receivers
+from worker.values.outcomes import Outcome
+from worker.values.results import RequestError
 
 SCRIPT = (STATIC / "dashboard.js").read_text("utf-8")
 VOID = {"meta", "link", "input", "polyline"}

@@ -6,10 +6,11 @@ from sqlalchemy import text
 
 from tests.fixtures.batches import LEASE, held, result, submit
 from tests.fixtures.measured import measured_worker
-from worker.contract.sampling import SamplingParams
-from worker.store import outlook, shards
-from worker.store.session import Store
-from worker.store.shards import Progress
+from worker.store.database.session import Store
+from worker.store.shards import shards
+from worker.store.shards.shards import Progress
+from worker.store.watching import outlook
+from worker.values.sampling import SamplingParams
 
 URL = "/v1/batch/estimate"
 

@@ -13,7 +13,7 @@ from api.files.writing import ResultWriter
 from api.main import create_app
 from tests.fixtures.checkpoint import TEMPLATE, write_checkpoint
 from worker.settings import Settings
-from worker.store.session import Store
+from worker.store.database.session import Store
 
 
 @pytest.fixture

@@ -15,9 +15,10 @@ from api.files.reading import BatchReader
 from api.files.writing import ResultWriter
 from tests.fixtures.batches import held, run_to_the_end
 from tests.fixtures.inputs import body, line, lines
-from worker.store import batch_files, batches
-from worker.store.requests import NewRequest
-from worker.store.session import Store
+from worker.store.batches import batches
+from worker.store.database.session import Store
+from worker.store.files import batch_files
+from worker.store.requests.requests import NewRequest
 
 Put = Callable[..., Response]
 

@@ -12,8 +12,8 @@ from api.files.writing import ResultWriter
 from tests.fixtures.batches import claim, run_to_the_end
 from tests.fixtures.inputs import lines
 from worker.settings import Settings
-from worker.store import tenants
-from worker.store.session import Store
+from worker.store.database.session import Store
+from worker.store.tenants import tenants
 
 Put = Callable[..., Response]
 CONTENT = lines(20)

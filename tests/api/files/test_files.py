@@ -20,11 +20,11 @@ from api.dependencies import Services
 from api.errors import ClientGoneError
 from api.files.form import read_form
 from api.files.tidying import tidy
-from api.traffic import Traffic
+from api.guards.traffic import Traffic
 from tests.fixtures.inputs import body, line, lines
 from worker.settings import Settings
-from worker.store import files
-from worker.store.session import Store
+from worker.store.database.session import Store
+from worker.store.files import files
 
 Put = Callable[..., Response]
 LONG_AGO = 1_000_000_000

@@ -9,9 +9,9 @@ import pytest
 from fastapi.testclient import TestClient
 from httpx import Response
 
-from api.checkpoint import Checkpoint
+from api.inputs.checkpoint import Checkpoint
 from tests.fixtures.inputs import body, line
-from worker.grammar import Grammar, GrammarError
+from worker.values.grammar import Grammar, GrammarError
 
 SCHEMAS: dict[str, Any] = {
     "itself": {"$ref": "#"},

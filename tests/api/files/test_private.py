@@ -17,7 +17,7 @@ from tests.fixtures.checkpoint import write_checkpoint
 from tests.fixtures.deployment import START_SECONDS, STOP_SECONDS, eventually, free_port
 from tests.fixtures.inputs import lines
 from worker.private import make_private
-from worker.store.session import Store
+from worker.store.database.session import Store
 from worker.up import ROOT
 
 

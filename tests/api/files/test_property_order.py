@@ -11,12 +11,12 @@ from sqlalchemy import text
 from api.files.reading import BatchReader
 from tests.fixtures.batches import LEASE, held, result
 from tests.fixtures.inputs import body, line
-from worker.contract.states import Outcome
-from worker.engine.step import GenerationRequest
-from worker.store import shards
-from worker.store.session import Store
-from worker.store.shards import Claim, Progress
-from worker.translation import to_engine
+from worker.engine.requests.generation import GenerationRequest
+from worker.runs.translation import to_engine
+from worker.store.database.session import Store
+from worker.store.shards import shards
+from worker.store.shards.shards import Claim, Progress
+from worker.values.outcomes import Outcome
 
 Send = Callable[[dict[str, Any]], None]
 NAMES = ("reasoning", "answer", "ok", "b")

@@ -9,7 +9,7 @@ from api.dependencies import Services
 from api.files.tidying import tidy
 from tests.fixtures.inputs import lines
 from worker.settings import Settings
-from worker.store.session import Store
+from worker.store.database.session import Store
 
 
 def begin(client: TestClient, num_bytes: int, **changes: object) -> str:

@@ -21,12 +21,12 @@ from tests.fixtures.access import allow_semantic_cache
 from tests.fixtures.batches import LEASE, held, result, run_to_the_end
 from tests.fixtures.deployment import eventually, free_port
 from tests.fixtures.inputs import body, line, lines
-from worker.contract.results import RequestError
-from worker.contract.states import Outcome
 from worker.settings import Settings
-from worker.store import shards
-from worker.store.session import Store
-from worker.store.shards import Progress
+from worker.store.database.session import Store
+from worker.store.shards import shards
+from worker.store.shards.shards import Progress
+from worker.values.outcomes import Outcome
+from worker.values.results import RequestError
 
 Put = Callable[..., Response]
 

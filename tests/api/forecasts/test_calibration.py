@@ -3,7 +3,7 @@ import random
 import pytest
 
 from api.forecasts.calibration import calibrate
-from worker.store.outlook import ForecastOutcome
+from worker.store.watching.outlook import ForecastOutcome
 
 
 def outcomes(

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from api.forecasts.lengths import LearnedLengths, even_curve
-from worker.store.outlook import SeenOutput
+from worker.store.watching.outlook import SeenOutput
 
 
 def seen(*lengths: int, limit: int) -> list[SeenOutput]:

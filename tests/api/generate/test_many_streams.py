@@ -19,8 +19,8 @@ from worker.contract.feed import Saved, Told
 from worker.contract.messages import GPU_QUEUE
 from worker.queue.feed import FeedWriter
 from worker.settings import settings
-from worker.store import workers
-from worker.store.session import Store
+from worker.store.database.session import Store
+from worker.store.watching import workers
 
 NUM_STREAMS = 300
 FIRST = TEXT[:4]

@@ -19,13 +19,16 @@ from tests.fixtures.batches import LEASE, held, result
 from tests.fixtures.deployment import eventually, free_port
 from worker.contract.feed import Saved, Told
 from worker.contract.messages import GPU_QUEUE
-from worker.contract.results import RequestError
-from worker.contract.states import Outcome
 from worker.queue.feed import FeedWriter
 from worker.settings import Settings, settings
-from worker.store import batch_views, result_views, shards, workers
-from worker.store.session import Store
-from worker.store.shards import Claim, Progress
+from worker.store.batches import batch_views
+from worker.store.database.session import Store
+from worker.store.requests import result_views
+from worker.store.shards import shards
+from worker.store.shards.shards import Claim, Progress
+from worker.store.watching import workers
+from worker.values.outcomes import Outcome
+from worker.values.results import RequestError
 
 TEXT = "the whole text"
 INFO = {"name": "demo", "architecture": "Llama", "dtype": "int8", "device": "cpu", "max_num_sequences": 8}
@@ -260,7 +263,7 @@ def test_a_synchronous_batch_outlives_the_wait(client: TestClient, store: Store)
 def test_interactive_work_takes_no_ticket_and_no_list_shows_it(client: TestClient, store: Store) -> None:
     from datetime import timedelta
 
-    from worker.store import tickets
+    from worker.store.shards import tickets
 
     seen = threading.Event()
 

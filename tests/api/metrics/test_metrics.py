@@ -9,8 +9,9 @@ from tests.fixtures.access import allow_semantic_cache
 from tests.fixtures.batches import held, submit
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.meters import COUNTERS
-from worker.store import meters, workers
-from worker.store.session import Store
+from worker.store.counts import meters
+from worker.store.database.session import Store
+from worker.store.watching import workers
 
 READINGS = {
     "requests_completed": 9,

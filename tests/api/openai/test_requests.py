@@ -3,14 +3,14 @@ from typing import Any
 
 import pytest
 
-from api.checkpoint import Checkpoint
 from api.errors import ApiError, ModelNotFoundError
+from api.inputs.checkpoint import Checkpoint
 from api.openai.bodies import Endpoint, read_body
 from api.openai.requests import NO_LIMIT, from_line, to_request
 from tests.fixtures.checkpoint import TEMPLATE, write_checkpoint
-from worker.contract.requests import EmbeddingParams
-from worker.contract.sampling import FormatKind, OutputFormat, SamplingParams
-from worker.store.requests import NewRequest
+from worker.store.requests.requests import NewRequest
+from worker.values.requests import EmbeddingParams
+from worker.values.sampling import FormatKind, OutputFormat, SamplingParams
 
 CHAT, COMPLETIONS, EMBEDDINGS = Endpoint
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]

@@ -10,15 +10,15 @@ import pytest
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion
 
-from api.checkpoint import Checkpoint
 from api.generate.outputs import failure
+from api.inputs.checkpoint import Checkpoint
 from api.openai.bodies import Endpoint
 from api.openai.responses import to_model, to_response
 from tests.fixtures.checkpoint import write_checkpoint
-from worker.contract.caching import Source
-from worker.contract.results import ChoiceResult, DeviceSeconds, Payload, TokenLogprob
-from worker.contract.states import Outcome
-from worker.store.result_views import ResultView
+from worker.store.requests.result_views import ResultView
+from worker.values.caching import Source
+from worker.values.outcomes import Outcome
+from worker.values.results import ChoiceResult, DeviceSeconds, Payload, TokenLogprob
 
 CHAT, COMPLETIONS, EMBEDDINGS = Endpoint
 RESULT = ResultView(

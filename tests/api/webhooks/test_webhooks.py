@@ -12,7 +12,7 @@ from tests.fixtures.receiver import receiver
 from tests.fixtures.webhooks import KEY, deliverer, delivery_ids, end_batch, make_due
 from worker.contract.events import BATCH_EVENTS
 from worker.settings import Settings
-from worker.store.session import Store
+from worker.store.database.session import Store
 from worker.webhooks.backoff import DELAYS
 
 ENDPOINTS = "/v1/webhooks/endpoints"

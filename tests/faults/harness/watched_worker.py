@@ -16,10 +16,10 @@ from sqlalchemy.orm import Session
 
 from worker.contract.models import ServedModel
 from worker.engine.engine import Engine
-from worker.engine.errors import IntegrityError
-from worker.engine.step import StepOutput
-from worker.store import shards
-from worker.store.shards import Claim
+from worker.engine.requests.errors import IntegrityError
+from worker.engine.scheduling.plan import StepOutput
+from worker.store.shards import shards
+from worker.store.shards.shards import Claim
 from worker.tasks.run_shard import app, run_shard
 
 __all__ = ["app", "run_shard"]

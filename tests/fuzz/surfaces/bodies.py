@@ -14,15 +14,15 @@ from api.file_batches.schemas import FileBatchSubmission
 from api.files.schemas import UploadCompletion, UploadSubmission
 from api.generate import service as generate
 from api.generate.schemas import GenerateBody, PromptsBody, SyncBody
+from api.inputs.prompts import fit
 from api.openai.bodies import Endpoint
 from api.openai.requests import from_line
-from api.prompts import fit
 from api.webhooks.schemas import EndpointChange, NewEndpointBody, Replay, Rotation
 from tests.fuzz.chaos import Chaos
 from tests.fuzz.surfaces.model import checkpoint
 from tests.fuzz.surfaces.storable import check_error, check_params, check_request, check_text
-from worker.contract.sampling import SamplingParams
 from worker.settings import Settings
+from worker.values.sampling import SamplingParams
 
 SAMPLING: dict[str, Any] = {
     "max_tokens": 5,

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from api.checkpoint import Checkpoint
-from api.checkpoint import CheckpointError as DoorError
+from api.inputs.checkpoint import Checkpoint
+from api.inputs.checkpoint import CheckpointError as DoorError
 from tests.fixtures.tiny_llama import write_tiny_llama
 from tests.fuzz.chaos import Chaos
 from tests.fuzz.surfaces.model import folder
-from worker.engine.errors import CheckpointError
 from worker.engine.models.checkpoint import Weights, read_eos_token_ids
 from worker.engine.models.registry import ARCHITECTURES, read_architecture
-from worker.engine.tokenizer import Tokenizer
+from worker.engine.requests.errors import CheckpointError
+from worker.engine.text.tokenizer import Tokenizer
 
 MAX_MODEL_LEN = 16
 SECTIONS: tuple[dict[str, Any], ...] = (

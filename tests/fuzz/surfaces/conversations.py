@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from api.checkpoint import ChatTemplateError, Checkpoint
+from api.inputs.checkpoint import ChatTemplateError, Checkpoint
 from tests.fixtures.checkpoint import TEMPLATE
 from tests.fixtures.tiny_llama import tiny_tokenizer
 from tests.fuzz.chaos import Chaos

@@ -7,10 +7,10 @@ from typing import Any
 from tests.fixtures.tiny_llama import BEGIN, END, tiny_tokenizer
 from tests.fuzz.chaos import Chaos, nested
 from tests.fuzz.surfaces.model import model
-from worker.engine.errors import InvalidRequestError
-from worker.engine.grammar import GrammarCompiler
-from worker.engine.tokenizer import Tokenizer
-from worker.grammar import Grammar, GrammarError
+from worker.engine.requests.errors import InvalidRequestError
+from worker.engine.text.grammar import GrammarCompiler
+from worker.engine.text.tokenizer import Tokenizer
+from worker.values.grammar import Grammar, GrammarError
 
 SCHEMAS: tuple[Any, ...] = (
     {

@@ -6,11 +6,11 @@ from functools import cache
 
 import httpx
 
-from api import auth
 from api.batches.schemas import MAX_WINDOW, parse_window
 from api.errors import ApiError
 from api.files.routes import _range as read_range
-from api.middleware import FILE_PATHS
+from api.guards import auth
+from api.guards.middleware import FILE_PATHS
 from tests.fixtures.hostile import LITERALS, URLS
 from tests.fuzz.chaos import Chaos
 from tests.fuzz.surfaces.storable import check_error

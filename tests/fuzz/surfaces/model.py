@@ -6,7 +6,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from api.checkpoint import Checkpoint
+from api.inputs.checkpoint import Checkpoint
 from tests.fixtures.checkpoint import TEMPLATE
 from tests.fixtures.tiny_llama import write_tiny_llama
 

@@ -7,8 +7,8 @@ from fastapi.encoders import jsonable_encoder
 
 from api import json_lines
 from api.errors import ApiError, ErrorBody, error_response
-from worker.contract.requests import Params, kind_of, params_from_json
-from worker.store.requests import NewRequest
+from worker.store.requests.requests import NewRequest
+from worker.values.requests import Params, kind_of, params_from_json
 
 
 def check_request(request: NewRequest, params: Params) -> None:

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from kernels.sampling import gpu, reference, sample
 from kernels.sampling.cases import CASES, Case
-from worker.engine.sampler import SamplingInput
-from worker.engine.sampler import sample as sample_on_cpu
+from worker.engine.choosing.sampler import SamplingInput
+from worker.engine.choosing.sampler import sample as sample_on_cpu
 
 
 def grid(num_draws: int) -> Tensor:

@@ -12,8 +12,10 @@ from worker.dispatcher.dispatcher import MIN_WINDOW, Dispatcher
 from worker.queue.broker import Broker
 from worker.queue.publish import publish
 from worker.settings import settings
-from worker.store import batch_views, control, fair_share, idempotency, workers
-from worker.store.session import Store
+from worker.store.batches import batch_views, idempotency
+from worker.store.database.session import Store
+from worker.store.shards import control, fair_share
+from worker.store.watching import workers
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from tests.fixtures.batches import held, submit
 from tests.fixtures.deployment import eventually
 from tests.fixtures.fake_engine import FakeEngine, keeper
 from worker.dispatcher.lost_workers import LostWorkers
+from worker.runs.shard_runner import ShardRunner
 from worker.settings import settings
-from worker.shard_runner import ShardRunner
-from worker.store import presence
-from worker.store.session import Store
+from worker.store.database import presence
+from worker.store.database.session import Store
 from worker.tasks.listening import listen
 
 LONG = timedelta(hours=1)

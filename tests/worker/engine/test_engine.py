@@ -8,9 +8,9 @@ import pytest
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
 from tests.fixtures.tiny_llama import BEGIN, CONTEXT, END, reference_tokens, tiny_tokenizer
 from worker.engine.engine import Engine
-from worker.engine.errors import InvalidRequestError
-from worker.engine.sampling import SamplingParams
-from worker.engine.step import GenerationRequest
+from worker.engine.requests.errors import InvalidRequestError
+from worker.engine.requests.generation import GenerationRequest
+from worker.engine.requests.sampling import SamplingParams
 
 PROMPT = (5, 6, 7, 8, 9)
 

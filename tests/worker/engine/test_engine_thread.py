@@ -9,8 +9,9 @@ from tests.fixtures.generation import greedy, make_engine, requests_for
 from tests.fixtures.tiny_llama import reference_tokens
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
-from worker.engine.errors import CheckpointError, EngineFailedError, EngineStoppedError
-from worker.engine.step import Completion, GenerationRequest, StepOutput
+from worker.engine.requests.errors import CheckpointError, EngineFailedError, EngineStoppedError
+from worker.engine.requests.generation import Completion, GenerationRequest
+from worker.engine.scheduling.plan import StepOutput
 from worker.engine.submission import Submission
 
 PROMPTS = [(5, 6, 7), (9,) * 20, (3, 1, 4, 1, 5, 9)]

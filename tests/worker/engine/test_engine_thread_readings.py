@@ -10,11 +10,11 @@ import pytest
 from tests.fixtures.generation import greedy, make_engine, requests_for
 from tests.fixtures.readings import random_prompts, run_embeddings, run_scores
 from tests.fixtures.tiny_llama import reference_tokens
-from worker.engine.batch_policy import BatchPolicy
-from worker.engine.embedding import Embedding, EmbeddingRequest, Pooling
 from worker.engine.engine_thread import EngineThread
-from worker.engine.errors import EngineStoppedError
-from worker.engine.scoring import Scores, ScoringRequest
+from worker.engine.requests.batch_policy import BatchPolicy
+from worker.engine.requests.embedding import Embedding, EmbeddingRequest, Pooling
+from worker.engine.requests.errors import EngineStoppedError
+from worker.engine.requests.scoring import Scores, ScoringRequest
 from worker.engine.submission import Submission
 
 PROMPTS = random_prompts(3, 20, 6)

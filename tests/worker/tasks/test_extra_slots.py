@@ -13,11 +13,13 @@ from tests.fixtures.deployment import eventually
 from tests.fixtures.fake_engine import FakeEngines, keeper
 from worker.contract.states import BatchStatus
 from worker.engine.engine_thread import EngineThread
-from worker.engine.share import Share
-from worker.shard_runner import Ending, ShardRunner
-from worker.shard_saver import ShardSaver
-from worker.store import batch_views, tenants, tickets
-from worker.store.session import Store
+from worker.engine.requests.share import Share
+from worker.runs.shard_runner import Ending, ShardRunner
+from worker.runs.shard_saver import ShardSaver
+from worker.store.batches import batch_views
+from worker.store.database.session import Store
+from worker.store.shards import tickets
+from worker.store.tenants import tenants
 from worker.tasks.extra_slots import ExtraSlots
 
 

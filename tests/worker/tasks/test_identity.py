@@ -18,8 +18,9 @@ from worker.contract.messages import GPU_QUEUE, gpu_queue
 from worker.contract.models import identify
 from worker.queue.celery_app import app
 from worker.settings import settings
-from worker.store import presence, workers
-from worker.store.session import Store
+from worker.store.database import presence
+from worker.store.database.session import Store
+from worker.store.watching import workers
 from worker.tasks.lifecycle import EngineStep
 
 

@@ -5,10 +5,11 @@ from sqlalchemy import text
 
 from tests.fixtures.batches import submit
 from tests.fixtures.deployment import eventually
+from worker.runs.shard_runner import ShardRunner
 from worker.settings import settings
-from worker.shard_runner import ShardRunner
-from worker.store import batches, control
-from worker.store.session import Store
+from worker.store.batches import batches
+from worker.store.database.session import Store
+from worker.store.shards import control
 from worker.tasks.listening import listen
 
 

@@ -9,9 +9,9 @@ from tests.fixtures.deployment import eventually
 from tests.fixtures.receiver import receiver
 from tests.fixtures.webhooks import deliverer
 from worker.contract.states import EventState
-from worker.store import deliveries, delivery_log
-from worker.store.delivery_log import DeliveryView
-from worker.store.session import Store
+from worker.store.database.session import Store
+from worker.store.webhooks import deliveries, delivery_log
+from worker.store.webhooks.delivery_log import DeliveryView
 from worker.webhooks import delivery as delivery_module
 from worker.webhooks.backoff import DELAYS, retry_in
 from worker.webhooks.sender import Answer

@@ -11,10 +11,10 @@ from tests.fixtures.receiver import receiver
 from tests.fixtures.webhooks import KEY, SECRET, deliverer, delivery_ids, end_batch, endpoint, make_due
 from worker.contract.states import EventState
 from worker.settings import settings
-from worker.store import deliveries, delivery_log, endpoints, webhooks
-from worker.store.delivery_log import DeliveryView, EventFilter
-from worker.store.session import Store
-from worker.store.webhooks import DEFAULT_TENANT
+from worker.store.database.session import Store
+from worker.store.webhooks import deliveries, delivery_log, endpoints, webhooks
+from worker.store.webhooks.delivery_log import DeliveryView, EventFilter
+from worker.store.webhooks.webhooks import DEFAULT_TENANT
 from worker.webhooks import reseal
 from worker.webhooks.sealing import Sealer, SealError, new_key
 from worker.webhooks.signing import new_secret

@@ -10,10 +10,11 @@ from sqlalchemy import text
 from tests.fixtures.receiver import receiver
 from tests.fixtures.webhooks import deliverer, delivery_ids, end_batch, endpoint, make_due
 from worker.contract.states import EventState
-from worker.store import deliveries, receivers, tickets
-from worker.store.deliveries import DeliveryClaim
-from worker.store.receivers import FAILURES_TO_PAUSE, LONGEST_PAUSE
-from worker.store.session import Store
+from worker.store.database.session import Store
+from worker.store.shards import tickets
+from worker.store.webhooks import deliveries, receivers
+from worker.store.webhooks.deliveries import DeliveryClaim
+from worker.store.webhooks.receivers import FAILURES_TO_PAUSE, LONGEST_PAUSE
 
 SOON = timedelta(seconds=60)
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from kernels.expert_linear import ExpertWeights
 from kernels.quantization import QuantizedWeight, stack_weights
-from worker.engine.errors import CheckpointError, MissingTensorError, TensorShapeError
-from worker.engine.layers.linear import Linear, Projection
-from worker.engine.layers.mlp import Gated
-from worker.engine.layouts.layout import Layout
-from worker.engine.layouts.registry import read_layout
+from worker.engine.models.layers.linear import Linear, Projection
+from worker.engine.models.layers.mlp import Gated
+from worker.engine.models.layouts.layout import Layout
+from worker.engine.models.layouts.registry import read_layout
 from worker.engine.models.products import EightBits, Products
+from worker.engine.requests.errors import CheckpointError, MissingTensorError, TensorShapeError
 
 T = TypeVar("T")
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from kernels.kv_write import PagedCache
 from kernels.rms_norm import add_rms_norm, rms_norm
-from worker.engine.layers.attention import Attention
-from worker.engine.layers.linear import Projection
-from worker.engine.layers.mlp import Mlp
-from worker.engine.layers.rotary_embedding import RopeScaling, rotary_angles
 from worker.engine.models.decoder_config import DecoderConfig
-from worker.engine.step_input import StepInput
+from worker.engine.models.layers.attention import Attention
+from worker.engine.models.layers.linear import Projection
+from worker.engine.models.layers.mlp import Mlp
+from worker.engine.models.layers.rotary_embedding import RopeScaling, rotary_angles
+from worker.engine.models.step_input import StepInput
 
 
 @dataclass(frozen=True, slots=True)

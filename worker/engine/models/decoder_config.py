@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worker.engine.errors import CheckpointError, UnsupportedModelError
-from worker.engine.layers.rotary_embedding import RopeScaling
 from worker.engine.models.checkpoint import read_key, read_size
+from worker.engine.models.layers.rotary_embedding import RopeScaling
+from worker.engine.requests.errors import CheckpointError, UnsupportedModelError
 
 MAX_LAYERS = 10_000
 LAYER_TYPES = ("full_attention", "sliding_attention")

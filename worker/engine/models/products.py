@@ -12,8 +12,8 @@ from kernels.expert_linear import ExpertWeights, pack_expert_weights
 from kernels.quantization import Fp8Weight, Int8Weight, QuantizedWeight, quantize_fp8, quantize_int8
 from kernels.scaled_linear import has_row_scales, pack_scaled_weight
 from kernels.weight_only_linear import pack_linear_weight, takes
-from worker.engine.layers.linear import Int8Linear, Linear, Projection
-from worker.engine.layers.quantized_linear import ScaledLinear, WeightOnlyLinear
+from worker.engine.models.layers.linear import Int8Linear, Linear, Projection
+from worker.engine.models.layers.quantized_linear import ScaledLinear, WeightOnlyLinear
 
 EightBits = Literal["int8", "fp8"]
 QUANTIZE: dict[EightBits, Callable[[Tensor], Int8Weight | Fp8Weight]] = {

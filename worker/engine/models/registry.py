@@ -8,19 +8,19 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from kernels.kv_write import PagedCache
-from worker.engine.errors import CheckpointError, UnsupportedModelError
 from worker.engine.models.checkpoint import Weights, read_json
 from worker.engine.models.decoder_config import DecoderConfig
 from worker.engine.models.decoder_weights import load_decoder
-from worker.engine.models.gemma2 import read_gemma2
-from worker.engine.models.gemma3 import read_gemma3
-from worker.engine.models.llama import read_llama
-from worker.engine.models.mistral import read_mistral
-from worker.engine.models.phi3 import read_phi3
-from worker.engine.models.qwen2 import read_qwen2
-from worker.engine.models.qwen3 import read_qwen3
-from worker.engine.models.qwen3_moe import read_qwen3_moe
-from worker.engine.step_input import StepInput
+from worker.engine.models.families.gemma2 import read_gemma2
+from worker.engine.models.families.gemma3 import read_gemma3
+from worker.engine.models.families.llama import read_llama
+from worker.engine.models.families.mistral import read_mistral
+from worker.engine.models.families.phi3 import read_phi3
+from worker.engine.models.families.qwen2 import read_qwen2
+from worker.engine.models.families.qwen3 import read_qwen3
+from worker.engine.models.families.qwen3_moe import read_qwen3_moe
+from worker.engine.models.step_input import StepInput
+from worker.engine.requests.errors import CheckpointError, UnsupportedModelError
 
 
 class Model(Protocol):

@@ -16,10 +16,10 @@ import torch
 from tokenizers import Tokenizer
 
 from kernels.quantization.int4 import GROUP_SIZES
-from worker.engine.errors import EngineError
 from worker.engine.models.checkpoint import read_json
 from worker.engine.quantize.calibration import Moments, calibrate
 from worker.engine.quantize.writer import FORMATS, quantize_checkpoint
+from worker.engine.requests.errors import EngineError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from worker.engine.layers.linear import Projection
 from worker.engine.models.checkpoint import Weights
+from worker.engine.models.layers.linear import Projection
 from worker.engine.quantize.text_forward import TextForward
 
 WINDOW = 512  # tokens that are read together

@@ -10,7 +10,7 @@ from kernels.kv_write import LayerCache
 from kernels.paged_attention import plan_attention
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.registry import Model, read_architecture
-from worker.engine.step_input import StepInput
+from worker.engine.models.step_input import StepInput
 
 BLOCK_SIZE = 16
 

@@ -19,12 +19,12 @@ from kernels.quantization import (
     quantize_int8,
     quantize_nf4,
 )
-from worker.engine.errors import CheckpointError
-from worker.engine.layouts import bitsandbytes, compressed_tensors
 from worker.engine.models.checkpoint import read_json
+from worker.engine.models.layouts import bitsandbytes, compressed_tensors
 from worker.engine.models.registry import read_architecture
 from worker.engine.quantize.calibration import Moments
 from worker.engine.quantize.compensation import quantize_fp8_compensated, quantize_int4_compensated
+from worker.engine.requests.errors import CheckpointError
 
 FORMATS = ("int8", "int4", "fp8", "nf4")
 INDEX = "model.safetensors.index.json"

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.fixtures.generation import make_engine
 from tests.fixtures.tiny_llama import edit_config, write_tiny_llama
-from worker.engine.errors import (
+from worker.engine.requests.errors import (
     CheckpointError,
     MissingTensorError,
     TensorShapeError,

@@ -1,0 +1,58 @@
+"""What `headrace keys`, `tenants` and `audit` share: the database, who acts, and the audit log itself."""
+
+import os
+import pwd
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from sqlalchemy.orm import Session
+
+from api.cli.show import AsJson, fail, print_json, print_table
+from worker.settings import database_url
+from worker.store.database.session import Store
+from worker.store.tenants import audit
+
+TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+def check_tenant_name(name: str) -> None:
+    """End the command unless a tenant may be called so."""
+    if not TENANT_NAME.fullmatch(name):
+        fail(f"{name}: a tenant's name has lower-case letters, digits, dots, dashes and underscores")
+
+
+@contextmanager
+def administration() -> Iterator[Session]:
+    """Run one transaction on the deployment's database."""
+    store = Store(database_url(), pool_size=1)
+    try:
+        with store.transaction() as session:
+            yield session
+    finally:
+        store.close()
+
+
+def note(session: Session, act: str, target: str, *, tenant: str, **details: Any) -> None:
+    """Write an act of this shell's user, which concerns a tenant, to the audit log."""
+    actor = f"shell:{pwd.getpwuid(os.getuid()).pw_name}"
+    audit.record(session, actor, act, target, details, tenant_id=tenant)
+
+
+def audit_log(
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Entries to show.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Show what was done to keys and tenants, the newest first."""
+    with administration() as session:
+        entries = audit.page(session, limit=limit)
+    if as_json:
+        print_json([asdict(entry) for entry in entries])
+    else:
+        print_table(
+            ["TIME", "TENANT", "WHO", "ACT", "TARGET", "DETAILS"],
+            ((e.created_at, e.tenant_id, e.actor, e.act, e.target, e.details) for e in entries),
+        )

@@ -1,0 +1,184 @@
+"""`headrace submit` and `headrace estimate`: the same file, for real or for a forecast."""
+
+import gzip
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import IO, Annotated, Any, BinaryIO
+
+import typer
+
+from api.cli.commands.batches import show_batch
+from api.cli.connection import Connection, RefusedError, connection
+from api.cli.openai_file import endpoint_of, submit_file
+from api.cli.prompt_file import PromptFileError, read_prompts
+from api.cli.show import AsJson, fail, print_json, print_record
+from api.cli.watch import wait_for_files, watch
+
+STDIN_NAMES = {"-", "-.jsonl"}
+
+File = Annotated[
+    Path,
+    typer.Argument(
+        help="A .jsonl file (objects with prompt or messages, or lines of OpenAI's batch format, which are"
+        " uploaded), or text, a prompt a line. -: standard input.",
+        allow_dash=True,
+    ),
+]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens an output may have.")]
+Temperature = Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")]
+Option = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=JSON", help="Any other field of the request, such as seed=1."),
+]
+
+
+def submit(
+    context: typer.Context,
+    file: File,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    options: Option = None,
+    callback_url: Annotated[str | None, typer.Option(help="Called when the batch has ended.")] = None,
+    completion_window: Annotated[str | None, typer.Option(help="Such as 30m or 24h.")] = None,
+    priority: Annotated[
+        int | None, typer.Option(min=-100, max=100, help="Higher runs sooner, among your own. Default: 0.")
+    ] = None,
+    idempotency_key: Annotated[str | None, typer.Option(help="With the same key, no second batch.")] = None,
+    follow: Annotated[bool, typer.Option("--watch", help="Show the progress until the end.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a file of prompts as a batch, and print its id."""
+    given = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "callback_url": callback_url,
+        "completion_window": completion_window,
+        "priority": priority,
+    }
+    asked = {name: value for name, value in given.items() if value is not None} | _read_options(options)
+    headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+    api = connection(context)
+    with _reading(file) as source:
+        if source.endpoint is None:
+            batch = _submit_prompts(api, source.prompts() | asked, headers)
+            batch_id = batch["batch_id"]
+        else:
+            with source.opened() as opened:
+                batch = submit_file(
+                    api, opened, name=source.name, endpoint=source.endpoint, options=asked, headers=headers
+                )
+            batch_id = batch["id"]
+    if follow:
+        sys.stderr.write(f"{batch_id}\n")
+        ended = watch(api, batch_id)
+        if source.endpoint is not None:
+            ended |= wait_for_files(api, batch_id)
+        show_batch(ended, as_json=as_json)
+        raise typer.Exit(0 if ended["status"] == "completed" else 1)
+    if as_json:
+        print_json(batch)
+    else:
+        sys.stdout.write(f"{batch_id}\n")
+
+
+def _submit_prompts(api: Connection, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
+    try:
+        batch: dict[str, Any] = api.call("POST", "/v1/batch/async", json=body, headers=headers)
+    except RefusedError as error:
+        if error.code == "body_too_large":
+            fail(f"{error}; files in OpenAI's batch format are uploaded instead, and may be larger")
+        raise
+    return batch
+
+
+def estimate(
+    context: typer.Context,
+    file: File,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    options: Option = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a file of prompts would take, without submitting it."""
+    given = {"max_tokens": max_tokens, "temperature": temperature}
+    asked = {name: value for name, value in given.items() if value is not None} | _read_options(options)
+    with _reading(file) as source:
+        if source.endpoint is not None:
+            fail(
+                f"{source.name}: lines of OpenAI's batch format cannot be estimated: keep of each its"
+                " custom_id and its prompt or messages"
+            )
+        body = source.prompts() | asked
+    answer = connection(context).call("POST", "/v1/batch/estimate", json=body)
+    if as_json:
+        print_json(answer)
+    else:
+        print_record(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file of prompts, opened; `endpoint` is None unless its lines are in OpenAI's batch format."""
+
+    name: str
+    endpoint: str | None
+    text: IO[str]
+
+    def prompts(self) -> dict[str, Any]:
+        """Return what the API takes in place of the file."""
+        return read_prompts(self.name.removesuffix(".gz"), self.text)
+
+    @contextmanager
+    def opened(self) -> Iterator[BinaryIO]:
+        """Yield its bytes from the start."""
+        if self.name in STDIN_NAMES:
+            yield BytesIO(self.text.read().encode())
+        else:
+            with Path(self.name).open("rb") as file:
+                yield file
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[Source]:
+    """Yield the file, once its first line has said what it holds; what goes wrong ends the command."""
+    try:
+        with _text_of(file) as text:
+            first = next((line for line in text if line.strip()), "")
+            text.seek(0)
+            name = "-.jsonl" if str(file) == "-" and first.lstrip().startswith("{") else str(file)
+            is_jsonl = name.removesuffix(".gz").endswith(".jsonl")
+            yield Source(name, endpoint_of(first) if is_jsonl else None, text)
+    except UnicodeDecodeError as error:
+        fail(f"{file} is not UTF-8 text: {error}")
+    except (PromptFileError, OSError, EOFError) as error:
+        fail(str(error))
+
+
+def _text_of(file: Path) -> AbstractContextManager[IO[str]]:
+    if str(file) == "-":
+        return nullcontext(StringIO(sys.stdin.read()))
+    if file.suffix == ".gz":
+        return gzip.open(file, "rt", encoding="utf-8-sig")
+    return file.open(encoding="utf-8-sig")
+
+
+def _read_options(options: list[str] | None) -> dict[str, Any]:
+    found = {}
+    for option in options or []:
+        name, separator, text = option.partition("=")
+        if not separator:
+            fail(f"--set {option}: write it as NAME=JSON, such as seed=1")
+        found[name] = _json_or_text(text)
+    return found
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

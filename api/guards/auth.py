@@ -1,0 +1,72 @@
+"""Who calls: an API key recognized, or the one tenant of a deployment without keys."""
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from starlette.types import Scope as HttpScope
+
+from api.errors import AuthenticationError, PermissionDeniedError
+from worker.contract.access import DEFAULT_TENANT, Scope
+from worker.store.database.session import Store
+from worker.store.tenants import api_keys
+
+HOW = "send your API key as `Authorization: Bearer hr_...`; `headrace keys create` makes one"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request, and what it may do. `key` is the prefix of its key, None without keys."""
+
+    tenant_id: str
+    key: str | None
+    scopes: frozenset[Scope]
+    calls_per_minute: int | None = None
+
+
+NOBODY_IN_PARTICULAR = Caller(DEFAULT_TENANT, None, frozenset(Scope))
+
+
+def recognize(store: Store, key: str | None) -> Caller:
+    """Return who owns a key.
+
+    Raises:
+        AuthenticationError: no key came, or one that opens nothing (any more).
+
+    """
+    if key is None:
+        raise AuthenticationError(f"no API key: {HOW}", code="missing_api_key")
+    with store.transaction() as session:
+        found = api_keys.recognize(session, key)
+    if found is None:
+        raise AuthenticationError(
+            "this API key is not known, has expired or was revoked", code="invalid_api_key"
+        )
+    return Caller(found.tenant_id, found.prefix, found.scopes, found.calls_per_minute)
+
+
+def check_local(scope: HttpScope) -> None:
+    """Refuse what a web page of a stranger could send to an API without keys.
+
+    Such a page can make a name of its own mean 127.0.0.1, but the browser then still sends that name. It can
+    also send a form to 127.0.0.1; the browser says from where. Names without a dot are nobody's to register.
+
+    Raises:
+        PermissionDeniedError: the Host header, or the Origin, is not of this machine.
+
+    """
+    headers = dict(scope["headers"])
+    host = headers.get(b"host", b"").decode("latin-1")
+    origin = headers.get(b"origin", b"").decode("latin-1")
+    for name in (host, origin.partition("://")[2] or origin):
+        if name == "null" or not _is_local(name):  # of a page that hides where it comes from
+            raise PermissionDeniedError(
+                f"HEADRACE_AUTH is off, so only this machine may call, and {name} is not one of its names"
+            )
+
+
+def _is_local(host: str) -> bool:
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    try:
+        return ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return "." not in name.rstrip(".") or name.lower().endswith(".localhost")

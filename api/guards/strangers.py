@@ -1,0 +1,39 @@
+"""Bodies of strangers. FastAPI reads a body, and builds what it says, before a route asks who has sent it."""
+
+from fastapi.security.utils import get_authorization_scheme_param
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.guards import auth
+from worker.store.database.session import Store
+
+STRANGER_BYTES = 64 * 1024
+
+
+class StrangersBodies:
+    """Takes in no more than `STRANGER_BYTES` from a caller without a good key; the rest is answered 401."""
+
+    def __init__(self, app: ASGIApp, *, store: Store) -> None:
+        self._app = app
+        self._store = store
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and ask for the key once the body is long."""
+        received, is_known = 0, False
+
+        async def checked() -> Message:
+            nonlocal received, is_known
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > STRANGER_BYTES and not is_known:
+                await run_in_threadpool(auth.recognize, self._store, _key(scope))
+                is_known = True
+            return message
+
+        await self._app(scope, checked, send)
+
+
+def _key(scope: Scope) -> str | None:
+    scheme, key = get_authorization_scheme_param(Headers(scope=scope).get("authorization"))
+    return key if key and scheme.lower() == "bearer" else None

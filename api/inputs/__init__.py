@@ -1,0 +1,1 @@
+"""Fields that several routes take, and the checkpoint that they are checked by."""

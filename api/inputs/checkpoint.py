@@ -1,0 +1,248 @@
+"""What the door must know of the served checkpoint: its context, its tokens, its chat template.
+
+Reads the directory's JSON files with `tokenizers` alone; never loads torch, and of weights no more than
+tells them from others.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from llguidance import LLTokenizer
+from tokenizers import Tokenizer
+
+from worker.contract.models import Model, identify
+from worker.values.grammar import vocabulary_of
+
+TOKENIZE_AT_ONCE = 64 * 1024  # characters
+UNKNOWN = "\U0010fffd"  # in nobody's vocabulary
+MAX_SIZE = 2**31 - 1  # of anything that a config counts
+# Template variables that a tokenizer_config.json may set, as strings or as {"content": ...}.
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+# How byte-level tokenizers write bytes: printable ones as themselves, the others from 256 on.
+PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+BYTES_BY_SYMBOL = {chr(byte): byte for byte in PRINTABLE} | {
+    chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)) - set(PRINTABLE)))
+}
+# A template is a program: with messages it was not written for it can fail in any of these ways.
+TEMPLATE_FAILURES = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # of tokenizers that fall back to bytes
+
+
+class CheckpointError(Exception):
+    """The model directory cannot be served. The message names the file."""
+
+
+class ChatTemplateError(Exception):
+    """Messages that the model's chat template cannot turn into a prompt."""
+
+
+class Spelling(Protocol):
+    """How a model's tokens are written."""
+
+    def token_text(self, token_id: int) -> str:
+        """Return a token by itself."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to a text."""
+
+
+class NumberSpelling:
+    """Writes tokens of a model whose tokenizer is not here, as `token_id:17`."""
+
+    def token_text(self, token_id: int) -> str:
+        """Return a token's number."""
+        return f"token_id:{token_id}"
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the same as bytes."""
+        return self.token_text(token_id).encode()
+
+
+class Checkpoint:
+    """A Hugging Face model directory, seen from the door."""
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        max_model_len: int,
+        vocab_size: int,
+        hidden_size: int | None,
+        created: int,
+        tokenizer: Tokenizer,
+        end_token_ids: Collection[int],
+        config: Mapping[str, Any],
+    ) -> None:
+        self.model = model
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.created = created
+        self._tokenizer = tokenizer
+        self._end_token_ids = end_token_ids
+        self._is_byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
+        self._template_variables = {key: _token_text(config.get(key)) for key in TOKEN_NAMES}
+        source = config.get("chat_template")
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = _raise_exception
+        self._template = environment.from_string(source) if isinstance(source, str) else None
+
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """Read a model directory.
+
+        Raises:
+            CheckpointError: a file is missing or not what it should be.
+
+        """
+        config_file = directory / "config.json"
+        config = _read_json(config_file)
+        tokenizer_file = directory / "tokenizer.json"
+        try:
+            tokenizer = Tokenizer.from_file(str(tokenizer_file))
+            tokenizer.encode(UNKNOWN)  # one that names an unknown token it does not have fails here
+        except Exception as error:  # tokenizers raises bare Exception
+            raise CheckpointError(f"{tokenizer_file}: {error}") from error
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer_config_file = directory / "tokenizer_config.json"
+        tokenizer_config = _read_json(tokenizer_config_file) if tokenizer_config_file.exists() else {}
+        template_file = directory / "chat_template.jinja"
+        try:
+            if template_file.exists():
+                tokenizer_config["chat_template"] = template_file.read_text("utf-8")
+            return cls(
+                model=identify(directory),
+                max_model_len=_read_size(config_file, config, "max_position_embeddings", least=2),
+                vocab_size=_read_size(config_file, config, "vocab_size", tokenizer.get_vocab_size()),
+                hidden_size=_read_size(config_file, config, "hidden_size", 0) or None,
+                created=int(config_file.stat().st_mtime),
+                tokenizer=tokenizer,
+                end_token_ids=_read_end_token_ids(directory, config),
+                config=tokenizer_config,
+            )
+        except (TemplateError, UnicodeError, RecursionError) as error:
+            raise CheckpointError(f"{directory}: its chat template: {error}") from error
+        except OSError as error:
+            raise CheckpointError(f"{directory}: {error}") from error
+
+    @property
+    def name(self) -> str:
+        """What clients call the model."""
+        return self.model.name
+
+    def spelling_of(self, fingerprint: str | None) -> Spelling:
+        """Return how tokens of a model are written; None: of a result from before models were recorded."""
+        return self if fingerprint in {None, self.model.fingerprint} else NumberSpelling()
+
+    @cached_property
+    def vocabulary(self) -> LLTokenizer:
+        """The tokens that grammars are judged by, as the engine has them; raises GrammarError for none."""
+        return vocabulary_of(
+            self._tokenizer.to_str(),
+            tokenizer_size=max(self._tokenizer.get_vocab().values()) + 1,
+            vocab_size=self.vocab_size,
+            end_token_ids=self._end_token_ids,
+        )
+
+    def count_tokens(self, prompts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
+        """Return how many tokens the engine will see for each prompt."""
+        counts: list[int] = []
+        for some in _slices(prompts):
+            encodings = self._tokenizer.encode_batch_fast(some, add_special_tokens=add_special_tokens)
+            counts += [len(encoding) for encoding in encodings]
+        return counts
+
+    def token_text(self, token_id: int) -> str:
+        """Return a token by itself; bytes that are no whole character show as replacements."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token adds to a text, its leading space included."""
+        token = self._tokenizer.id_to_token(token_id) or ""
+        if self._is_byte_level and all(symbol in BYTES_BY_SYMBOL for symbol in token):
+            return bytes(BYTES_BY_SYMBOL[symbol] for symbol in token)
+        if match := BYTE_TOKEN.fullmatch(token):
+            return bytes([int(match[1], 16)])
+        return token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return the prompt for a conversation, ready for the assistant's turn.
+
+        Raises:
+            ChatTemplateError: the model has no chat template, or it refuses these messages.
+
+        """
+        if self._template is None:
+            raise ChatTemplateError(
+                f"model {self.name} has no chat template: ask for completions of a `prompt` instead"
+            )
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=True, **self._template_variables
+            )
+        except TEMPLATE_FAILURES as error:
+            raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
+
+
+def _slices(prompts: Sequence[str]) -> Iterator[list[str]]:
+    """Yield prompts in slices of few characters: what is said of a token is a hundred times as long."""
+    some, size = [], 0
+    for prompt in prompts:
+        some.append(prompt)
+        size += len(prompt)
+        if size >= TOKENIZE_AT_ONCE:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: not a JSON object")
+    return value
+
+
+def _read_size(
+    file: Path, config: Mapping[str, Any], key: str, default: int | None = None, *, least: int = 0
+) -> int:
+    value = config.get(key, default)
+    if type(value) is not int or not least <= value <= MAX_SIZE:
+        raise CheckpointError(f"{file}: {key} should be a number from {least} on, is {value!r}")
+    return value
+
+
+def _read_end_token_ids(directory: Path, config: dict[str, Any]) -> list[int]:
+    """Return the end tokens of generation_config.json, or else of config.json, as the engine does."""
+    file = directory / "generation_config.json"
+    value = _read_json(file).get("eos_token_id") if file.is_file() else None
+    if value is None:
+        value = config.get("eos_token_id")
+    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
+
+
+def _token_text(token: object) -> str:
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)

@@ -1,0 +1,90 @@
+"""Prompts against the served model: their size, their tokens, what they leave of the context."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from api.errors import InvalidInputError
+from api.inputs.checkpoint import Checkpoint
+from worker.store.requests.requests import NewRequest
+from worker.values.requests import Params
+from worker.values.sampling import SamplingParams
+
+
+def fit(
+    checkpoint: Checkpoint,
+    requests: Sequence[NewRequest],
+    *,
+    default: SamplingParams,
+    max_prompt_bytes: int,
+    name: Callable[[int], str],
+) -> list[NewRequest]:
+    """Count the prompts' tokens, check them against the context, cap max_tokens by what is left of it.
+
+    Only max_tokens that nobody asked for is capped. `default` are the parameters of requests without their
+    own; `name` gives the path of the field that a request's prompts came in.
+
+    Raises:
+        InvalidInputError: a prompt that cannot be run.
+
+    """
+    counts: list[list[int]] = [[0] * len(request.prompts) for request in requests]
+    texts: dict[bool, list[tuple[int, int, str]]] = {True: [], False: []}
+    for i, request in enumerate(requests):
+        for j, prompt in enumerate(request.prompts):
+            if not isinstance(prompt, str):
+                counts[i][j] = _count_ids(checkpoint, prompt, _path(request, name(i), j))
+            elif len(prompt) > max_prompt_bytes or len(prompt.encode()) > max_prompt_bytes:
+                path = _path(request, name(i), j)
+                raise InvalidInputError(
+                    f"{path}: the prompt is over the limit of {max_prompt_bytes} bytes",
+                    param=path,
+                    code="prompt_too_long",
+                )
+            else:
+                texts[request.add_special_tokens].append((i, j, prompt))
+    for has_special, chosen in texts.items():
+        found = checkpoint.count_tokens([text for *_, text in chosen], add_special_tokens=has_special)
+        for (i, j, _), count in zip(chosen, found, strict=True):
+            counts[i][j] = count
+    return [
+        _fitted(checkpoint, request, request.params or default, counts[i], name(i))
+        for i, request in enumerate(requests)
+    ]
+
+
+def _fitted(
+    checkpoint: Checkpoint, request: NewRequest, params: Params, counts: Sequence[int], name: str
+) -> NewRequest:
+    context = checkpoint.max_model_len
+    is_generating = isinstance(params, SamplingParams)
+    must_fit = isinstance(params, SamplingParams) and params.must_fit
+    for j, count in enumerate(counts):
+        path = _path(request, name, j)
+        if count == 0:
+            raise InvalidInputError(f"{path}: the prompt has no tokens", param=path)
+        limit = f"the context of model {checkpoint.name} is {context}"
+        if count + is_generating > context:
+            rest = ", and one must be left for the output" if is_generating else ""
+            problem = f"the prompt has {count} tokens; {limit}{rest}"
+        elif must_fit and count + request.max_tokens > context:
+            problem = (
+                f"the prompt has {count} tokens and max_tokens is {request.max_tokens}; {limit}, and "
+                f"{context - count} are left for the output"
+            )
+        else:
+            continue
+        raise InvalidInputError(f"{path}: {problem}", param=path, code="context_length_exceeded")
+    max_tokens = min(request.max_tokens, context - min(counts))
+    return replace(request, num_prompt_tokens=sum(counts), max_tokens=max_tokens)
+
+
+def _count_ids(checkpoint: Checkpoint, token_ids: Sequence[int], path: str) -> int:
+    most = checkpoint.vocab_size - 1
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= most:
+        wrong = next(token for token in token_ids if not 0 <= token <= most)
+        raise InvalidInputError(f"{path}: token id {wrong} is outside 0..{most}", param=path)
+    return len(token_ids)
+
+
+def _path(request: NewRequest, name: str, index: int) -> str:
+    return name if len(request.prompts) == 1 else f"{name}[{index}]"

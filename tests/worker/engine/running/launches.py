@@ -1,0 +1,140 @@
+"""Runs engines' Steps over a driver that is not there, and says which kernels Triton would compile for them.
+
+    python -m tests.worker.engine.running.launches CHECKPOINT FIELDS
+
+In a process of its own, in which Triton does not interpret: its own binder takes each launch apart, and what
+it would compile is noted and not run. So outputs are zeros. Prints JSON: what was compiled at start, and what
+after it. FIELDS are those of an EngineConfig, as JSON.
+"""
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+import kernels.device
+from tests.fixtures.generation import make_engine
+from worker.engine.engine import Engine
+from worker.engine.models.registry import read_architecture
+from worker.engine.requests.generation import GenerationRequest
+from worker.engine.requests.sampling import SamplingParams
+from worker.engine.running import model_runner
+from worker.engine.running.gpu_step_input import AttentionPlanner
+from worker.engine.running.gpu_steps import PaddedDecode, run_each_kind
+
+CPU = torch.device("cpu")
+
+
+class Driver:
+    """An H100 without anything behind it."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return device
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+class Kernel:
+    """What a compiled one offers to a launch."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *args: Any) -> None:
+        """Describe nothing."""
+
+    def run(self, *args: Any) -> None:
+        """Launch nothing."""
+
+
+def note_compilations(compiled: set[str]) -> None:
+    def compile_nothing(self: Any, key: str, _: Any, device: int, *__: Any) -> Kernel:
+        compiled.add(f"{self.fn.__module__}.{self.fn.__qualname__} {key}")
+        kernel = self.device_caches[device][0][key] = Kernel()
+        return kernel
+
+    JITFunction._do_compile = compile_nothing
+
+
+def start(engine: Engine) -> None:
+    """Do what an engine on a GPU does before its first request."""
+    runner, info, config = engine._runner, engine.model_info, engine.config
+    planner = AttentionPlanner(
+        read_architecture(config.model),
+        runner._kv_cache[0],
+        model_runner.TORCH_DTYPES[config.dtype],
+        info.max_model_len,
+    )
+    with torch.inference_mode():
+        run_each_kind(
+            runner._model,
+            runner._kv_cache,
+            planner,
+            CPU,
+            max_num_sequences=config.max_num_sequences,
+            max_tokens=config.max_tokens_per_step,
+            max_model_len=info.max_model_len,
+        )
+        decode = PaddedDecode(
+            runner._model,
+            runner._kv_cache,
+            planner,
+            CPU,
+            max_num_sequences=config.max_num_sequences,
+            max_model_len=info.max_model_len,
+            tables=runner._gpu.tables,
+        )
+        for size in range(1, config.max_num_sequences + 1):
+            decode.forward(size)
+
+
+def run_mixed(engine: Engine) -> int:
+    """Run requests of many lengths, which arrive while others run; return the number of Steps."""
+    numbers = random.Random(3)
+    for index in range(90):
+        length = 600 if index == 80 else numbers.choice((1, 2, 3, 7, 16, 33))
+        prompt = [numbers.randrange(2, 300) for _ in range(length)]
+        params = SamplingParams(
+            max_tokens=numbers.randrange(1, 40),
+            temperature=numbers.choice((0.0, 0.9)),
+            seed=index,
+            ignore_eos=True,
+            repetition_penalty=1.2 if index % 20 == 3 else 1.0,
+            prompt_logprobs=1 if index % 20 == 7 else None,
+        )
+        engine.add(GenerationRequest(index, prompt, params))
+        for _ in range(numbers.randrange(4)):
+            engine.step()
+    while engine.has_unfinished:
+        engine.step()
+    return engine.stats.steps
+
+
+def main(checkpoint: str, fields: str) -> None:
+    compiled: set[str] = set()
+    note_compilations(compiled)
+    triton.runtime.driver.set_active(Driver())
+    torch.empty = torch.zeros  # type: ignore[assignment]
+    torch.empty_like = torch.zeros_like  # type: ignore[assignment]
+    kernels.device.uses_triton = lambda _: True  # type: ignore[assignment]
+    model_runner.open_device = lambda _: CPU  # type: ignore[assignment]
+    engine = make_engine(Path(checkpoint), device="cuda", **json.loads(fields))
+    start(engine)
+    at_start = set(compiled)
+    num_steps = run_mixed(engine)
+    later = sorted(compiled - at_start)
+    found = {"at_start": len(at_start), "num_steps": num_steps, "later": later}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,40 @@
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.generation import greedy, make_engine, requests_for, run
+from tests.fixtures.scheduling import make_sequence
+from worker.engine.requests.stats import EngineStats
+from worker.engine.scheduling.plan import ScheduledSequence, StepPlan
+from worker.engine.scheduling.step_meter import charge
+
+
+def test_a_step_is_divided_by_tokens_and_kinds() -> None:
+    fresh, old, crossing = (make_sequence(i, range(6)) for i in range(3))
+    old.token_ids += [7, 8]
+    crossing.token_ids += [7, 8]
+    plan = StepPlan(
+        (
+            ScheduledSequence(fresh, 0, 4, is_sampled=False),
+            ScheduledSequence(old, 7, 1, is_sampled=True),
+            ScheduledSequence(crossing, 5, 3, is_sampled=True),  # preempted: prompt and output again
+        )
+    )
+    stats = EngineStats()
+    charge(plan, stats, seconds=10.0, num_padding=2, num_rows=4)
+    kinds = [(one.prefill_seconds, one.decode_seconds, one.padding_seconds) for one in (fresh, old, crossing)]
+    assert kinds == [(4.0, 0.0, 1.0), (0.0, 1.0, 0.25), (1.0, 2.0, 0.75)]
+    assert (stats.prefill_seconds, stats.decode_seconds, stats.padding_seconds) == (5.0, 3.0, 2.0)
+    assert (stats.computed_tokens, stats.padding_tokens) == (8, 2)
+    assert (stats.scheduled_sequences, stats.sequence_rows) == (3, 4)
+
+
+def test_what_requests_pay_is_what_the_steps_took(tiny_llama: Path) -> None:
+    engine = make_engine(tiny_llama)
+    done = run(engine, requests_for([[1, 2, 3] * 5, [4, 5, 6, 7]], greedy(8)))
+    stats = engine.stats
+    assert sum(one.prefill_seconds for one in done) == pytest.approx(stats.prefill_seconds)
+    assert sum(one.decode_seconds for one in done) == pytest.approx(stats.decode_seconds)
+    assert all(one.prefill_seconds > 0 and one.decode_seconds > 0 for one in done)
+    assert stats.padding_seconds == 0.0, "on a CPU a Step is packed"
+    assert stats.computed_tokens == stats.prefill_tokens + 2 * 7

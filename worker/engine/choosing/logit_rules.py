@@ -1,0 +1,56 @@
+"""Changes a Step's logits before tokens are chosen: penalties, biases, grammars, no end too early."""
+
+import math
+from collections.abc import Sequence as Sequences
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.engine.sequences.sequence import Sequence
+
+
+def apply_rules(logits: Tensor, sequences: Sequences[Sequence]) -> Tensor:
+    """Return `logits` [num_outputs, vocab_size] with each row's rules applied, as float32 if there are any.
+
+    In order: the repetition penalty over prompt and output, frequency and presence penalties over the output,
+    the bias, only what the grammar allows, and no end before `min_tokens`. A row's result depends on its own
+    tokens only. Sources: Keskar et al., arXiv:1909.05858 (repetition); OpenAI's API reference (frequency and
+    presence).
+    """
+    rows = [row for row, sequence in enumerate(sequences) if sequence.has_logit_rules]
+    if not rows:
+        return logits
+    logits = logits.float()
+    for row in rows:
+        own = logits[row].cpu()
+        _apply(own, sequences[row])
+        if logits.is_cuda:
+            logits[row] = own
+    return logits
+
+
+def _apply(logits: Tensor, sequence: Sequence) -> None:
+    params = sequence.params
+    if params.repetition_penalty != 1:
+        seen = torch.from_numpy(np.unique(sequence.token_ids))
+        values = logits[seen]
+        penalty = params.repetition_penalty
+        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    output = sequence.token_ids[sequence.num_prompt_tokens :]
+    if output and (params.frequency_penalty or params.presence_penalty):
+        tokens, counts = np.unique(output, return_counts=True)
+        amounts = params.frequency_penalty * counts + params.presence_penalty
+        logits[torch.from_numpy(tokens)] -= torch.from_numpy(amounts).float()
+    if params.logit_bias:
+        token_ids, biases = zip(*params.logit_bias, strict=True)
+        logits.index_add_(0, torch.tensor(token_ids), torch.tensor(biases, dtype=torch.float32))
+    if sequence.matcher is not None:
+        logits.masked_fill_(torch.from_numpy(sequence.matcher.forbidden(len(logits))), -math.inf)
+    if len(output) < params.min_tokens:
+        # A checkpoint may name an end token that its vocabulary does not reach.
+        ends = torch.tensor([token for token in sequence.stop_token_ids if token < len(logits)]).long()
+        held_back = logits[ends]
+        logits[ends] = -math.inf
+        if sequence.matcher is not None and logits.max() == -math.inf:
+            logits[ends] = held_back

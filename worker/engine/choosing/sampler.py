@@ -1,0 +1,180 @@
+"""Chooses next tokens for a whole batch at once.
+
+A Sequence's randomness is one uniform number a token, a hash of its seed and the token's position; the token
+is where the cumulative distribution passes that number. So a seed gives the same tokens in any batch, after
+a preemption, and in any order of Steps, as far as the logits themselves are the same.
+"""
+
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels import device
+from kernels.sampling import sample as sample_on_gpu
+from worker.engine.requests.logprobs import TokenLogprobs
+from worker.engine.sequences.sequence import Sequence
+
+NUM_CANDIDATES = 256  # the most likely tokens looked at first for top-k and top-p
+_WEYL = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingInput:
+    """Sampling options of each output row; a greedy row has temperature 0."""
+
+    temperature: Tensor  # [num_outputs] float32
+    top_k: Tensor  # [num_outputs] int64, vocabulary-sized when off
+    top_p: Tensor  # [num_outputs] float32
+    min_p: Tensor  # [num_outputs] float32
+    uniform: Tensor  # [num_outputs] float64 in [0, 1)
+    plain_rows: Tensor  # int64, rows drawn from the whole distribution (min-p allowed)
+    filtered_rows: Tensor  # int64, rows with top-k or top-p
+
+
+def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Return one number in [0, 1) for each (seed, position), both uint64.
+
+    The splitmix64 output function over a Weyl sequence, twice, so that neighbouring seeds are unrelated.
+    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
+    """
+    with np.errstate(over="ignore"):
+        state = _mix(_mix(seeds + _WEYL) + (positions + np.uint64(1)) * _WEYL)
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: np.ndarray = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def build_sampling_input(sequences: Sequences[Sequence]) -> SamplingInput | None:
+    """Gather the options of a Step's output rows; None when all are greedy."""
+    params = [sequence.params for sequence in sequences]
+    if all(one.temperature == 0 for one in params):
+        return None
+    seeds = np.array([sequence.seed for sequence in sequences], dtype=np.uint64)
+    positions = np.array(
+        [len(sequence.token_ids) + sequence.num_pending_tokens for sequence in sequences], dtype=np.uint64
+    )
+    plain: list[int] = []
+    filtered: list[int] = []
+    for row, one in enumerate(params):
+        if one.temperature > 0:
+            (filtered if one.top_k or one.top_p < 1 else plain).append(row)
+    return SamplingInput(
+        temperature=torch.tensor([one.temperature for one in params]),
+        top_k=torch.tensor([one.top_k or 2**31 for one in params]),
+        top_p=torch.tensor([one.top_p for one in params]),
+        min_p=torch.tensor([one.min_p for one in params]),
+        uniform=torch.from_numpy(uniforms(seeds, positions)),
+        plain_rows=torch.tensor(plain, dtype=torch.int64),
+        filtered_rows=torch.tensor(filtered, dtype=torch.int64),
+    )
+
+
+def sample(logits: Tensor, sampling: SamplingInput | None) -> list[int]:
+    """Return the chosen token of each row of `logits` [num_outputs, vocab_size]."""
+    if device.uses_triton(logits):
+        return _on_host(sample_on_device(logits, sampling))
+    logits = logits.float()  # argmax over bfloat16 takes four times as long on a CPU
+    if sampling is None:
+        return _on_host(logits.argmax(dim=-1))
+    chosen = logits.argmax(dim=-1)
+    if len(sampling.plain_rows):
+        rows = sampling.plain_rows
+        chosen[rows] = _sample_plain(logits[rows] / sampling.temperature[rows].unsqueeze(1), sampling, rows)
+    if len(sampling.filtered_rows):
+        rows = sampling.filtered_rows
+        chosen[rows] = _sample_filtered(
+            logits[rows] / sampling.temperature[rows].unsqueeze(1), sampling, rows, NUM_CANDIDATES
+        )
+    return _on_host(chosen)
+
+
+def sample_on_device(logits: Tensor, sampling: SamplingInput | None) -> Tensor:
+    """Return what `sample` does of a GPU's logits, [num_outputs] int64, without waiting for the device.
+
+    -1 for a row whose logits have no largest number: one of them is NaN or infinite.
+    """
+    is_sound = logits.amax(dim=-1).isfinite()
+    return _sampled_on_device(logits, sampling).where(is_sound, -1)
+
+
+def _sampled_on_device(logits: Tensor, sampling: SamplingInput | None) -> Tensor:
+    if sampling is None:
+        return logits.argmax(dim=-1)
+    columns = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.uniform)
+    # One copy for all of them, each from a multiple of 16 bytes on: Triton compiles for what is not one anew.
+    count = len(sampling.temperature)
+    options = torch.zeros(len(columns), count + count % 2, dtype=torch.float64)
+    for option, column in zip(options, columns, strict=True):
+        option[:count] = column
+    if logits.is_cuda:
+        options = options.pin_memory().to(logits.device, non_blocking=True)
+    return sample_on_gpu(logits, *options[:, :count])
+
+
+def _on_host(chosen: Tensor) -> list[int]:
+    tokens: list[int] = chosen.tolist()
+    return tokens
+
+
+def token_logprobs(logits: Tensor, token_ids: Sequences[int], counts: Sequences[int]) -> list[TokenLogprobs]:
+    """Return for each row of `logits` the logprob of its token and of its `counts` likeliest ones."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    chosen = (
+        logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1)).squeeze(1).tolist()
+    )
+    values, indices = logprobs.topk(min(max(counts), logits.shape[1]), dim=-1)
+    return [
+        TokenLogprobs(one, tuple(zip(ids[:count], tops[:count], strict=True)))
+        for one, ids, tops, count in zip(chosen, indices.tolist(), values.tolist(), counts, strict=True)
+    ]
+
+
+def _sample_plain(scaled: Tensor, sampling: SamplingInput, rows: Tensor) -> Tensor:
+    """Draw from whole distributions, in vocabulary order: no sort."""
+    probabilities = scaled.softmax(dim=-1)
+    min_p = sampling.min_p[rows].unsqueeze(1)
+    probabilities *= probabilities >= probabilities.amax(dim=-1, keepdim=True) * min_p
+    return _draw(probabilities, sampling.uniform[rows])
+
+
+def _sample_filtered(scaled: Tensor, sampling: SamplingInput, rows: Tensor, num_candidates: int) -> Tensor:
+    """Draw from the most likely tokens that top-k, then top-p, then min-p leave.
+
+    Looks at `num_candidates` tokens; rows that reach further look again at all of them.
+    """
+    vocab_size = scaled.shape[1]
+    num_candidates = min(num_candidates, vocab_size)
+    top_k, top_p = sampling.top_k[rows].unsqueeze(1), sampling.top_p[rows].unsqueeze(1)
+    values, indices = scaled.topk(num_candidates, dim=-1)
+    probabilities = torch.exp(values - scaled.logsumexp(dim=-1, keepdim=True))
+    within_k = torch.arange(num_candidates) < top_k
+    # What top-p is a share of: all that top-k leaves. Without top-k that is everything, seen or not.
+    kept = torch.where(top_k >= vocab_size, 1.0, (probabilities * within_k).sum(dim=-1, keepdim=True))
+    cumulative = probabilities.cumsum(dim=-1)
+    # A token stays while the mass before it is short of top-p, so the most likely one always does.
+    is_kept = within_k & (cumulative - probabilities < top_p * kept)
+    is_kept &= probabilities >= probabilities[:, :1] * sampling.min_p[rows].unsqueeze(1)
+    positions = _draw(probabilities * is_kept, sampling.uniform[rows])
+    chosen = indices.gather(1, positions.unsqueeze(1)).squeeze(1)
+    if num_candidates < vocab_size:
+        is_short = (is_kept[:, -1:] & (num_candidates < top_k)).squeeze(1) | (
+            (top_k.squeeze(1) > num_candidates) & (top_k.squeeze(1) < vocab_size)
+        )
+        if is_short.any():
+            chosen[is_short] = _sample_filtered(scaled[is_short], sampling, rows[is_short], vocab_size)
+    return chosen
+
+
+def _draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Return for each row the index where the cumulative weight passes `uniform` of the total."""
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
+    target = (uniform * cumulative[:, -1]).unsqueeze(1)
+    return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=weights.shape[1] - 1)

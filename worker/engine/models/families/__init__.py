@@ -1,0 +1,1 @@
+"""Published model families: each reads its config.json into a DecoderConfig."""

@@ -1,0 +1,45 @@
+"""Self-attention over the paged cache."""
+
+from torch import Tensor
+
+from kernels.kv_write import HeadNorms, PagedCache, rotary_kv_write
+from kernels.paged_attention import paged_attention
+from worker.engine.models.layers.linear import Projection
+from worker.engine.models.step_input import StepInput
+
+
+class Attention:
+    """Query, key and value from one product; rotation and cache write in one pass; attention."""
+
+    __slots__ = ("_norms", "_qkv", "_scale", "_soft_cap", "window")
+
+    def __init__(
+        self,
+        qkv: Projection,
+        *,
+        scale: float,
+        norms: HeadNorms | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> None:
+        self.window = window  # tokens a row reads, its own the last of them; None: all before it
+        self._qkv = qkv
+        self._scale = scale
+        self._norms = norms
+        self._soft_cap = soft_cap
+
+    def __call__(self, x: Tensor, angles: Tensor, cache: PagedCache, step: StepInput) -> Tensor:
+        """Return [num_tokens, num_heads * head_dim], before the output projection.
+
+        `x` is [num_tokens, hidden], `angles` as in `kernels.kv_write`.
+        """
+        query = rotary_kv_write(self._qkv(x), angles, step.positions, step.slots, cache, self._norms)
+        return paged_attention(
+            query,
+            cache,
+            step.attention,
+            self._scale,
+            dtype=x.dtype,
+            window=self.window,
+            soft_cap=self._soft_cap,
+        )

@@ -1,0 +1,48 @@
+"""The part of a layer that sees one token at a time."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from kernels.gate_mul import gelu_mul, silu_mul
+from worker.engine.models.layers.linear import Projection
+
+# By the name config.json has for it.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_mul}
+
+
+class Mlp(Protocol):
+    """What a layer asks of its MLP, dense or not."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [num_tokens, hidden] for `x` [num_tokens, hidden]."""
+
+
+class Gated:
+    """`activation(gate(x)) * up(x)`, gate and up from one product."""
+
+    __slots__ = ("_activation", "_gate_up", "out_features")
+
+    def __init__(self, gate_up: Projection, activation: str) -> None:
+        self.out_features = gate_up.out_features // 2
+        self._gate_up = gate_up
+        self._activation = ACTIVATIONS[activation]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [num_tokens, out_features] for `x` [num_tokens, in_features]."""
+        return self._activation(self._gate_up(x))
+
+
+class GatedMlp:
+    """`down(gated(x))`."""
+
+    __slots__ = ("_down", "_gated")
+
+    def __init__(self, gated: Projection, down: Projection) -> None:
+        self._gated = gated
+        self._down = down
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [num_tokens, hidden] for `x` [num_tokens, hidden]."""
+        return self._down(self._gated(x))

@@ -1,0 +1,99 @@
+"""Checkpoints of the compressed-tensors project: int8, fp8, and int4 in words. Also what we write."""
+
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.quantization import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
+from kernels.quantization.int4 import MIDDLE
+from kernels.quantization.nibbles import unpack_nibbles
+from worker.engine.models.layouts.grouped import grouped_weight
+from worker.engine.models.layouts.layout import TakeTensor
+from worker.engine.models.layouts.words import pack_words, unpack_words
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensorsLayout:
+    """`weight` int8 or float8 beside `weight_scale`, or `weight_packed` int32 with levels 8 too large."""
+
+    num_bits: int
+    is_symmetric: bool
+    block: tuple[int, int] | None = None  # of fp8 scales, where they are of blocks
+
+    def covers(self, names: Container[str], module: str) -> bool:
+        """Return whether `module` is quantized."""
+        return f"{module}.weight_scale" in names
+
+    def read(self, take: TakeTensor, module: str) -> QuantizedWeight | Tensor:
+        """Return its weight."""
+        scales = take(f"{module}.weight_scale")
+        if self.num_bits == 4:
+            return self._read_packed(take, module, scales)
+        levels = take(f"{module}.weight")
+        if levels.dtype == torch.float8_e4m3fn:
+            return self._read_fp8(levels, scales)
+        scales = scales.float().flatten().expand(len(levels)).contiguous()
+        zero_points = None
+        if not self.is_symmetric:
+            stored = take(f"{module}.weight_zero_point").to(torch.int8).flatten()
+            zero_points = stored.expand(len(levels)).contiguous()
+        return Int8Weight(levels, scales, zero_points)
+
+    def _read_fp8(self, levels: Tensor, scales: Tensor) -> Fp8Weight:
+        rows, columns = levels.shape
+        if self.block is not None:
+            return Fp8Weight(levels, scales.float(), (min(self.block[0], rows), min(self.block[1], columns)))
+        scales = scales.float().reshape(-1, 1)
+        return Fp8Weight(levels, scales, (rows if len(scales) == 1 else 1, columns))
+
+    def _read_packed(self, take: TakeTensor, module: str, scales: Tensor) -> QuantizedWeight | Tensor:
+        rows, columns = take(f"{module}.weight_shape").tolist()
+        levels = unpack_words(take(f"{module}.weight_packed"), 4)[:, :columns]
+        zero_points = torch.full(scales.shape, MIDDLE, dtype=torch.uint8)
+        if not self.is_symmetric:
+            zero_points = unpack_words(take(f"{module}.weight_zero_point").T, 4).T[:rows]
+        return grouped_weight(levels, scales, zero_points, num_bits=4)
+
+
+def write_tensors(module: str, weight: Int8Weight | Int4Weight | Fp8Weight) -> dict[str, Tensor]:
+    """Return the tensors that hold a symmetric weight; raises ValueError if it has zero points."""
+    if not isinstance(weight, Fp8Weight) and weight.zero_points is not None:
+        raise ValueError(f"{module}: only symmetric weights are written")
+    if isinstance(weight, Int4Weight):
+        return {
+            f"{module}.weight_packed": pack_words(unpack_nibbles(weight.packed), 4),
+            f"{module}.weight_scale": weight.scales,
+            f"{module}.weight_shape": torch.tensor(weight.shape),
+        }
+    return {f"{module}.weight": weight.levels, f"{module}.weight_scale": weight.scales.reshape(-1, 1)}
+
+
+def write_config(kind: str, group_size: int | None = None) -> dict[str, Any]:
+    """Return config.json's section for weights that are all "int8", "fp8" (scaled by rows) or "int4"."""
+    number = "float" if kind == "fp8" else "int"
+    weights = {
+        "num_bits": 4 if kind == "int4" else 8,
+        "type": number,
+        "strategy": "group" if kind == "int4" else "channel",
+        "group_size": group_size,
+        "symmetric": True,
+        "dynamic": False,
+    }
+    tokens = {"num_bits": 8, "type": number, "strategy": "token", "symmetric": True, "dynamic": True}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized" if kind == "int4" else f"{number}-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": weights,
+                "input_activations": None if kind == "int4" else tokens,
+                "output_activations": None,
+            }
+        },
+        "ignore": ["lm_head"],
+    }

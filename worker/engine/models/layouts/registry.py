@@ -1,0 +1,99 @@
+"""Which layout a checkpoint's config.json names."""
+
+from pathlib import Path
+from typing import Any
+
+from worker.engine.models.layouts.awq import AwqLayout
+from worker.engine.models.layouts.bitsandbytes import BitsAndBytesLayout
+from worker.engine.models.layouts.compressed_tensors import CompressedTensorsLayout
+from worker.engine.models.layouts.fp8_blocks import Fp8BlocksLayout
+from worker.engine.models.layouts.gptq import GptqLayout
+from worker.engine.models.layouts.layout import Layout
+from worker.engine.requests.errors import UnsupportedModelError
+
+# Of compressed-tensors, by its name for the storage.
+STRATEGIES: dict[str, tuple[object, ...]] = {
+    "int-quantized": ("tensor", "channel"),
+    "float-quantized": ("tensor", "channel", "block"),
+    "pack-quantized": ("group", "channel"),
+}
+
+
+def read_layout(file: Path, config: dict[str, Any]) -> Layout | None:
+    """Return the layout of `quantization_config`, None if there is none; raises UnsupportedModelError.
+
+    What of it is not built is named by its key.
+    """
+    section = config.get("quantization_config")
+    if section is None:
+        return None
+    if not isinstance(section, dict):
+        raise UnsupportedModelError(file, "quantization_config", f"should be an object, is {section!r}")
+    match section.get("quant_method"):
+        case "compressed-tensors":
+            return _read_compressed_tensors(file, section)
+        case "gptq":
+            _require(file, section, "bits", (4, 8))
+            return GptqLayout(section["bits"], 0 if section.get("checkpoint_format") == "gptq_v2" else 1)
+        case "awq":
+            _require(file, section, "bits", (4,))
+            _require(file, section, "version", ("gemm", None))
+            return AwqLayout()
+        case "fp8":
+            return Fp8BlocksLayout(_read_block(file, section, "weight_block_size") or (128, 128))
+        case "bitsandbytes":
+            _require(file, section, "bnb_4bit_quant_type", ("nf4",))
+            return BitsAndBytesLayout()
+        case other:
+            built = "compressed-tensors, gptq, awq, fp8 and bitsandbytes are"
+            raise UnsupportedModelError(
+                file, "quantization_config.quant_method", f"{other!r} is not built: {built}"
+            )
+
+
+def _read_compressed_tensors(file: Path, section: dict[str, Any]) -> Layout:
+    _require(file, section, "format", tuple(STRATEGIES))
+    _require(file, section, "quantization_status", ("compressed", None))
+    groups = section.get("config_groups")
+    if not isinstance(groups, dict) or len(groups) != 1:
+        found = f"{len(groups)} groups" if isinstance(groups, dict) else repr(groups)
+        raise UnsupportedModelError(
+            file, "quantization_config.config_groups", f"{found}: only one group is built"
+        )
+    ((name, group),) = groups.items()
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict):
+        where = f"quantization_config.config_groups.{name}.weights"
+        raise UnsupportedModelError(file, where, f"is {weights!r}, not an object")
+    is_packed = section["format"] == "pack-quantized"
+    _require(file, weights, "num_bits", (4,) if is_packed else (8,))
+    _require(file, weights, "actorder", (None, "weight", "static"))
+    _require(file, weights, "strategy", STRATEGIES[section["format"]])
+    return CompressedTensorsLayout(
+        num_bits=weights["num_bits"],
+        is_symmetric=weights.get("symmetric", True),
+        block=_read_block(file, weights, "block_structure"),
+    )
+
+
+def _read_block(file: Path, section: dict[str, Any], key: str) -> tuple[int, int] | None:
+    """Return rows and columns that share a scale, None if nothing is said of them."""
+    value = section.get(key)
+    if value is None:
+        return None
+    if (
+        not isinstance(value, list)
+        or len(value) != 2
+        or not all(type(one) is int and one > 0 for one in value)
+    ):
+        raise UnsupportedModelError(
+            file, f"quantization_config: {key}", f"{value!r} is not [rows, columns] that share a scale"
+        )
+    return value[0], value[1]
+
+
+def _require(file: Path, section: dict[str, Any], key: str, built: tuple[object, ...]) -> None:
+    value = section.get(key)
+    if value not in built:
+        wanted = ", ".join(repr(one) for one in built if one is not None)
+        raise UnsupportedModelError(file, f"quantization_config: {key}", f"{value!r} is not built: {wanted}")

@@ -1,0 +1,92 @@
+"""What an Engine is built from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from worker.engine.requests.batch_policy import BatchPolicy
+from worker.engine.requests.errors import ConfigError
+
+DEVICES = ("cpu", "cuda")
+DTYPES = ("f32", "bf16", "int8", "fp8")
+KV_CACHE_DTYPES = ("int8", "fp8")
+ADMISSIONS = ("fifo", "length-aware")
+CPU_KV_CACHE_BYTES = 1 << 30
+# Of max_num_sequences and max_tokens_per_step. On a CPU more would not run faster, and what passes between
+# products would leave the cache; on a GPU less would leave it waiting. The latter are not measured yet.
+LIMITS_BY_DEVICE = {"cpu": (64, 512), "cuda": (256, 8192)}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One engine's checkpoint, device and limits; raises ConfigError for what cannot be honoured."""
+
+    model: Path
+    device: str = "cpu"
+    # int8, fp8 (on a GPU): weights and activations of products; the KV cache is bf16, the rest float32 on a
+    # CPU and bf16 on a GPU.
+    dtype: str = "bf16"
+    # None: the dtype of activations. int8 and fp8 have a scale a token and head; fp8 on a GPU only.
+    kv_cache_dtype: str | None = None
+    block_size: int = 16  # tokens in a Block
+    # None: as many as max_num_sequences can use, within kv_cache_bytes.
+    num_blocks: int | None = None
+    # None: 1 GiB on a CPU, on a GPU what weights and the largest Step leave free.
+    kv_cache_bytes: int | None = None
+    max_num_sequences: int = LIMITS_BY_DEVICE["cpu"][0]
+    max_tokens_per_step: int = LIMITS_BY_DEVICE["cpu"][1]
+    # None: the checkpoint's, or what the KV cache can hold when that is less.
+    max_model_len: int | None = None
+    # None: torch's own choice.
+    num_threads: int | None = None
+    enable_prefix_cache: bool = True
+    shares_prefixes: bool = False  # between groups: what one has sent then shows in what another finds cached
+    admission: str = "length-aware"  # which waiting Sequence goes next: worker/engine/scheduling/admission
+    batch_policy: BatchPolicy = BatchPolicy()  # of work that generates nothing
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise ConfigError(f"device {self.device!r} is none of {', '.join(DEVICES)}")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+        if self.kv_cache_dtype not in {None, *KV_CACHE_DTYPES}:
+            raise ConfigError(
+                f"kv_cache_dtype {self.kv_cache_dtype!r} is none of {', '.join(KV_CACHE_DTYPES)}"
+            )
+        if self.admission not in ADMISSIONS:
+            raise ConfigError(f"admission {self.admission!r} is none of {', '.join(ADMISSIONS)}")
+        for name in (
+            "block_size",
+            "num_blocks",
+            "kv_cache_bytes",
+            "max_num_sequences",
+            "max_tokens_per_step",
+            "max_model_len",
+            "num_threads",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+        if self.max_tokens_per_step < self.max_num_sequences:
+            raise ConfigError(
+                f"max_tokens_per_step ({self.max_tokens_per_step}) must be at least "
+                f"max_num_sequences ({self.max_num_sequences}): each running Sequence takes one token a Step"
+            )
+
+    @classmethod
+    def for_device(
+        cls,
+        device: str,
+        *,
+        max_num_sequences: int | None = None,
+        max_tokens_per_step: int | None = None,
+        **fields: Any,
+    ) -> Self:
+        """Return a config whose limits are the device's own where they are None."""
+        sequences, tokens = LIMITS_BY_DEVICE.get(device, LIMITS_BY_DEVICE["cpu"])
+        return cls(
+            device=device,
+            max_num_sequences=max_num_sequences or sequences,
+            max_tokens_per_step=max_tokens_per_step or max(tokens, max_num_sequences or 0),
+            **fields,
+        )

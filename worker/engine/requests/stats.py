@@ -1,0 +1,49 @@
+"""What an engine counts, and what it says of the model it has loaded."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since the engine was built."""
+
+    steps: int = 0
+    prefill_tokens: int = 0  # prompt tokens run through the model for the first time
+    decode_tokens: int = 0  # tokens generated
+    recomputed_tokens: int = 0  # run through the model again after a preemption
+    queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
+    cached_tokens: int = 0  # of them, found there
+    evictions: int = 0  # cached Blocks forgotten because they were needed
+    preemptions: int = 0
+    shrunk_steps: int = 0  # that ran out of memory and were run again in smaller ones
+    resumed_tokens: int = 0  # of preempted Sequences, found in the prefix cache when they came back
+    computed_tokens: int = 0  # rows run through the model for a Sequence
+    padding_tokens: int = 0  # rows run through it to fill a Step up
+    scheduled_sequences: int = 0  # summed over Steps
+    sequence_rows: int = 0  # how many there was room for, summed likewise
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    padding_seconds: float = 0.0
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Share of prompt tokens that the prefix cache spared."""
+        return self.cached_tokens / self.queried_tokens if self.queried_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What was loaded and the limits it runs under."""
+
+    name: str
+    architecture: str
+    dtype: str
+    device: str
+    max_model_len: int  # tokens, prompt and output
+    num_parameters: int
+    vocab_size: int
+    hidden_size: int
+    num_blocks: int
+    block_size: int
+    kv_cache_bytes: int
+    weight_bytes: int

@@ -1,0 +1,1 @@
+"""Runs a planned Step through the model on the device."""

@@ -1,0 +1,60 @@
+"""Decode Steps recorded as CUDA graphs, one for each of some sizes, so that the host launches once a Step."""
+
+import logging
+import time
+
+import torch
+from torch import Tensor
+
+from worker.engine.running.gpu_steps import PaddedDecode
+from worker.engine.running.input_builder import PackedStep
+
+logger = logging.getLogger(__name__)
+
+
+class DecodeGraphs:
+    """Replays decode Steps. Recorded when built; not tried on a GPU yet."""
+
+    def __init__(self, decode: PaddedDecode, max_num_sequences: int) -> None:
+        self._decode = decode
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.num_rows = 0  # of the graph replayed last
+        began, pool = time.monotonic(), None
+        # Of all graphs: what each would keep of its own is gigabytes together.
+        self._logits = torch.empty_like(decode.forward(max_num_sequences))
+        # From the largest on, so that the others find room in its memory.
+        for size in reversed(graph_sizes(max_num_sequences)):
+            decode.forward(size)  # compiles what cannot be compiled while recording
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                self._logits[:size].copy_(decode.forward(size))
+            pool = pool or graph.pool()
+            self._graphs[size] = graph
+        self._sizes = sorted(self._graphs)
+        logger.info("recorded %d decode graphs in %.1f s", len(self._sizes), time.monotonic() - began)
+
+    def logits(self, step: PackedStep, before: Tensor | None) -> Tensor | None:
+        """Return [num_sequences, vocab_size], good until the next call, or None if no graph fits the Step.
+
+        `before` is what the Step before it has chosen, where it is still on the device.
+        """
+        count = len(step.num_tokens)
+        if not is_decode(step) or count > self._sizes[-1]:
+            return None
+        size = next(size for size in self._sizes if size >= count)
+        self._decode.fill(step, size, before)
+        self._graphs[size].replay()
+        self.num_rows = size
+        return self._logits[:count]
+
+
+def is_decode(step: PackedStep) -> bool:
+    """Whether each Sequence runs one token and gets the next one."""
+    return step.output_rows is None and len(step.sampled) == len(step.num_tokens) == len(step.token_ids)
+
+
+def graph_sizes(max_num_sequences: int) -> list[int]:
+    """Return the sizes worth a graph: powers of 2 up to 16, from there on multiples of 16."""
+    sizes = (1, 2, 4, 8, *range(16, max_num_sequences, 16))
+    return [size for size in sizes if size < max_num_sequences] + [max_num_sequences]

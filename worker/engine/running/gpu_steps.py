@@ -1,0 +1,176 @@
+"""Steps on a GPU: the largest one, to know what memory it takes, and decode Steps padded for CUDA graphs."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
+from torch import Tensor
+
+from kernels.crossover import token_counts
+from kernels.device import gpu_name
+from kernels.kv_write import PagedCache
+from kernels.paged_attention.gpu import sequence_lanes
+from kernels.sampling import sample
+from worker.engine.models.registry import Model
+from worker.engine.models.step_input import StepInput
+from worker.engine.running.device_tables import DeviceTables
+from worker.engine.running.gpu_step_input import AttentionPlanner, StepTensors, upload
+from worker.engine.running.input_builder import PackedStep
+
+
+def run_largest_step(
+    model: Model,
+    kv_cache: Sequence[PagedCache],
+    planner: AttentionPlanner,
+    device: torch.device,
+    *,
+    max_num_sequences: int,
+    max_tokens: int,
+    max_model_len: int,
+) -> Tensor:
+    """Run as many rows of as many Sequences as a Step can have, and make logits of one row each.
+
+    Nothing is written to `kv_cache`, of which Block 0 is read for all of them.
+    """
+    num_sequences = min(max_num_sequences, max_tokens)
+    num_tokens = [
+        min(len(part), max_model_len) for part in np.array_split(np.arange(max_tokens), num_sequences)
+    ]
+    hidden = _run_empty(model, kv_cache, planner, device, num_tokens, max_context_len=max_model_len)
+    return model.logits(hidden[:num_sequences]).float().softmax(dim=-1)
+
+
+def run_each_kind(
+    model: Model,
+    kv_cache: Sequence[PagedCache],
+    planner: AttentionPlanner,
+    device: torch.device,
+    *,
+    max_num_sequences: int,
+    max_tokens: int,
+    max_model_len: int,
+) -> None:
+    """Run Steps until every kernel that one may launch is compiled; nothing is written to `kv_cache`.
+
+    What kernel that is depends on the number of tokens, for products; for attention on the number of
+    Sequences, whether one has several tokens, and whether a context is cut into splits.
+    """
+    for num_tokens in token_counts(gpu_name(device), max_tokens):
+        even = [len(part) for part in np.array_split(np.arange(num_tokens), -(-num_tokens // max_model_len))]
+        hidden = _run_empty(model, kv_cache, planner, device, even, max_context_len=max_model_len)
+        model.logits(hidden[:max_num_sequences])
+    logits = model.logits(_run_empty(model, kv_cache, planner, device, [1], max_context_len=2))
+    options = torch.zeros(5, 2, dtype=torch.float64, device=device)[:, :1]
+    for one in (logits, logits.float()):  # rules leave the latter
+        sample(one, *options)
+    num_sequences = 1
+    while num_sequences <= max_num_sequences:
+        for max_query_len, max_context_len in itertools.product((1, 2), (2, max_model_len)):
+            _run_empty(
+                model,
+                kv_cache,
+                planner,
+                device,
+                [1] * num_sequences,
+                max_query_len=max_query_len,
+                max_context_len=max_context_len,
+            )
+        num_sequences = sequence_lanes(num_sequences) + 1
+
+
+def _run_empty(
+    model: Model,
+    kv_cache: Sequence[PagedCache],
+    planner: AttentionPlanner,
+    device: torch.device,
+    num_tokens: list[int],
+    *,
+    max_query_len: int | None = None,
+    max_context_len: int,
+) -> Tensor:
+    """Return the hidden states of Sequences with so many tokens each and no Slots."""
+    counts = torch.tensor(num_tokens, dtype=torch.int32)
+    total = sum(num_tokens)
+    tensors = StepTensors(
+        token_ids=torch.zeros(total, dtype=torch.int32, device=device),
+        positions=torch.cat([torch.arange(count, dtype=torch.int32) for count in num_tokens]).to(device),
+        slots=torch.full((total,), -1, dtype=torch.int32, device=device),
+        query_starts=F.pad(counts.cumsum(0, dtype=torch.int32), (1, 0)).to(device),
+        context_lens=counts.to(device),
+        block_tables=torch.zeros(len(num_tokens), max(num_tokens), dtype=torch.int32, device=device),
+        output_rows=torch.zeros(0, dtype=torch.int32, device=device),
+    )
+    plan = planner.plan(
+        tensors, max_query_len=max_query_len or max(num_tokens), max_context_len=max_context_len
+    )
+    step = StepInput(tensors.token_ids, tensors.positions, tensors.slots, plan, None)
+    return model.forward(step, kv_cache)
+
+
+class PaddedDecode:
+    """A decode Step whose tensors stay where they are, for some sizes up to the largest.
+
+    Rows of padding have no Slot and belong to Sequences without rows: they are computed and mean nothing.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        kv_cache: Sequence[PagedCache],
+        planner: AttentionPlanner,
+        device: torch.device,
+        *,
+        max_num_sequences: int,
+        max_model_len: int,
+        tables: DeviceTables,
+    ) -> None:
+        self._model = model
+        self._kv_cache = kv_cache
+        self._planner = planner
+        self._device = device
+        self._tables = tables
+        self._max_model_len = max_model_len
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.int32, device=device)
+
+        self._tensors = StepTensors(
+            token_ids=zeros(max_num_sequences),
+            positions=zeros(max_num_sequences),
+            slots=zeros(max_num_sequences) - 1,
+            query_starts=zeros(max_num_sequences + 1),
+            context_lens=zeros(max_num_sequences),
+            block_tables=zeros(max_num_sequences, -(-max_model_len // tables.block_size)),
+            output_rows=zeros(0),
+        )
+
+    def fill(self, step: PackedStep, size: int, before: Tensor | None) -> None:
+        """Put a decode Step of at most `size` Sequences where `forward(size)` reads it; `before` as there."""
+        new, _ = upload(step, self._tables, self._device, before)
+        own, count = self._tensors, len(step.num_tokens)
+        own.token_ids[:count] = new.token_ids
+        own.positions[:count] = new.positions
+        own.slots[:count] = new.slots
+        own.slots[count:size] = -1
+        own.query_starts[: count + 1] = new.query_starts
+        own.query_starts[count + 1 : size + 1] = count
+        own.context_lens[:count] = new.context_lens
+        own.block_tables[:count, : new.block_tables.shape[1]] = new.block_tables
+
+    def forward(self, size: int) -> Tensor:
+        """Return the logits of the first `size` rows, [size, vocab_size]."""
+        own = self._tensors
+        tensors = StepTensors(
+            token_ids=own.token_ids[:size],
+            positions=own.positions[:size],
+            slots=own.slots[:size],
+            query_starts=own.query_starts[: size + 1],
+            context_lens=own.context_lens[:size],
+            block_tables=own.block_tables[:size],
+            output_rows=own.output_rows,
+        )
+        plan = self._planner.plan(tensors, max_query_len=1, max_context_len=self._max_model_len)
+        step = StepInput(tensors.token_ids, tensors.positions, tensors.slots, plan, None)
+        return self._model.logits(self._model.forward(step, self._kv_cache))

@@ -1,0 +1,124 @@
+"""Turns a StepPlan into the numbers of one packed forward, with numpy on the host."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from worker.engine.choosing.chosen_tokens import TokensOnDevice
+from worker.engine.choosing.row_reader import RowSpan
+from worker.engine.choosing.sampler import SamplingInput, build_sampling_input
+from worker.engine.scheduling.plan import ScheduledSequence, StepPlan
+from worker.engine.sequences.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """One Step on the host: the rows of all Sequences end to end, no padding."""
+
+    token_ids: np.ndarray  # [num_tokens] int64
+    positions: np.ndarray  # [num_tokens] int64
+    slots: np.ndarray  # [num_tokens] int64, where each token's keys and values go
+    num_tokens: list[int]  # of each Sequence
+    rows: np.ndarray  # [num_sequences] int64, of `all_block_tables`
+    all_block_tables: np.ndarray  # [max_num_sequences, max_blocks] int64, not a copy
+    tables: tuple[list[int], ...]  # the same, of each Sequence: a new list at each admission
+    # Rows whose next token is chosen, then rows of `spans`; None: all rows, in order.
+    output_rows: list[int] | None
+    sampled: tuple[Sequence, ...]  # the Sequence of each row whose next token is chosen
+    sampling: SamplingInput | None  # None: all greedy
+    spans: tuple[RowSpan, ...] = ()  # output rows read off in another way
+    # Rows whose token is still on the device: (row, its place among what the Step launched before it chose).
+    pending: tuple[tuple[int, int], ...] = ()
+
+
+class InputBuilder:
+    """Keeps the block tables of running Sequences as one matrix and builds each Step's input from it."""
+
+    def __init__(self, *, max_num_sequences: int, max_blocks_per_sequence: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._block_tables = np.zeros((max_num_sequences, max_blocks_per_sequence), dtype=np.int64)
+        # The list each row mirrors, and how much of it.
+        self._mirrored: list[tuple[list[int], int]] = [([], 0)] * max_num_sequences
+
+    def build(self, plan: StepPlan, before: TokensOnDevice | None) -> PackedStep:
+        """Return a Step's numbers, Sequences in the order of the plan.
+
+        `before` is what the Step launched last has chosen, where it is still on the device.
+        """
+        entries = plan.entries
+        places = {} if before is None else {one: place for place, one in enumerate(before.sequences)}
+        rows = np.array([self._mirror(entry.sequence) for entry in entries])
+        num_tokens = [entry.num_tokens for entry in entries]
+        starts = np.array([entry.start for entry in entries])
+        counts = np.array(num_tokens)
+        ends = counts.cumsum()
+        token_ids: list[int] = []
+        pending: list[tuple[int, int]] = []
+        for entry in entries:
+            known = entry.sequence.token_ids[entry.start : entry.start + entry.num_tokens]
+            token_ids += known
+            if len(known) < entry.num_tokens:
+                pending.append((len(token_ids), places[entry.sequence]))
+                token_ids.append(0)
+        # Packed row r of a Sequence is its token start + (r - first row of the Sequence).
+        positions = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
+        blocks = self._block_tables[np.repeat(rows, counts), positions // self._block_size]
+        slots = blocks * self._block_size + positions % self._block_size
+        sampled = [
+            (end - 1, entry.sequence) for end, entry in zip(ends, entries, strict=True) if entry.is_sampled
+        ]
+        sequences = tuple(sequence for _, sequence in sampled)
+        output_rows: list[int] | None = None
+        spans: tuple[RowSpan, ...] = ()
+        if len(sampled) < len(token_ids):
+            read_rows, spans = read_spans(entries, ends.tolist())
+            if sampled or len(read_rows) < len(token_ids):
+                output_rows = [int(row) for row, _ in sampled] + read_rows
+        return PackedStep(
+            token_ids=np.array(token_ids),
+            positions=positions,
+            slots=slots,
+            num_tokens=num_tokens,
+            rows=rows,
+            all_block_tables=self._block_tables,
+            tables=tuple(entry.sequence.block_table for entry in entries),
+            output_rows=output_rows,
+            sampled=sequences,
+            sampling=build_sampling_input(sequences),
+            spans=spans,
+            pending=tuple(pending),
+        )
+
+    def _mirror(self, sequence: Sequence) -> int:
+        """Bring the matrix row of a Sequence up to date and return its number."""
+        row = sequence.row
+        if row is None:
+            raise ValueError(f"Sequence {sequence.request_id!r} was scheduled without a row")
+        table = sequence.block_table
+        mirrored, count = self._mirrored[row]
+        if mirrored is not table:
+            count = 0
+        if count < len(table):
+            self._block_tables[row, count : len(table)] = table[count:]
+            self._mirrored[row] = (table, len(table))
+        return row
+
+
+def read_spans(
+    entries: Iterable[ScheduledSequence], ends: Iterable[int]
+) -> tuple[list[int], tuple[RowSpan, ...]]:
+    """Return the packed rows that are read off in another way than for a next token, and whose they are."""
+    rows: list[int] = []
+    spans: list[RowSpan] = []
+    for entry, end in zip(entries, ends, strict=True):
+        readout = entry.sequence.readout
+        if readout is not None:
+            # A preempted Sequence computes again what was read before.
+            start = max(entry.start, readout.next_row)
+            stop = min(entry.start + entry.num_tokens, readout.end_row)
+            if start < stop:
+                first = end - entry.num_tokens - entry.start
+                rows += range(first + start, first + stop)
+                spans.append(RowSpan(readout, stop - start))
+    return rows, tuple(spans)

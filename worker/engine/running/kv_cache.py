@@ -1,0 +1,85 @@
+"""The preallocated pool of Blocks: how many fit, and their memory."""
+
+import logging
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from kernels.kv_write import GpuLayerCache, KVFormat, LayerCache, PagedCache
+from worker.engine.models.registry import Architecture
+from worker.engine.requests.config import EngineConfig
+from worker.engine.requests.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSize:
+    """How many Blocks there are, and the longest Sequence they and the checkpoint allow."""
+
+    num_blocks: int
+    block_bytes: int  # keys and values of all layers
+    max_model_len: int
+
+
+def longest_sequence(config: EngineConfig, architecture: Architecture) -> int:
+    """Return the tokens a Sequence may have, were there room; raises ConfigError above the checkpoint's."""
+    max_model_len = config.max_model_len or architecture.max_position
+    if max_model_len > architecture.max_position:
+        raise ConfigError(
+            f"max_model_len {max_model_len} is over the checkpoint's {architecture.max_position}"
+        )
+    return max_model_len
+
+
+def size_kv_cache(
+    config: EngineConfig, architecture: Architecture, dtype: torch.dtype, max_bytes: int
+) -> KVCacheSize:
+    """Fit the pool to the configuration; raises ConfigError when max_model_len cannot fit alone."""
+    max_model_len = longest_sequence(config, architecture)
+    head_bytes = architecture.head_dim * dtype.itemsize
+    if config.kv_cache_dtype is not None:
+        head_bytes = architecture.head_dim + torch.float32.itemsize  # 8 bits, and a scale
+    block_bytes = architecture.num_layers * 2 * architecture.num_kv_heads * config.block_size * head_bytes
+    per_sequence = -(-max_model_len // config.block_size)
+    num_blocks = config.num_blocks or min(max_bytes // block_bytes, config.max_num_sequences * per_sequence)
+    if num_blocks < per_sequence:
+        if config.max_model_len is not None or num_blocks == 0:
+            setting = "num_blocks" if config.num_blocks else "kv_cache_bytes"
+            raise ConfigError(
+                f"{setting} gives {num_blocks} Blocks, a Sequence of max_model_len {max_model_len} "
+                f"needs {per_sequence} of {block_bytes} bytes"
+            )
+        logger.warning(
+            "max_model_len cut from %d to %d: the KV cache has %d Blocks",
+            max_model_len,
+            num_blocks * config.block_size,
+            num_blocks,
+        )
+        max_model_len = num_blocks * config.block_size
+    return KVCacheSize(num_blocks, block_bytes, max_model_len)
+
+
+def kv_format_of(config: EngineConfig) -> KVFormat:
+    """Return how a GPU's cache holds a Slot."""
+    return cast("KVFormat", config.kv_cache_dtype or "plain")
+
+
+def allocate_kv_cache(
+    config: EngineConfig,
+    architecture: Architecture,
+    num_blocks: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[PagedCache]:
+    """Return the memory of every layer's Blocks."""
+    shape = (num_blocks, architecture.num_kv_heads, config.block_size, architecture.head_dim)
+    layers = range(architecture.num_layers)
+    if config.device == "cuda":
+        kv_format = kv_format_of(config)
+        return [
+            GpuLayerCache.allocate(*shape, dtype=dtype, kv_format=kv_format, device=device) for _ in layers
+        ]
+    stored = torch.int8 if config.kv_cache_dtype == "int8" else dtype
+    return [LayerCache.allocate(*shape, stored) for _ in layers]

@@ -1,0 +1,174 @@
+"""Owns the device: weights, KV cache, and the way from a StepPlan to chosen tokens."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from worker.engine.choosing.chosen_tokens import Chosen, ChosenTokens, TokensOnDevice
+from worker.engine.choosing.logit_rules import apply_rules
+from worker.engine.choosing.row_reader import read_rows
+from worker.engine.choosing.sampler import sample, sample_on_device, token_logprobs
+from worker.engine.models.checkpoint import Weights
+from worker.engine.models.products import EightBits
+from worker.engine.models.registry import read_architecture
+from worker.engine.requests.config import CPU_KV_CACHE_BYTES, EngineConfig
+from worker.engine.requests.errors import OutOfMemoryError
+from worker.engine.requests.stats import ModelInfo
+from worker.engine.running.cpu_placement import CpuPlacement
+from worker.engine.running.device import is_out_of_memory, open_device
+from worker.engine.running.input_builder import InputBuilder, PackedStep
+from worker.engine.running.kv_cache import allocate_kv_cache, longest_sequence, size_kv_cache
+from worker.engine.scheduling.plan import StepPlan
+
+if TYPE_CHECKING:
+    from worker.engine.running.gpu import GpuSteps
+
+# Of activations and the KV cache.
+TORCH_DTYPES = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "int8": torch.bfloat16,
+    "fp8": torch.bfloat16,
+}
+EIGHT_BITS: dict[str, EightBits] = {"int8": "int8", "fp8": "fp8"}
+
+
+class ModelRunner:
+    """Loads a checkpoint and runs Steps on it, on the thread that made it."""
+
+    _gpu: "GpuSteps | None" = None
+    num_padding = 0  # rows of the last Step that belonged to nobody
+    # What the Step launched last has chosen, if that is still on the device.
+    _before: TokensOnDevice | None = None
+
+    def __init__(self, config: EngineConfig) -> None:
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        device, dtype = open_device(config), TORCH_DTYPES[config.dtype]
+        architecture = read_architecture(config.model)
+        max_bytes = config.kv_cache_bytes
+        if max_bytes is None and (config.device == "cpu" or config.num_blocks is not None):
+            max_bytes = CPU_KV_CACHE_BYTES
+        size = None if max_bytes is None else size_kv_cache(config, architecture, dtype, max_bytes)
+        longest = longest_sequence(config, architecture) if size is None else size.max_model_len
+        with torch.inference_mode():
+            with Weights(
+                config.model,
+                dtype,
+                device=device,
+                is_gpu=config.device == "cuda",
+                eight_bits=EIGHT_BITS.get(config.dtype),
+            ) as weights:
+                self._model = architecture.load(weights, longest)
+            if size is None:
+                from worker.engine.running.gpu import measured_kv_cache_size  # noqa: PLC0415  (it needs Triton)
+
+                size = measured_kv_cache_size(
+                    config, architecture, self._model, dtype, device, max_model_len=longest
+                )
+            self._kv_cache = allocate_kv_cache(config, architecture, size.num_blocks, dtype, device)
+            if config.device == "cuda":
+                from worker.engine.running.gpu import GpuSteps  # noqa: PLC0415  (it needs Triton)
+
+                self._gpu = GpuSteps(
+                    config, architecture, self._model, self._kv_cache, dtype, device, size.max_model_len
+                )
+        self._placement = CpuPlacement(
+            block_size=config.block_size,
+            group=architecture.num_heads // architecture.num_kv_heads,
+            head_dim=architecture.head_dim,
+        )
+        self._input_builder = InputBuilder(
+            max_num_sequences=config.max_num_sequences,
+            max_blocks_per_sequence=-(-size.max_model_len // config.block_size),
+            block_size=config.block_size,
+        )
+        self.model_info = ModelInfo(
+            name=config.model.resolve().name,
+            architecture=architecture.name,
+            dtype=config.dtype,
+            device=config.device,
+            max_model_len=size.max_model_len,
+            num_parameters=weights.num_parameters,
+            vocab_size=architecture.vocab_size,
+            hidden_size=architecture.hidden_size,
+            num_blocks=size.num_blocks,
+            block_size=config.block_size,
+            kv_cache_bytes=size.num_blocks * size.block_bytes,
+            weight_bytes=weights.num_bytes,
+        )
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> Chosen:
+        """Start a Step and return each sampled Sequence's next token.
+
+        On a GPU the tokens stay on their way, and the next Step may be started before they have arrived,
+        unless the host has to look at logits.
+
+        Raises:
+            OutOfMemoryError: there was too much in it. Nothing that was computed before is lost.
+
+        """
+        try:
+            return self._execute(plan)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemoryError(str(error).splitlines()[0] if str(error) else "no memory") from error
+
+    def _execute(self, plan: StepPlan) -> Chosen:
+        step = self._input_builder.build(plan, self._before)
+        chosen = self._choose(step)
+        # From here on nothing can fail: a Step that ran out of memory has left everything as it was.
+        self._before = chosen if isinstance(chosen, TokensOnDevice) else None
+        return chosen
+
+    def _choose(self, step: PackedStep) -> Chosen:
+        logits = self._logits(step)
+        if logits is None:
+            return ChosenTokens((), [])
+        if self._gpu is None or any(one.has_logit_rules or one.needs_logprobs for one in step.sampled):
+            return ChosenTokens(step.sampled, _choose_on_host(logits, step))
+        return TokensOnDevice(step.sampled, sample_on_device(logits, step.sampling))
+
+    def _logits(self, step: PackedStep) -> Tensor | None:
+        """Run the model, hand out what is read in another way, return the sampled rows' logits, if any."""
+        self.num_padding = 0
+        before = None if self._before is None else self._before.device
+        if self._gpu is None:
+            placed = self._placement.place(step)
+        else:
+            if self._gpu.graphs is not None:
+                logits = self._gpu.graphs.logits(step, before)
+                if logits is not None:
+                    self.num_padding = self._gpu.graphs.num_rows - len(step.num_tokens)
+                    return logits
+            placed = self._gpu.placement.place(step, before)
+        hidden = self._model.forward(placed, self._kv_cache)
+        if step.spans:
+            count = len(step.sampled)
+            read_rows(hidden[count:], step.spans, self._model.logits, self.model_info.vocab_size)
+            hidden = hidden[:count]
+        return self._model.logits(hidden) if step.sampled else None
+
+
+def _choose_on_host(logits: Tensor, step: PackedStep) -> list[int | None]:
+    """Return the next token of each row, keeping the logprobs of those that ask for them.
+
+    None for a row whose logits have no largest number: one of them is NaN or infinite.
+    """
+    is_sound: list[bool] = logits.amax(dim=-1).isfinite().tolist()
+    if not all(is_sound):
+        bad = torch.tensor([not sound for sound in is_sound], device=logits.device)
+        logits = logits.masked_fill(bad.unsqueeze(1), 0.0)
+    asking = [row for row, sequence in enumerate(step.sampled) if sequence.needs_logprobs]
+    # A copy: rules change theirs in place.
+    own_logits = logits[torch.tensor(asking, device=logits.device)] if asking else None
+    tokens: list[int | None] = list(sample(apply_rules(logits, step.sampled), step.sampling))
+    if own_logits is not None:
+        counts = [step.sampled[row].params.logprobs or 0 for row in asking]
+        found = token_logprobs(own_logits, [tokens[row] or 0 for row in asking], counts)
+        for row, one in zip(asking, found, strict=True):
+            step.sampled[row].logprobs.append(one)
+    return [token if sound else None for token, sound in zip(tokens, is_sound, strict=True)]

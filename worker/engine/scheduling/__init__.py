@@ -1,0 +1,1 @@
+"""Decides which Sequences share the next Step and which Blocks they hold. Never imports torch."""

@@ -1,0 +1,28 @@
+"""Which waiting Sequence is given room next: fair shares between groups, within one a policy with a name.
+
+Knows no tensors.
+"""
+
+from worker.engine.requests.config import ADMISSIONS
+from worker.engine.scheduling.admission.fair_shares import SAVED_TOKENS, FairShares
+from worker.engine.scheduling.admission.fifo import Fifo
+from worker.engine.scheduling.admission.length_aware import LengthAware
+from worker.engine.scheduling.admission.memory_room import MemoryRoom
+from worker.engine.scheduling.block_pool import BlockPool
+
+
+def make_admission(
+    name: str,
+    pool: BlockPool,
+    *,
+    block_size: int,
+    max_model_len: int,
+    saved_tokens: float = SAVED_TOKENS,
+) -> FairShares:
+    """Return fair shares over queues of the policy of this name; raises ValueError when there is none."""
+    if name == "fifo":
+        return FairShares(lambda: Fifo(pool), saved_tokens=saved_tokens)
+    if name == "length-aware":
+        room = MemoryRoom(pool, block_size=block_size, max_model_len=max_model_len)
+        return FairShares(lambda: LengthAware(room), saved_tokens=saved_tokens)
+    raise ValueError(f"admission {name!r} is none of {', '.join(ADMISSIONS)}")

@@ -1,0 +1,53 @@
+"""First in, first out: no Sequence is passed by a later one."""
+
+import heapq
+from collections.abc import Sequence as Items
+
+from worker.engine.scheduling.admission.policy import WATERMARK
+from worker.engine.scheduling.block_pool import BlockPool
+from worker.engine.sequences.sequence import Sequence, SequenceState
+
+
+class Fifo:
+    """Admits in order of arrival, on room for the tokens known now; outputs grow at their own risk."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._watermark = int(WATERMARK * pool.num_blocks)
+        self._waiting: list[tuple[int, Sequence]] = []  # a heap by arrival
+        self._put_back: list[Sequence] = []
+        self._is_blocked = False
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a Sequence by its arrival."""
+        heapq.heappush(self._waiting, (sequence.arrival, sequence))
+
+    def start_step(self) -> None:
+        """Begin a Step."""
+        while self._put_back:
+            self.add(self._put_back.pop())
+        self._is_blocked = False
+
+    def pop(self) -> Sequence | None:
+        """Take out the oldest, unless one before it was refused in this Step."""
+        while self._waiting and not self._is_blocked:
+            _, sequence = heapq.heappop(self._waiting)
+            if sequence.state is SequenceState.WAITING:
+                return sequence
+        return None
+
+    def put_back(self, sequence: Sequence, *, is_refused: bool) -> None:
+        """Return what was popped last; nothing passes one that was refused."""
+        self._put_back.append(sequence)
+        self._is_blocked |= is_refused
+
+    def has_room(self, sequence: Sequence, num_needed: int, running: Items[Sequence]) -> bool:  # noqa: ARG002
+        """Whether the Blocks are free, and leave the watermark while others run."""
+        left = self._pool.num_free_blocks - num_needed
+        return left >= (max(self._watermark, len(running)) if running else 0)
+
+    def look_again(self) -> None:
+        """Look at what runs each time anyway."""
+
+    def learn(self, sequence: Sequence, *, is_cut: bool) -> None:
+        """Learn nothing."""

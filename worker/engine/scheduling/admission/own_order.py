@@ -1,0 +1,156 @@
+"""In what order the Sequences of one group go: by priority, then of the batch that has the least running."""
+
+from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from worker.engine.scheduling.admission.policy import AdmissionPolicy
+from worker.engine.sequences.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """What a batch has at one priority."""
+
+    queue: AdmissionPolicy
+    priority: int
+    num_waiting: int = 0
+    reserved: float = 0.0  # tokens that its running Sequences may need, from their start
+    running: dict[Sequence, float] = field(default_factory=dict)  # what each has reserved
+    is_tried: bool = False  # it has nothing more to offer in this Step
+
+
+class OwnOrder:
+    """An admission policy over a queue for each batch, and who of the group gives way to whom.
+
+    With one batch of one priority this is that batch's queue and nothing more.
+    """
+
+    def __init__(self, make_queue: Callable[[], AdmissionPolicy]) -> None:
+        self._make_queue = make_queue
+        self._batches: dict[tuple[int, Hashable], _Batch] = {}  # that have work, by priority and batch
+        self._refused: _Batch | None = None  # in this Step
+        self._popped: _Batch | None = None
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a Sequence, new or preempted, with its batch."""
+        batch = self._batch(sequence)
+        batch.num_waiting += 1
+        batch.is_tried = False
+        batch.queue.add(sequence)
+
+    def start_step(self) -> None:
+        """Begin a Step."""
+        self._refused = None
+        for batch in self._batches.values():
+            batch.is_tried = False
+            batch.queue.start_step()
+
+    def pop(self) -> Sequence | None:
+        """Take out the next Sequence to try; while one that found no room waits, no other batch's."""
+        while (batch := self._refused or self._next()) is not None:
+            sequence = None if batch.is_tried else batch.queue.pop()
+            if sequence is not None:
+                self._popped = batch
+                return sequence
+            batch.is_tried = True
+            if batch is self._refused:
+                break
+        return None
+
+    def put_back(self, sequence: Sequence, *, is_refused: bool) -> None:
+        """Return what was popped last and not admitted; refused: there was no room for it."""
+        batch = self._batch(sequence)
+        batch.queue.put_back(sequence, is_refused=is_refused)
+        if is_refused:
+            self._refused = batch
+
+    def has_room(self, sequence: Sequence, num_needed: int, running: Items[Sequence]) -> bool:
+        """Whether a Sequence may take `num_needed` free Blocks beside those that run."""
+        return self._batch(sequence).queue.has_room(sequence, num_needed, running)
+
+    def look_again(self) -> None:
+        """Forget what was seen of those that run: one of them has stopped within this Step."""
+        if self._popped is not None:
+            self._popped.queue.look_again()
+
+    def learn(self, sequence: Sequence, *, is_cut: bool) -> None:
+        """Note how long the output of a Sequence became; cut: it would have gone on."""
+        self._batch(sequence).queue.learn(sequence, is_cut=is_cut)
+
+    def started(self, sequence: Sequence, num_tokens: float) -> None:
+        """Count a Sequence that runs from now on, with all the tokens it may need."""
+        batch = self._batch(sequence)
+        batch.running[sequence] = num_tokens
+        batch.reserved += num_tokens
+
+    def stopped(self, sequence: Sequence) -> None:
+        """Count a Sequence that runs no longer."""
+        batch = self._batch(sequence)
+        batch.reserved -= batch.running.pop(sequence)
+        self._forget_idle(sequence)
+
+    def left_queue(self, sequence: Sequence) -> None:
+        """Count a Sequence that waits no longer, admitted or ended."""
+        self._batch(sequence).num_waiting -= 1
+        self._forget_idle(sequence)
+
+    def running(self) -> Iterator[tuple[Collection[Sequence], bool]]:
+        """Yield what runs of each batch, and whether nothing of a higher priority does."""
+        running = [batch for batch in self._batches.values() if batch.running]
+        highest = max((batch.priority for batch in running), default=0)
+        return ((batch.running.keys(), batch.priority == highest) for batch in running)
+
+    def may_exchange(self) -> bool:
+        """Whether what waits may take the place of what runs of the same group."""
+        first = self._next()
+        return first is not None and any(
+            batch.running and (batch.priority, first.reserved) < (first.priority, batch.reserved)
+            for batch in self._batches.values()
+            if batch.priority <= first.priority
+        )
+
+    def gives_way(self, sequence: Sequence, num_tokens: float, running: Items[Sequence]) -> Sequence | None:
+        """Return which of the group's `running` gives way to what was popped last; None: it must wait.
+
+        One of a lower priority always does, one of the same priority if its batch has no less even then, or
+        several while the other has none. No exchange is ever followed by its reverse.
+        """
+        own = self._batch(sequence)
+        lower = [other for other in running if other.share.priority < own.priority]
+        if lower:
+            return min(lower, key=loss)
+        level = [other for other in running if other.share.priority == own.priority]
+        others = [other for other in level if self._batch(other) is not own]
+        ahead = max(map(self._batch, others), key=lambda batch: batch.reserved, default=None)
+        if ahead is None:
+            return None
+        victim = min((other for other in others if self._batch(other) is ahead), key=loss)
+        gap = ahead.reserved - ahead.running[victim] - own.reserved - num_tokens
+        has_none = not own.running and len(ahead.running) > 1
+        return victim if has_none or (gap >= 0 and ahead.reserved > own.reserved) else None
+
+    def _next(self) -> _Batch | None:
+        waiting = [batch for batch in self._batches.values() if batch.num_waiting and not batch.is_tried]
+        return min(waiting, key=lambda batch: (-batch.priority, batch.reserved), default=None)
+
+    def _batch(self, sequence: Sequence) -> _Batch:
+        key = (sequence.share.priority, sequence.share.batch)
+        batch = self._batches.get(key)
+        if batch is None:
+            batch = self._batches[key] = _Batch(self._make_queue(), sequence.share.priority)
+        return batch
+
+    def _forget_idle(self, sequence: Sequence) -> None:
+        key = (sequence.share.priority, sequence.share.batch)
+        batch = self._batches[key]
+        if not batch.num_waiting and not batch.running:
+            del self._batches[key]
+
+
+def loss(sequence: Sequence) -> tuple[int, int, int]:
+    """Return what the preemption of a Sequence costs its group: the lowest priority, then the least computed.
+
+    On a tie the youngest.
+    """
+    return sequence.share.priority, sequence.num_computed_tokens, -sequence.arrival

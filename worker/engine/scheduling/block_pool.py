@@ -1,0 +1,115 @@
+"""Which Blocks are free, held, or free but still worth keeping. Knows numbers of Blocks, no tensors."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from worker.engine.requests.errors import IntegrityError, OutOfBlocksError
+from worker.engine.scheduling.prefix_cache import PrefixCache
+
+
+class BlockPool:
+    """Reference counts over a fixed number of Blocks, with a free list in eviction order.
+
+    A free Block that the prefix cache knows keeps its contents until it is handed out again, least recently
+    freed first; Blocks the cache does not know go before all of those.
+    """
+
+    __slots__ = ("_free", "_prefix_cache", "_reference_counts", "num_blocks")
+
+    def __init__(self, num_blocks: int, prefix_cache: PrefixCache | None = None) -> None:
+        self.num_blocks = num_blocks
+        self._prefix_cache = prefix_cache
+        self._reference_counts = [0] * num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks no Sequence holds, cached ones included."""
+        return len(self._free)
+
+    @property
+    def is_caching(self) -> bool:
+        """Whether Blocks are shared by what they hold."""
+        return self._prefix_cache is not None
+
+    @property
+    def num_evictions(self) -> int:
+        """Cached Blocks forgotten because they were needed."""
+        return 0 if self._prefix_cache is None else self._prefix_cache.num_evictions
+
+    def is_free(self, block_id: int) -> bool:
+        """Whether no Sequence holds the Block."""
+        return self._reference_counts[block_id] == 0
+
+    def count_unshared(self, block_table: Sequence[int]) -> int:
+        """Return how many Blocks of a table nobody else holds."""
+        return sum(self._reference_counts[block_id] == 1 for block_id in block_table)
+
+    def match(self, digests: Sequence[bytes]) -> list[int]:
+        """Return the Blocks that hold the longest cached prefix of `digests`, without taking them."""
+        blocks: list[int] = []
+        if self._prefix_cache is not None:
+            for digest in digests:
+                block_id = self._prefix_cache.find(digest)
+                if block_id is None:
+                    break
+                blocks.append(block_id)
+        return blocks
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Take one more reference on each Block, free or held."""
+        for block_id in block_ids:
+            if self._reference_counts[block_id] == 0:
+                del self._free[block_id]
+            self._reference_counts[block_id] += 1
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` free Blocks, forgetting what they held; raises OutOfBlocksError and takes none."""
+        if count > len(self._free):
+            raise OutOfBlocksError(f"{count} Blocks asked for, {len(self._free)} of {self.num_blocks} free")
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block_id in blocks:
+            self._reference_counts[block_id] = 1
+            if self._prefix_cache is not None:
+                self._prefix_cache.evict(block_id)
+        return blocks
+
+    def release(self, block_table: Sequence[int]) -> None:
+        """Drop one reference on each Block of a table, last first, so that tails are reused before heads."""
+        for block_id in reversed(block_table):
+            count = self._reference_counts[block_id] - 1
+            if count < 0:
+                raise IntegrityError(f"Block {block_id} was released more often than taken")
+            self._reference_counts[block_id] = count
+            if count == 0:
+                self._free[block_id] = None
+                if self._prefix_cache is None or block_id not in self._prefix_cache:
+                    self._free.move_to_end(block_id, last=False)
+
+    def offer(self, block_id: int, digest: bytes) -> None:
+        """Let later Sequences share a full, computed Block."""
+        if self._prefix_cache is not None:
+            self._prefix_cache.insert(digest, block_id)
+
+    def clear_cache(self) -> None:
+        """Forget what all Blocks hold; those who hold them keep them."""
+        if self._prefix_cache is not None:
+            self._prefix_cache.clear()
+
+    def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
+        """Compare the books with the tables of all live Sequences; raises IntegrityError naming a Block."""
+        expected = [0] * self.num_blocks
+        for table in block_tables:
+            if len(set(table)) != len(table):
+                raise IntegrityError(f"a table holds a Block twice: {list(table)}")
+            for block_id in table:
+                expected[block_id] += 1
+        for block_id, (count, held) in enumerate(zip(self._reference_counts, expected, strict=True)):
+            if count != held:
+                raise IntegrityError(f"Block {block_id} counts {count} references, {held} tables hold it")
+            if (count == 0) != (block_id in self._free):
+                raise IntegrityError(f"Block {block_id} has {count} references and is_free disagrees")
+        if self._prefix_cache is not None:
+            for digest, block_id in self._prefix_cache.items():
+                if block_id not in self._prefix_cache or self._prefix_cache.find(digest) != block_id:
+                    raise IntegrityError(f"Block {block_id} is cached one way only")

@@ -1,0 +1,366 @@
+"""Which Sequences get how many tokens of the next Step. No modes: computed tokens catch up with known ones.
+
+Running Sequences go first, in order of arrival, then waiting ones, as the admission policy chooses. Urgent
+ones go before all that (worker/engine/scheduling/turns.py). Knows no tensors.
+"""
+
+from bisect import insort
+from collections.abc import Container
+from collections.abc import Sequence as Items
+from heapq import heappop, heappush
+
+from worker.engine.requests.generation import FinishReason
+from worker.engine.requests.stats import EngineStats
+from worker.engine.scheduling.admission.fair_shares import FairShares
+from worker.engine.scheduling.block_pool import BlockPool
+from worker.engine.scheduling.plan import ScheduledSequence, StepPlan
+from worker.engine.scheduling.prefix_cache import extend_hashes
+from worker.engine.scheduling.step_limits import StepLimits
+from worker.engine.scheduling.turns import Turn, Turns
+from worker.engine.sequences.sequence import Sequence, SequenceState
+
+
+class Scheduler:
+    """Hands out Blocks, rows and a Step's token budget.
+
+    The oldest running Sequence is never preempted and any Sequence fits the pool alone, so every Step makes
+    progress. A Step costs time by how many run, not by how many wait.
+
+    Urgent Sequences are admitted first, up to half of the rows, and take the place of others, which resume
+    where they were; of those the oldest is spared, so that something else always goes on.
+    """
+
+    def __init__(
+        self,
+        block_pool: BlockPool,
+        admission: FairShares,
+        *,
+        block_size: int,
+        max_num_sequences: int,
+        max_tokens_per_step: int,
+        shares_prefixes: bool = False,  # between groups
+        stats: EngineStats | None = None,
+    ) -> None:
+        self.block_pool = block_pool
+        self._shares_prefixes = shares_prefixes
+        self.stats = stats or EngineStats()
+        self._admission = admission
+        self._block_size = block_size
+        self._max_num_sequences = max_num_sequences
+        self.limits = StepLimits(max_num_sequences, max_tokens_per_step)
+        self._running: list[Sequence] = []  # the urgent ones first, by arrival
+        self._urgent: list[tuple[int, Sequence]] = []  # that wait, a heap by arrival
+        self._max_urgent = max(1, max_num_sequences // 2)
+        self._must_make_room = False  # an urgent Sequence waits for those that run to end
+        self._turns = Turns()
+        self._num_waiting = 0  # the policy may also hold Sequences that were cancelled
+        self._is_settled = False  # what waits was refused, and nothing has happened since that makes room
+        self._free_rows = list(range(max_num_sequences))
+        # Full prompt Blocks that a running Sequence is about to compute, by digest.
+        self._in_flight: dict[bytes, Sequence] = {}
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        """Sequences that hold Blocks, the urgent ones first, by arrival."""
+        return tuple(self._running)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold Blocks."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that hold none."""
+        return self._num_waiting
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a Sequence that fits the pool alone."""
+        if self.block_pool.is_caching and sequence.is_shareable:
+            self._extend_hashes(sequence)
+        self._enqueue(sequence)
+
+    def schedule(self) -> StepPlan:
+        """Return the next Step, with Blocks taken for every token in it."""
+        preemptions = self.stats.preemptions
+        self._admit_urgent()
+        turn = self._turns.next(self._running, self._admission.few)
+        entries = self._share_out(turn)
+        if self._running and not entries:  # who should be alone found no Block: the first always does
+            turn = Turn(alone=self._running[0])
+            entries = self._share_out(turn)
+        self._admission.start_step()
+        can_admit = turn.is_for_all and not self._must_make_room and not self._is_settled
+        if can_admit and self.stats.preemptions == preemptions:
+            self._admit_waiting(entries)
+        self._turns.note(entries, is_waiting=self._num_waiting > len(self._urgent))
+        self.stats.evictions = self.block_pool.num_evictions
+        return StepPlan(tuple(entries), is_for_few=bool(turn.few))
+
+    def took(self, plan: StepPlan, seconds: float) -> None:
+        """Note how long a Step took: who gets Steps in between hangs on it."""
+        self._turns.took(seconds, is_for_few=plan.is_for_few)
+
+    def advance(self, plan: StepPlan) -> None:
+        """Record that a Step runs: the next ones find its tokens in the cache, and can share Blocks."""
+        self.limits.step_was_good()
+        for entry in plan.entries:
+            sequence = entry.sequence
+            if sequence.state is SequenceState.FINISHED:
+                continue  # by the token before, which the host saw after it had planned this Step
+            end = entry.start + entry.num_tokens
+            again = max(0, min(end, sequence.max_computed_tokens) - entry.start)
+            self.stats.recomputed_tokens += again
+            prompt_end = min(end, sequence.num_prompt_tokens)
+            self.stats.prefill_tokens += max(0, prompt_end - entry.start - again)
+            sequence.num_computed_tokens = end
+            sequence.max_computed_tokens = max(end, sequence.max_computed_tokens)
+            if (
+                self.block_pool.is_caching
+                and end // self._block_size > sequence.num_hashed_blocks
+                and sequence.is_shareable
+            ):
+                self._offer_blocks(sequence)
+
+    def shrink(self, plan: StepPlan) -> bool:
+        """Make Steps half as large as one that ran out of memory, preempting the youngest; False: no smaller.
+
+        That Step did not run: its Sequences stand where they stood before it.
+        """
+        if not self.limits.shrink(plan.num_tokens):
+            return False
+        while len(self._running) > self.limits.max_num_sequences:
+            self._preempt(self._running[-1])
+        return True
+
+    def finish(self, sequence: Sequence, reason: FinishReason | None = None) -> None:
+        """Take a Sequence out, running or waiting, and release what it holds; `reason`: of a generation."""
+        if reason in {FinishReason.STOP, FinishReason.LENGTH} and not sequence.is_urgent:
+            self._admission.learn(sequence, is_cut=reason is FinishReason.LENGTH)
+        self._is_settled = False
+        if sequence.state is SequenceState.RUNNING:
+            self._stop(sequence)
+        elif sequence.state is SequenceState.WAITING:
+            self._leave_queue(sequence)
+        sequence.state = SequenceState.FINISHED
+
+    def check_integrity(self) -> None:
+        """Compare the pool's books with the Sequences; raises IntegrityError."""
+        self.block_pool.check_integrity(sequence.block_table for sequence in self._running)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        sequence.state = SequenceState.WAITING
+        if sequence.is_urgent:
+            heappush(self._urgent, (sequence.arrival, sequence))
+        else:
+            self._admission.add(sequence)
+        self._num_waiting += 1
+        self._is_settled = False
+
+    def _share_out(self, turn: Turn) -> list[ScheduledSequence]:
+        """Return the share of each running Sequence whose turn it is, with Blocks taken for it."""
+        entries: list[ScheduledSequence] = []
+        budget = self.limits.max_tokens
+        included = [sequence for sequence in self._running if turn.includes(sequence)]
+        has_share: set[Sequence] = set()
+        for index, sequence in enumerate(included):
+            if sequence.state is not SequenceState.RUNNING:
+                continue  # it was preempted for one before it
+            if sequence.num_pending_tokens and sequence.is_at_end:
+                continue  # it ends when the host sees its last token
+            # Each later Sequence keeps one token of the budget, so that a prompt never stalls a decode.
+            spare = budget - (len(included) - index - 1)
+            num_tokens = min(sequence.num_uncomputed_tokens, spare)
+            if self._reserve(sequence, sequence.num_computed_tokens + num_tokens, has_share):
+                entries.append(_entry(sequence, num_tokens))
+                has_share.add(sequence)
+                budget -= num_tokens
+        return entries
+
+    def _reserve(self, sequence: Sequence, num_tokens: int, has_share: Container[Sequence]) -> bool:
+        """Give a running Sequence its Blocks, preempting who has no share; False: it was preempted itself."""
+        missing = -(-num_tokens // self._block_size) - len(sequence.block_table)
+        if missing <= 0:
+            return True
+        while missing > self.block_pool.num_free_blocks:
+            # The first of all is spared.
+            victim = _least([other for other in self._running[1:] if other not in has_share])
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        sequence.block_table.extend(self.block_pool.allocate(missing))
+        return True
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        self._num_waiting -= 1
+        if not sequence.is_urgent:
+            self._admission.left_queue(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._stop(sequence)
+        self._enqueue(sequence)
+        self.stats.preemptions += 1
+
+    def _stop(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._admission.stopped(sequence)
+        self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.block_pool.release(sequence.block_table)
+        for digest in sequence.block_hashes[sequence.num_hashed_blocks :]:
+            if self._in_flight.get(digest) is sequence:
+                del self._in_flight[digest]
+        sequence.block_table = []
+        sequence.num_computed_tokens = 0
+        sequence.num_hashed_blocks = 0
+        if sequence.row is not None:
+            self._free_rows.append(sequence.row)
+            sequence.row = None
+
+    def _admit_waiting(self, entries: list[ScheduledSequence]) -> None:
+        """Admit waiting Sequences while budget, rows and Blocks last, and append their share of the Step."""
+        budget = self.limits.max_tokens - sum(entry.num_tokens for entry in entries)
+        num_held = 0
+        while (
+            budget
+            and num_held < self._max_num_sequences
+            and (self._has_free_row() or self._admission.may_displace())
+        ):
+            sequence = self._admission.pop()
+            if sequence is None:
+                self._is_settled = not num_held
+                return
+            digests = self._digests(sequence)
+            cached = self.block_pool.match(digests)
+            # Another Sequence computes this prefix now: wait a Step and share it. And who has just given way
+            # has a token on the device perhaps, which the host does not know yet.
+            is_computed = len(cached) < len(digests) and digests[len(cached)] in self._in_flight
+            if is_computed or sequence.num_pending_tokens:
+                self._admission.put_back(sequence, is_refused=False)
+                num_held += 1
+                continue
+            num_given = self._make_room(sequence, cached, entries)
+            if num_given is None:
+                self._admission.put_back(sequence, is_refused=True)
+                continue
+            self._admit(sequence, cached)
+            budget += num_given
+            num_tokens = min(sequence.num_uncomputed_tokens, budget)
+            entries.append(_entry(sequence, num_tokens))
+            budget -= num_tokens
+
+    def _make_room(
+        self, sequence: Sequence, cached: list[int], entries: list[ScheduledSequence]
+    ) -> int | None:
+        """Find a row and Blocks, preempting Sequences that must give way; None: there is no room.
+
+        Returns how many tokens of the Step those had.
+        """
+        num_given = 0
+        must_exchange = self._admission.must_exchange
+        while must_exchange or not (
+            self._has_free_row()
+            and self._admission.has_room(sequence, self._num_needed(sequence, cached), self._running)
+        ):
+            num_urgent = sum(running.is_urgent for running in self._running)
+            # As for urgent ones, the oldest is spared.
+            victim = self._admission.displaced_by(sequence, self._running[num_urgent + 1 :])
+            if victim is None:
+                return None
+            self._preempt(victim)
+            must_exchange = False
+            self._admission.made_way(sequence)
+            num_given += sum(entry.num_tokens for entry in entries if entry.sequence is victim)
+            entries[:] = [entry for entry in entries if entry.sequence is not victim]
+        return num_given
+
+    def _has_free_row(self) -> bool:
+        return bool(self._free_rows) and len(self._running) < self.limits.max_num_sequences
+
+    def _admit_urgent(self) -> None:
+        """Admit urgent Sequences, in order of arrival, by preempting others where there is no room."""
+        self._must_make_room = False
+        num_urgent = sum(sequence.is_urgent for sequence in self._running)
+        while self._urgent and num_urgent < self._max_urgent and not self._turns.must_yield:
+            sequence = self._urgent[0][1]
+            if sequence.state is not SequenceState.WAITING:
+                heappop(self._urgent)
+                continue
+            cached = self.block_pool.match(self._digests(sequence))
+            missing = self._num_needed(sequence, cached) - self.block_pool.num_free_blocks
+            if self._has_free_row() and missing <= 0:
+                heappop(self._urgent)
+                self._admit(sequence, cached)
+                num_urgent += 1
+                continue
+            victims = self._running[num_urgent + 1 :]  # the oldest of the others is spared
+            num_own = sum(self.block_pool.count_unshared(victim.block_table) for victim in victims)
+            if not victims or num_own < missing:
+                self._must_make_room = True
+                return
+            self._preempt(_least(victims))
+
+    def _digests(self, sequence: Sequence) -> list[bytes]:
+        # Rows that are still to be read always run: without one there is no next token to choose.
+        return sequence.block_hashes[: sequence.next_row // self._block_size]
+
+    def _num_needed(self, sequence: Sequence, cached: list[int]) -> int:
+        """Return how many free Blocks an admission takes, those of `cached` that nobody holds included."""
+        num_fresh = -(-len(sequence.token_ids) // self._block_size) - len(cached)
+        return num_fresh + sum(map(self.block_pool.is_free, cached))
+
+    def _admit(self, sequence: Sequence, cached: list[int]) -> None:
+        self.block_pool.share(cached)
+        num_blocks = -(-len(sequence.token_ids) // self._block_size)
+        sequence.block_table = cached + self.block_pool.allocate(num_blocks - len(cached))
+        sequence.num_computed_tokens = len(cached) * self._block_size
+        sequence.num_hashed_blocks = len(cached)
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+            self.stats.cached_tokens += sequence.num_cached_tokens
+            self.stats.queried_tokens += sequence.num_prompt_tokens if self.block_pool.is_caching else 0
+        else:
+            self.stats.resumed_tokens += sequence.num_computed_tokens
+        for digest in sequence.block_hashes[len(cached) :]:
+            self._in_flight.setdefault(digest, sequence)
+        sequence.row = self._free_rows.pop()
+        sequence.state = SequenceState.RUNNING
+        self._admission.started(sequence)
+        self._leave_queue(sequence)
+        insort(self._running, sequence, key=_order)
+
+    def _extend_hashes(self, sequence: Sequence) -> None:
+        group = None if self._shares_prefixes else sequence.share.group
+        extend_hashes(sequence.block_hashes, sequence.token_ids, self._block_size, group)
+
+    def _offer_blocks(self, sequence: Sequence) -> None:
+        self._extend_hashes(sequence)
+        for index in range(sequence.num_hashed_blocks, sequence.num_computed_tokens // self._block_size):
+            digest = sequence.block_hashes[index]
+            self.block_pool.offer(sequence.block_table[index], digest)
+            if self._in_flight.get(digest) is sequence:
+                del self._in_flight[digest]
+            sequence.num_hashed_blocks = index + 1
+
+
+def _order(sequence: Sequence) -> tuple[bool, int]:
+    return not sequence.is_urgent, sequence.arrival
+
+
+def _loss(sequence: Sequence) -> tuple[bool, int, int]:
+    """Return what a preemption costs: the least computed loses the least, the youngest on a tie."""
+    return sequence.is_urgent, sequence.num_computed_tokens, -sequence.arrival
+
+
+def _least(sequences: Items[Sequence]) -> Sequence:
+    """Return whose preemption costs the least, or of its group whoever has the lowest priority."""
+    least = min(sequences, key=_loss)
+    group = [one for one in sequences if one.share.group == least.share.group]
+    return min(group, key=lambda one: (one.is_urgent, one.share.priority, *_loss(one)))
+
+
+def _entry(sequence: Sequence, num_tokens: int) -> ScheduledSequence:
+    start = sequence.num_computed_tokens
+    is_last = num_tokens == sequence.num_uncomputed_tokens
+    return ScheduledSequence(sequence, start, num_tokens, is_sampled=is_last and sequence.is_generating)

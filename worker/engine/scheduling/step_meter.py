@@ -1,0 +1,83 @@
+"""What each Step took, split over the tokens in it. Knows no tensors."""
+
+import time
+from collections import deque
+
+from worker.engine.requests.stats import EngineStats
+from worker.engine.scheduling.plan import StepPlan
+from worker.engine.scheduling.step_costs import StepCosts
+
+
+class StepMeter:
+    """Charges each Step once it is over, which never waits for a device.
+
+    Of a Step that runs ahead the host sees the end one `Engine.step` later; what these calls have taken since
+    the end before is about what it took. What Steps cost by their size is learned from one end to the next
+    while there is work, so what goes on between them is part of it.
+    """
+
+    def __init__(self, stats: EngineStats, *, num_rows: int) -> None:
+        self._stats = stats
+        self._num_rows = num_rows
+        self._open: deque[tuple[StepPlan, int]] = deque()  # with its padding, the oldest first
+        self._began_at = 0.0
+        self._carried_seconds = 0.0
+        self._busy_since: float | None = None  # the end of the Step before; None: there was nothing to do
+        self.costs = StepCosts()
+
+    def resume(self) -> None:
+        """Note that there is work, before its first Step is planned."""
+        if self._busy_since is None:
+            self._busy_since = time.perf_counter()
+
+    def rest(self) -> None:
+        """Note that there is nothing to do."""
+        self._busy_since = None
+
+    def begin(self) -> None:
+        """Start the clock: a Step is about to be started, or the one before it looked at."""
+        self._began_at = time.perf_counter()
+
+    def pause(self) -> None:
+        """Stop the clock while a Step still runs on a device."""
+        self._carried_seconds += time.perf_counter() - self._began_at
+
+    def started(self, plan: StepPlan, num_padding: int) -> None:
+        """Note a Step whose end is still to come."""
+        self._open.append((plan, num_padding))
+
+    def ended(self) -> tuple[StepPlan, float]:
+        """Charge the oldest Step that was started; return it and its seconds."""
+        now = time.perf_counter()
+        plan, num_padding = self._open.popleft()
+        seconds = self._carried_seconds + now - self._began_at
+        charge(plan, self._stats, seconds=seconds, num_padding=num_padding, num_rows=self._num_rows)
+        self._began_at, self._carried_seconds = now, 0.0
+        if self._busy_since is not None:
+            self.costs.add(plan, now - self._busy_since)
+            self._busy_since = now
+        return plan, seconds
+
+
+def charge(plan: StepPlan, stats: EngineStats, *, seconds: float, num_padding: int, num_rows: int) -> None:
+    """Divide a Step's `seconds` evenly over its tokens and `num_padding` rows, and count both.
+
+    A Sequence pays for its own tokens and, by their number, for a share of the padding. A token of the prompt
+    is prefill also when it is computed again. `num_rows`: Sequences a Step has room for.
+    """
+    num_tokens = plan.num_tokens
+    each = seconds / (num_tokens + num_padding)
+    padding = each * num_padding / num_tokens
+    for entry in plan.entries:
+        sequence, count = entry.sequence, entry.num_tokens
+        num_prefill = min(max(sequence.num_prompt_tokens - entry.start, 0), count)
+        sequence.prefill_seconds += num_prefill * each
+        sequence.decode_seconds += (count - num_prefill) * each
+        sequence.padding_seconds += count * padding
+        stats.prefill_seconds += num_prefill * each
+        stats.decode_seconds += (count - num_prefill) * each
+    stats.padding_seconds += num_padding * each
+    stats.padding_tokens += num_padding
+    stats.computed_tokens += num_tokens
+    stats.scheduled_sequences += len(plan.entries)
+    stats.sequence_rows += num_rows

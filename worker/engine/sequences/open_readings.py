@@ -1,0 +1,144 @@
+"""A reading on its way: the Sequences its request becomes, and the outcome of what was read off them."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Tokens
+
+from worker.engine.requests.embedding import Embedding, EmbeddingRequest, Pooling
+from worker.engine.requests.errors import InvalidRequestError, TooLongError
+from worker.engine.requests.generation import Reading, ReadingRequest
+from worker.engine.requests.sampling import SamplingParams
+from worker.engine.requests.scoring import Scores, ScoringRequest
+from worker.engine.requests.stats import ModelInfo
+from worker.engine.sequences.readout import PooledReadout, Readout, ScoredReadout
+from worker.engine.sequences.sequence import Sequence
+
+NO_OUTPUT = SamplingParams(max_tokens=1, temperature=0.0)  # nothing is generated; one is the least there is
+
+
+class OpenEmbedding:
+    """One Sequence; raises InvalidRequestError naming what is wrong with the request."""
+
+    def __init__(self, request: EmbeddingRequest, info: ModelInfo, arrivals: Iterator[int]) -> None:
+        prompt = _checked(request.prompt, "the prompt", info)
+        _check_length(len(prompt), "the prompt has", info)
+        if request.dimensions is not None and request.dimensions > info.hidden_size:
+            raise InvalidRequestError(
+                f"dimensions is {request.dimensions}; the model's vectors have {info.hidden_size}"
+            )
+        is_mean = request.pooling == Pooling.MEAN
+        self.request = request
+        self.num_prompt_tokens = len(prompt)
+        self._readout = PooledReadout(0 if is_mean else len(prompt) - 1, len(prompt))
+        # A mean needs every row, so it finds nothing in the prefix cache; and what it would leave there
+        # would drive out what others can use.
+        self.sequences = [_sequence(request, prompt, self._readout, next(arrivals), is_shareable=not is_mean)]
+
+    def outcome(self) -> Embedding:
+        """Return the vector, once every row was read."""
+        return Embedding(
+            self.request.id,
+            self._readout.vector(self.request.dimensions, is_normalised=self.request.normalize),
+            self.num_prompt_tokens,
+            self.sequences[0].num_cached_tokens or 0,
+        )
+
+
+class OpenScoring:
+    """One Sequence for each distinct continuation without its last token, which does not need to run.
+
+    Raises InvalidRequestError naming what is wrong with the request.
+    """
+
+    def __init__(self, request: ScoringRequest, info: ModelInfo, arrivals: Iterator[int]) -> None:
+        prompt = _checked(request.prompt, "the prompt", info)
+        self._continuations: list[list[int]] = []
+        last_tokens: dict[tuple[int, ...], list[int]] = {}  # by what comes before them
+        for index, continuation in enumerate(request.continuations):
+            name = f"continuations[{index}]"
+            token_ids = _checked(continuation, name, info)
+            _check_length(len(prompt) + len(token_ids), f"the prompt and {name} have", info)
+            self._continuations.append(token_ids)
+            last_tokens.setdefault(tuple(token_ids[:-1]), []).append(token_ids[-1])
+        self.request = request
+        self.num_prompt_tokens = len(prompt)
+        self._readouts = {
+            head: ScoredReadout(len(prompt) - 1, head, tuple(tokens)) for head, tokens in last_tokens.items()
+        }
+        self.sequences = [
+            _sequence(request, [*prompt, *head], readout, next(arrivals))
+            for head, readout in self._readouts.items()
+        ]
+
+    def outcome(self) -> Scores:
+        """Return the scores, once every row was read."""
+        found = {head: iter(readout.scores()) for head, readout in self._readouts.items()}
+        return Scores(
+            self.request.id,
+            tuple(next(found[tuple(token_ids[:-1])]) for token_ids in self._continuations),
+            self.num_prompt_tokens,
+            self.sequences[0].num_cached_tokens or 0,
+        )
+
+
+OpenReading = OpenEmbedding | OpenScoring
+
+
+def open_reading(request: ReadingRequest, info: ModelInfo, arrivals: Iterator[int]) -> OpenReading:
+    """Return the Sequences of a request whose texts are token ids; raises InvalidRequestError."""
+    if isinstance(request, EmbeddingRequest):
+        return OpenEmbedding(request, info, arrivals)
+    return OpenScoring(request, info, arrivals)
+
+
+def empty_outcome(
+    request: ReadingRequest,
+    *,
+    num_prompt_tokens: int = 0,
+    error: InvalidRequestError | None = None,
+    is_cancelled: bool = False,
+) -> Reading:
+    """Return the outcome of a request of which nothing was read."""
+    kind = Embedding if isinstance(request, EmbeddingRequest) else Scores
+    message = None if error is None else str(error)
+    is_too_long = isinstance(error, TooLongError)
+    return kind(request.id, (), num_prompt_tokens, 0, message, is_cancelled, is_too_long)
+
+
+def _checked(given: str | Tokens[int], name: str, info: ModelInfo) -> list[int]:
+    token_ids = [int(token) for token in given]
+    if not token_ids:
+        raise InvalidRequestError(f"{name} is empty")
+    if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
+        raise InvalidRequestError(f"{name} has a token id outside 0..{info.vocab_size - 1}")
+    return token_ids
+
+
+def _check_length(num_tokens: int, what: str, info: ModelInfo) -> None:
+    if num_tokens > info.max_model_len:
+        raise TooLongError(
+            f"{what} {num_tokens} tokens; the longest this model takes is {info.max_model_len}"
+        )
+
+
+def _sequence(
+    request: ReadingRequest,
+    token_ids: list[int],
+    readout: Readout,
+    arrival: int,
+    *,
+    is_shareable: bool = True,
+) -> Sequence:
+    return Sequence(
+        request_id=request.id,
+        arrival=arrival,
+        token_ids=token_ids,
+        num_prompt_tokens=len(token_ids),
+        params=NO_OUTPUT,
+        seed=0,
+        stop_token_ids=frozenset(),
+        readout=readout,
+        is_generating=False,
+        is_urgent=request.priority > 0,
+        share=request.share,
+        is_shareable=is_shareable,
+    )

@@ -1,0 +1,1 @@
+"""Text to tokens and back: tokenizing, grammars, stop strings, streamed output. Never imports torch."""

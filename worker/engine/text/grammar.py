@@ -1,0 +1,50 @@
+"""Outputs that must fit a Grammar, token by token, for one checkpoint's vocabulary. Knows no tensors."""
+
+from collections.abc import Collection
+from functools import cached_property, lru_cache
+
+from llguidance import LLMatcher, LLTokenizer
+
+from worker.engine.requests.errors import InvalidRequestError
+from worker.engine.sequences.grammar_matcher import GrammarMatcher
+from worker.engine.text.tokenizer import Tokenizer
+from worker.values.grammar import Grammar, GrammarError, vocabulary_of
+
+MAX_COMPILED = 64  # 0.2 MB each as a rule, 10 MB if made to hurt
+
+
+class GrammarCompiler:
+    """Makes matchers for one checkpoint's tokens. Safe to call from any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_token_ids = end_token_ids
+        self._compiled = lru_cache(MAX_COMPILED)(self._compile)
+
+    def prepare(self, grammar: Grammar) -> None:
+        """Compile a grammar that is new, which can take long, so that `matcher` is quick; raises nothing."""
+        self._compiled(grammar)
+
+    def matcher(self, grammar: Grammar) -> GrammarMatcher:
+        """Return a matcher at its beginning; raises InvalidRequestError with the library's message."""
+        compiled = self._compiled(grammar)
+        if isinstance(compiled, str):
+            raise InvalidRequestError(compiled)
+        return GrammarMatcher(grammar, compiled.deep_copy())
+
+    def _compile(self, grammar: Grammar) -> LLMatcher | str:
+        """Return a matcher to copy, or what is wrong."""
+        try:
+            return grammar.compile(self._vocabulary)
+        except GrammarError as error:
+            return str(error)
+
+    @cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        return vocabulary_of(
+            self._tokenizer.to_json(),
+            tokenizer_size=self._tokenizer.vocab_size,
+            vocab_size=self._vocab_size,
+            end_token_ids=self._end_token_ids,
+        )

@@ -1,0 +1,62 @@
+"""When a Sequence's output ends, and what text it leaves. Host work only."""
+
+from worker.engine.requests.generation import FinishReason
+from worker.engine.sequences.sequence import Sequence
+from worker.engine.text.tokenizer import TextStream, Tokenizer
+
+
+class StopChecker:
+    """Watches one Sequence's output for stop strings.
+
+    Only Sequences that have stop strings have one: the others are decoded once, when they end.
+    """
+
+    __slots__ = ("_min_tokens", "_num_held", "_num_tokens", "_stop", "_stream", "_text")
+
+    def __init__(self, stop: tuple[str, ...], min_tokens: int, tokenizer: Tokenizer) -> None:
+        self._stop = stop
+        self._min_tokens = min_tokens
+        self._stream = TextStream(tokenizer)
+        self._text = ""
+        self._num_tokens = 0
+        self._num_held = 0  # characters, of the tokens before the first that may end the output
+
+    def push(self, token_id: int) -> bool:
+        """Add a token; return whether a stop string is now complete."""
+        new_text = self._stream.push(token_id)
+        self._text += new_text
+        self._num_tokens += 1
+        if self._num_tokens < self._min_tokens:
+            self._num_held = len(self._text)
+            return False
+        return bool(new_text) and self._find(self._text, len(self._text) - len(new_text)) is not None
+
+    def cut(self, text: str) -> tuple[str, bool]:
+        """Return the whole output up to the earliest stop string, and whether there was one."""
+        index = self._find(text, self._num_held)
+        return (text, False) if index is None else (text[:index], True)
+
+    def _find(self, text: str, num_seen: int) -> int | None:
+        """Return where the earliest stop string that ends after the first `num_seen` characters begins."""
+        found = [text.find(stop, max(0, num_seen + 1 - len(stop))) for stop in self._stop]
+        return min((index for index in found if index >= 0), default=None)
+
+
+def finish_reason(sequence: Sequence) -> FinishReason | None:
+    """Return why a Sequence ends with its newest token, stop strings aside; None while it goes on."""
+    if sequence.token_ids[-1] in sequence.stop_token_ids:
+        return FinishReason.STOP
+    if len(sequence.token_ids) >= sequence.max_length:
+        return FinishReason.LENGTH
+    return None
+
+
+def output_text(
+    sequence: Sequence, tokenizer: Tokenizer, stop_checker: StopChecker | None
+) -> tuple[str, bool]:
+    """Return the text generated, cut before what stopped it, and whether a stop string did."""
+    token_ids = sequence.token_ids[sequence.num_prompt_tokens :]
+    if token_ids and token_ids[-1] in sequence.stop_token_ids:
+        token_ids = token_ids[:-1]
+    text = tokenizer.decode(token_ids)
+    return (text, False) if stop_checker is None else stop_checker.cut(text)

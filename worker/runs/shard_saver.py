@@ -1,0 +1,72 @@
+"""Saves the shards that a worker runs together, in one transaction a batch.
+
+Each runner has its own thread; each transaction is some statements of Python that the engine's thread has to
+wait for. So runners that want to save at about the same time go through one of them.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import groupby
+
+from worker.store.database.session import Store
+from worker.store.shards import shards
+from worker.store.shards.shards import Progress, Saved
+
+# How long the first who wants to save waits for others.
+GATHER_SECONDS = 0.02
+
+
+@dataclass(slots=True)
+class _Waiting:
+    progress: Progress
+    lease: timedelta | None
+    is_done: threading.Event = field(default_factory=threading.Event)
+    saved: Saved = Saved.LOST
+    error: Exception | None = None
+
+
+class ShardSaver:
+    """Takes saves from many threads and commits those that meet."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._waiting: list[_Waiting] = []
+
+    def save(self, progress: Progress, *, lease: timedelta | None) -> Saved:
+        """Save a shard, with whatever else is to be saved now; raises what its transaction raised."""
+        own = _Waiting(progress, lease)
+        with self._lock:
+            self._waiting.append(own)
+            is_first = len(self._waiting) == 1
+        if is_first:
+            time.sleep(GATHER_SECONDS)
+            with self._lock:
+                group, self._waiting = self._waiting, []
+            self._commit(group)
+        own.is_done.wait()
+        if own.error is not None:
+            raise own.error
+        return own.saved
+
+    def _commit(self, group: Sequence[_Waiting]) -> None:
+        def order(one: _Waiting) -> tuple[str, bool, int]:
+            return one.progress.held.batch_id, one.lease is None, one.progress.held.shard_id
+
+        for _, same_batch in groupby(sorted(group, key=order), key=lambda one: order(one)[:2]):
+            together = list(same_batch)
+            try:
+                with self._store.transaction() as session:
+                    progress = [one.progress for one in together]
+                    saved = shards.save(session, progress, lease=together[0].lease)
+            except Exception as error:  # noqa: BLE001 - each thread raises it in its own place
+                for one in together:
+                    one.error = error
+            else:
+                for one, verdict in zip(together, saved, strict=True):
+                    one.saved = verdict
+            for one in together:
+                one.is_done.set()

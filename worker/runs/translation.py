@@ -1,0 +1,297 @@
+"""From stored requests to the engine's, and from the engine's outcomes to results."""
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import cast
+
+from worker.engine.requests.embedding import Embedding, EmbeddingRequest, Pooling
+from worker.engine.requests.errors import InvalidRequestError
+from worker.engine.requests.generation import Completion, FinishReason, GenerationRequest
+from worker.engine.requests.generation import Outcome as EngineOutcome
+from worker.engine.requests.generation import Request as EngineRequest
+from worker.engine.requests.logprobs import TokenLogprobs
+from worker.engine.requests.sampling import SamplingParams as EngineSampling
+from worker.engine.requests.scoring import Scores, ScoringRequest
+from worker.engine.requests.share import ONLY, Share
+from worker.store.requests.requests import ShardRequest
+from worker.values.grammar import Grammar, GrammarError
+from worker.values.outcomes import Outcome
+from worker.values.requests import EmbeddingParams, ScoringParams
+from worker.values.results import (
+    CacheEntry,
+    ChoiceResult,
+    DeviceSeconds,
+    Logprobs,
+    NewResult,
+    Payload,
+    RequestError,
+    ScoreResult,
+    TokenLogprob,
+)
+from worker.values.sampling import Optimization, SamplingParams
+
+PartId = tuple[int, int]  # of the request, and of the prompt in it
+
+
+class Parts:
+    """Outcomes of a shard's requests, which arrive prompt by prompt."""
+
+    def __init__(self, requests: Iterable[ShardRequest]) -> None:
+        self.requests = {request.id: request for request in requests}
+        self._arrived: dict[int, dict[int, EngineOutcome]] = {}
+
+    def ids(self, request_ids: Iterable[int]) -> list[PartId]:
+        """Return what the engine knows these requests by."""
+        return [
+            (request_id, index)
+            for request_id in request_ids
+            for index in range(len(self.requests[request_id].prompts))
+        ]
+
+    def add(self, outcome: EngineOutcome) -> tuple[ShardRequest, list[EngineOutcome]] | None:
+        """Return the request that an outcome completes, and what its prompts have come to, in their order."""
+        request_id, index = cast("PartId", outcome.id)  # as we gave it
+        request = self.requests[request_id]
+        arrived = self._arrived.setdefault(request_id, {})
+        arrived[index] = outcome
+        if len(arrived) < len(request.prompts):
+            return None
+        del self._arrived[request_id]
+        return request, [arrived[index] for index in range(len(arrived))]
+
+
+def to_engine(
+    request: ShardRequest,
+    batch_id: str,
+    *,
+    job: str | None = None,
+    share: Share = ONLY,
+    priority: int = 0,
+    output_token_ids: Sequence[int] = (),
+) -> list[EngineRequest]:
+    """Return one engine request for each prompt, with PartIds; raises InvalidRequestError naming a field.
+
+    `output_token_ids` are known from an earlier run of a request that `can_resume`.
+    """
+    params = request.params
+    prompts = [((request.id, index), prompt) for index, prompt in enumerate(request.prompts)]
+    special = request.add_special_tokens
+    if isinstance(params, EmbeddingParams):
+        pooling = Pooling(params.pooling)
+        return [
+            EmbeddingRequest(
+                id=part,
+                prompt=prompt,
+                pooling=pooling,
+                normalize=params.normalize,
+                dimensions=params.dimensions,
+                priority=priority,
+                add_special_tokens=special,
+                share=share,
+            )
+            for part, prompt in prompts
+        ]
+    if isinstance(params, ScoringParams):
+        return [
+            ScoringRequest(
+                part, prompt, params.continuations, priority, add_special_tokens=special, share=share
+            )
+            for part, prompt in prompts
+        ]
+    sampling = _to_sampling(params, request.max_tokens)
+    is_drawn = params.seed is None and not sampling.is_greedy
+    return [
+        GenerationRequest(
+            id=part,
+            prompt=prompt,
+            params=replace(sampling, seed=_seed_of(batch_id, part)) if is_drawn else sampling,
+            add_special_tokens=special,
+            share=share,
+            job=job,
+            priority=priority,
+            is_streamed=request.is_streamed,
+            is_cached=params.optimization is Optimization.FULL,
+            is_alone=params.optimization is Optimization.NONE,
+            output_token_ids=output_token_ids,
+        )
+        for part, prompt in prompts
+    ]
+
+
+def _seed_of(batch_id: str, part: PartId) -> int:
+    """Draw a seed that another run draws too: who was told a part of an output gets the rest of the same."""
+    request_id, index = part
+    digest = hashlib.blake2b(f"{batch_id} {request_id} {index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _to_sampling(params: SamplingParams, max_tokens: int) -> EngineSampling:
+    grammar = None
+    if params.format is not None:
+        try:
+            grammar = Grammar.of(params.format.kind.value, params.format.source)
+        except GrammarError as error:
+            raise InvalidRequestError(str(error)) from error
+    return EngineSampling(
+        max_tokens=max_tokens,
+        must_fit=params.must_fit and max_tokens == params.max_tokens,  # not what a reassigning has cut
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        seed=params.seed,
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        min_tokens=min(params.min_tokens, max_tokens),
+        repetition_penalty=params.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        logit_bias=params.logit_bias,
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        n=params.n,
+        best_of=params.best_of,
+        grammar=grammar,
+    )
+
+
+def can_resume(request: ShardRequest) -> bool:
+    """Whether a later run can go on from what an earlier one has generated: one prompt, one plain choice."""
+    params = request.params
+    return (
+        isinstance(params, SamplingParams)
+        and len(request.prompts) == 1
+        and params.num_choices == 1
+        and params.logprobs is None
+        and params.prompt_logprobs is None
+    )
+
+
+def is_cancelled(outcome: EngineOutcome) -> bool:
+    """Whether an outcome says only that nobody wanted it any more."""
+    if isinstance(outcome, Completion):
+        return outcome.finish_reason is FinishReason.CANCELLED
+    return outcome.is_cancelled
+
+
+def num_output_tokens(outcomes: Iterable[EngineOutcome]) -> int:
+    """Return how many tokens were generated, also for what was not kept."""
+    return sum(outcome.num_output_tokens for outcome in outcomes if isinstance(outcome, Completion))
+
+
+def to_result(
+    request: ShardRequest, outcomes: Sequence[EngineOutcome], *, keep: CacheEntry | None = None
+) -> NewResult:
+    """Return the result of a request all of whose prompts have an outcome, in their order.
+
+    One that was cut off has the text so far, if it is the only one asked for. `keep`: under what it goes to
+    the response cache if it was run to its end.
+    """
+    if any(map(is_cancelled, outcomes)):
+        return _cut_off(request, outcomes)
+    for outcome in outcomes:
+        if outcome.error is not None:
+            code = "context_length_exceeded" if outcome.is_too_long else "generation_failed"
+            return failed(request, outcome.error, code=code, num_output_tokens=num_output_tokens(outcomes))
+    payload = Payload(
+        choices=_to_choices(outcomes),
+        prompt_logprobs=tuple(
+            to_logprobs(outcome.prompt_token_ids, outcome.prompt_logprobs)
+            for outcome in outcomes
+            if isinstance(outcome, Completion) and outcome.prompt_logprobs is not None
+        ),
+        embeddings=tuple(
+            struct.pack(f"<{len(outcome.vector)}f", *outcome.vector)
+            for outcome in outcomes
+            if isinstance(outcome, Embedding)
+        ),
+        is_base64=isinstance(request.params, EmbeddingParams) and request.params.encoding == "base64",
+        scores=tuple(
+            ScoreResult(score.logprobs, score.is_greedy)
+            for outcome in outcomes
+            if isinstance(outcome, Scores)
+            for score in outcome.continuations
+        ),
+    )
+    first = payload.choices[0] if payload.choices else None
+    is_plain = len(payload.choices) == 1 and payload.choices[0].logprobs is None
+    return NewResult(
+        request_id=request.id,
+        outcome=Outcome.COMPLETED,
+        output=None if first is None else first.text,
+        finish_reason=None if first is None else first.finish_reason,
+        num_prompt_tokens=sum(outcome.num_prompt_tokens for outcome in outcomes),
+        num_cached_tokens=sum(outcome.num_cached_tokens for outcome in outcomes),
+        num_output_tokens=num_output_tokens(outcomes),
+        max_tokens=request.max_output_tokens,
+        payload=None if is_plain and not payload.prompt_logprobs else payload,
+        seconds=_device_seconds(outcomes),
+        num_copies=request.num_copies,
+        keep=keep,
+    )
+
+
+def _cut_off(request: ShardRequest, outcomes: Sequence[EngineOutcome]) -> NewResult:
+    only = outcomes[0] if can_resume(request) else None
+    return NewResult(
+        request_id=request.id,
+        outcome=Outcome.CANCELLED,
+        output=only.text if isinstance(only, Completion) else None,
+        finish_reason=FinishReason.CANCELLED.value,
+        num_prompt_tokens=sum(outcome.num_prompt_tokens for outcome in outcomes),
+        num_cached_tokens=sum(outcome.num_cached_tokens for outcome in outcomes),
+        num_output_tokens=num_output_tokens(outcomes),
+        max_tokens=request.max_output_tokens,
+        seconds=_device_seconds(outcomes),
+        num_copies=request.num_copies,
+    )
+
+
+def failed(
+    request: ShardRequest, error: str, *, code: str = "generation_failed", num_output_tokens: int = 0
+) -> NewResult:
+    """Return the result of a request that could not run, or not to its end."""
+    return NewResult(
+        request_id=request.id,
+        outcome=Outcome.FAILED,
+        output=None,
+        finish_reason=FinishReason.ERROR.value,
+        num_prompt_tokens=0,
+        num_cached_tokens=0,
+        num_output_tokens=num_output_tokens,
+        max_tokens=request.max_output_tokens,
+        error=RequestError(code, error),
+        num_copies=request.num_copies,
+    )
+
+
+def _device_seconds(outcomes: Iterable[EngineOutcome]) -> DeviceSeconds:
+    completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
+    return DeviceSeconds(
+        sum(completion.prefill_seconds for completion in completions),
+        sum(completion.decode_seconds for completion in completions),
+        sum(completion.padding_seconds for completion in completions),
+    )
+
+
+def _to_choices(outcomes: Iterable[EngineOutcome]) -> tuple[ChoiceResult, ...]:
+    return tuple(
+        ChoiceResult(
+            choice.text,
+            choice.finish_reason.value,
+            None if choice.logprobs is None else to_logprobs(choice.token_ids, choice.logprobs),
+        )
+        for outcome in outcomes
+        if isinstance(outcome, Completion)
+        for choice in outcome.choices
+    )
+
+
+def to_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Logprobs:
+    """Return the logprobs of tokens as they are stored."""
+    return tuple(
+        TokenLogprob(token_id, one.chosen, one.top) for token_id, one in zip(token_ids, logprobs, strict=True)
+    )

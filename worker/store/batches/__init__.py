@@ -1,0 +1,1 @@
+"""Batches from submission to their one end."""

@@ -1,0 +1,162 @@
+"""Batches as they are read: one, several, a page of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Select, func, select, true, tuple_
+from sqlalchemy.orm import Session
+
+from worker.contract.states import BatchStatus, Lane, ShardState
+from worker.store.rows.batches import BatchRow
+from worker.store.rows.shards import ShardRow
+from worker.values.results import DeviceSeconds
+
+
+@dataclass(frozen=True, slots=True)
+class BatchView:
+    """A batch as it stands now, running requests included."""
+
+    id: str
+    tenant_id: str
+    status: BatchStatus
+    callback_url: str | None
+    model_name: str | None  # None: any worker runs it
+    model_fingerprint: str | None
+    priority: int
+    metadata: dict[str, Any]
+    input_file_id: str | None
+    num_unread: int
+    num_requests: int
+    num_completed: int
+    num_failed: int
+    num_cancelled: int
+    num_prompt_tokens: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    max_output_tokens: int
+    settled_max_tokens: int
+    running_tokens: int
+    num_deduplicated: int
+    num_cache_hits: int
+    seconds: DeviceSeconds
+    created_at: datetime
+    started_at: datetime | None
+    expires_at: datetime | None
+    finished_at: datetime | None
+    results_dropped_at: datetime | None
+    read_at: datetime
+    paused_at: datetime | None
+    max_failed: int | None
+    max_total_tokens: int | None
+    error_code: str | None
+    error_message: str | None
+    retry_of: str | None
+    completed_output_tokens: int
+    num_cut: int
+    tokens_per_second: float | None
+    num_running_shards: int
+
+    @property
+    def num_settled(self) -> int:
+        """Requests that have a result."""
+        return self.num_completed + self.num_failed + self.num_cancelled
+
+    @property
+    def progress(self) -> float:
+        """Share of the tokens the batch may need that are done or no longer needed, 0 to 1."""
+        if self.status.is_terminal:
+            return 1.0
+        if not self.max_output_tokens:  # nothing but readings, or nothing read from its file yet
+            return self.num_settled / self.num_requests
+        # Of the lines that are still in the file we expect what the others may need.
+        expected = self.max_output_tokens * self.num_requests / (self.num_requests - self.num_unread)
+        return min(1.0, (self.settled_max_tokens + self.running_tokens) / expected)
+
+
+def get(session: Session, batch_id: str) -> BatchView | None:
+    """Return the batch as it stands now, or None."""
+    return get_many(session, [batch_id]).get(batch_id)
+
+
+def get_many(session: Session, batch_ids: Sequence[str]) -> dict[str, BatchView]:
+    """Return batches as they stand now, by id."""
+    found = session.execute(views().where(BatchRow.id.in_(batch_ids)))
+    return {one[0].id: to_view(*one) for one in found}
+
+
+def page(
+    session: Session, *, after: str | None, limit: int, status: BatchStatus | None = None
+) -> list[BatchView]:
+    """Return batches that were submitted as such, the newest first, those after batch `after`."""
+    query = views().where(BatchRow.lane == Lane.BATCH)
+    query = query.order_by(BatchRow.created_at.desc(), BatchRow.id.desc()).limit(limit)
+    if after is not None:
+        last = select(BatchRow.created_at, BatchRow.id).where(BatchRow.id == after).scalar_subquery()
+        query = query.where(tuple_(BatchRow.created_at, BatchRow.id) < last)
+    if status is not None:
+        query = query.where(BatchRow.status == status)
+    return [to_view(*found) for found in session.execute(query)]
+
+
+@cache
+def views() -> Select[BatchRow, int, int, datetime]:
+    """Return the query whose rows `to_view` takes."""
+    running = (
+        select(
+            func.coalesce(func.sum(ShardRow.running_tokens), 0).label("tokens"), func.count().label("shards")
+        )
+        .where(ShardRow.batch_id == BatchRow.id, ShardRow.state == ShardState.RUNNING)
+        .lateral()
+    )
+    columns = (BatchRow, running.c.tokens, running.c.shards, func.now())
+    return select(*columns).select_from(BatchRow).join(running, true())
+
+
+def to_view(row: BatchRow, running: int, num_running_shards: int, read_at: datetime) -> BatchView:
+    """Return a batch's row and what its running shards come to."""
+    return BatchView(
+        id=row.id,
+        tenant_id=row.tenant_id,
+        status=row.status,
+        callback_url=row.callback_url,
+        model_name=row.model_name,
+        model_fingerprint=row.model_fingerprint,
+        priority=row.priority,
+        metadata=row.metadata_,
+        input_file_id=row.input_file_id,
+        num_unread=row.num_unread,
+        num_requests=row.num_requests,
+        num_completed=row.num_completed,
+        num_failed=row.num_failed,
+        num_cancelled=row.num_cancelled,
+        num_prompt_tokens=row.num_prompt_tokens,
+        input_tokens=row.input_tokens,
+        cached_tokens=row.cached_tokens,
+        output_tokens=row.output_tokens,
+        max_output_tokens=row.max_output_tokens,
+        settled_max_tokens=row.settled_max_tokens,
+        running_tokens=int(running),
+        num_deduplicated=row.num_deduplicated,
+        num_cache_hits=row.num_cache_hits,
+        seconds=DeviceSeconds(row.prefill_seconds, row.decode_seconds, row.padding_seconds),
+        created_at=row.created_at,
+        started_at=row.started_at,
+        expires_at=row.expires_at,
+        finished_at=row.finished_at,
+        results_dropped_at=row.results_dropped_at,
+        read_at=read_at,
+        paused_at=row.paused_at,
+        max_failed=row.max_failed,
+        max_total_tokens=row.max_total_tokens,
+        error_code=row.error_code,
+        error_message=row.error_message,
+        retry_of=row.retry_of,
+        completed_output_tokens=row.completed_output_tokens,
+        num_cut=row.num_cut,
+        tokens_per_second=row.tokens_per_second,
+        num_running_shards=num_running_shards,
+    )

@@ -1,0 +1,392 @@
+"""Batches: submit, cancel, and settle into the one terminal state."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.orm import Session
+
+from worker.contract.models import Model
+from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, ShardState
+from worker.store.counts import batch_counts
+from worker.store.database.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
+from worker.store.database.session import tenant_of
+from worker.store.requests import missing, requests
+from worker.store.requests.placement import NewShard, Placement
+from worker.store.requests.requests import NewRequest
+from worker.store.rows.batches import BatchRow
+from worker.store.rows.shards import ShardRow
+from worker.store.tenants import quotas
+from worker.store.tenants.quotas import Demand
+from worker.store.webhooks import webhooks
+from worker.values.caching import DEFAULT_SIMILARITY, CacheMode, request_digest
+from worker.values.outcomes import Outcome
+from worker.values.results import RequestError
+from worker.values.sampling import SamplingParams
+
+# Shards of a stopping batch that one transaction drops: the rest of a large one takes several.
+DROP_AT_ONCE = 400
+
+
+@dataclass(frozen=True, slots=True)
+class NewBatch:
+    """A batch on its way in. `requests` is not empty."""
+
+    params: SamplingParams
+    requests: Sequence[NewRequest]
+    callback_url: str | None = None
+    priority: int = 0
+    metadata: dict[str, Any] | None = None
+    completion_window: timedelta | None = None
+    deadline: datetime | None = None  # or a window, not both
+    max_failed: int | None = None
+    max_total_tokens: int | None = None
+    lane: Lane = Lane.BATCH
+    cache: CacheMode = CacheMode.OFF
+    cache_similarity: float = DEFAULT_SIMILARITY
+    model: Model | None = None  # that runs it; None: any
+    forecast_seconds: float | None = None  # from submission to end; None: nobody could tell
+    id: str | None = None  # None: a new one
+
+
+def new_id() -> str:
+    """Return the id of a batch that is yet to be submitted."""
+    return f"batch_{uuid4().hex}"
+
+
+def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
+    """Write the batch, its shards and its requests; return the batch's id. The caller commits.
+
+    Raises:
+        QuotaExceededError: it is more than its tenant may have now.
+
+    """
+    batch_id = batch.id or new_id()
+    window = batch.completion_window
+    num_prompt_tokens = sum(request.num_prompt_tokens for request in batch.requests)
+    max_output_tokens = sum(request.max_output_tokens(batch.params) for request in batch.requests)
+    stored_bytes = sum(request.num_bytes for request in batch.requests)
+    quotas.check(session, Demand(len(batch.requests), num_prompt_tokens + max_output_tokens, stored_bytes))
+    expires_at = session.scalar(
+        insert(BatchRow)
+        .values(
+            id=batch_id,
+            tenant_id=tenant_of(session),
+            status=BatchStatus.PENDING,
+            lane=batch.lane,
+            params=batch.params.to_json(),
+            metadata_=batch.metadata or {},
+            priority=batch.priority,
+            callback_url=batch.callback_url,
+            num_requests=len(batch.requests),
+            num_prompt_tokens=num_prompt_tokens,
+            max_output_tokens=max_output_tokens,
+            stored_bytes=stored_bytes,
+            expires_at=batch.deadline if window is None else func.now() + window,
+            forecast_seconds=batch.forecast_seconds,
+            max_failed=batch.max_failed,
+            max_total_tokens=batch.max_total_tokens,
+            cache=batch.cache,
+            cache_similarity=batch.cache_similarity if batch.cache is CacheMode.SEMANTIC else None,
+            **columns_of(batch.model),
+        )
+        .returning(BatchRow.expires_at)
+    )
+    shard_ids = add_shards(
+        session,
+        batch_id,
+        batch.requests,
+        batch_params=batch.params,
+        shard_size=shard_size,
+        priority=batch.priority,
+        expires_at=expires_at,
+        model_fingerprint=None if batch.model is None else batch.model.fingerprint,
+        lane=batch.lane,
+    )
+    if batch.lane is Lane.INTERACTIVE:
+        wake_interactive(session, sorted(set(shard_ids)))
+    else:
+        wake_dispatcher(session)
+    return batch_id
+
+
+def columns_of(model: Model | None) -> dict[str, str]:
+    """Return how a batch's row names the model that runs it."""
+    if model is None:
+        return {}
+    return {
+        "model_name": model.name,
+        "model_fingerprint": model.fingerprint,
+        "model_tokenizer": model.tokenizer,
+    }
+
+
+def add_shards(
+    session: Session,
+    batch_id: str,
+    given: Sequence[NewRequest],
+    *,
+    batch_params: SamplingParams,
+    shard_size: int,
+    priority: int,
+    expires_at: datetime | None,
+    model_fingerprint: str | None,
+    lane: Lane = Lane.BATCH,
+    first_position: int = 0,
+    digests: Sequence[bytes | None] | None = None,
+    joined: Sequence[int | None] | None = None,
+) -> list[int]:
+    """Write requests of a batch, and the shards that carry them; return the shard of each.
+
+    Identical ones among these share a shard, and a shard has one priority: `priority` is that of requests
+    without one of their own. `digests` as of `digest_of`; `joined`: the shard that is there already and that
+    a request goes to, or None.
+    """
+    placement = Placement(shard_size)
+    if digests is None:
+        digests = [digest_of(request, batch_params) for request in given]
+    if joined is None:
+        joined = [None] * len(given)
+    new = [index for index, there in enumerate(joined) if there is None]
+    placed = placement.place_all(
+        [digests[index] for index in new], [priority_of(given[index], priority) for index in new]
+    )
+    shard_ids = _add_empty_shards(
+        session,
+        placement.shards,
+        batch_id=batch_id,
+        expires_at=expires_at,
+        model_fingerprint=model_fingerprint,
+        lane=lane,
+        first=first_position // shard_size,
+    )
+    places = iter(placed)
+    its_shards = [shard_ids[next(places)] if there is None else there for there in joined]
+    requests.copy_in(session, batch_id, given, its_shards, digests, first_position=first_position)
+    return its_shards
+
+
+def _add_empty_shards(
+    session: Session,
+    shards: Sequence[NewShard],
+    *,
+    batch_id: str,
+    expires_at: datetime | None,
+    model_fingerprint: str | None,
+    lane: Lane,
+    first: int,
+) -> Sequence[int]:
+    """Write these shards; return their ids."""
+    if not shards:
+        return []
+    return session.scalars(
+        insert(ShardRow).returning(ShardRow.id, sort_by_parameter_order=True),
+        [
+            {
+                "batch_id": batch_id,
+                "tenant_id": tenant_of(session),
+                "position": position,
+                "state": ShardState.READY,
+                "lane": lane,
+                "priority": shard.priority,
+                "expires_at": expires_at,
+                "model_fingerprint": model_fingerprint or "",
+                "num_requests": shard.num_requests,
+            }
+            for position, shard in enumerate(shards, first)
+        ],
+    ).all()
+
+
+def priority_of(request: NewRequest, batch_priority: int) -> int:
+    """Return the priority that a request is run with."""
+    return batch_priority if request.priority is None else request.priority
+
+
+def digest_of(request: NewRequest, batch_params: SamplingParams) -> bytes | None:
+    """Return what a request shares with identical ones; None: its answer differs each time."""
+    return request_digest(
+        request.prompts,
+        request.params or batch_params,
+        max_tokens=request.max_tokens,
+        add_special_tokens=request.add_special_tokens,
+    )
+
+
+def lock(session: Session, batch_id: str, *, skip_locked: bool = False) -> BatchRow | None:
+    """Lock the batch's row, before any of its shards, until the transaction ends.
+
+    None: there is no such batch, or, with `skip_locked`, somebody else has it locked.
+    """
+    return session.scalar(
+        select(BatchRow)
+        .where(BatchRow.id == batch_id)
+        .with_for_update(key_share=True, skip_locked=skip_locked)
+        .execution_options(populate_existing=True)
+    )
+
+
+def cancel(session: Session, batch_id: str) -> bool:
+    """Ask a batch to stop, and settle it at once if nothing of it runs. False: no such batch.
+
+    A terminal batch is left as it is.
+    """
+    batch = lock(session, batch_id)
+    if batch is None:
+        return False
+    if batch.status in {BatchStatus.PENDING, BatchStatus.PROCESSING}:
+        batch.status = BatchStatus.CANCELLING
+        batch.cancelled_at = func.now()
+        session.flush()
+        settle(session, batch)
+        wake_dispatcher(session)
+        wake_workers(session, batch_id)
+    return True
+
+
+def stop(session: Session, batch: BatchRow, error: RequestError) -> None:
+    """Ask a locked live batch to stop for a reason of its own: it will have failed with this error."""
+    batch.status = BatchStatus.CANCELLING
+    batch.error_code, batch.error_message = error.code, error.message
+    session.flush()
+    wake_workers(session, batch.id)
+
+
+def is_stopping(session: Session, batch: BatchRow) -> bool:
+    """Whether the work of a locked batch is no longer wanted."""
+    if batch.status not in {BatchStatus.PENDING, BatchStatus.PROCESSING}:
+        return True
+    return batch.expires_at is not None and bool(session.scalar(select(batch.expires_at <= func.now())))
+
+
+def settle(session: Session, batch: BatchRow) -> bool:
+    """Move a locked batch to its terminal state if it has come to its end; say whether it did.
+
+    The one place where a batch ends (but for `fail`), so that it ends once, with one event in the same
+    transaction. The event of one that came as a file waits for its files (worker/store/files/batch_files.py).
+    """
+    if batch.status.is_terminal or batch.num_unread:
+        return False
+    if is_stopping(session, batch):
+        is_running = select(ShardRow.id).where(
+            ShardRow.batch_id == batch.id, ShardRow.state == ShardState.RUNNING
+        )
+        if session.scalar(select(is_running.exists())):
+            return False
+        if not _drop_the_rest(session, batch):
+            return False  # the dispatcher's next sweep goes on
+        _end(session, batch, _stopped_as(batch))
+    elif batch.num_settled == batch.num_requests:
+        _end(session, batch, BatchStatus.COMPLETED)
+    else:
+        return False
+    if batch.input_file_id is None:
+        webhooks.record_end(session, batch)
+        wake_dispatcher(session)
+    else:
+        wake_files(session)
+    return True
+
+
+def _stopped_as(batch: BatchRow) -> BatchStatus:
+    if batch.error_code is not None:
+        return BatchStatus.FAILED
+    if not batch.num_cancelled:  # all was done before anybody heard that it need not be
+        return BatchStatus.COMPLETED
+    return BatchStatus.CANCELLED if batch.status is BatchStatus.CANCELLING else BatchStatus.EXPIRED
+
+
+def fail(session: Session, batch: BatchRow, error: RequestError) -> None:
+    """End a locked batch of which nothing can be run, and nothing was."""
+    batch.num_requests = batch.num_unread = 0
+    batch.error_code, batch.error_message = error.code, error.message
+    _end(session, batch, BatchStatus.FAILED)
+    webhooks.record_end(session, batch)
+    wake_dispatcher(session)
+
+
+def _end(session: Session, batch: BatchRow, status: BatchStatus) -> None:
+    batch.status = status
+    batch.finished_at = func.now()
+    session.flush()
+    session.refresh(batch)
+    batch_counts.add(session, batch)
+
+
+def _drop_the_rest(session: Session, batch: BatchRow) -> bool:
+    """Drop shards that nobody runs, as many as one transaction may; say whether those were all."""
+    ready = select(ShardRow.id).where(ShardRow.batch_id == batch.id, ShardRow.state == ShardState.READY)
+    shard_ids = session.scalars(ready.order_by(ShardRow.id).limit(DROP_AT_ONCE)).all()
+    session.execute(
+        update(ShardRow)
+        .where(ShardRow.id.in_(shard_ids))
+        .values(state=ShardState.DROPPED, ticketed_at=None)
+        .execution_options(synchronize_session=False)
+    )
+    are_all = len(shard_ids) < DROP_AT_ONCE
+    only = None if are_all else shard_ids
+    give_missing(session, batch, Outcome.CANCELLED, stop_reason(batch), shard_ids=only)
+    return are_all
+
+
+def stop_reason(batch: BatchRow) -> RequestError:
+    """Return what the requests of a stopping batch are told that were not run to their end."""
+    if batch.status is not BatchStatus.CANCELLING:
+        return RequestError("batch_expired", "the batch expired before this request was done")
+    if batch.error_code is None:
+        return RequestError("batch_cancelled", "the batch was cancelled before this request was done")
+    return RequestError(batch.error_code, f"the batch stopped itself: {batch.error_message}")
+
+
+def give_missing(
+    session: Session,
+    batch: BatchRow,
+    outcome: Outcome,
+    error: RequestError,
+    *,
+    shard_ids: Sequence[int] | None = None,
+    request_ids: Sequence[int] | None = None,
+) -> None:
+    """Give requests of a locked batch that have no result this one: all, some shards', or those named."""
+    given = missing.settle(
+        session,
+        batch_id=batch.id,
+        first_sequence=batch.num_settled + 1,
+        outcome=outcome,
+        code=error.code,
+        message=error.message,
+        shard_ids=shard_ids,
+        request_ids=request_ids,
+    )
+    if outcome is Outcome.FAILED:
+        batch.num_failed += given.count
+    else:
+        batch.num_cancelled += given.count
+    batch.settled_max_tokens += given.max_tokens
+    batch.num_deduplicated += given.num_copies
+    batch.input_tokens += given.input_tokens
+    batch.cached_tokens += given.cached_tokens
+    batch.output_tokens += given.output_tokens
+
+
+def settle_stopping(session: Session, *, limit: int) -> int:
+    """Settle batches that were cancelled or whose window closed and of which nothing runs.
+
+    Returns:
+        How many batches ended.
+
+    """
+    due = session.scalars(
+        select(BatchRow)
+        .where(
+            BatchRow.status.in_(LIVE_STATUSES),
+            (BatchRow.status == BatchStatus.CANCELLING) | (BatchRow.expires_at <= func.now()),
+        )
+        .order_by(BatchRow.id)
+        .limit(limit)
+        .with_for_update(key_share=True, skip_locked=True)
+    ).all()
+    return sum(settle(session, batch) for batch in due)

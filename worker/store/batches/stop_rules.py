@@ -1,0 +1,42 @@
+"""Rules by which a batch stops itself: too many failed requests, too many tokens."""
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from worker.contract.states import BatchStatus, ShardState
+from worker.store.batches import batches
+from worker.store.rows.batches import BatchRow
+from worker.store.rows.shards import ShardRow
+from worker.values.results import RequestError
+
+
+def apply(session: Session, batch: BatchRow) -> None:
+    """Ask a locked batch to stop, as a cancel does, if a rule of its own says so."""
+    if batch.status not in {BatchStatus.PENDING, BatchStatus.PROCESSING}:
+        return
+    broken = _broken(session, batch)
+    if broken is None:
+        return
+    batches.stop(session, batch, broken)
+
+
+def _broken(session: Session, batch: BatchRow) -> RequestError | None:
+    if batch.max_failed is not None and batch.num_failed > batch.max_failed:
+        return RequestError(
+            "max_failed_exceeded",
+            f"{batch.num_failed} requests have failed; the batch stops at more than {batch.max_failed}",
+        )
+    if batch.max_total_tokens is None or batch.num_settled == batch.num_requests:
+        return None
+    session.flush()
+    running = session.scalar(
+        select(func.coalesce(func.sum(ShardRow.running_tokens), 0)).where(
+            ShardRow.batch_id == batch.id, ShardRow.state == ShardState.RUNNING
+        )
+    )
+    spent = batch.input_tokens + batch.output_tokens + int(running or 0)
+    if spent < batch.max_total_tokens:
+        return None
+    return RequestError(
+        "max_total_tokens_reached", f"{spent} tokens of the {batch.max_total_tokens} allowed are used"
+    )

@@ -1,0 +1,1 @@
+"""Answers kept for whoever asks the same."""

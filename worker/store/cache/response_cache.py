@@ -1,0 +1,149 @@
+"""Answers of deterministic requests, kept for a time for whoever asks the same of the same model."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Text, cast, delete, func, literal_column, select, text
+from sqlalchemy.dialects.postgresql import ARRAY, insert
+from sqlalchemy.orm import Session
+
+from worker.store.rows.cache import CachedResponseRow
+from worker.store.rows.requests import ResultRow
+from worker.values.results import NewResult
+
+DROP_AT_ONCE = 5000
+# What of a Result is its request's own, or its run's.
+NOT_KEPT = (
+    *("request_id", "batch_id", "sequence", "created_at", "source", "similarity", "num_cached_tokens"),
+    *("prefill_seconds", "decode_seconds", "padding_seconds", "model_id"),
+)
+
+# Exact search among answers of the same model and sampling: what a group holds is not many.
+NEAREST = text("""
+    SELECT asked.place, found.payload, found.similarity
+    FROM unnest(CAST(:groups AS bytea[]), CAST(:vectors AS text[])) WITH ORDINALITY AS asked (grp, vec, place)
+    CROSS JOIN LATERAL (
+        SELECT payload, 1 - (embedding::vector <=> asked.vec::vector) AS similarity
+        FROM cached_responses
+        WHERE "group" = asked.grp AND embedding IS NOT NULL AND expires_at > now()
+        ORDER BY embedding::vector <=> asked.vec::vector LIMIT 1
+    ) AS found
+    WHERE found.similarity >= :least
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """The answer to the nearest prompt, and how near it is: the cosine of the two."""
+
+    payload: Mapping[str, Any]
+    similarity: float
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """What the cache holds now."""
+
+    num_entries: int
+    num_semantic: int  # of them, with the embedding of their prompt
+    num_bytes: int
+
+
+def find(session: Session, keys: Collection[bytes]) -> dict[bytes, Mapping[str, Any]]:
+    """Return the answers that are kept under these keys, by key."""
+    rows = session.execute(
+        select(CachedResponseRow.key, CachedResponseRow.payload).where(
+            CachedResponseRow.key.in_(keys), CachedResponseRow.expires_at > func.now()
+        )
+    )
+    return {row.key: row.payload for row in rows}
+
+
+def find_nearest(
+    session: Session, asked: Sequence[tuple[bytes, Sequence[float]]], *, least_similarity: float
+) -> dict[int, Nearest]:
+    """Return the nearest answer for each (group, embedding) that has one near enough, by place in `asked`."""
+    rows = session.execute(
+        NEAREST,
+        {
+            "groups": [group for group, _ in asked],
+            "vectors": [str(list(vector)) for _, vector in asked],
+            "least": least_similarity,
+        },
+    )
+    return {place - 1: Nearest(payload, similarity) for place, payload, similarity in rows}
+
+
+def has_vectors(session: Session) -> bool:
+    """Whether this Postgres has pgvector, without which there is no semantic cache."""
+    return bool(session.scalar(text("SELECT 1 FROM pg_extension WHERE extname = 'vector'")))
+
+
+def keep(session: Session, results: Sequence[NewResult], *, tenant_id: str) -> None:
+    """Keep the answers of results that were recorded in this transaction and are to be kept."""
+    by_request = {result.request_id: result.keep for result in results if result.keep is not None}
+    if not by_request:
+        return
+    payload = literal_column("to_jsonb(results)").op("-")(cast(list(NOT_KEPT), ARRAY(Text)))
+    found = session.execute(select(ResultRow.request_id, payload).where(ResultRow.request_id.in_(by_request)))
+    now = session.scalar(select(func.now()))
+    rows = {}
+    for request_id, value in found:
+        entry = by_request[request_id]
+        rows[entry.key] = {
+            "key": entry.key,
+            "tenant_id": tenant_id,
+            "group": entry.group,
+            "payload": value,
+            "embedding": None if entry.embedding is None else list(entry.embedding),
+            "created_at": now,
+            "expires_at": now + entry.ttl if now else None,
+        }
+    # In order, so that two saves at once do not wait for each other in a circle.
+    statement = insert(CachedResponseRow).values([rows[key] for key in sorted(rows)])
+    fresh = statement.excluded
+    session.execute(
+        statement.on_conflict_do_update(
+            index_elements=[CachedResponseRow.key],
+            set_={
+                "payload": fresh.payload,
+                "embedding": func.coalesce(fresh.embedding, CachedResponseRow.embedding),
+                "created_at": fresh.created_at,
+                "expires_at": fresh.expires_at,
+            },
+        )
+    )
+
+
+def drop_expired(session: Session) -> int:
+    """Drop answers whose time is over, a bounded number at once; return how many."""
+    over = (
+        select(CachedResponseRow.key)
+        .where(CachedResponseRow.expires_at <= func.now())
+        .order_by(CachedResponseRow.expires_at)
+        .limit(DROP_AT_ONCE)
+        .with_for_update(skip_locked=True)
+    )
+    dropped = (
+        delete(CachedResponseRow).where(CachedResponseRow.key.in_(over)).returning(CachedResponseRow.key)
+    )
+    return len(session.scalars(dropped).all())
+
+
+def clear(session: Session) -> int:
+    """Forget every answer; return how many there were."""
+    return len(session.scalars(delete(CachedResponseRow).returning(CachedResponseRow.key)).all())
+
+
+def size(session: Session) -> CacheSize:
+    """Return what the cache holds and what that takes on disk, indexes included."""
+    live = CachedResponseRow.expires_at > func.now()
+    entries, semantic, num_bytes = session.execute(
+        select(
+            func.count().filter(live),
+            func.count().filter(live, CachedResponseRow.embedding.is_not(None)),
+            func.pg_total_relation_size(cast(CachedResponseRow.__tablename__, Text)),
+        ).select_from(CachedResponseRow)
+    ).one()
+    return CacheSize(entries, semantic, num_bytes)

@@ -1,0 +1,1 @@
+"""Counters: of processes by the minute, of batches by status."""

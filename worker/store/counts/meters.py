@@ -1,0 +1,107 @@
+"""What processes have counted: a row a process and minute, the old ones folded into one."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import Double, cast, func, select, true
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from worker.contract.meters import Readings
+from worker.store.rows.meters import MeterRow
+
+KEPT_BY_MINUTE = timedelta(hours=2)
+FOLD_AT_ONCE = 1000
+# The rows of everything that is older, one a model: nobody's, and of no minute.
+EVERYBODY = ""
+ANCIENT = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class MinuteReadings:
+    """What all processes counted in one minute."""
+
+    minute: datetime
+    readings: Readings
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was counted: since the first day, and in the last minutes, the one that still runs included."""
+
+    total: Readings
+    recent: Readings
+    recent_seconds: float  # that `recent` covers
+    minutes: Sequence[MinuteReadings]  # the oldest first
+
+
+def add(session: Session, worker: str, readings: Readings, *, model: str | None = None) -> None:
+    """Add what a process that runs a model has counted since it last did this."""
+    counted = {name: value for name, value in readings.items() if value}
+    if counted:
+        minute = session.scalar(select(func.date_trunc("minute", func.now()))) or ANCIENT
+        _add_to(session, worker, minute, model or "", counted)
+
+
+def _add_to(session: Session, worker: str, minute: datetime, model: str, readings: Readings) -> None:
+    # Two who fold, or pass on copies, may meet here; the row lock keeps both counts.
+    empty = insert(MeterRow).values(worker=worker, minute=minute, model=model, readings={})
+    session.execute(empty.on_conflict_do_nothing())
+    row = session.get_one(MeterRow, (worker, minute, model), with_for_update=True, populate_existing=True)
+    row.readings = dict(Counter(row.readings) + Counter(readings))
+    session.flush()
+
+
+def measured(session: Session, *, minutes: int, model: str | None = None) -> Measured:
+    """Return what was counted in all, and by minute in the last so many minutes; of one model, if named."""
+    each = func.jsonb_each_text(MeterRow.readings).table_valued("key", "value")
+    now, since = session.execute(
+        select(func.now(), func.date_trunc("minute", func.now()) - timedelta(minutes=minutes - 1))
+    ).one()
+    rows = session.execute(
+        select(
+            func.greatest(MeterRow.minute, since - timedelta(minutes=1)).label("minute"),
+            each.c.key,
+            func.sum(cast(each.c.value, Double)),
+        )
+        .join(each, onclause=true())
+        .where(true() if model is None else MeterRow.model == model)
+        .group_by("minute", each.c.key)
+    )
+    by_minute: dict[datetime, dict[str, float]] = {}
+    total: Counter[str] = Counter()
+    recent: Counter[str] = Counter()
+    for minute, name, value in rows:
+        total[name] += value
+        if minute >= since:
+            recent[name] += value
+            by_minute.setdefault(minute, {})[name] = value
+    began = min(by_minute, default=now)
+    return Measured(
+        total=total,
+        recent=recent,
+        recent_seconds=(now - began).total_seconds(),
+        minutes=[MinuteReadings(minute, by_minute[minute]) for minute in sorted(by_minute)],
+    )
+
+
+def fold_the_old(session: Session) -> None:
+    """Add minutes of some time ago to the row that keeps their model's sum, a bounded number at once."""
+    old = session.scalars(
+        select(MeterRow)
+        .where(MeterRow.minute < func.now() - KEPT_BY_MINUTE, MeterRow.minute > ANCIENT)
+        .order_by(MeterRow.minute)
+        .limit(FOLD_AT_ONCE)
+        .with_for_update(skip_locked=True)
+    ).all()
+    if not old:
+        return
+    by_model: dict[str, Counter[str]] = {}
+    for row in old:
+        by_model.setdefault(row.model, Counter()).update(row.readings)
+        session.delete(row)
+    session.flush()
+    for model, readings in sorted(by_model.items()):
+        _add_to(session, EVERYBODY, ANCIENT, model, readings)

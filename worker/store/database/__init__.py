@@ -1,0 +1,1 @@
+"""Transactions, the only commit, notifications, and locks that die with their connection."""

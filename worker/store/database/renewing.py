@@ -1,0 +1,41 @@
+"""Keeps a lease while one long call goes on that cannot do it itself. Knows no tables."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.orm import Session
+
+from worker.store.database.session import DATABASE_AWAY, Store
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def renewing(
+    store: Store, renew: Callable[[Session], object], *, every_seconds: float, at_most_seconds: float
+) -> Iterator[None]:
+    """Run `renew` in a transaction every so often while the block runs; stop where the block must have ended.
+
+    A block that hangs for good thus loses its lease.
+    """
+    is_over = threading.Event()
+    deadline = time.monotonic() + at_most_seconds
+
+    def follow() -> None:
+        while not is_over.wait(every_seconds) and time.monotonic() < deadline:
+            try:
+                with store.transaction() as session:
+                    renew(session)
+            except DATABASE_AWAY as error:
+                logger.warning("a lease is not renewed: %s", str(error).splitlines()[0])
+
+    thread = threading.Thread(target=follow, name="renewing", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

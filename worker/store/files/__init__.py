@@ -1,0 +1,1 @@
+"""Files, uploads, and batches that are read from files."""

@@ -1,0 +1,337 @@
+"""The files of a Batch: its requests read out of one, its results written into two.
+
+Both are done under a lease with a fence, as shards are run. Lock order: the batch, then its row here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import ColumnElement, func, insert, select, update
+from sqlalchemy.orm import Session
+
+from worker.contract.models import Model
+from worker.contract.states import LIVE_STATUSES, BatchStatus, FilesStage
+from worker.store.batches import batches
+from worker.store.database.notify import wake_dispatcher, wake_files
+from worker.store.database.session import tenant_of
+from worker.store.requests import copies
+from worker.store.requests.earlier import Earlier
+from worker.store.requests.requests import NewRequest
+from worker.store.rows.batches import BatchRow
+from worker.store.rows.files import BatchFilesRow
+from worker.store.tenants import quotas
+from worker.store.tenants.quotas import Demand
+from worker.store.webhooks import webhooks
+from worker.values.caching import CacheMode
+from worker.values.results import RequestError
+from worker.values.sampling import SamplingParams
+
+# What a quota of tokens is told of a file whose tokens nobody has counted.
+BYTES_PER_TOKEN = 4
+# After that somebody who waits for a file to be read is told that nobody does it.
+READER_COMES_WITHIN = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, slots=True)
+class NewFileBatch:
+    """A batch on its way in whose requests are the lines of a file."""
+
+    endpoint: str
+    input_file_id: str
+    num_lines: int
+    num_bytes: int
+    completion_window: str
+    window: timedelta
+    metadata: dict[str, Any]
+    callback_url: str | None
+    priority: int
+    output_lifetime: timedelta | None
+    cache: CacheMode = CacheMode.OFF
+    cache_similarity: float | None = None
+    max_failed: int | None = None
+    max_total_tokens: int | None = None
+    model: Model | None = None  # that runs it; None: any
+
+
+@dataclass(frozen=True, slots=True)
+class FilesClaim:
+    """The files of a batch, held: the fence is the proof, good until somebody claims them again."""
+
+    batch_id: str
+    tenant_id: str
+    fence: int
+    endpoint: str
+    input_file_id: str
+    read_offset: int
+    output_lifetime: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFiles:
+    """What came of a batch's results. None: there were none of that kind."""
+
+    output_file_id: str | None
+    error_file_id: str | None
+
+
+def submit(session: Session, new: NewFileBatch) -> str:
+    """Write a batch whose requests are still lines; return its id. The caller commits.
+
+    Raises:
+        QuotaExceededError: it is more than its tenant may have now.
+
+    """
+    batch_id = f"batch_{uuid4().hex}"
+    quotas.check(session, Demand(new.num_lines, new.num_bytes // BYTES_PER_TOKEN, new.num_bytes))
+    session.execute(
+        insert(BatchRow).values(
+            id=batch_id,
+            tenant_id=tenant_of(session),
+            stored_bytes=new.num_bytes,
+            status=BatchStatus.PENDING,
+            params=SamplingParams().to_json(),
+            metadata_=new.metadata,
+            priority=new.priority,
+            callback_url=new.callback_url,
+            input_file_id=new.input_file_id,
+            num_unread=new.num_lines,
+            num_requests=new.num_lines,
+            num_prompt_tokens=0,
+            max_output_tokens=0,
+            cache=new.cache,
+            cache_similarity=new.cache_similarity if new.cache is CacheMode.SEMANTIC else None,
+            max_failed=new.max_failed,
+            max_total_tokens=new.max_total_tokens,
+            expires_at=func.now() + new.window,
+            **batches.columns_of(new.model),
+        )
+    )
+    lifetime = new.output_lifetime
+    session.execute(
+        insert(BatchFilesRow).values(
+            batch_id=batch_id,
+            stage=FilesStage.READING,
+            endpoint=new.endpoint,
+            input_file_id=new.input_file_id,
+            completion_window=new.completion_window,
+            output_lifetime_seconds=None if lifetime is None else int(lifetime.total_seconds()),
+        )
+    )
+    wake_files(session)
+    return batch_id
+
+
+def find_same(session: Session, new: NewFileBatch, *, within: timedelta) -> str | None:
+    """Return the batch that the same submission made a moment ago, or None.
+
+    Holds the submission until the transaction ends, so of two at once the second waits for the first.
+    """
+    same = f"{new.endpoint} {new.input_file_id} {new.completion_window}"
+    session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(same, 0))))
+    return session.scalar(
+        select(BatchFilesRow.batch_id)
+        .join(BatchRow, BatchRow.id == BatchFilesRow.batch_id)
+        .where(
+            BatchFilesRow.input_file_id == new.input_file_id,
+            BatchFilesRow.endpoint == new.endpoint,
+            BatchFilesRow.completion_window == new.completion_window,
+            BatchRow.metadata_ == new.metadata,
+            BatchRow.created_at > func.now() - within,
+        )
+        .order_by(BatchRow.created_at.desc())
+        .limit(1)
+    )
+
+
+def claim_to_read(session: Session, *, lease: timedelta, model: Model | None = None) -> FilesClaim | None:
+    """Take a batch whose input is to be read, the one that has waited for longest; None: there is none.
+
+    Its lines become requests to one model: a batch for another than `model` is left to who serves that.
+    """
+    theirs = select(BatchRow.id).where(
+        BatchRow.id == BatchFilesRow.batch_id,
+        BatchRow.model_fingerprint.is_distinct_from(None if model is None else model.fingerprint),
+        BatchRow.model_fingerprint.is_not(None),
+    )
+    return _claim(session, (BatchFilesRow.stage == FilesStage.READING) & ~theirs.exists(), lease)
+
+
+def claim_to_write(session: Session, *, lease: timedelta) -> FilesClaim | None:
+    """Take a batch that has ended and whose files are to be written; None: there is none."""
+    has_ended = select(BatchRow.id).where(
+        BatchRow.id == BatchFilesRow.batch_id, BatchRow.status.not_in(LIVE_STATUSES)
+    )
+    is_running = BatchFilesRow.stage == FilesStage.RUNNING
+    return _claim(session, is_running & has_ended.exists(), lease)
+
+
+def has_no_reader(session: Session, batch_id: str) -> bool:
+    """Whether a batch's input waits to be read, and has done so for longer than it should."""
+    is_left = (BatchFilesRow.batch_id == batch_id, BatchFilesRow.due_at < func.now() - READER_COMES_WITHIN)
+    found = select(BatchFilesRow.batch_id).where(*is_left, BatchFilesRow.stage == FilesStage.READING)
+    return session.scalar(found) is not None
+
+
+def renew(session: Session, held: FilesClaim, *, lease: timedelta) -> bool:
+    """Keep a claim for longer; False: somebody else has the files now."""
+    return _move(session, held, due_at=func.now() + lease)
+
+
+def put_back(session: Session, held: FilesClaim, *, after: timedelta = timedelta()) -> None:
+    """Hand the files back, to be taken again after a while; the claim is over."""
+    _give_up(session, held, due_at=func.now() + after)
+
+
+def add_requests(
+    session: Session,
+    held: FilesClaim,
+    given: Sequence[NewRequest],
+    *,
+    read_offset: int,
+    shard_size: int,
+    lease: timedelta,
+    earlier: Earlier | None = None,
+) -> int | None:
+    """Store the next lines of a batch's input as requests; return how many are left, None: the claim is lost.
+
+    Those identical to one that `earlier` knows are not run again. With the last one the batch may run to its
+    end, or ends if it was cancelled meanwhile.
+    """
+    batch = batches.lock(session, held.batch_id)
+    if batch is None or not _move(session, held, read_offset=read_offset, due_at=func.now() + lease):
+        return None
+    defaults = SamplingParams.from_json(batch.params)
+    digests = [batches.digest_of(request, defaults) for request in given]
+    priorities = [batches.priority_of(request, batch.priority) for request in given]
+    joined = [None] * len(given) if earlier is None else earlier.join(session, digests, priorities)
+    shard_ids = batches.add_shards(
+        session,
+        batch.id,
+        given,
+        batch_params=defaults,
+        shard_size=shard_size,
+        priority=batch.priority,
+        expires_at=batch.expires_at,
+        model_fingerprint=batch.model_fingerprint,
+        first_position=batch.num_requests - batch.num_unread,
+        digests=digests,
+        joined=joined,
+    )
+    batch.num_unread -= len(given)
+    batch.num_prompt_tokens += sum(request.num_prompt_tokens for request in given)
+    batch.max_output_tokens += sum(request.max_output_tokens(defaults) for request in given)
+    if earlier is not None:
+        for digest, shard_id in zip(digests, shard_ids, strict=True):
+            earlier.remember(digest, shard_id)
+        most = {
+            digest: request.max_output_tokens(defaults)
+            for digest, request, shard_id in zip(digests, given, joined, strict=True)
+            if digest is not None and shard_id is not None
+        }
+        if most:
+            copies.answer_later_ones(session, batch, set(shard_ids), most)
+    if not batch.num_unread:
+        _give_up(session, held, stage=FilesStage.RUNNING, read_at=func.now(), due_at=func.now())
+        session.flush()
+        batches.settle(session, batch)
+    wake_dispatcher(session)
+    return batch.num_unread
+
+
+def stop_reading(session: Session, held: FilesClaim, errors: list[dict[str, Any]]) -> None:
+    """End a batch whose input cannot be run, saying why; what runs of it already is cut off."""
+    batch = batches.lock(session, held.batch_id)
+    if batch is None:
+        return
+    stage = FilesStage.DONE if batch.num_unread == batch.num_requests else FilesStage.RUNNING
+    if not _give_up(session, held, stage=stage, errors=errors, read_at=func.now(), due_at=func.now()):
+        return
+    error = _to_error(errors[0])
+    if stage is FilesStage.DONE:
+        batches.fail(session, batch, error)
+        return
+    batch.num_requests -= batch.num_unread
+    batch.num_unread = 0
+    if batches.is_stopping(session, batch):
+        session.flush()
+    else:
+        batches.stop(session, batch, error)
+    batches.settle(session, batch)
+    wake_dispatcher(session)
+
+
+def _to_error(first: dict[str, Any]) -> RequestError:
+    """Return the first of a file's errors as that of its batch."""
+    place = "" if first.get("line") is None else f"line {first['line']}: "
+    return RequestError(first["code"], f"{place}{first['message']}")
+
+
+def finish(session: Session, held: FilesClaim, written: WrittenFiles) -> bool:
+    """Name the files that an ended batch's results were written to; False: the claim is lost.
+
+    Now the batch has ended for its customer too: the event is written here.
+    """
+    batch = batches.lock(session, held.batch_id)
+    if batch is None or not _move(
+        session,
+        held,
+        stage=FilesStage.DONE,
+        output_file_id=written.output_file_id,
+        error_file_id=written.error_file_id,
+        written_at=func.now(),
+    ):
+        return False
+    files = {"output_file": written.output_file_id, "error_file": written.error_file_id}
+    webhooks.record_end(session, batch, files)
+    wake_dispatcher(session)
+    return True
+
+
+def _claim(session: Session, is_wanted: ColumnElement[bool], lease: timedelta) -> FilesClaim | None:
+    due = (
+        select(BatchFilesRow.batch_id)
+        .where(is_wanted, BatchFilesRow.due_at <= func.now())
+        .order_by(BatchFilesRow.due_at)
+        .limit(1)
+        .with_for_update(skip_locked=True, of=BatchFilesRow)
+        .scalar_subquery()
+    )
+    row = session.scalar(
+        update(BatchFilesRow)
+        .where(BatchFilesRow.batch_id == due)
+        .values(fence=BatchFilesRow.fence + 1, due_at=func.now() + lease)
+        .returning(BatchFilesRow)
+    )
+    if row is None:
+        return None
+    seconds = row.output_lifetime_seconds
+    tenant_id = session.scalars(select(BatchRow.tenant_id).where(BatchRow.id == row.batch_id)).one()
+    return FilesClaim(
+        batch_id=row.batch_id,
+        tenant_id=tenant_id,
+        fence=row.fence,
+        endpoint=row.endpoint,
+        input_file_id=row.input_file_id,
+        read_offset=row.read_offset,
+        output_lifetime=None if seconds is None else timedelta(seconds=seconds),
+    )
+
+
+def _give_up(session: Session, held: FilesClaim, **changes: Any) -> bool:
+    """Change a held row and end the claim: a renewal that is under way must not take the files back."""
+    return _move(session, held, fence=held.fence + 1, **changes)
+
+
+def _move(session: Session, held: FilesClaim, **changes: Any) -> bool:
+    """Change a held row; False: the claim is lost, nothing was changed."""
+    moved = session.execute(
+        update(BatchFilesRow)
+        .where(BatchFilesRow.batch_id == held.batch_id, BatchFilesRow.fence == held.fence)
+        .values(**changes)
+        .returning(BatchFilesRow.batch_id)
+        .execution_options(synchronize_session=False)
+    )
+    return moved.one_or_none() is not None

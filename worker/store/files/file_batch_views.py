@@ -1,0 +1,88 @@
+"""Batches made from files as they are read, each with its files: one, or a page of them."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from sqlalchemy import select, tuple_
+from sqlalchemy.orm import Session
+
+from worker.contract.states import FilesStage
+from worker.store.batches import batch_views
+from worker.store.batches.batch_views import BatchView
+from worker.store.rows.batches import BatchRow
+from worker.store.rows.files import BatchFilesRow
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFilesView:
+    """The files of a batch as they stand now."""
+
+    stage: FilesStage
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    output_file_id: str | None
+    error_file_id: str | None
+    errors: list[dict[str, Any]] | None
+    read_at: datetime | None
+    written_at: datetime | None
+    cancelled_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class FileBatchView:
+    """A batch made from a file as it stands now."""
+
+    batch: BatchView
+    files: BatchFilesView
+
+
+def get(session: Session, batch_id: str) -> FileBatchView | None:
+    """Return a batch, or None: it was not made from a file, or there is none."""
+    found = session.execute(_views().where(BatchRow.id == batch_id)).one_or_none()
+    return None if found is None else _view(*found)
+
+
+def page(session: Session, *, after: str | None, limit: int) -> list[FileBatchView]:
+    """Return batches, the newest first, those after batch `after`."""
+    query = _views()
+    if after is not None:
+        last = session.execute(
+            select(BatchRow.created_at, BatchRow.id).where(BatchRow.id == after)
+        ).one_or_none()
+        if last is None:
+            return []
+        query = query.where(tuple_(BatchRow.created_at, BatchRow.id) < tuple(last))
+    rows = session.execute(query.order_by(BatchRow.created_at.desc(), BatchRow.id.desc()).limit(limit))
+    return [_view(*found) for found in rows]
+
+
+@cache
+def _views() -> Any:
+    return (
+        batch_views.views()
+        .add_columns(BatchFilesRow)
+        .join(BatchFilesRow, BatchFilesRow.batch_id == BatchRow.id)
+    )
+
+
+def _view(
+    batch: BatchRow, running: int, num_running_shards: int, now: datetime, files: BatchFilesRow
+) -> FileBatchView:
+    return FileBatchView(
+        batch_views.to_view(batch, running, num_running_shards, now),
+        BatchFilesView(
+            stage=files.stage,
+            endpoint=files.endpoint,
+            input_file_id=files.input_file_id,
+            completion_window=files.completion_window,
+            output_file_id=files.output_file_id,
+            error_file_id=files.error_file_id,
+            errors=files.errors,
+            read_at=files.read_at,
+            written_at=files.written_at,
+            cancelled_at=batch.cancelled_at,
+        ),
+    )

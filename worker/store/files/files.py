@@ -1,0 +1,155 @@
+"""Files as rows: named, listed, deleted; what their bytes are is a blob's affair. Knows no disks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+from uuid import uuid4
+
+from sqlalchemy import ColumnElement, delete, func, insert, or_, select, text, tuple_
+from sqlalchemy.orm import Session
+
+from worker.contract.states import FilesStage
+from worker.store.database.session import tenant_of
+from worker.store.rows.batches import BatchRow
+from worker.store.rows.files import BatchFilesRow, FileRow, UploadPartRow
+
+BATCH_INPUT = "batch"
+BATCH_OUTPUT = "batch_output"
+# A blob that nobody names is dropped once it is this old: it may be on its way to being named.
+ORPHAN_AFTER = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A file on its way in; its blob is there already."""
+
+    purpose: str
+    filename: str
+    sha256: str
+    num_bytes: int
+    num_lines: int | None = None
+    endpoint: str | None = None
+    model: str | None = None
+    lifetime: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileView:
+    """A file as it stands now."""
+
+    id: str
+    purpose: str
+    filename: str
+    sha256: str
+    num_bytes: int
+    num_lines: int | None
+    endpoint: str | None
+    model: str | None
+    created_at: datetime
+    expires_at: datetime | None
+
+
+def add(session: Session, new: NewFile) -> FileView:
+    """Write a file's row. The caller holds `lock_blob` and has seen the blob."""
+    row = session.execute(
+        insert(FileRow)
+        .values(
+            id=f"file-{uuid4().hex}",
+            tenant_id=tenant_of(session),
+            purpose=new.purpose,
+            filename=new.filename,
+            sha256=new.sha256,
+            num_bytes=new.num_bytes,
+            num_lines=new.num_lines,
+            endpoint=new.endpoint,
+            model=new.model,
+            expires_at=None if new.lifetime is None else func.now() + new.lifetime,
+        )
+        .returning(FileRow)
+    ).scalar_one()
+    return _view(row)
+
+
+def get(session: Session, file_id: str) -> FileView | None:
+    """Return a file, or None: there is none, or it has expired."""
+    row = session.scalar(select(FileRow).where(FileRow.id == file_id, _is_live()))
+    return None if row is None else _view(row)
+
+
+def page(
+    session: Session, *, purpose: str | None, after: str | None, limit: int, order: Literal["asc", "desc"]
+) -> Sequence[FileView]:
+    """Return files by creation time, those after the file `after`; nothing if there is no such file."""
+    key = tuple_(FileRow.created_at, FileRow.id)
+    query = select(FileRow).where(_is_live())
+    if purpose is not None:
+        query = query.where(FileRow.purpose == purpose)
+    if after is not None:
+        last = session.execute(
+            select(FileRow.created_at, FileRow.id).where(FileRow.id == after)
+        ).one_or_none()
+        if last is None:
+            return []
+        query = query.where(key < tuple(last) if order == "desc" else key > tuple(last))
+    by = (FileRow.created_at, FileRow.id)
+    query = query.order_by(*(column.desc() if order == "desc" else column.asc() for column in by))
+    return [_view(row) for row in session.scalars(query.limit(limit))]
+
+
+def remove(session: Session, file_id: str) -> bool:
+    """Delete a file's row; False: there is none. Its blob goes later, if nobody else names it."""
+    return session.scalar(delete(FileRow).where(FileRow.id == file_id).returning(FileRow.id)) is not None
+
+
+def is_being_read(session: Session, file_id: str) -> bool:
+    """Whether a batch still takes its requests from this file."""
+    query = (
+        select(BatchRow.id)
+        .join(BatchFilesRow, BatchFilesRow.batch_id == BatchRow.id)
+        .where(BatchFilesRow.input_file_id == file_id, BatchFilesRow.stage == FilesStage.READING)
+    )
+    return bool(session.scalar(select(query.exists())))
+
+
+def remove_expired(session: Session) -> None:
+    """Delete the rows of files whose time is over."""
+    session.execute(delete(FileRow).where(FileRow.expires_at <= func.now()))
+
+
+def lock_blob(session: Session, sha256: str) -> None:
+    """Keep others from naming or dropping a blob until the transaction ends."""
+    # Its bytes are copied meanwhile, perhaps into a bucket.
+    session.execute(text("SET LOCAL idle_in_transaction_session_timeout = '10min'"))
+    session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(sha256, 0))))
+
+
+def named_blobs(session: Session, sha256s: Sequence[str]) -> set[str]:
+    """Return those of these digests that a file or a part of an upload has."""
+    in_files = select(FileRow.sha256).where(FileRow.sha256.in_(sha256s))
+    in_parts = select(UploadPartRow.sha256).where(UploadPartRow.sha256.in_(sha256s))
+    return set(session.scalars(in_files.union(in_parts)))
+
+
+def orphan_horizon(session: Session) -> datetime:
+    """Return the time before which a blob must have been kept to be dropped when nobody names it."""
+    return session.scalars(select(func.now() - ORPHAN_AFTER)).one()
+
+
+def _is_live() -> ColumnElement[bool]:
+    return or_(FileRow.expires_at.is_(None), FileRow.expires_at > func.now())
+
+
+def _view(row: FileRow) -> FileView:
+    return FileView(
+        id=row.id,
+        purpose=row.purpose,
+        filename=row.filename,
+        sha256=row.sha256,
+        num_bytes=row.num_bytes,
+        num_lines=row.num_lines,
+        endpoint=row.endpoint,
+        model=row.model,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+    )

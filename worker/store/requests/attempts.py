@@ -1,0 +1,54 @@
+"""Tries at requests that brought no result, and why. A request that ran through at once has none."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import bindparam, func, insert, select
+from sqlalchemy.orm import Session
+
+from worker.contract.states import AttemptCause
+from worker.store.rows.requests import RequestAttemptRow, RequestRow, ResultRow
+from worker.store.rows.shards import ShardRow
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptView:
+    """One try as a client reads it."""
+
+    number: int
+    worker: str | None
+    cause: AttemptCause
+    ended_at: datetime
+
+
+def record(session: Session, shard_id: int, cause: AttemptCause) -> None:
+    """Note a failed try at every request of a locked shard that has no result yet."""
+    number = (
+        select(func.coalesce(func.max(RequestAttemptRow.number), 0) + 1)
+        .where(RequestAttemptRow.request_id == RequestRow.id)
+        .scalar_subquery()
+    )
+    tried = (
+        select(RequestRow.id, number, ShardRow.worker, bindparam("cause", cause.value))
+        .join(ShardRow, ShardRow.id == RequestRow.shard_id)
+        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .where(RequestRow.shard_id == shard_id, ResultRow.request_id.is_(None))
+    )
+    columns = ["request_id", "number", "worker", "cause"]
+    session.execute(insert(RequestAttemptRow).from_select(columns, tried))
+
+
+def of_requests(session: Session, request_ids: Sequence[int]) -> Mapping[int, Sequence[AttemptView]]:
+    """Return the failed tries of requests, in order; those without any are left out."""
+    rows = session.scalars(
+        select(RequestAttemptRow)
+        .where(RequestAttemptRow.request_id.in_(request_ids))
+        .order_by(RequestAttemptRow.request_id, RequestAttemptRow.number)
+    )
+    found: dict[int, list[AttemptView]] = {}
+    for row in rows:
+        found.setdefault(row.request_id, []).append(
+            AttemptView(row.number, row.worker, row.cause, row.ended_at)
+        )
+    return found

@@ -1,0 +1,52 @@
+"""Which shards a worker may run, by the model they were accepted for; the models that have made results."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from worker.contract.models import ServedModel
+from worker.store.rows.models import ServedModelRow
+from worker.store.rows.shards import ShardRow
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModelView:
+    """The model that made a result, as a client reads it."""
+
+    name: str
+    fingerprint: str
+    weight_format: str
+    dtype: str
+
+
+def may_run(fingerprint: str | None) -> ColumnElement[bool]:
+    """Return the condition of shards that a worker of a model may run.
+
+    Those are its model's, and those of batches that were accepted before models were recorded.
+    """
+    return ShardRow.model_fingerprint.in_({"", fingerprint or ""})
+
+
+def register(session: Session, served: ServedModel) -> ServedModel:
+    """Return a model with the id that its results name it by."""
+    values = {
+        "name": served.model.name,
+        "fingerprint": served.fingerprint,
+        "weight_format": served.weight_format,
+        "dtype": served.dtype,
+    }
+    found = select(ServedModelRow.id).filter_by(**values)
+    model_id = session.scalar(found)
+    if model_id is None:
+        session.execute(insert(ServedModelRow).values(values).on_conflict_do_nothing())
+        model_id = session.scalars(found).one()
+    return replace(served, id=model_id)
+
+
+def of_results(session: Session, ids: Collection[int | None]) -> dict[int, ServedModelView]:
+    """Return the models that made results, by the ids that name them there."""
+    rows = session.scalars(select(ServedModelRow).where(ServedModelRow.id.in_({one for one in ids if one})))
+    return {row.id: ServedModelView(row.name, row.fingerprint, row.weight_format, row.dtype) for row in rows}

@@ -1,0 +1,295 @@
+"""Requests and their results: copied in, loaded for a shard, recorded once."""
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg.types.json import Jsonb
+from sqlalchemy import Text, cast, func, insert, select
+from sqlalchemy.dialects.postgresql import aggregate_order_by
+from sqlalchemy.orm import Session
+
+from worker.store.requests import partial_outputs
+from worker.store.requests.partial_outputs import PartialOutput
+from worker.store.rows.requests import PartialOutputRow, RequestRow, ResultRow
+from worker.values.caching import CacheMode
+from worker.values.requests import Params, Prompt, RequestKind, kind_of, max_output_tokens, params_from_json
+from worker.values.results import NewResult, storable
+from worker.values.sampling import SamplingParams
+
+COPY_REQUESTS = """
+    COPY requests (
+        batch_id, shard_id, position, custom_id, kind, prompt, inputs, add_special_tokens, params,
+        is_streamed, max_tokens, num_prompt_tokens, digest, cache
+    ) FROM STDIN
+"""
+# What identical requests of a shard share; a request that has no digest is like no other.
+IDENTITY = func.coalesce(func.encode(RequestRow.digest, "hex"), cast(RequestRow.id, Text))
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """One request on its way in. `params=None` means the batch's; other kinds have their own."""
+
+    prompt: str
+    max_tokens: int  # of one choice, as the context allows
+    num_prompt_tokens: int = 0  # of all prompts
+    custom_id: str | None = None
+    params: Params | None = None
+    add_special_tokens: bool = True
+    inputs: tuple[Prompt, ...] | None = None  # several prompts, or token ids, instead of `prompt`
+    is_streamed: bool = False
+    cache: CacheMode | None = None  # None: the batch's
+    priority: int | None = None  # None: the batch's
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """Every prompt, in order."""
+        return self.inputs or (self.prompt,)
+
+    @property
+    def num_bytes(self) -> int:
+        """How much room its prompts take; a token id counts as four bytes."""
+        return sum(
+            len(prompt.encode()) if isinstance(prompt, str) else 4 * len(prompt) for prompt in self.prompts
+        )
+
+    def max_output_tokens(self, batch_params: SamplingParams) -> int:
+        """Return the most tokens it generates, over all prompts and choices."""
+        params = self.params or batch_params
+        return max_output_tokens(params, max_tokens=self.max_tokens, num_prompts=len(self.prompts))
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRequest:
+    """One request that still has to be run, for itself and its copies."""
+
+    id: int
+    position: int
+    prompts: tuple[Prompt, ...]
+    add_special_tokens: bool
+    is_streamed: bool
+    max_tokens: int  # of one choice
+    params: Params  # but for max_tokens
+    partial_output: PartialOutput | None = None  # what an earlier run of it has left
+    digest: bytes | None = None
+    cache: CacheMode | None = None  # None: the batch's
+    num_copies: int = 1  # requests of the shard that its Result answers, itself included
+
+    @property
+    def max_output_tokens(self) -> int:
+        """The most tokens it generates, over all prompts and choices."""
+        return max_output_tokens(self.params, max_tokens=self.max_tokens, num_prompts=len(self.prompts))
+
+
+def copy_in(
+    session: Session,
+    batch_id: str,
+    requests: Sequence[NewRequest],
+    shard_ids: Sequence[int],
+    digests: Sequence[bytes | None],
+    *,
+    first_position: int = 0,
+) -> None:
+    """Write requests of a batch by COPY, each with its shard and its digest, positions counting up."""
+    connection = session.connection().connection.driver_connection
+    assert connection is not None  # noqa: S101 - a session in a transaction has one
+    given, written = None, None  # requests of a file mostly share their parameters
+    with connection.cursor() as cursor, cursor.copy(COPY_REQUESTS) as copy:
+        for position, (request, shard_id, digest) in enumerate(
+            zip(requests, shard_ids, digests, strict=True), first_position
+        ):
+            if request.params is not given:
+                given = request.params
+                written = None if given is None else json.dumps(given.to_json())
+            copy.write_row(
+                (
+                    batch_id,
+                    shard_id,
+                    position,
+                    request.custom_id,
+                    kind_of(request.params).value,
+                    request.prompt,
+                    None if request.inputs is None else Jsonb(request.inputs),
+                    request.add_special_tokens,
+                    written,
+                    request.is_streamed,
+                    request.max_tokens,
+                    request.num_prompt_tokens,
+                    digest,
+                    request.cache,
+                )
+            )
+
+
+def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> list[ShardRequest]:
+    """Return the requests of a shard that have no result yet, in order, the first of identical ones only."""
+    shared = SamplingParams.from_json(batch_params)
+    known = _Known(shared)
+    waiting = (
+        select(
+            RequestRow.id,
+            func.row_number().over(partition_by=IDENTITY, order_by=RequestRow.position).label("number"),
+            func.count().over(partition_by=IDENTITY).label("num_copies"),
+        )
+        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .where(RequestRow.shard_id == shard_id, ResultRow.request_id.is_(None))
+        .subquery()
+    )
+    rows = session.execute(
+        select(
+            RequestRow.id,
+            RequestRow.position,
+            RequestRow.kind,
+            RequestRow.prompt,
+            RequestRow.inputs,
+            RequestRow.add_special_tokens,
+            RequestRow.is_streamed,
+            RequestRow.max_tokens,
+            RequestRow.params,
+            RequestRow.digest,
+            RequestRow.cache,
+            waiting.c.num_copies,
+            PartialOutputRow,
+        )
+        .join(waiting, waiting.c.id == RequestRow.id)
+        .outerjoin(PartialOutputRow, PartialOutputRow.request_id == RequestRow.id)
+        .where(waiting.c.number == 1)
+        .order_by(RequestRow.position)
+    )
+    return [
+        ShardRequest(
+            id=row.id,
+            position=row.position,
+            prompts=(row.prompt,) if row.inputs is None else to_prompts(row.inputs),
+            add_special_tokens=row.add_special_tokens,
+            is_streamed=row.is_streamed,
+            max_tokens=row.max_tokens,
+            params=known.read(row.kind, row.params),
+            partial_output=_to_partial(row.PartialOutputRow),
+            digest=row.digest,
+            cache=row.cache,
+            num_copies=row.num_copies,
+        )
+        for row in rows
+    ]
+
+
+@dataclass(slots=True)
+class _Known:
+    """The parameters read last: the requests of a shard mostly share theirs."""
+
+    shared: SamplingParams  # of requests that have none of their own
+    kind: RequestKind | None = None
+    value: dict[str, Any] | None = None
+    params: Params | None = None
+
+    def read(self, kind: RequestKind, value: dict[str, Any] | None) -> Params:
+        """Return the parameters that a request was stored with."""
+        if value is None:
+            return self.shared
+        if self.params is None or (kind, value) != (self.kind, self.value):
+            self.kind, self.value = kind, value
+            self.params = params_from_json(kind, value)
+        return self.params
+
+
+def to_prompts(inputs: Sequence[Any]) -> tuple[Prompt, ...]:
+    """Return several prompts as they were stored."""
+    return tuple(one if isinstance(one, str) else tuple(one) for one in inputs)
+
+
+def _to_partial(kept: PartialOutputRow | None) -> PartialOutput | None:
+    return None if kept is None else PartialOutput(kept.model_id, kept.token_ids, kept.text)
+
+
+def groups_without_result(session: Session, shard_id: int) -> list[list[int]]:
+    """Return the ids of a shard's requests that have no result yet, identical ones together, in order."""
+    ids = func.array_agg(aggregate_order_by(RequestRow.id, RequestRow.position))
+    rows = session.scalars(
+        select(ids)
+        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .where(RequestRow.shard_id == shard_id, ResultRow.request_id.is_(None))
+        .group_by(IDENTITY)
+        .order_by(func.min(RequestRow.position))
+    )
+    return [list(group) for group in rows]
+
+
+def shards_with_some_left(session: Session, shard_ids: Collection[int]) -> set[int]:
+    """Return those shards of which a request has no result."""
+    if not shard_ids:
+        return set()
+    return set(
+        session.scalars(
+            select(RequestRow.shard_id)
+            .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+            .where(RequestRow.shard_id.in_(shard_ids), ResultRow.request_id.is_(None))
+            .distinct()
+        )
+    )
+
+
+def without_result(session: Session, results: Sequence[NewResult]) -> list[NewResult]:
+    """Drop results that are recorded already: an earlier commit whose outcome was never learned."""
+    if not results:
+        return []
+    known = set(
+        session.scalars(
+            select(ResultRow.request_id).where(ResultRow.request_id.in_([r.request_id for r in results]))
+        )
+    )
+    return [result for result in results if result.request_id not in known]
+
+
+def record(
+    session: Session,
+    batch_id: str,
+    results: Sequence[NewResult],
+    *,
+    first_sequence: int,
+    model_id: int | None,
+) -> None:
+    """Insert results that a model has made. The caller holds the batch's lock: the sequence has no gaps."""
+    session.execute(
+        insert(ResultRow),
+        [
+            {
+                "request_id": result.request_id,
+                "batch_id": batch_id,
+                "sequence": sequence,
+                "outcome": result.outcome,
+                "output": None if result.output is None else storable(result.output),
+                "finish_reason": result.finish_reason,
+                "model_id": model_id,
+                "payload": None if result.payload is None else result.payload.to_json(),
+                "num_prompt_tokens": result.num_prompt_tokens,
+                "num_cached_tokens": result.num_cached_tokens,
+                "num_output_tokens": result.num_output_tokens,
+                "error_code": result.error.code if result.error else None,
+                "error_message": result.error.message if result.error else None,
+                "source": result.source,
+                "similarity": result.similarity,
+                "prefill_seconds": result.seconds.prefill,
+                "decode_seconds": result.seconds.decode,
+                "padding_seconds": result.seconds.padding,
+            }
+            for sequence, result in enumerate(results, first_sequence)
+        ],
+    )
+    partial_outputs.forget(session, [result.request_id for result in results])
+
+
+def cancelled_in(session: Session, shard_id: int) -> list[int]:
+    """Return the ids of a shard's requests whose cancel was asked for and that have no result yet."""
+    rows = session.scalars(
+        select(RequestRow.id)
+        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .where(
+            RequestRow.shard_id == shard_id,
+            RequestRow.cancelled_at.is_not(None),
+            ResultRow.request_id.is_(None),
+        )
+    )
+    return list(rows)

@@ -1,0 +1,97 @@
+"""Results as they are read: in order of completion, or only their outputs in the order of the requests."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import cast, exists, func, or_, select
+from sqlalchemy.dialects.postgresql import JSONPATH
+from sqlalchemy.orm import Session
+
+from worker.contract.states import BatchStatus
+from worker.store.requests import models
+from worker.store.requests.models import ServedModelView
+from worker.store.rows.batches import BatchRow
+from worker.store.rows.requests import RequestRow, ResultRow
+from worker.values.caching import Source
+from worker.values.outcomes import Outcome
+from worker.values.results import DeviceSeconds, Output, Payload
+
+
+@dataclass(frozen=True, slots=True)
+class ResultView:
+    """One result as a client reads it."""
+
+    request_id: int
+    sequence: int
+    position: int
+    custom_id: str | None
+    outcome: Outcome
+    output: str | None
+    finish_reason: str | None
+    payload: Payload | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    error_code: str | None
+    error_message: str | None
+    created_at: datetime
+    source: Source = Source.ENGINE
+    similarity: float | None = None
+    seconds: DeviceSeconds = DeviceSeconds()
+    model: ServedModelView | None = None  # that made it
+
+
+def page(session: Session, batch_id: str, *, after: int, limit: int) -> list[ResultView]:
+    """Return results in order of completion, those after sequence number `after`."""
+    rows = session.execute(
+        select(ResultRow, RequestRow.position, RequestRow.custom_id)
+        .join(RequestRow, RequestRow.id == ResultRow.request_id)
+        .where(ResultRow.batch_id == batch_id, ResultRow.sequence > after)
+        .order_by(ResultRow.sequence)
+        .limit(limit)
+    ).all()
+    made_by = models.of_results(session, {row.model_id for row, *_ in rows})
+    return [
+        ResultView(
+            request_id=row.request_id,
+            sequence=row.sequence,
+            position=position,
+            custom_id=custom_id,
+            outcome=row.outcome,
+            output=row.output,
+            finish_reason=row.finish_reason,
+            payload=None if row.payload is None else Payload.from_json(row.payload),
+            num_prompt_tokens=row.num_prompt_tokens,
+            num_cached_tokens=row.num_cached_tokens,
+            num_output_tokens=row.num_output_tokens,
+            error_code=row.error_code,
+            error_message=row.error_message,
+            source=row.source,
+            similarity=row.similarity,
+            seconds=DeviceSeconds(row.prefill_seconds, row.decode_seconds, row.padding_seconds),
+            created_at=row.created_at,
+            model=None if row.model_id is None else made_by.get(row.model_id),
+        )
+        for row, position, custom_id in rows
+    ]
+
+
+def has_news(session: Session, batch_id: str, *, after: int) -> bool:
+    """Say whether there are results after sequence number `after`, or the batch has ended or is gone."""
+    newer = exists().where(ResultRow.batch_id == batch_id, ResultRow.sequence > after)
+    has_ended = BatchRow.status.in_([status for status in BatchStatus if status.is_terminal])
+    found = session.scalar(select(or_(has_ended, newer)).where(BatchRow.id == batch_id))
+    return found is not False
+
+
+def outputs(session: Session, batch_id: str) -> list[Output]:
+    """Return every output of a batch in the order of its requests; None where there is none (yet)."""
+    texts = func.jsonb_path_query_array(ResultRow.payload, cast("$.choices[*].text", JSONPATH))
+    rows = session.execute(
+        select(ResultRow.output, texts)
+        .select_from(RequestRow)
+        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .where(RequestRow.batch_id == batch_id)
+        .order_by(RequestRow.position)
+    )
+    return [choices if choices and len(choices) > 1 else output for output, choices in rows]

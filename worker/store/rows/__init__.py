@@ -1,0 +1,1 @@
+"""Every table. Only worker.store imports them."""

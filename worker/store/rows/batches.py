@@ -1,0 +1,117 @@
+"""The tables of batches, and of the keys that make two submissions one."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    CheckConstraint,
+    ForeignKey,
+    Index,
+    false,
+    text,
+)
+from sqlalchemy.orm import Mapped, mapped_column
+
+from worker.contract.access import DEFAULT_TENANT
+from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane
+from worker.store.rows.table import Owned, Table, created_now, is_in
+from worker.values.caching import CacheMode
+
+# Batches that an operator wants to see: something in them failed.
+HAS_FAILED = "finished_at IS NOT NULL AND (num_failed > 0 OR status IN ('expired', 'failed'))"
+
+
+class BatchRow(Owned, Table):
+    """What a customer submitted, with the counts of what has become of it."""
+
+    __tablename__ = "batches"
+    __table_args__ = (
+        CheckConstraint("num_completed + num_failed + num_cancelled <= num_requests", name="counts"),
+        Index(None, "created_at", "id"),
+        Index(None, "retry_of", postgresql_where=text("retry_of IS NOT NULL")),
+        Index(None, "tenant_id", "created_at", "id"),
+        Index("batches_live_index", "expires_at", postgresql_where=is_in("status", LIVE_STATUSES)),
+        Index(
+            "batches_finished_index",
+            "finished_at",
+            postgresql_where=text("finished_at IS NOT NULL AND results_dropped_at IS NULL"),
+        ),
+        Index("batches_failures_index", "finished_at", postgresql_where=text(HAS_FAILED)),
+        {"postgresql_with": {"fillfactor": 80, "autovacuum_vacuum_scale_factor": 0.02}},
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    status: Mapped[BatchStatus]
+    lane: Mapped[Lane] = mapped_column(server_default=Lane.BATCH.value)
+    params: Mapped[dict[str, Any]]  # SamplingParams for every request that has none of its own
+    metadata_: Mapped[dict[str, Any]] = mapped_column("metadata")
+    priority: Mapped[int] = mapped_column(server_default="0")  # higher runs sooner
+    callback_url: Mapped[str | None]
+    # The model it was accepted for; None: any worker may run it, as before models were recorded.
+    model_name: Mapped[str | None]
+    model_fingerprint: Mapped[str | None]
+    model_tokenizer: Mapped[str | None]  # by which its tokens were counted: worker.contract.models.Model
+
+    input_file_id: Mapped[str | None]  # None: its requests came with it
+    num_unread: Mapped[int] = mapped_column(server_default="0")  # lines of that file without a request yet
+    num_requests: Mapped[int]
+    num_completed: Mapped[int] = mapped_column(server_default="0")
+    num_failed: Mapped[int] = mapped_column(server_default="0")
+    num_cancelled: Mapped[int] = mapped_column(server_default="0")
+
+    num_prompt_tokens: Mapped[int]  # of every request
+    max_output_tokens: Mapped[int]  # the most that every request can generate together
+    settled_max_tokens: Mapped[int] = mapped_column(server_default="0")  # the same of those with a result
+    input_tokens: Mapped[int] = mapped_column(server_default="0")  # usage, of those with a result
+    cached_tokens: Mapped[int] = mapped_column(server_default="0")
+    output_tokens: Mapped[int] = mapped_column(server_default="0")
+    stored_bytes: Mapped[int] = mapped_column(server_default="0")  # prompts, and outputs so far
+
+    cache: Mapped[CacheMode] = mapped_column(server_default=CacheMode.OFF)
+    cache_similarity: Mapped[float | None]  # the least at which a semantic answer is taken
+    num_deduplicated: Mapped[int] = mapped_column(server_default="0")  # answered by an identical request
+    num_cache_hits: Mapped[int] = mapped_column(server_default="0")  # answered by a cache
+    prefill_seconds: Mapped[float] = mapped_column(server_default="0")  # of the device
+    decode_seconds: Mapped[float] = mapped_column(server_default="0")
+    padding_seconds: Mapped[float] = mapped_column(server_default="0")
+
+    created_at: Mapped[datetime] = created_now()
+    started_at: Mapped[datetime | None]
+    cancelled_at: Mapped[datetime | None]  # when the cancel was asked for
+    expires_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    paused_at: Mapped[datetime | None]  # None: it may run
+    results_dropped_at: Mapped[datetime | None]  # when retention took its requests and results
+
+    max_failed: Mapped[int | None]  # more failed requests than this stop it
+    max_total_tokens: Mapped[int | None]  # input and output; reaching it stops it
+    error_code: Mapped[str | None]  # of the rule that stopped it
+    error_message: Mapped[str | None]
+    retry_of: Mapped[str | None] = mapped_column(ForeignKey("batches.id", ondelete="SET NULL"))
+    has_cancelled_requests: Mapped[bool] = mapped_column(server_default=false())  # while it ran
+
+    completed_output_tokens: Mapped[int] = mapped_column(server_default="0")
+    num_cut: Mapped[int] = mapped_column(server_default="0")  # completed ones that their limit ended
+    # From submission to end, as the costs of Steps said. None: nothing was measured, or it was paused since.
+    forecast_seconds: Mapped[float | None]
+    tokens_per_second: Mapped[float | None]  # output, smoothed over its saves
+    measured_tokens: Mapped[int | None]  # output tokens when the rate was last measured
+    measured_at: Mapped[datetime | None]
+
+    @property
+    def num_settled(self) -> int:
+        """Requests that have a result."""
+        return self.num_completed + self.num_failed + self.num_cancelled
+
+
+class IdempotencyKeyRow(Owned, Table):
+    """A client's promise that two submissions are one."""
+
+    __tablename__ = "idempotency_keys"
+    __table_args__ = (Index(None, "created_at"),)
+
+    tenant_id: Mapped[str] = mapped_column(server_default=DEFAULT_TENANT, primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    fingerprint: Mapped[str]  # SHA-256 of the body, hexadecimal
+    batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"))
+    created_at: Mapped[datetime] = created_now()

@@ -1,0 +1,97 @@
+"""Files: their names, uploads in parts, and what a Batch reads and writes."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ForeignKey, Index, func, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from worker.contract.states import FilesStage, UploadStatus
+from worker.store.rows.table import Owned, Table, created_now, is_in, one_of
+
+
+class FileRow(Owned, Table):
+    """A file as a client knows it; its bytes are a Blob."""
+
+    __tablename__ = "files"
+    __table_args__ = (
+        Index(None, "tenant_id", "created_at", "id"),
+        Index(None, "sha256"),
+        Index("files_expiring_index", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    purpose: Mapped[str]
+    filename: Mapped[str]
+    sha256: Mapped[str]
+    num_bytes: Mapped[int]
+    num_lines: Mapped[int | None]  # of a batch's input
+    endpoint: Mapped[str | None]  # of every line of a batch's input; None where lines differ
+    model: Mapped[str | None]  # that the lines were checked against
+    created_at: Mapped[datetime] = created_now()
+    expires_at: Mapped[datetime | None]
+
+
+class UploadRow(Owned, Table):
+    """A file that arrives in parts."""
+
+    __tablename__ = "uploads"
+    __table_args__ = (
+        Index(
+            "uploads_pending_index", "expires_at", postgresql_where=is_in("status", {UploadStatus.PENDING})
+        ),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    status: Mapped[UploadStatus] = mapped_column(one_of("status", UploadStatus))
+    purpose: Mapped[str]
+    filename: Mapped[str]
+    mime_type: Mapped[str]
+    num_bytes: Mapped[int]  # as announced
+    file_lifetime_seconds: Mapped[int | None]
+    file_id: Mapped[str | None]
+    created_at: Mapped[datetime] = created_now()
+    expires_at: Mapped[datetime]
+
+
+class UploadPartRow(Table):
+    """A part of an Upload; its bytes are a Blob."""
+
+    __tablename__ = "upload_parts"
+    __table_args__ = (Index(None, "upload_id"), Index(None, "sha256"))
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    upload_id: Mapped[str] = mapped_column(ForeignKey("uploads.id", ondelete="CASCADE"))
+    sha256: Mapped[str]
+    num_bytes: Mapped[int]
+    created_at: Mapped[datetime] = created_now()
+
+
+class BatchFilesRow(Table):
+    """The files of a Batch that was made from one."""
+
+    __tablename__ = "batch_files"
+    __table_args__ = (
+        Index(
+            "batch_files_open_index",
+            "due_at",
+            postgresql_where=is_in("stage", {FilesStage.READING, FilesStage.RUNNING}),
+        ),
+        Index(None, "input_file_id"),
+    )
+
+    batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True)
+    stage: Mapped[FilesStage] = mapped_column(one_of("stage", FilesStage))
+    endpoint: Mapped[str]
+    input_file_id: Mapped[str]
+    completion_window: Mapped[str]  # as the client wrote it
+    output_lifetime_seconds: Mapped[int | None]
+    output_file_id: Mapped[str | None]
+    error_file_id: Mapped[str | None]
+    errors: Mapped[list[Any] | None]  # why no line of it could be run
+
+    read_offset: Mapped[int] = mapped_column(server_default="0")  # bytes of the input that are requests now
+    fence: Mapped[int] = mapped_column(server_default="0")  # rises with every claim, never otherwise
+    due_at: Mapped[datetime] = mapped_column(server_default=func.now())  # while claimed: its lease's end
+    read_at: Mapped[datetime | None]  # when its last line had become a request
+    written_at: Mapped[datetime | None]  # when its files were complete

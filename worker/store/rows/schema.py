@@ -1,0 +1,26 @@
+"""Every table, for what must know them all: migrations, and keys between the files' tables."""
+
+from worker.store.rows import access as access_tables
+from worker.store.rows import cache as cache_tables
+from worker.store.rows import counts as count_tables
+from worker.store.rows import files as file_tables
+from worker.store.rows import meters as meter_tables
+from worker.store.rows import models as model_tables
+from worker.store.rows import table as tables
+from worker.store.rows import webhooks as webhook_tables
+
+Owned = tables.Owned
+METADATA = tables.Table.metadata
+
+__all__ = [
+    "METADATA",
+    "Owned",
+    "access_tables",
+    "cache_tables",
+    "count_tables",
+    "file_tables",
+    "meter_tables",
+    "model_tables",
+    "tables",
+    "webhook_tables",
+]

@@ -1,0 +1,95 @@
+"""The tables. Only worker.store imports them.
+
+Lock order, everywhere: the batch, then its shards. Every time comes from Postgres's own clock.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    DateTime,
+    Double,
+    Enum,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Text,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
+
+from worker.contract.access import DEFAULT_TENANT
+from worker.contract.states import AttemptCause, BatchStatus, EventState, Lane, ShardState
+from worker.values.caching import CacheMode, Source
+from worker.values.outcomes import Outcome
+from worker.values.requests import RequestKind
+
+NAMING_CONVENTION = {
+    "ix": "%(table_name)s_%(column_0_N_name)s_index",
+    "uq": "%(table_name)s_%(column_0_N_name)s_key",
+    "ck": "%(table_name)s_%(constraint_name)s_check",
+    "fk": "%(table_name)s_%(column_0_name)s_%(referred_table_name)s_fkey",
+    "pk": "%(table_name)s_pkey",
+}
+
+
+def one_of(column: str, values: type[StrEnum]) -> Enum:
+    """Text with a CHECK, read back as the enumeration's members."""
+    return Enum(
+        values,
+        name=column,
+        native_enum=False,
+        create_constraint=True,
+        length=32,
+        values_callable=lambda members: [member.value for member in members],
+    )
+
+
+class Table(DeclarativeBase):
+    """Every table: text for strings, timestamptz for times, jsonb for objects."""
+
+    metadata = MetaData(naming_convention=NAMING_CONVENTION)
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads this name from the class
+        str: Text,
+        int: BigInteger,
+        float: Double,
+        bytes: LargeBinary,
+        datetime: DateTime(timezone=True),
+        dict[str, Any]: JSONB(none_as_null=True),
+        list[Any]: JSONB(none_as_null=True),
+        list[int]: ARRAY(Integer),
+        list[str]: ARRAY(Text),
+        BatchStatus: one_of("status", BatchStatus),
+        ShardState: one_of("state", ShardState),
+        EventState: one_of("state", EventState),
+        Outcome: one_of("outcome", Outcome),
+        AttemptCause: one_of("cause", AttemptCause),
+        RequestKind: one_of("kind", RequestKind),
+        Lane: one_of("lane", Lane),
+        CacheMode: one_of("cache", CacheMode),
+        Source: one_of("source", Source),
+    }
+
+
+def is_in(column: str, values: set[str] | frozenset[str]) -> Any:
+    """Return the condition of a partial index."""
+    return text(f"{column} IN ({', '.join(repr(str(v)) for v in sorted(values))})")
+
+
+# Shards that a worker may claim.
+IS_TICKETED = "state IN ('ready') AND ticketed_at IS NOT NULL"
+
+
+def created_now() -> MappedColumn[datetime]:
+    """Return a column that says when its row was inserted."""
+    return mapped_column(server_default=func.now())
+
+
+class Owned:
+    """Mixed into a table whose rows each belong to a tenant: a tenant's store sees no others."""
+
+    tenant_id: Mapped[str] = mapped_column(server_default=DEFAULT_TENANT)

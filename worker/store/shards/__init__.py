@@ -1,0 +1,1 @@
+"""Shards: tickets, claims, saves, fair shares between tenants."""

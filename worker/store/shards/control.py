@@ -1,0 +1,114 @@
+"""What a customer may still do with a batch: pause it, resume it, cancel one request, delete it."""
+
+from enum import Enum, auto
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.orm import Session
+
+from worker.contract.access import NOBODY
+from worker.contract.states import ShardState
+from worker.store.batches import batches
+from worker.store.counts import batch_counts
+from worker.store.database.notify import wake_dispatcher, wake_workers
+from worker.store.rows.batches import BatchRow, IdempotencyKeyRow
+from worker.store.rows.files import BatchFilesRow
+from worker.store.rows.requests import RequestRow, ResultRow
+from worker.store.rows.shards import ShardRow
+from worker.store.rows.webhooks import WebhookEventRow
+from worker.store.shards import shards
+
+
+class Done(Enum):
+    """What came of it."""
+
+    YES = auto()
+    NO_BATCH = auto()
+    NO_REQUEST = auto()
+    BATCH_IS_LIVE = auto()
+    BATCH_HAS_ENDED = auto()
+
+
+def pause(session: Session, batch_id: str) -> Done:
+    """Have a batch wait: what runs is handed back with what it has generated. Its window goes on closing."""
+    batch = batches.lock(session, batch_id)
+    if batch is None:
+        return Done.NO_BATCH
+    if batches.is_stopping(session, batch):
+        return Done.BATCH_HAS_ENDED
+    if batch.paused_at is None:
+        batch.paused_at = func.now()
+        batch.forecast_seconds = None  # how long it takes is up to its customer now
+        session.flush()
+        # Its tickets must not take the places of others in the window.
+        session.execute(
+            update(ShardRow)
+            .where(
+                ShardRow.batch_id == batch_id,
+                ShardRow.state == ShardState.READY,
+                ShardRow.ticketed_at.is_not(None),
+            )
+            .values(ticketed_at=None)
+        )
+        wake_workers(session, batch_id)
+    return Done.YES
+
+
+def resume(session: Session, batch_id: str) -> Done:
+    """Let a paused batch go on; one that is not paused is left alone."""
+    batch = batches.lock(session, batch_id)
+    if batch is None:
+        return Done.NO_BATCH
+    if batches.is_stopping(session, batch):
+        return Done.BATCH_HAS_ENDED
+    batch.paused_at = None
+    session.flush()
+    wake_dispatcher(session)
+    return Done.YES
+
+
+def cancel_request(session: Session, batch_id: str, position: int) -> Done:
+    """End one request of a batch: at once if it waits, else within a Step. A result there is stays."""
+    batch = batches.lock(session, batch_id)
+    if batch is None:
+        return Done.NO_BATCH
+    found = session.execute(
+        select(RequestRow, ResultRow.request_id, ShardRow.state)
+        .join(ShardRow, ShardRow.id == RequestRow.shard_id)
+        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .where(RequestRow.batch_id == batch_id, RequestRow.position == position)
+        .with_for_update(of=ShardRow)
+    ).one_or_none()
+    if found is None:
+        return Done.NO_REQUEST
+    request, result_of, state = found
+    if result_of == request.id:
+        return Done.YES
+    request.cancelled_at = func.now()
+    batch.has_cancelled_requests = True
+    session.flush()
+    if state is ShardState.RUNNING:
+        wake_workers(session, batch_id)
+    else:
+        shards.settle_cancelled_requests(session, batch, request.shard_id)
+        batches.settle(session, batch)
+    return Done.YES
+
+
+def remove(session: Session, batch_id: str) -> Done:
+    """Delete a batch that has ended, and whatever was still to be delivered of its event.
+
+    It is nobody's from now on; its requests and results, perhaps a million, go bit by bit
+    (`retention.drop_deleted`).
+    """
+    batch = batches.lock(session, batch_id)
+    if batch is None:
+        return Done.NO_BATCH
+    if not batch.status.is_terminal:
+        return Done.BATCH_IS_LIVE
+    batch_counts.add(session, batch, -1)
+    batch.tenant_id = NOBODY
+    session.flush()
+    for table in (IdempotencyKeyRow, WebhookEventRow, BatchFilesRow):
+        session.execute(delete(table).where(table.batch_id == batch_id))
+    session.execute(update(BatchRow).where(BatchRow.retry_of == batch_id).values(retry_of=None))
+    return Done.YES

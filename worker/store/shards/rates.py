@@ -1,0 +1,46 @@
+"""How fast a batch goes: output tokens a second, smoothed, measured when it is saved."""
+
+from datetime import timedelta
+
+from sqlalchemy import Float, case, cast, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from worker.contract.states import ShardState
+from worker.store.rows.batches import BatchRow
+from worker.store.rows.shards import ShardRow
+
+MEASURED_EVERY = timedelta(seconds=2)
+# After a longer pause the tokens since the last measurement say nothing of the rate.
+MEASURED_WITHIN_SECONDS = 15.0
+SMOOTHING_SECONDS = 15.0
+
+
+def measure(session: Session, batch: BatchRow) -> None:
+    """Take a locked batch's rate, unless that was done a moment ago."""
+    session.flush()
+    running = (
+        select(func.coalesce(func.sum(ShardRow.running_tokens), 0))
+        .where(ShardRow.batch_id == batch.id, ShardRow.state == ShardState.RUNNING)
+        .scalar_subquery()
+    )
+    tokens = BatchRow.output_tokens + running
+    elapsed = cast(func.extract("epoch", func.now() - BatchRow.measured_at), Float(53))
+    rate = (tokens - BatchRow.measured_tokens) / elapsed
+    before = BatchRow.tokens_per_second
+    session.execute(
+        update(BatchRow)
+        .where(
+            BatchRow.id == batch.id,
+            or_(BatchRow.measured_at.is_(None), BatchRow.measured_at <= func.now() - MEASURED_EVERY),
+        )
+        .values(
+            tokens_per_second=case(
+                (or_(BatchRow.measured_at.is_(None), elapsed > MEASURED_WITHIN_SECONDS, rate <= 0), before),
+                (before.is_(None), rate),
+                else_=before + (1 - func.exp(-elapsed / SMOOTHING_SECONDS)) * (rate - before),
+            ),
+            measured_tokens=tokens,
+            measured_at=func.now(),
+        )
+        .execution_options(synchronize_session=False)
+    )

@@ -1,0 +1,196 @@
+"""Gives an unfinished batch to another model than the one it was accepted for.
+
+Its results stay, and say which model made them; what the old model had begun is begun again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy import ColumnElement, and_, bindparam, case, cast, delete, exists, func, or_, select, update
+from sqlalchemy.dialects.postgresql import JSONPATH
+from sqlalchemy.orm import Session
+
+from worker.contract.models import Model, label
+from worker.contract.states import AttemptCause, Lane, ShardState
+from worker.store.batches import batches
+from worker.store.database.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
+from worker.store.requests import attempts
+from worker.store.requests.requests import NewRequest, to_prompts
+from worker.store.rows.batches import BatchRow
+from worker.store.rows.requests import PartialOutputRow, RequestRow, ResultRow
+from worker.store.rows.shards import ShardRow
+from worker.store.shards.shards import NOBODYS
+from worker.values.requests import params_from_json
+from worker.values.sampling import SamplingParams
+
+LIVE = (ShardState.READY, ShardState.RUNNING)
+# Parameters that name tokens by their numbers.
+OF_TOKENS = ("logit_bias", "stop_token_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A locked batch, and the model it waits for."""
+
+    tenant_id: str
+    is_over: bool  # it has ended, or is about to
+    label: str | None
+    tokenizer: str | None  # None: nobody knows any more
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A request without a result, as it was asked for."""
+
+    id: int
+    position: int
+    request: NewRequest
+    max_tokens: int  # of one choice, until now
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What a request is by another model's tokenizer and context."""
+
+    id: int
+    num_prompt_tokens: int
+    max_tokens: int
+
+
+def lock(session: Session, batch_id: str) -> Bound | None:
+    """Lock a batch until the transaction ends, and say what it is bound to; None: there is no such batch."""
+    batch = batches.lock(session, batch_id)
+    if batch is None:
+        return None
+    name, fingerprint = batch.model_name, batch.model_fingerprint
+    return Bound(
+        tenant_id=batch.tenant_id,
+        is_over=batches.is_stopping(session, batch),
+        label=None if name is None or fingerprint is None else label(name, fingerprint),
+        tokenizer=batch.model_tokenizer,
+    )
+
+
+def bound_to_tokens(session: Session, batch_id: str) -> str | None:
+    """Return what of a batch's unfinished requests means nothing to another tokenizer, in words, or None."""
+    has_ids = RequestRow.inputs.op("@?")(cast('$[*] ? (@.type() == "array")', JSONPATH))
+    names_tokens = or_(*(RequestRow.params.has_key(name) for name in OF_TOKENS))
+    reasons = {
+        "conversations, which the old model's chat template has written": ~RequestRow.add_special_tokens,
+        "prompts of token ids": has_ids,
+        "parameters that name token ids": names_tokens,
+    }
+    if any(name in session.get_one(BatchRow, batch_id).params for name in OF_TOKENS):
+        return "parameters that name token ids"
+    for reason, condition in reasons.items():
+        if session.scalar(select(exists().where(_is_unfinished(batch_id), condition))):
+            return reason
+    return None
+
+
+def longest(session: Session, batch_id: str) -> int:
+    """Return the most tokens that prompt and output of one of a batch's unfinished requests can have."""
+    most = func.max(RequestRow.num_prompt_tokens + RequestRow.max_tokens)
+    return session.scalar(select(most).where(_is_unfinished(batch_id))) or 0
+
+
+def counted(session: Session, batch_id: str, *, after: int, limit: int) -> list[Unfinished]:
+    """Return unfinished requests whose tokens were counted, in order, those after a position."""
+    rows = session.scalars(
+        select(RequestRow)
+        .where(_is_unfinished(batch_id), RequestRow.num_prompt_tokens > 0, RequestRow.position > after)
+        .order_by(RequestRow.position)
+        .limit(limit)
+    )
+    shared = SamplingParams.from_json(session.get_one(BatchRow, batch_id).params)
+    found = []
+    for row in rows:
+        params = shared if row.params is None else params_from_json(row.kind, row.params)
+        if isinstance(params, SamplingParams):
+            params = replace(params, must_fit=False)  # whoever reassigns a batch takes what is left
+        request = NewRequest(
+            prompt=row.prompt,
+            inputs=None if row.inputs is None else to_prompts(row.inputs),
+            params=params,
+            max_tokens=params.max_tokens if isinstance(params, SamplingParams) else row.max_tokens,
+            add_special_tokens=row.add_special_tokens,
+        )
+        found.append(Unfinished(row.id, row.position, request, row.max_tokens))
+    return found
+
+
+def fit(session: Session, fitted: Sequence[Fitted]) -> None:
+    """Store what requests are by another tokenizer.
+
+    One whose limit changes is run by itself: what it had in common with others was of the old limit.
+    """
+    if fitted:
+        session.connection().execute(
+            update(RequestRow)
+            .where(RequestRow.id == bindparam("request"))
+            .values(
+                num_prompt_tokens=bindparam("count"),
+                max_tokens=bindparam("most"),
+                digest=case((RequestRow.max_tokens == bindparam("most"), RequestRow.digest)),
+            ),
+            [{"request": one.id, "count": one.num_prompt_tokens, "most": one.max_tokens} for one in fitted],
+        )
+
+
+def cut_uncounted(session: Session, batch_id: str, *, most: int) -> None:
+    """Limit the outputs of requests whose tokens nobody has counted, as those of a file."""
+    is_over = (RequestRow.num_prompt_tokens == 0, RequestRow.max_tokens > most)
+    session.execute(
+        update(RequestRow)
+        .where(_is_unfinished(batch_id), *is_over)
+        .values(max_tokens=most, digest=None)
+        .execution_options(synchronize_session=False)
+    )
+
+
+def rebind(session: Session, batch_id: str, model: Model, *, more_output_tokens: int = 0) -> None:
+    """Have a locked batch run by another model from now on; whoever runs some of it loses that."""
+    batch = session.get_one(BatchRow, batch_id)
+    batch.max_output_tokens += more_output_tokens
+    batch.model_name, batch.model_fingerprint = model.name, model.fingerprint
+    batch.model_tokenizer = model.tokenizer
+    running = session.scalars(
+        select(ShardRow.id)
+        .where(ShardRow.batch_id == batch.id, ShardRow.state == ShardState.RUNNING)
+        .order_by(ShardRow.id)
+        .with_for_update()
+    ).all()
+    for shard_id in running:
+        attempts.record(session, shard_id, AttemptCause.HANDED_BACK)
+    of_batch = (ShardRow.batch_id == batch.id, ShardRow.state.in_(LIVE))
+    ids = session.scalars(
+        update(ShardRow)
+        .where(*of_batch)
+        .values(
+            model_fingerprint=model.fingerprint,
+            state=ShardState.READY,
+            fence=ShardRow.fence + 1,
+            attempts=0,
+            running_tokens=0,
+            **NOBODYS,
+        )
+        .returning(ShardRow.id)
+        .execution_options(synchronize_session=False)
+    ).all()
+    session.execute(
+        delete(PartialOutputRow).where(
+            PartialOutputRow.request_id.in_(select(RequestRow.id).where(RequestRow.batch_id == batch.id))
+        )
+    )
+    prompt_tokens = select(func.coalesce(func.sum(RequestRow.num_prompt_tokens), 0))
+    batch.num_prompt_tokens = int(session.scalar(prompt_tokens.where(RequestRow.batch_id == batch.id)) or 0)
+    wake_workers(session, batch.id)
+    if batch.lane is Lane.INTERACTIVE:
+        wake_interactive(session, sorted(ids))
+    wake_dispatcher(session)
+    wake_files(session)
+
+
+def _is_unfinished(batch_id: str) -> ColumnElement[bool]:
+    has_result = exists().where(ResultRow.request_id == RequestRow.id)
+    return and_(RequestRow.batch_id == batch_id, ~has_result)

@@ -1,0 +1,386 @@
+"""Shards: claimed with a fenced lease, saved as they go, finished or released by their holder."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import Enum, auto
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, and_, case, func, select, tuple_, update
+from sqlalchemy.orm import Session
+
+from worker.contract.access import DEFAULT_TENANT
+from worker.contract.models import ServedModel
+from worker.contract.states import AttemptCause, BatchStatus, Lane, ShardState
+from worker.store.batches import batches, stop_rules
+from worker.store.cache import response_cache
+from worker.store.database.notify import wake_dispatcher
+from worker.store.requests import attempts, copies, models, partial_outputs, requests
+from worker.store.requests.partial_outputs import PartialOutput
+from worker.store.requests.requests import ShardRequest
+from worker.store.rows.access import TenantRow
+from worker.store.rows.batches import BatchRow
+from worker.store.rows.shards import ShardRow
+from worker.store.shards import poison, rates
+from worker.values.caching import CacheMode, Source
+from worker.values.outcomes import Outcome
+from worker.values.results import NewResult, RequestError
+
+# What a shard has that nobody holds and no ticket names.
+NOBODYS: dict[str, Any] = {"worker": None, "lease_expires_at": None, "ticketed_at": None}
+
+CACHES = {Source.EXACT_CACHE, Source.SEMANTIC_CACHE}
+
+REQUEST_CANCELLED = RequestError("request_cancelled", "this request was cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A shard held: the fence is the proof, good until somebody claims the shard again."""
+
+    shard_id: int
+    batch_id: str
+    fence: int
+    attempt: int
+    requests: Sequence[ShardRequest]  # of identical ones, the first
+    tenant_id: str = DEFAULT_TENANT
+    weight: int = 1  # the tenant's share beside others
+    priority: int = 0  # among the tenant's own
+    cache: CacheMode = CacheMode.OFF  # of requests that have none of their own
+    cache_similarity: float | None = None
+    leased_until: datetime | None = None  # as claimed
+    may_use_semantic_cache: bool = False  # the tenant, now
+    model_id: int | None = None  # that runs it, of `served_models`
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the holder of a shard has to record."""
+
+    held: Claim
+    results: Sequence[NewResult]
+    running_tokens: int  # generated so far by requests that are not finished
+    is_last: bool = False  # every request of the shard has its result, with these: it is finished
+    partial_outputs: Mapping[int, PartialOutput] = field(default_factory=dict)  # of long ones, by request id
+
+
+class Saved(Enum):
+    """What the holder of a shard must do after a save."""
+
+    CONTINUE = auto()  # the lease is renewed
+    CANCEL_SOME = auto()  # go on, without those that `requests.cancelled_in` names
+    PAUSE = auto()  # the batch was paused: stop, release
+    STOP = auto()  # the batch was cancelled, stopped itself or expired: stop, save what was cut off
+    LOST = auto()  # somebody else holds the shard, or its batch has ended: nothing was written
+
+
+def is_suspect(session: Session, shard_id: int, *, model: str | None = None) -> bool:
+    """Whether a shard that a worker of this model may run must run alone, because it may kill its worker."""
+    wanted = (ShardRow.id == shard_id, models.may_run(model))
+    return bool(session.scalar(select(ShardRow.is_suspect).where(*wanted)))
+
+
+def claim(
+    session: Session, shard_id: int, *, worker: str, lease: timedelta, model: ServedModel | None = None
+) -> Claim | None:
+    """Take a ready shard of a live batch that waits for this model; None when there is nothing to take."""
+    wanted = (ShardRow.id == shard_id, models.may_run(None if model is None else model.fingerprint))
+    batch_id = session.scalar(select(ShardRow.batch_id).where(*wanted))
+    batch = batches.lock(session, batch_id) if batch_id else None
+    if batch is None or batch.paused_at is not None or batches.is_stopping(session, batch):
+        return None
+    shard = session.execute(
+        update(ShardRow)
+        .where(*wanted, ShardRow.state == ShardState.READY)
+        .values(
+            state=ShardState.RUNNING,
+            fence=ShardRow.fence + 1,
+            attempts=ShardRow.attempts + 1,
+            worker=worker,
+            lease_expires_at=func.now() + lease,
+            running_tokens=0,
+            ticketed_at=None,
+        )
+        .returning(ShardRow.fence, ShardRow.attempts, ShardRow.priority, ShardRow.lease_expires_at)
+    ).one_or_none()
+    if shard is None:
+        return None
+    if batch.status is BatchStatus.PENDING:
+        batch.status = BatchStatus.PROCESSING
+        batch.started_at = func.now()
+    if batch.lane is Lane.BATCH:
+        wake_dispatcher(session)
+    remaining = requests.remaining(session, shard_id, batch.params)
+    tenant = session.get(TenantRow, batch.tenant_id)
+    return Claim(
+        shard_id,
+        batch.id,
+        shard.fence,
+        shard.attempts,
+        remaining,
+        tenant_id=batch.tenant_id,
+        weight=1 if tenant is None else tenant.weight,
+        priority=shard.priority,
+        cache=batch.cache,
+        cache_similarity=batch.cache_similarity,
+        leased_until=shard.lease_expires_at,
+        may_use_semantic_cache=tenant is not None and tenant.may_use_semantic_cache,
+        model_id=None if model is None else model.id,
+    )
+
+
+def is_claimed(session: Session, held: Claim, *, worker: str) -> bool:
+    """Whether a claim was committed: the row is as that transaction left it, which no other can have done.
+
+    Waits for the transaction if it is still open.
+    """
+    batches.lock(session, held.batch_id)
+    as_claimed = (
+        ShardRow.fence == held.fence,
+        ShardRow.state == ShardState.RUNNING,
+        ShardRow.worker == worker,
+        ShardRow.lease_expires_at == held.leased_until,
+    )
+    return bool(session.scalar(select(ShardRow.id).where(ShardRow.id == held.shard_id, *as_claimed)))
+
+
+def renew(session: Session, held: Collection[tuple[int, int]], *, lease: timedelta) -> None:
+    """Renew the leases of shards held by (shard id, fence), without their batches' locks."""
+    ids = (
+        select(ShardRow.id)
+        .where(tuple_(ShardRow.id, ShardRow.fence).in_(held), ShardRow.state == ShardState.RUNNING)
+        .order_by(ShardRow.id)
+        .with_for_update(skip_locked=True)  # what is locked is being saved
+    )
+    _update(session, ids, {"lease_expires_at": func.now() + lease})
+
+
+def ready_interactive(session: Session, *, limit: int, model: str | None = None) -> list[int]:
+    """Return interactive shards that wait to be claimed by a worker of this model, the oldest first."""
+    is_ready = (ShardRow.state == ShardState.READY, ShardRow.lane == Lane.INTERACTIVE)
+    query = select(ShardRow.id).where(*is_ready, models.may_run(model))
+    return list(session.scalars(query.order_by(ShardRow.id).limit(limit)))
+
+
+def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | None) -> list[Saved]:
+    """Record results and progress of shards of one batch, and renew their leases unless `lease` is None.
+
+    Shards whose last results these are become finished, and the batch ends if they were its last.
+    """
+    batch = batches.lock(session, progress[0].held.batch_id)
+    held_ids = set() if batch is None else _lock_all_held(session, [one.held for one in progress])
+    held = [one for one in progress if one.held.shard_id in held_ids]
+    if batch is None or not held:
+        return [Saved.LOST] * len(progress)
+    results = [result for one in held for result in one.results]
+    for one in held:
+        _settle_cancelled_copies(session, batch, one.held)
+    model_id = held[0].held.model_id  # of one worker, all of them
+    _record(session, batch, requests.without_result(session, results), model_id=model_id)
+    last = {one.held.shard_id for one in held if one.is_last}
+    unfinished = _return_unfinished(session, last)
+    finished = last - unfinished
+    running = [one for one in held if not one.is_last]
+    if finished:
+        _update(session, finished, {"state": ShardState.FINISHED, "running_tokens": 0} | NOBODYS)
+    if running:
+        for one in running:
+            partial_outputs.keep(session, one.partial_outputs)
+        tokens = {one.held.shard_id: one.running_tokens for one in running}
+        changes: dict[str, Any] = {"running_tokens": case(tokens, value=ShardRow.id)}
+        if lease is not None:
+            changes |= {
+                "state": ShardState.RUNNING,
+                "lease_expires_at": func.now() + lease,
+                "ticketed_at": None,
+            }
+        _update(session, tokens.keys(), changes)
+    stop_rules.apply(session, batch)
+    if last:
+        batches.settle(session, batch)
+    rates.measure(session, batch)
+    return [
+        _verdict(session, batch, one.held) if one.held.shard_id in held_ids else Saved.LOST
+        for one in progress
+    ]
+
+
+def _settle_cancelled_copies(session: Session, batch: BatchRow, held: Claim) -> None:
+    """End requests of a held shard that nobody wants and nobody runs, as others answer for them."""
+    if batch.has_cancelled_requests:
+        run = {request.id for request in held.requests}
+        unwanted = [one for one in requests.cancelled_in(session, held.shard_id) if one not in run]
+        if unwanted:
+            batches.give_missing(session, batch, Outcome.CANCELLED, REQUEST_CANCELLED, request_ids=unwanted)
+
+
+def _return_unfinished(session: Session, shard_ids: Collection[int]) -> set[int]:
+    """Return those shards to the ready that were run to their end and have requests without a result.
+
+    These are copies of one that was cancelled by itself: they are run after all.
+    """
+    unfinished = requests.shards_with_some_left(session, shard_ids)
+    if unfinished:
+        changes = {"state": ShardState.READY, "running_tokens": 0, "attempts": ShardRow.attempts - 1}
+        _update(session, unfinished, changes | NOBODYS)
+        wake_dispatcher(session)
+    return unfinished
+
+
+def _verdict(session: Session, batch: BatchRow, held: Claim) -> Saved:
+    if batches.is_stopping(session, batch):
+        return Saved.STOP
+    if batch.paused_at is not None:
+        return Saved.PAUSE
+    if batch.has_cancelled_requests and requests.cancelled_in(session, held.shard_id):
+        return Saved.CANCEL_SOME
+    return Saved.CONTINUE
+
+
+def release(session: Session, held: Claim, unfinished: Mapping[int, PartialOutput] | None = None) -> None:
+    """Hand a held shard back, its unfinished requests to be run by whoever claims it next.
+
+    They go on from what they have generated, where `unfinished` has it by request id.
+    """
+    batch = batches.lock(session, held.batch_id)
+    if batch is None or not _lock_all_held(session, [held]):
+        return
+    partial_outputs.keep(session, unfinished or {})
+    if not batches.is_stopping(session, batch):
+        cause = AttemptCause.HANDED_BACK if batch.paused_at is None else AttemptCause.PAUSED
+        attempts.record(session, held.shard_id, cause)
+    session.execute(
+        update(ShardRow)
+        .where(ShardRow.id == held.shard_id)
+        .values(
+            state=ShardState.READY,
+            attempts=ShardRow.attempts - 1,  # a release is not a failure
+            running_tokens=0,
+            **NOBODYS,
+        )
+    )
+    settle_cancelled_requests(session, batch, held.shard_id)
+    batches.settle(session, batch)
+    wake_dispatcher(session)
+
+
+def settle_cancelled_requests(session: Session, batch: BatchRow, shard_id: int) -> None:
+    """End those requests of a locked shard that nobody runs now and nobody wants."""
+    if not batch.has_cancelled_requests:
+        return
+    unwanted = requests.cancelled_in(session, shard_id)
+    if unwanted:
+        batches.give_missing(session, batch, Outcome.CANCELLED, REQUEST_CANCELLED, request_ids=unwanted)
+        finish_if_done(session, shard_id)
+
+
+def finish_if_done(session: Session, shard_id: int) -> None:
+    """Leave a locked shard that nobody runs if each of its requests has its result."""
+    if not requests.shards_with_some_left(session, [shard_id]):
+        session.execute(
+            update(ShardRow)
+            .where(ShardRow.id == shard_id)
+            .values(state=ShardState.FINISHED, running_tokens=0, **NOBODYS)
+        )
+
+
+def _update(session: Session, shard_ids: Collection[int] | Select[int], changes: dict[str, Any]) -> None:
+    session.execute(
+        update(ShardRow)
+        .where(ShardRow.id.in_(shard_ids))
+        .values(changes)
+        .execution_options(synchronize_session=False)
+    )
+
+
+def _lock_all_held(session: Session, claims: Sequence[Claim]) -> set[int]:
+    """Lock those shards that are still held by these claims, and return their ids."""
+    return set(
+        session.scalars(select(ShardRow.id).where(_is_held(claims)).order_by(ShardRow.id).with_for_update())
+    )
+
+
+def _is_held(claims: Sequence[Claim]) -> ColumnElement[bool]:
+    # An expired lease whose shard nobody has claimed since still carries our fence: the work is good.
+    fences = [(claim.shard_id, claim.fence) for claim in claims]
+    return and_(
+        tuple_(ShardRow.id, ShardRow.fence).in_(fences),
+        ShardRow.state.in_([ShardState.RUNNING, ShardState.READY]),
+    )
+
+
+def _record(session: Session, batch: BatchRow, results: Sequence[NewResult], *, model_id: int | None) -> None:
+    if not results:
+        return
+    # Who ran them does not know why the batch stops.
+    results = [
+        replace(result, error=batches.stop_reason(batch))
+        if result.outcome is Outcome.CANCELLED and result.error is None
+        else result
+        for result in results
+    ]
+    completed = [result for result in results if result.outcome is Outcome.COMPLETED]
+    first = batch.num_settled + 1
+    requests.record(session, batch.id, results, first_sequence=first, model_id=model_id)
+    batch.num_completed += len(completed)
+    batch.num_cut += sum(result.is_cut for result in completed)
+    batch.completed_output_tokens += sum(result.num_output_tokens for result in completed)
+    batch.num_failed += sum(result.outcome is Outcome.FAILED for result in results)
+    batch.num_cancelled += sum(result.outcome is Outcome.CANCELLED for result in results)
+    batch.settled_max_tokens += sum(result.max_tokens for result in results)
+    batch.input_tokens += sum(result.num_prompt_tokens for result in results)
+    batch.cached_tokens += sum(result.num_cached_tokens for result in results)
+    batch.output_tokens += sum(result.num_output_tokens for result in results)
+    batch.stored_bytes += sum(len((result.output or "").encode()) for result in results)
+    batch.num_cache_hits += sum(result.source in CACHES for result in results)
+    batch.prefill_seconds += sum(result.seconds.prefill for result in results)
+    batch.decode_seconds += sum(result.seconds.decode for result in results)
+    batch.padding_seconds += sum(result.seconds.padding for result in results)
+    copies.record(session, batch, results)
+    response_cache.keep(session, results, tenant_id=batch.tenant_id)
+
+
+def expired(session: Session, *, limit: int) -> list[tuple[int, str]]:
+    """Return (shard id, batch id) of shards whose lease ran out, the oldest first."""
+    rows = session.execute(
+        select(ShardRow.id, ShardRow.batch_id)
+        .where(ShardRow.state == ShardState.RUNNING, ShardRow.lease_expires_at <= func.now())
+        .order_by(ShardRow.lease_expires_at)
+        .limit(limit)
+    )
+    return [(shard_id, batch_id) for shard_id, batch_id in rows]
+
+
+def return_expired(session: Session, shard_id: int, batch_id: str, *, max_attempts: int) -> bool:
+    """Return a shard whose lease ran out to the ready; say whether it still had to be.
+
+    One whose batch is locked waits for the next sweep: a session that holds on to its lock must not keep the
+    dispatcher from all other batches. `max_attempts` as in `poison.judge`.
+    """
+    batch = batches.lock(session, batch_id, skip_locked=True)
+    if batch is None:
+        return False
+    shard = session.scalar(
+        select(ShardRow)
+        .where(
+            ShardRow.id == shard_id,
+            ShardRow.state == ShardState.RUNNING,
+            ShardRow.lease_expires_at <= func.now(),
+        )
+        .with_for_update()
+    )
+    if shard is None:
+        return False
+    attempts.record(session, shard_id, AttemptCause.WORKER_LOST)
+    shard.state = ShardState.READY
+    shard.worker = shard.lease_expires_at = shard.ticketed_at = None
+    shard.running_tokens = 0
+    session.flush()
+    settle_cancelled_requests(session, batch, shard_id)
+    session.refresh(shard)
+    if shard.state is ShardState.READY and not batches.is_stopping(session, batch):
+        poison.judge(session, batch, shard, max_attempts=max_attempts)
+    session.flush()
+    stop_rules.apply(session, batch)
+    batches.settle(session, batch)
+    return True

@@ -1,0 +1,1 @@
+"""Tenants, their keys and quotas, and what was done with keys."""

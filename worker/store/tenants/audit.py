@@ -1,0 +1,42 @@
+"""The audit log: administrative acts, each written in the transaction that does it. Never changed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from worker.store.rows.access import AuditRow
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """Who did what to what of which tenant. `details` hold no secret."""
+
+    id: int
+    created_at: datetime
+    tenant_id: str
+    actor: str
+    act: str
+    target: str
+    details: Mapping[str, Any]
+
+
+def record(
+    session: Session, actor: str, act: str, target: str, details: Mapping[str, Any], *, tenant_id: str
+) -> None:
+    """Note an act that concerns a tenant; it stands if the transaction does."""
+    session.add(AuditRow(actor=actor, act=act, target=target, details=dict(details), tenant_id=tenant_id))
+
+
+def page(session: Session, *, before: int | None = None, limit: int = 100) -> list[AuditEntry]:
+    """Return entries, the newest first; `before` is the last id of the page before."""
+    statement = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit)
+    if before is not None:
+        statement = statement.where(AuditRow.id < before)
+    return [
+        AuditEntry(row.id, row.created_at, row.tenant_id, row.actor, row.act, row.target, row.details)
+        for row in session.scalars(statement)
+    ]

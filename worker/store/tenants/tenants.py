@@ -1,0 +1,69 @@
+"""Tenants: whose work it is, their share of the workers and their limits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+
+from sqlalchemy import select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from worker.store.database.session import tenant_of
+from worker.store.rows.access import TenantRow
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a tenant may have at once. None: as much as it likes."""
+
+    max_batches: int | None = None
+    max_requests: int | None = None
+    max_tokens: int | None = None
+    max_bytes: int | None = None
+    max_file_bytes: int | None = None
+    calls_per_minute: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A tenant's settings."""
+
+    id: str
+    weight: int
+    limits: Limits
+    may_use_semantic_cache: bool
+    created_at: datetime
+
+
+def create(session: Session, tenant_id: str) -> bool:
+    """Make a tenant with a weight of 1 and no limits; False: it was there."""
+    statement = insert(TenantRow).values(id=tenant_id).on_conflict_do_nothing().returning(TenantRow.id)
+    return session.scalar(statement) is not None
+
+
+def change(session: Session, tenant_id: str, settings: Mapping[str, int | None]) -> bool:
+    """Set a tenant's weight, limits and rights, those that are named; False: no such tenant."""
+    statement = update(TenantRow).where(TenantRow.id == tenant_id).values(settings).returning(TenantRow.id)
+    return session.scalar(statement) is not None
+
+
+def may_use_semantic_cache(session: Session) -> bool:
+    """Whether the session's tenant may be answered with what another prompt got."""
+    tenant = session.get(TenantRow, tenant_of(session))
+    return tenant is not None and tenant.may_use_semantic_cache
+
+
+def find(session: Session, tenant_id: str) -> Tenant | None:
+    """Return a tenant, or None."""
+    row = session.get(TenantRow, tenant_id)
+    return None if row is None else _to_tenant(row)
+
+
+def every(session: Session) -> list[Tenant]:
+    """Return all tenants by name."""
+    return [_to_tenant(row) for row in session.scalars(select(TenantRow).order_by(TenantRow.id))]
+
+
+def _to_tenant(row: TenantRow) -> Tenant:
+    limits = Limits(**{limit.name: getattr(row, limit.name) for limit in fields(Limits)})
+    return Tenant(row.id, row.weight, limits, row.may_use_semantic_cache, row.created_at)

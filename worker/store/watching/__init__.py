@@ -1,0 +1,1 @@
+"""What operators and estimates read off the rows: workers, queues, rates, the overview."""

@@ -1,0 +1,170 @@
+"""What forecasts go by: output lengths of late, what came of earlier forecasts, what is waiting.
+
+Of batches of one model, and of those that any worker may run; `model=None`: of all.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, Float, cast, func, or_, select, true
+from sqlalchemy.orm import Session
+
+from worker.contract.states import LIVE_STATUSES, BatchStatus, ShardState
+from worker.store.batches.batch_views import BatchView, to_view, views
+from worker.store.rows.access import TenantRow
+from worker.store.rows.batches import BatchRow
+from worker.store.rows.requests import RequestRow, ResultRow
+from worker.store.rows.shards import ShardRow
+from worker.values.outcomes import Outcome
+from worker.values.requests import RequestKind
+from worker.values.results import CUT
+
+LEARNED_FROM_BATCHES = 20
+RESULTS_A_BATCH = 64
+LEARNED_FROM_OUTCOMES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SeenOutput:
+    """How long an output became, and might have become. Cut: its limit ended it."""
+
+    num_tokens: int
+    limit: int
+    is_cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastOutcome:
+    """How long a batch was forecast to take, by the costs of Steps alone, and how long it took."""
+
+    forecast_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What live batches still have to do, at most."""
+
+    num_batches: int
+    num_requests: int
+    prompt_tokens: int
+    max_output_tokens: int
+
+
+def last_end(session: Session, *, model: str | None = None) -> datetime | None:
+    """Return when a batch ended last: until the next one does, what is learned here stays the same."""
+    return session.scalar(
+        select(func.max(BatchRow.finished_at)).where(
+            BatchRow.finished_at.is_not(None), BatchRow.results_dropped_at.is_(None), _is_of(model)
+        )
+    )
+
+
+def recent_outputs(session: Session, *, model: str | None = None) -> list[list[SeenOutput]]:
+    """Return outputs of each of the last batches, from all over it.
+
+    Those that were told to ignore their end say nothing of it, nor do several choices of one request.
+    """
+    recent = (
+        select(BatchRow.id, BatchRow.num_completed, BatchRow.params)
+        .where(
+            BatchRow.finished_at.is_not(None),
+            BatchRow.results_dropped_at.is_(None),
+            BatchRow.num_completed > 0,
+            _is_of(model),
+        )
+        .order_by(BatchRow.finished_at.desc())
+        .limit(LEARNED_FROM_BATCHES)
+        .subquery()
+    )
+    # Results are in order of completion, the short ones first: every so many of them, not the first ones.
+    stride = func.greatest(1, recent.c.num_completed // RESULTS_A_BATCH)
+    every = (
+        func.generate_series(1, recent.c.num_completed, stride)
+        .table_valued("sequence")
+        .render_derived(name="every")
+        .lateral()
+    )
+    params = func.coalesce(RequestRow.params, recent.c.params)
+    rows = session.execute(
+        select(
+            recent.c.id, ResultRow.num_output_tokens, RequestRow.max_tokens, ResultRow.finish_reason == CUT
+        )
+        .select_from(recent)
+        .join(every, true())
+        .join(ResultRow, (ResultRow.batch_id == recent.c.id) & (ResultRow.sequence == every.c.sequence))
+        .join(RequestRow, RequestRow.id == ResultRow.request_id)
+        .where(
+            ResultRow.outcome == Outcome.COMPLETED,
+            RequestRow.kind == RequestKind.GENERATION,
+            RequestRow.inputs.is_(None),
+            *(params[name].is_(None) for name in ("ignore_eos", "n", "best_of")),
+        )
+    )
+    by_batch: dict[str, list[SeenOutput]] = {}
+    for batch_id, *seen in rows:
+        by_batch.setdefault(batch_id, []).append(SeenOutput(*seen))
+    return list(by_batch.values())
+
+
+def forecast_outcomes(session: Session, *, model: str | None = None) -> list[ForecastOutcome]:
+    """Return what came of the last forecasts, the newest first."""
+    recent = (
+        select(BatchRow.status, BatchRow.forecast_seconds, BatchRow.created_at, BatchRow.finished_at)
+        .where(BatchRow.finished_at.is_not(None), BatchRow.results_dropped_at.is_(None), _is_of(model))
+        .order_by(BatchRow.finished_at.desc())
+        .limit(LEARNED_FROM_OUTCOMES)
+        .subquery()
+    )
+    seconds = func.extract("epoch", recent.c.finished_at - recent.c.created_at)
+    rows = session.execute(
+        select(recent.c.forecast_seconds, cast(seconds, Float(53)))
+        .where(recent.c.status == BatchStatus.COMPLETED, recent.c.forecast_seconds.is_not(None))
+        .order_by(recent.c.finished_at.desc())
+    )
+    return [ForecastOutcome(forecast, taken) for forecast, taken in rows if forecast is not None]
+
+
+def live_batches(session: Session, *, limit: int, model: str | None = None) -> list[BatchView]:
+    """Return batches that have work left, the highest priority first, then as they were submitted."""
+    query = (
+        views().where(*_has_work(model)).order_by(BatchRow.priority.desc(), BatchRow.created_at).limit(limit)
+    )
+    return [to_view(*found) for found in session.execute(query)]
+
+
+def backlog(session: Session, *, model: str | None = None) -> Backlog:
+    """Return the work of all live batches."""
+    settled = BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled
+    num_batches, num_requests, prompt_tokens, max_output_tokens = session.execute(
+        select(
+            func.count(),
+            func.coalesce(func.sum(BatchRow.num_requests - settled), 0),
+            func.coalesce(func.sum(BatchRow.num_prompt_tokens - BatchRow.input_tokens), 0),
+            func.coalesce(func.sum(BatchRow.max_output_tokens - BatchRow.settled_max_tokens), 0),
+        ).where(*_has_work(model))
+    ).one()
+    running = session.scalar(
+        select(func.coalesce(func.sum(ShardRow.running_tokens), 0)).where(
+            ShardRow.state == ShardState.RUNNING,
+            *([] if model is None else [ShardRow.model_fingerprint.in_({"", model})]),
+        )
+    )
+    left = max_output_tokens - (running or 0)
+    return Backlog(num_batches, int(num_requests), max(0, int(prompt_tokens)), max(0, int(left)))
+
+
+def tenant_weights(session: Session) -> dict[str, float]:
+    """Return tenants' shares of the workers, where they are not 1."""
+    found = session.execute(select(TenantRow.id, TenantRow.weight).where(TenantRow.weight != 1))
+    return {tenant_id: float(weight) for tenant_id, weight in found}
+
+
+def _has_work(model: str | None) -> tuple[ColumnElement[bool], ...]:
+    return (BatchRow.status.in_(LIVE_STATUSES), BatchRow.paused_at.is_(None), _is_of(model))
+
+
+def _is_of(model: str | None) -> ColumnElement[bool]:
+    if model is None:
+        return true()
+    return or_(BatchRow.model_fingerprint == model, BatchRow.model_fingerprint.is_(None))

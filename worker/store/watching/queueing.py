@@ -1,0 +1,87 @@
+"""Where a batch stands in line, and how much work would be done before it."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy.orm import Session
+
+from worker.contract.messages import GPU_QUEUE
+from worker.contract.states import BatchStatus
+from worker.store.rows.batches import BatchRow
+from worker.store.rows.workers import WorkerRow
+from worker.store.watching.workers import is_live
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Live batches that go before one."""
+
+    num_batches: int
+    num_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The live gpu workers that serve a model: `num_loading` have not loaded it yet."""
+
+    num_ready: int
+    num_loading: int
+    num_others: int  # of other models
+
+
+def ahead_of(
+    session: Session,
+    *,
+    priority: int,
+    expires_at: datetime | None,
+    batch_id: str | None = None,
+    model: str | None = None,
+) -> Ahead:
+    """Return what tickets take before a batch: higher priority, then earlier deadline, then age.
+
+    `batch_id=None` stands for a batch that would be submitted now; `model=None` for one that any worker runs.
+    """
+    goes_first = BatchRow.priority > priority
+    same = BatchRow.priority == priority
+    if expires_at is None:
+        earlier: ColumnElement[bool] = BatchRow.expires_at.is_not(None)
+        level: ColumnElement[bool] = BatchRow.expires_at.is_(None)
+    else:
+        earlier, level = BatchRow.expires_at < expires_at, BatchRow.expires_at == expires_at
+    if batch_id is not None:
+        created_at = select(BatchRow.created_at).where(BatchRow.id == batch_id).scalar_subquery()
+        level = and_(level, BatchRow.created_at < created_at)
+    settled = BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled
+    counted = select(
+        func.count(),
+        func.coalesce(func.sum(BatchRow.num_requests - settled), 0),
+    ).where(
+        BatchRow.status.in_([BatchStatus.PENDING, BatchStatus.PROCESSING]),
+        BatchRow.paused_at.is_(None),
+        or_(goes_first, and_(same, or_(earlier, level))),
+    )
+    if model is not None:
+        is_beside = or_(BatchRow.model_fingerprint == model, BatchRow.model_fingerprint.is_(None))
+        counted = counted.where(is_beside)
+    if batch_id is not None:
+        counted = counted.where(BatchRow.id != batch_id)
+    return Ahead(*map(int, session.execute(counted).one()))
+
+
+def capacity(session: Session, *, model: str | None = None) -> Capacity:
+    """Return what the live gpu workers can do that serve a model; None: all of them."""
+    serves = is_live(GPU_QUEUE, model)
+    ready, loading, everybody = session.execute(
+        select(
+            func.count().filter(serves, WorkerRow.slots > 0),
+            func.count().filter(serves, WorkerRow.slots == 0),
+            func.count(),
+        ).where(is_live(GPU_QUEUE))
+    ).one()
+    return Capacity(ready, loading, everybody - ready - loading)
+
+
+def read_clock(session: Session) -> datetime:
+    """Return Postgres's time, the only one that counts."""
+    return session.scalars(select(func.now())).one()

@@ -1,0 +1,88 @@
+"""Requests and results of batches that ended long ago, or were deleted, go some at a time.
+
+Of a batch that only ended long ago its own row stays, with its counts.
+"""
+
+from datetime import timedelta
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from worker.contract.access import NOBODY
+from worker.contract.states import EventState, FilesStage
+from worker.store.rows.batches import BatchRow
+from worker.store.rows.files import BatchFilesRow
+from worker.store.rows.requests import RequestRow
+from worker.store.rows.shards import ShardRow
+from worker.store.rows.webhooks import DeliveryRow, WebhookEventRow
+
+
+def drop_old_results(session: Session, *, kept_for: timedelta, limit: int) -> int:
+    """Drop at most `limit` requests, with their results, of the batch whose end is the longest ago.
+
+    Returns:
+        How many were dropped; 0: no batch that ended before `kept_for` has any left.
+
+    """
+    writes_files = select(BatchFilesRow.batch_id).where(
+        BatchFilesRow.batch_id == BatchRow.id, BatchFilesRow.stage != FilesStage.DONE
+    )
+    batch = session.scalar(
+        select(BatchRow)
+        .where(
+            BatchRow.finished_at.is_not(None),
+            BatchRow.finished_at < func.now() - kept_for,
+            BatchRow.results_dropped_at.is_(None),
+            ~writes_files.exists(),
+        )
+        .order_by(BatchRow.finished_at)
+        .limit(1)
+        .with_for_update(key_share=True, skip_locked=True)
+    )
+    if batch is None:
+        return 0
+    num_dropped = _drop_requests(session, batch.id, limit)
+    if num_dropped < limit:
+        # Small batches travel in their event; one that is still being delivered stays until it is over.
+        goes_on = select(DeliveryRow.id).where(
+            DeliveryRow.event_id == WebhookEventRow.id,
+            DeliveryRow.state.in_([EventState.PENDING, EventState.SENDING]),
+        )
+        session.execute(
+            delete(WebhookEventRow).where(WebhookEventRow.batch_id == batch.id, ~goes_on.exists())
+        )
+        batch.results_dropped_at = func.now()
+    return num_dropped
+
+
+def drop_deleted(session: Session, *, limit: int) -> int:
+    """Drop at most `limit` requests, with their results, of a batch that was deleted, and at last the batch.
+
+    Returns:
+        How many were dropped.
+
+    """
+    is_deleted = select(BatchRow).where(BatchRow.tenant_id == NOBODY)
+    batch = session.scalar(is_deleted.limit(1).with_for_update(skip_locked=True))
+    if batch is None:
+        return 0
+    num_dropped = _drop_requests(session, batch.id, limit)
+    if num_dropped < limit:
+        session.execute(delete(BatchRow).where(BatchRow.id == batch.id))
+    return num_dropped
+
+
+def _drop_requests(session: Session, batch_id: str, limit: int) -> int:
+    """Drop at most `limit` requests of a batch, the first ones, and its shards with the last of them."""
+    first = (
+        select(RequestRow.id)
+        .where(RequestRow.batch_id == batch_id)
+        .order_by(RequestRow.position)
+        .limit(limit)
+    )
+    dropped = session.scalars(
+        delete(RequestRow).where(RequestRow.id.in_(first)).returning(RequestRow.id)
+    ).all()
+    if len(dropped) < limit:
+        session.execute(delete(ShardRow).where(ShardRow.batch_id == batch_id))
+    return len(dropped)

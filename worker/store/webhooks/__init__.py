@@ -1,0 +1,1 @@
+"""Webhook endpoints, events and deliveries as rows."""

@@ -1,0 +1,252 @@
+"""Deliveries: a webhook event on its way to each of its receivers. Knows no HTTP and no signatures."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import uuid4
+
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.orm import Session
+
+from worker.contract.states import EventState
+from worker.store.database.notify import wake_dispatcher
+from worker.store.rows.webhooks import DeliveryAttemptRow, DeliveryRow, WebhookEndpointRow, WebhookEventRow
+from worker.store.webhooks import endpoints, receivers
+
+SETTLED_OR_WAITING = (EventState.PENDING, EventState.DELIVERED, EventState.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryClaim:
+    """A delivery held for one attempt."""
+
+    id: str
+    event_id: str
+    endpoint_id: str | None  # None: the batch's own callback
+    receiver: str
+    url: str
+    body: str
+    sealed_secrets: tuple[str, ...]  # of the endpoint, the newest first; a callback has none
+    fence: int
+    attempt: int  # of this delivery, from 1
+    number: int  # among all attempts at the event, from 1
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What came of one attempt. A status code, an error, or both."""
+
+    duration_ms: int
+    status_code: int | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What follows from an attempt.
+
+    Args:
+        state: Of the delivery.
+        retry_in: When to try a pending one again.
+        is_healthy: The receiver, whatever it said of this event; None: it was not asked.
+        disable: Why its endpoint gets nothing more; None: it does.
+
+    """
+
+    state: EventState
+    retry_in: timedelta | None = None
+    is_healthy: bool | None = True
+    disable: str | None = None
+
+
+def add(session: Session, event_id: str, receiver_of: dict[str | None, str]) -> None:
+    """Address an event to receivers, by endpoint id; None is the batch's own callback."""
+    if not receiver_of:
+        return
+    session.execute(
+        insert(DeliveryRow),
+        [
+            {
+                "id": f"dlv_{uuid4().hex}",
+                "event_id": event_id,
+                "endpoint_id": endpoint_id,
+                "receiver": receiver,
+                "state": EventState.PENDING,
+            }
+            for endpoint_id, receiver in receiver_of.items()
+        ],
+    )
+    receivers.use(session, receiver_of.values())
+    wake_dispatcher(session)
+
+
+def claim(session: Session, delivery_id: str, *, lease: timedelta, most_at_once: int) -> DeliveryClaim | None:
+    """Take a delivery that is due; None when there is nothing to take, or its receiver has its fill."""
+    is_due = (
+        DeliveryRow.id == delivery_id,
+        DeliveryRow.state == EventState.PENDING,
+        DeliveryRow.next_attempt_at <= func.now(),
+    )
+    found = session.execute(
+        select(DeliveryRow.receiver, DeliveryRow.endpoint_id).where(*is_due)
+    ).one_or_none()
+    if found is None:
+        return None
+    change = update(DeliveryRow).where(*is_due)
+    if not receivers.admit(session, found.receiver, most=most_at_once):
+        session.execute(change.values(ticketed_at=None))
+        return None
+    endpoint = session.get(WebhookEndpointRow, found.endpoint_id) if found.endpoint_id else None
+    if endpoint is not None and not endpoint.is_enabled:
+        values = {"state": EventState.FAILED, "ticketed_at": None, "settled_at": func.now()}
+        session.execute(change.values(**values))
+        return None
+    row = session.execute(
+        change.values(
+            state=EventState.SENDING,
+            fence=DeliveryRow.fence + 1,
+            attempts=DeliveryRow.attempts + 1,
+            lease_expires_at=func.now() + lease,
+            ticketed_at=None,
+        ).returning(DeliveryRow.event_id, DeliveryRow.fence, DeliveryRow.attempts)
+    ).one_or_none()
+    if row is None:
+        return None
+    event = session.execute(
+        update(WebhookEventRow)
+        .where(WebhookEventRow.id == row.event_id)
+        .values(attempts=WebhookEventRow.attempts + 1)
+        .returning(WebhookEventRow.url, WebhookEventRow.body, WebhookEventRow.attempts)
+    ).one()
+    return DeliveryClaim(
+        id=delivery_id,
+        event_id=row.event_id,
+        endpoint_id=found.endpoint_id,
+        receiver=found.receiver,
+        url=event.url if endpoint is None else endpoint.url,
+        body=event.body,
+        sealed_secrets=() if endpoint is None else _sealed_secrets(session, endpoint),
+        fence=row.fence,
+        attempt=row.attempts,
+        number=event.attempts,
+    )
+
+
+def _sealed_secrets(session: Session, endpoint: WebhookEndpointRow) -> tuple[str, ...]:
+    is_old_valid = endpoint.old_secret_expires_at is not None and session.scalar(
+        select(endpoint.old_secret_expires_at > func.now())
+    )
+    old = endpoint.old_sealed_secret if is_old_valid else None
+    return tuple(secret for secret in (endpoint.sealed_secret, old) if secret is not None)
+
+
+def renew(session: Session, held: DeliveryClaim, *, lease: timedelta) -> None:
+    """Keep a delivery that is still being sent."""
+    session.execute(
+        update(DeliveryRow)
+        .where(
+            DeliveryRow.id == held.id,
+            DeliveryRow.fence == held.fence,
+            DeliveryRow.state == EventState.SENDING,
+        )
+        .values(lease_expires_at=func.now() + lease)
+    )
+
+
+def record_attempt(session: Session, held: DeliveryClaim, attempt: Attempt, outcome: Outcome) -> None:
+    """Log an attempt, tell the breaker, and move the delivery on as the outcome says."""
+    # The receiver first, as in `claim`.
+    if outcome.is_healthy is not None:
+        receivers.record(session, held.receiver, is_healthy=outcome.is_healthy)
+    session.execute(
+        insert(DeliveryAttemptRow).values(
+            event_id=held.event_id,
+            number=held.number,
+            delivery_id=held.id,
+            duration_ms=attempt.duration_ms,
+            status_code=attempt.status_code,
+            error=attempt.error,
+        )
+    )
+    session.execute(
+        update(DeliveryRow)
+        .where(
+            DeliveryRow.id == held.id,
+            DeliveryRow.fence == held.fence,
+            DeliveryRow.state.in_([EventState.SENDING, EventState.PENDING]),
+        )
+        .values(
+            state=outcome.state,
+            lease_expires_at=None,
+            next_attempt_at=func.now() + (outcome.retry_in or timedelta(0)),
+            settled_at=None if outcome.state is EventState.PENDING else func.now(),
+        )
+    )
+    if outcome.disable is not None and held.endpoint_id is not None:
+        endpoints.disable(session, held.endpoint_id, reason=outcome.disable)
+    wake_dispatcher(session)
+
+
+def return_expired(session: Session, *, limit: int) -> int:
+    """Return deliveries whose sender died to the pending; count them."""
+    expired = (
+        select(DeliveryRow.id)
+        .where(DeliveryRow.state == EventState.SENDING, DeliveryRow.lease_expires_at <= func.now())
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+        .cte("expired")
+    )
+    returned = session.execute(
+        update(DeliveryRow)
+        .where(DeliveryRow.id == expired.c.id)
+        .values(state=EventState.PENDING, lease_expires_at=None, next_attempt_at=func.now(), ticketed_at=None)
+        .returning(DeliveryRow.id)
+    )
+    return len(returned.all())
+
+
+def replay(
+    session: Session,
+    *,
+    event_id: str | None = None,
+    endpoint_id: str | None = None,
+    states: Iterable[EventState] = SETTLED_OR_WAITING,
+    limit: int = 1000,
+) -> int:
+    """Send deliveries again, with the whole schedule before them; count them, at most `limit`.
+
+    Those of one event, of one endpoint, or both. An attempt that is under way is left alone, and so is
+    what is addressed to an endpoint that is disabled.
+    """
+    states = list(states)
+    query = (
+        select(DeliveryRow.id, DeliveryRow.receiver)
+        .outerjoin(WebhookEndpointRow, WebhookEndpointRow.id == DeliveryRow.endpoint_id)
+        .where(
+            DeliveryRow.state.in_(states),
+            DeliveryRow.endpoint_id.is_(None) | WebhookEndpointRow.is_enabled,
+        )
+        .order_by(DeliveryRow.created_at)
+        .limit(limit)
+    )
+    if event_id is not None:
+        query = query.where(DeliveryRow.event_id == event_id)
+    if endpoint_id is not None:
+        query = query.where(DeliveryRow.endpoint_id == endpoint_id)
+    found = session.execute(query).all()
+    # The receivers first, as in `claim`.
+    receivers.unpause(session, {row.receiver for row in found})
+    replayed = session.scalars(
+        update(DeliveryRow)
+        .where(DeliveryRow.id.in_([row.id for row in found]), DeliveryRow.state.in_(states))
+        .values(
+            state=EventState.PENDING,
+            attempts=0,
+            next_attempt_at=func.now(),
+            ticketed_at=None,
+            settled_at=None,
+        )
+        .returning(DeliveryRow.id)
+    ).all()
+    wake_dispatcher(session)
+    return len(replayed)

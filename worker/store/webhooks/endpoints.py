@@ -1,0 +1,190 @@
+"""Webhook endpoints: receivers registered once. Knows no HTTP; secrets come and go sealed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import Select, func, insert, select, tuple_, update
+from sqlalchemy.orm import Session
+
+from worker.contract.states import EventState
+from worker.store.rows.webhooks import DeliveryRow, WebhookEndpointRow
+
+
+@dataclass(frozen=True, slots=True)
+class NewEndpoint:
+    """An endpoint on its way in."""
+
+    url: str
+    event_types: list[str]
+    description: str
+    is_enabled: bool
+    sealed_secret: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointView:
+    """An endpoint as it stands; its secret is not part of it."""
+
+    id: str
+    url: str
+    event_types: list[str]
+    description: str
+    is_enabled: bool
+    disabled_reason: str | None
+    old_secret_expires_at: datetime | None
+    created_at: datetime
+
+
+def create(session: Session, tenant: str, new: NewEndpoint) -> EndpointView:
+    """Register an endpoint."""
+    row = session.scalars(
+        insert(WebhookEndpointRow)
+        .values(
+            id=f"we_{uuid4().hex}",
+            tenant_id=tenant,
+            url=new.url,
+            event_types=new.event_types,
+            description=new.description,
+            is_enabled=new.is_enabled,
+            disabled_reason=None if new.is_enabled else "by its owner",
+            sealed_secret=new.sealed_secret,
+        )
+        .returning(WebhookEndpointRow)
+    ).one()
+    return _view(row)
+
+
+def get(session: Session, tenant: str, endpoint_id: str) -> EndpointView | None:
+    """Return an endpoint, or None."""
+    row = session.scalar(_of(tenant).where(WebhookEndpointRow.id == endpoint_id))
+    return None if row is None else _view(row)
+
+
+def page(session: Session, tenant: str, *, after: str | None, limit: int) -> list[EndpointView]:
+    """Return endpoints, oldest first, from the one after `after`."""
+    query = _of(tenant).order_by(WebhookEndpointRow.created_at, WebhookEndpointRow.id).limit(limit)
+    if after is not None:
+        place = tuple_(WebhookEndpointRow.created_at, WebhookEndpointRow.id)
+        cursor = select(WebhookEndpointRow.created_at, WebhookEndpointRow.id).where(
+            WebhookEndpointRow.id == after
+        )
+        query = query.where(place > cursor.scalar_subquery())
+    return [_view(row) for row in session.scalars(query)]
+
+
+def count(session: Session, tenant: str) -> int:
+    """Return how many endpoints a tenant has."""
+    return session.scalar(select(func.count()).select_from(_of(tenant).subquery())) or 0
+
+
+def change(session: Session, tenant: str, endpoint_id: str, values: dict[str, Any]) -> EndpointView | None:
+    """Change columns of an endpoint; None when there is none.
+
+    Disabling turns what was pending for it into dead letters.
+    """
+    row = _locked(session, tenant, endpoint_id)
+    if row is None:
+        return None
+    for name, value in values.items():
+        setattr(row, name, value)
+    if "is_enabled" in values:
+        row.disabled_reason = None if row.is_enabled else "by its owner"
+    session.flush()
+    if not row.is_enabled:
+        _bury(session, endpoint_id)
+    return _view(row)
+
+
+def rotate(
+    session: Session, tenant: str, endpoint_id: str, *, sealed_secret: str, overlap: timedelta
+) -> EndpointView | None:
+    """Give an endpoint a new secret; the one before signs along until `overlap` is over."""
+    row = _locked(session, tenant, endpoint_id)
+    if row is None:
+        return None
+    row.old_sealed_secret = row.sealed_secret if overlap else None
+    row.old_secret_expires_at = func.now() + overlap if overlap else None
+    row.sealed_secret = sealed_secret
+    session.flush()
+    session.refresh(row)
+    return _view(row)
+
+
+def forget(session: Session, tenant: str, endpoint_id: str) -> bool:
+    """Delete an endpoint and its secrets; what was sent to it stays in the delivery log."""
+    row = _locked(session, tenant, endpoint_id)
+    if row is None:
+        return False
+    row.is_enabled, row.disabled_reason, row.deleted_at = False, "deleted", func.now()
+    row.sealed_secret = row.old_sealed_secret = row.old_secret_expires_at = None
+    session.flush()
+    _bury(session, endpoint_id)
+    return True
+
+
+def disable(session: Session, endpoint_id: str, *, reason: str) -> None:
+    """Send nothing more to an endpoint, whoever owns it; what is pending becomes dead letters."""
+    session.execute(
+        update(WebhookEndpointRow)
+        .where(WebhookEndpointRow.id == endpoint_id, WebhookEndpointRow.is_enabled)
+        .values(is_enabled=False, disabled_reason=reason)
+    )
+    _bury(session, endpoint_id)
+
+
+def reseal(session: Session, change: Callable[[str], str]) -> int:
+    """Pass every sealed secret through `change`; count the endpoints."""
+    rows = session.scalars(
+        select(WebhookEndpointRow).where(WebhookEndpointRow.deleted_at.is_(None)).with_for_update()
+    ).all()
+    for row in rows:
+        row.sealed_secret = row.sealed_secret and change(row.sealed_secret)
+        row.old_sealed_secret = row.old_sealed_secret and change(row.old_sealed_secret)
+    return len(rows)
+
+
+def listening(session: Session, tenant: str | None, event_type: str) -> Sequence[str]:
+    """Return the ids of the endpoints that want an event of this type."""
+    return session.scalars(
+        select(WebhookEndpointRow.id).where(
+            WebhookEndpointRow.tenant_id == tenant,
+            WebhookEndpointRow.deleted_at.is_(None),
+            WebhookEndpointRow.is_enabled,
+            WebhookEndpointRow.event_types.contains([event_type]),
+        )
+    ).all()
+
+
+def _of(tenant: str) -> Select[WebhookEndpointRow]:
+    """Return the one query through which a tenant sees endpoints."""
+    return select(WebhookEndpointRow).where(
+        WebhookEndpointRow.tenant_id == tenant, WebhookEndpointRow.deleted_at.is_(None)
+    )
+
+
+def _locked(session: Session, tenant: str, endpoint_id: str) -> WebhookEndpointRow | None:
+    return session.scalar(_of(tenant).where(WebhookEndpointRow.id == endpoint_id).with_for_update())
+
+
+def _bury(session: Session, endpoint_id: str) -> None:
+    session.execute(
+        update(DeliveryRow)
+        .where(DeliveryRow.endpoint_id == endpoint_id, DeliveryRow.state == EventState.PENDING)
+        .values(state=EventState.FAILED, ticketed_at=None, settled_at=func.now())
+    )
+
+
+def _view(row: WebhookEndpointRow) -> EndpointView:
+    return EndpointView(
+        id=row.id,
+        url=row.url,
+        event_types=row.event_types,
+        description=row.description,
+        is_enabled=row.is_enabled,
+        disabled_reason=row.disabled_reason,
+        old_secret_expires_at=row.old_secret_expires_at,
+        created_at=row.created_at,
+    )

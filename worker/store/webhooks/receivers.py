@@ -1,0 +1,84 @@
+"""Receivers of webhooks: how many deliveries go to one at once, and a circuit breaker.
+
+The state is in Postgres, so all callbacks workers share it. After `FAILURES_TO_PAUSE` failures in a row a
+receiver is paused; when the pause is over one delivery is tried, and its outcome ends or renews the pause.
+"""
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+from sqlalchemy import ColumnElement, case, delete, func, or_, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from worker.contract.states import EventState
+from worker.store.rows.webhooks import DeliveryRow, ReceiverRow
+
+FAILURES_TO_PAUSE = 5
+FIRST_PAUSE = timedelta(seconds=30)
+LONGEST_PAUSE = timedelta(minutes=15)
+FORGET_AFTER = timedelta(days=1)
+
+
+def use(session: Session, keys: Iterable[str]) -> None:
+    """Make sure that receivers exist. Locks none that does: a batch that ends waits for no receiver."""
+    rows = [{"key": key} for key in sorted(set(keys))]
+    session.execute(insert(ReceiverRow).values(rows).on_conflict_do_nothing())
+
+
+def unpause(session: Session, keys: Iterable[str]) -> None:
+    """Let one delivery be tried at once. Locks the receivers until the transaction ends."""
+    values = {"used_at": func.now(), "paused_until": None}
+    for key in sorted(set(keys)):
+        statement = insert(ReceiverRow).values(key=key)
+        session.execute(statement.on_conflict_do_update(index_elements=[ReceiverRow.key], set_=values))
+
+
+def room(most: int) -> ColumnElement[int]:
+    """Return the SQL of how many deliveries a receiver may have at once: one where it has been failing."""
+    is_failing = ReceiverRow.num_failures >= FAILURES_TO_PAUSE
+    return case((is_not_paused() & ~is_failing, most), (is_not_paused(), 1), else_=0)
+
+
+def is_not_paused() -> ColumnElement[bool]:
+    """Return the SQL of whether a receiver may be tried."""
+    return or_(ReceiverRow.paused_until.is_(None), ReceiverRow.paused_until <= func.now())
+
+
+def admit(session: Session, key: str, *, most: int) -> bool:
+    """Lock a receiver until the transaction ends, and say whether one more delivery may start."""
+    allowed = session.scalar(select(room(most)).where(ReceiverRow.key == key).with_for_update())
+    if not allowed:
+        return False
+    sending = select(func.count()).where(DeliveryRow.receiver == key, DeliveryRow.state == EventState.SENDING)
+    return (session.scalar(sending) or 0) < allowed
+
+
+def record(session: Session, key: str, *, is_healthy: bool) -> None:
+    """Record how a receiver took a delivery, and pause it if it has been failing. Locks its row."""
+    failures = session.scalar(
+        select(ReceiverRow.num_failures).where(ReceiverRow.key == key).with_for_update()
+    )
+    failures = 0 if is_healthy else (failures or 0) + 1
+    pause = None
+    if failures >= FAILURES_TO_PAUSE:
+        doublings = min(failures - FAILURES_TO_PAUSE, 16)
+        pause = func.now() + min(FIRST_PAUSE * 2**doublings, LONGEST_PAUSE)
+    values = {"num_failures": failures, "paused_until": pause, "used_at": func.now()}
+    session.execute(update(ReceiverRow).where(ReceiverRow.key == key).values(**values))
+
+
+def forget_the_idle(session: Session) -> None:
+    """Drop receivers that nothing has gone to for a day and nothing waits for.
+
+    One that a transaction under way has just counted on comes back the next time.
+    """
+    waiting = select(DeliveryRow.receiver).where(
+        DeliveryRow.state.in_([EventState.PENDING, EventState.SENDING])
+    )
+    is_waited_for = waiting.where(DeliveryRow.receiver == ReceiverRow.key).exists()
+    session.execute(
+        delete(ReceiverRow).where(ReceiverRow.used_at < func.now() - FORGET_AFTER, ~is_waited_for)
+    )
+    missing = waiting.where(DeliveryRow.receiver.not_in(select(ReceiverRow.key))).distinct()
+    session.execute(insert(ReceiverRow).from_select(["key"], missing).on_conflict_do_nothing())

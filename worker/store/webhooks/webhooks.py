@@ -1,0 +1,121 @@
+"""Webhook events: what receivers are told, written in the transaction in which it happens."""
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from uuid import uuid4
+
+from sqlalchemy import func, insert, or_, select
+from sqlalchemy.orm import Session
+
+from worker.contract.access import DEFAULT_TENANT
+from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS, BatchEnded, Ping
+from worker.contract.states import EventState
+from worker.store.requests import result_views
+from worker.store.rows.batches import BatchRow
+from worker.store.rows.webhooks import WebhookEventRow
+from worker.store.webhooks import deliveries, endpoints
+from worker.values.results import Output, RequestError, num_bytes
+
+
+def record_end(session: Session, batch: BatchRow, files: Mapping[str, str | None] | None = None) -> None:
+    """Write the event of a batch that has just ended, if anybody wants to be told.
+
+    `files`: ids of those that its results were written to, by what their links are called.
+    """
+    tenant = batch.tenant_id
+    receiver_of = _receivers(session, tenant, f"batch.{batch.status}", batch.callback_url)
+    if not receiver_of or batch.finished_at is None:
+        return
+    event = BatchEnded(
+        event_id=f"evt_{uuid4().hex}",
+        created_at=batch.finished_at,
+        batch_id=batch.id,
+        status=batch.status,
+        counts={
+            "total": batch.num_requests,
+            "pending": 0,
+            "completed": batch.num_completed,
+            "failed": batch.num_failed,
+            "cancelled": batch.num_cancelled,
+        },
+        usage={
+            "input_tokens": batch.input_tokens,
+            "input_tokens_details": {"cached_tokens": batch.cached_tokens},
+            "output_tokens": batch.output_tokens,
+            "total_tokens": batch.input_tokens + batch.output_tokens,
+        },
+        metadata=batch.metadata_,
+        outputs=_inline_outputs(session, batch),
+        error=None if batch.error_code is None else RequestError(batch.error_code, batch.error_message or ""),
+        files={name: file_id for name, file_id in (files or {}).items() if file_id is not None},
+    )
+    session.execute(
+        insert(WebhookEventRow).values(
+            id=event.event_id,
+            tenant_id=tenant,
+            batch_id=batch.id,
+            type=event.type,
+            url=batch.callback_url,
+            body=event.to_body(),
+        )
+    )
+    deliveries.add(session, event.event_id, receiver_of)
+
+
+def ping(session: Session, tenant: str, endpoint_id: str) -> str:
+    """Write an event that says nothing, for one endpoint; return its id."""
+    event = Ping(event_id=f"evt_{uuid4().hex}", created_at=_now(session), endpoint_id=endpoint_id)
+    session.execute(
+        insert(WebhookEventRow).values(
+            id=event.event_id, tenant_id=tenant, type=event.type, body=event.to_body()
+        )
+    )
+    deliveries.add(session, event.event_id, {endpoint_id: endpoint_id})
+    return event.event_id
+
+
+def adopt(session: Session, *, limit: int) -> None:
+    """Address the events that a process of the release before has written."""
+    rows = session.scalars(
+        select(WebhookEventRow)
+        .where(
+            or_(
+                WebhookEventRow.state == EventState.PENDING,
+                (WebhookEventRow.state == EventState.SENDING)
+                & (WebhookEventRow.lease_expires_at <= func.now()),
+            )
+        )
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    for row in rows:
+        row.state = None
+        tenant = row.tenant_id or DEFAULT_TENANT
+        deliveries.add(session, row.id, _receivers(session, tenant, row.type, row.url))
+
+
+def _receivers(
+    session: Session, tenant: str, event_type: str, callback_url: str | None
+) -> dict[str | None, str]:
+    """Return whom an event goes to, by endpoint id, each with the name that its breaker goes by."""
+    found: dict[str | None, str] = {
+        endpoint_id: endpoint_id for endpoint_id in endpoints.listening(session, tenant, event_type)
+    }
+    if callback_url is not None:
+        scheme, _, rest = callback_url.partition("://")
+        host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+        found[None] = f"{tenant} {scheme}://{host}".lower()
+    return found
+
+
+def _inline_outputs(session: Session, batch: BatchRow) -> list[Output] | None:
+    if batch.num_requests > INLINE_OUTPUTS:
+        return None
+    outputs = result_views.outputs(session, batch.id)
+    size = sum(map(num_bytes, outputs))
+    return outputs if size <= INLINE_OUTPUT_BYTES else None
+
+
+def _now(session: Session) -> datetime:
+    return session.execute(select(func.now())).scalar_one()

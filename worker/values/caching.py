@@ -1,0 +1,63 @@
+"""Which requests have one answer for ever, what such an answer is known by, and where an answer came from."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+
+from worker.values.requests import Params, Prompt, kind_of
+from worker.values.sampling import SamplingParams
+
+DEFAULT_SIMILARITY = 0.95
+
+
+class CacheMode(StrEnum):
+    """Which earlier answers a request may be given instead of being run."""
+
+    OFF = "off"
+    EXACT = "exact"  # of the same tokens under the same sampling
+    SEMANTIC = "semantic"  # that too, or of a prompt that means nearly the same
+
+
+class Source(StrEnum):
+    """Where a Result came from."""
+
+    ENGINE = "engine"  # run for this request
+    DUPLICATE = "duplicate"  # run for an identical request of the batch
+    EXACT_CACHE = "exact_cache"
+    SEMANTIC_CACHE = "semantic_cache"
+
+
+def is_deterministic(params: Params) -> bool:
+    """Whether the same request brings the same answer: greedy, or with a seed, or without sampling at all."""
+    return not isinstance(params, SamplingParams) or params.temperature == 0 or params.seed is not None
+
+
+def request_digest(
+    prompts: Sequence[Prompt], params: Params, *, max_tokens: int, add_special_tokens: bool
+) -> bytes | None:
+    """Return what identical requests of one model share, 16 bytes; None where answers differ each time."""
+    if not is_deterministic(params):
+        return None
+    return _digest([prompts, add_special_tokens, _sampling(params, max_tokens)])
+
+
+def sampling_digest(params: Params, *, max_tokens: int) -> bytes:
+    """Return what requests share that differ in their prompt only, 16 bytes."""
+    return _digest(_sampling(params, max_tokens))
+
+
+def cache_key(tenant_id: str, model_fingerprint: str, digest: bytes) -> bytes:
+    """Return what an answer of one model is stored under, 16 bytes; one tenant's is never another's."""
+    return hashlib.blake2b(
+        b"\0".join((tenant_id.encode(), model_fingerprint.encode(), digest)), digest_size=16
+    ).digest()
+
+
+def _sampling(params: Params, max_tokens: int) -> list[object]:
+    own = {"max_tokens": max_tokens} if isinstance(params, SamplingParams) else {}
+    return [kind_of(params), params.to_json() | own]
+
+
+def _digest(said: object) -> bytes:
+    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).digest()

@@ -1,0 +1,79 @@
+"""The kinds of request, and the parameters that each is stored with."""
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Literal, Self
+
+from worker.values.sampling import SamplingParams
+
+# A text, or token ids.
+Prompt = str | tuple[int, ...]
+
+
+class RequestKind(StrEnum):
+    """What is wanted of a request's prompts."""
+
+    GENERATION = "generation"  # their continuations
+    EMBEDDING = "embedding"  # a vector for each
+    SCORING = "scoring"  # how likely given continuations are
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingParams:
+    """How texts become vectors, as worker/engine/requests/embedding.py explains."""
+
+    pooling: Literal["last", "mean"] = "last"
+    normalize: bool = True
+    dimensions: int | None = None  # None: all
+    encoding: Literal["float", "base64"] = "float"  # how the client wants to read them
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object that `from_json` reads back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """Rebuild the parameters that `to_json` wrote."""
+        return cls(**value)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringParams:
+    """The continuations to score, each tokenized on its own; the space before one belongs to it."""
+
+    continuations: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object that `from_json` reads back."""
+        return {"continuations": list(self.continuations)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """Rebuild the parameters that `to_json` wrote."""
+        return cls(tuple(value["continuations"]))
+
+
+Params = SamplingParams | EmbeddingParams | ScoringParams
+
+_BY_KIND: dict[RequestKind, type[Params]] = {
+    RequestKind.GENERATION: SamplingParams,
+    RequestKind.EMBEDDING: EmbeddingParams,
+    RequestKind.SCORING: ScoringParams,
+}
+
+
+def params_from_json(kind: RequestKind, value: dict[str, Any]) -> Params:
+    """Rebuild the parameters that a request of this kind was stored with."""
+    return _BY_KIND[kind].from_json(value)
+
+
+def kind_of(params: Params | None) -> RequestKind:
+    """Return the kind of request that has these parameters; None, the batch's, is a generation."""
+    if params is None:
+        return RequestKind.GENERATION
+    return next(kind for kind, type_ in _BY_KIND.items() if isinstance(params, type_))
+
+
+def max_output_tokens(params: Params, *, max_tokens: int, num_prompts: int) -> int:
+    """Return the most tokens that a request generates; none of them for a reading."""
+    return max_tokens * params.num_choices * num_prompts if isinstance(params, SamplingParams) else 0

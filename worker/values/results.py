@@ -1,0 +1,191 @@
+"""One request's outcome, on its way from the engine to the store and from there to the client."""
+
+import base64
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Self
+
+from worker.values.caching import Source
+from worker.values.outcomes import Outcome
+
+MIN_LOGPROB = -9999.0  # what stands for minus infinity, which JSON cannot say
+
+
+@dataclass(frozen=True, slots=True)
+class RequestError:
+    """Why a request has no complete output. `code` is stable; `message` is for people."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSeconds:
+    """What a request cost on the device: for its prompt's tokens, its output's, and filling beside them."""
+
+    prefill: float = 0.0
+    decode: float = 0.0
+    padding: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """Under what an answer is kept in the response cache, and for how long."""
+
+    key: bytes  # of model, prompt and sampling
+    group: bytes  # of model and sampling
+    ttl: timedelta
+    embedding: tuple[float, ...] | None = None  # of the prompt, for the semantic cache
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The natural logarithm of a token's probability, and of the likeliest ones' at its place."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def top_and_own(self) -> tuple[tuple[int, float], ...]:
+        """The likeliest tokens and, unless it is one of them, this one after them."""
+        if any(token == self.token_id for token, _ in self.top):
+            return self.top
+        return (*self.top, (self.token_id, self.logprob))
+
+    def to_json(self) -> list[Any]:
+        """Return a JSON array that `from_json` reads back."""
+        return [self.token_id, _finite(self.logprob), [[token, _finite(one)] for token, one in self.top]]
+
+    @classmethod
+    def from_json(cls, value: list[Any]) -> Self:
+        """Rebuild what `to_json` wrote."""
+        token_id, logprob, top = value
+        return cls(token_id, logprob, tuple((token, one) for token, one in top))
+
+
+# What is shown of a request in a list of outputs: a text, the texts of its choices, or nothing (yet).
+Output = str | list[str] | None
+Logprobs = tuple[TokenLogprob, ...]
+CUT = "length"  # why an output ended that its limit ended
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceResult:
+    """One output of a request that has several, or logprobs."""
+
+    text: str
+    finish_reason: str
+    logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """A continuation's logprobs, token by token; greedy: each token is the most likely one."""
+
+    logprobs: tuple[float, ...]
+    is_greedy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What an outcome holds beside one text. Each prompt's choices follow each other, as do its siblings'."""
+
+    choices: tuple[ChoiceResult, ...] = ()
+    prompt_logprobs: tuple[Logprobs, ...] = ()  # by prompt; of each token after the first
+    embeddings: tuple[bytes, ...] = ()  # by prompt; little-endian float32 values
+    is_base64: bool = False  # how the client wants to read them
+    scores: tuple[ScoreResult, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object, without what is empty, that `from_json` reads back."""
+        value = {
+            "choices": [
+                {"text": storable(choice.text), "finish_reason": choice.finish_reason}
+                | ({} if choice.logprobs is None else {"logprobs": _to_json(choice.logprobs)})
+                for choice in self.choices
+            ],
+            "prompt_logprobs": [_to_json(logprobs) for logprobs in self.prompt_logprobs],
+            "embeddings": [base64.b64encode(vector).decode() for vector in self.embeddings],
+            "is_base64": self.is_base64,
+            "scores": [
+                {"logprobs": [_finite(one) for one in score.logprobs], "is_greedy": score.is_greedy}
+                for score in self.scores
+            ],
+        }
+        return {name: found for name, found in value.items() if found}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """Rebuild what `to_json` wrote."""
+        return cls(
+            choices=tuple(
+                ChoiceResult(
+                    choice["text"],
+                    choice["finish_reason"],
+                    None if (found := choice.get("logprobs")) is None else _from_json(found),
+                )
+                for choice in value.get("choices", ())
+            ),
+            prompt_logprobs=tuple(_from_json(logprobs) for logprobs in value.get("prompt_logprobs", ())),
+            embeddings=tuple(base64.b64decode(vector) for vector in value.get("embeddings", ())),
+            is_base64=value.get("is_base64", False),
+            scores=tuple(
+                ScoreResult(tuple(score["logprobs"]), score["is_greedy"]) for score in value.get("scores", ())
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NewResult:
+    """What the store records of one request, once."""
+
+    request_id: int
+    outcome: Outcome
+    output: str | None  # the first choice's text
+    finish_reason: str | None  # the first choice's
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    max_tokens: int  # it could have generated, over all its choices
+    error: RequestError | None = None
+    payload: Payload | None = None  # None: output says it all
+    seconds: DeviceSeconds = DeviceSeconds()
+    source: Source = Source.ENGINE
+    similarity: float | None = None  # of the prompt whose answer it is, from the semantic cache
+    num_copies: int = 1  # requests of its shard that it answers: itself, and those identical to it
+    keep: CacheEntry | None = None  # for whoever asks the same later
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it completed because its limit ended it."""
+        return self.outcome is Outcome.COMPLETED and self.finish_reason == CUT
+
+
+def storable(text: str) -> str:
+    """Return a text as Postgres takes it: NUL, which a model can say, reads back as no character does."""
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
+
+
+def to_floats(vector: bytes) -> list[float]:
+    """Return the values of an embedding as a Payload holds it."""
+    return list(struct.unpack(f"<{len(vector) // 4}f", vector))
+
+
+def num_bytes(output: Output) -> int:
+    """Return how much room an output takes in a list of them."""
+    return sum(len(text.encode()) for text in ([output] if isinstance(output, str) else output or ()))
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, MIN_LOGPROB)
+
+
+def _to_json(logprobs: Logprobs) -> list[list[Any]]:
+    return [token.to_json() for token in logprobs]
+
+
+def _from_json(value: Iterable[list[Any]]) -> Logprobs:
+    return tuple(TokenLogprob.from_json(token) for token in value)
