@@ -14,7 +14,7 @@ from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, ShardState
 from worker.store.counts import batch_counts
 from worker.store.database.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
 from worker.store.database.session import tenant_of
-from worker.store.requests import missing, requests
+from worker.store.requests import missing, models, requests
 from worker.store.requests.placement import NewShard, Placement
 from worker.store.requests.requests import NewRequest
 from worker.store.rows.batches import BatchRow
@@ -91,7 +91,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
             max_total_tokens=batch.max_total_tokens,
             cache=batch.cache,
             cache_similarity=batch.cache_similarity if batch.cache is CacheMode.SEMANTIC else None,
-            **columns_of(batch.model),
+            **models.columns_of(batch.model),
         )
         .returning(BatchRow.expires_at)
     )
@@ -111,17 +111,6 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
     else:
         wake_dispatcher(session)
     return batch_id
-
-
-def columns_of(model: Model | None) -> dict[str, str]:
-    """Return how a batch's row names the model that runs it."""
-    if model is None:
-        return {}
-    return {
-        "model_name": model.name,
-        "model_fingerprint": model.fingerprint,
-        "model_tokenizer": model.tokenizer,
-    }
 
 
 def add_shards(
@@ -280,6 +269,7 @@ def settle(session: Session, batch: BatchRow) -> bool:
             return False  # the dispatcher's next sweep goes on
         _end(session, batch, _stopped_as(batch))
     elif batch.num_settled == batch.num_requests:
+        _finish_shards(session, batch)
         _end(session, batch, BatchStatus.COMPLETED)
     else:
         return False
@@ -297,6 +287,19 @@ def _stopped_as(batch: BatchRow) -> BatchStatus:
     if not batch.num_cancelled:  # all was done before anybody heard that it need not be
         return BatchStatus.COMPLETED
     return BatchStatus.CANCELLED if batch.status is BatchStatus.CANCELLING else BatchStatus.EXPIRED
+
+
+def _finish_shards(session: Session, batch: BatchRow) -> None:
+    """Finish shards that are open though no request is left: a lost worker may save what was halved since."""
+    session.flush()
+    is_open = (ShardRow.batch_id == batch.id, ShardRow.state.in_([ShardState.READY, ShardState.RUNNING]))
+    nobodys = {"worker": None, "lease_expires_at": None, "ticketed_at": None, "running_tokens": 0}
+    session.execute(
+        update(ShardRow)
+        .where(*is_open)
+        .values(state=ShardState.FINISHED, **nobodys)
+        .execution_options(synchronize_session=False)
+    )
 
 
 def fail(session: Session, batch: BatchRow, error: RequestError) -> None:

@@ -17,7 +17,7 @@ from worker.contract.states import LIVE_STATUSES, BatchStatus, FilesStage
 from worker.store.batches import batches
 from worker.store.database.notify import wake_dispatcher, wake_files
 from worker.store.database.session import tenant_of
-from worker.store.requests import copies
+from worker.store.requests import copies, models
 from worker.store.requests.earlier import Earlier
 from worker.store.requests.requests import NewRequest
 from worker.store.rows.batches import BatchRow
@@ -106,7 +106,7 @@ def submit(session: Session, new: NewFileBatch) -> str:
             max_failed=new.max_failed,
             max_total_tokens=new.max_total_tokens,
             expires_at=func.now() + new.window,
-            **batches.columns_of(new.model),
+            **models.columns_of(new.model),
         )
     )
     lifetime = new.output_lifetime

@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from worker.contract.models import ServedModel
+from worker.contract.models import Model, ServedModel
 from worker.store.rows.models import ServedModelRow
 from worker.store.rows.shards import ShardRow
 
@@ -20,6 +20,17 @@ class ServedModelView:
     fingerprint: str
     weight_format: str
     dtype: str
+
+
+def columns_of(model: Model | None) -> dict[str, str]:
+    """Return how a batch's row names the model that runs it."""
+    if model is None:
+        return {}
+    return {
+        "model_name": model.name,
+        "model_fingerprint": model.fingerprint,
+        "model_tokenizer": model.tokenizer,
+    }
 
 
 def may_run(fingerprint: str | None) -> ColumnElement[bool]:

@@ -45,6 +45,7 @@ def _bisect(session: Session, shard: ShardRow, remaining: list[list[int]]) -> No
         tenant_id=shard.tenant_id,
         position=session.scalar(position),
         state=ShardState.READY,
+        lane=shard.lane,
         priority=shard.priority,
         expires_at=shard.expires_at,
         model_fingerprint=shard.model_fingerprint,

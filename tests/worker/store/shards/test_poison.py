@@ -146,3 +146,26 @@ def test_a_stale_holder_of_a_bisected_shard_may_still_save_but_not_twice(store: 
 
 def finish(store: Store, held: Claim) -> None:
     save(store, Progress(held, [result(one.id) for one in held.requests], 0, is_last=True))
+
+
+def test_half_of_a_shard_ends_with_a_worker_that_was_taken_for_dead(store: Store) -> None:
+    """Its lease ran out, its shard was halved, and then it saved all of it: nothing is left for the half."""
+    batch_id = submit(store, num_requests=4, shard_size=4)
+    claimed = None
+    for _ in range(3):
+        claimed = claim(store, 1, lease=EXPIRED)
+        with store.transaction() as session:
+            shards.return_expired(session, 1, batch_id, max_attempts=2)
+    assert claimed is not None
+    assert states(store) == ["ready", "ready"], "it was halved"
+    save(store, Progress(claimed, [result(one.id) for one in claimed.requests], 0, is_last=True))
+    with store.transaction() as session:
+        view = batch_views.get(session, batch_id)
+    assert view is not None
+    assert view.status is BatchStatus.COMPLETED
+    assert states(store) == ["finished", "finished"]
+
+
+def states(store: Store) -> list[str]:
+    with store.transaction() as session:
+        return list(session.scalars(text("SELECT state FROM shards ORDER BY id")))
