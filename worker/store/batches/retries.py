@@ -5,7 +5,7 @@ from uuid import uuid4
 from sqlalchemy import Select, case, func, insert, literal, null, select
 from sqlalchemy.orm import Session
 
-from worker.contract.states import BatchStatus, ShardState
+from worker.contract.states import BatchStatus, Lane, ShardState
 from worker.store.batches import batches
 from worker.store.database.notify import wake_dispatcher
 from worker.store.rows.batches import BatchRow
@@ -77,6 +77,7 @@ def retry(session: Session, batch_id: str, *, with_cancelled: bool, shard_size: 
             | {
                 "id": (new_id := f"batch_{uuid4().hex}"),
                 "status": BatchStatus.PENDING,
+                "lane": Lane.BATCH,  # nobody waits for a retry
                 "retry_of": batch_id,
                 "num_requests": count,
                 "num_prompt_tokens": prompt_tokens,
