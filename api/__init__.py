@@ -1,1 +1,1 @@
-"""The door: a thin FastAPI application over the store. Never loads torch."""
+"""Serves the store over HTTP as a thin FastAPI application. Never loads torch."""

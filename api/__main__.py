@@ -1,4 +1,4 @@
-"""`python -m api`: serve on HOST and PORT until SIGTERM."""
+"""Serves the API on HOST and PORT until SIGTERM: `python -m api`."""
 
 import resource
 import sys
@@ -18,7 +18,7 @@ if __name__ == "__main__":
         app = create_app(config)
     except CheckpointError as error:
         sys.exit(f"HEADRACE_MODEL cannot be served: {error}")
-    # A connection is an open file; where that limit is reached after all, the log says so.
+    # Each connection is an open file. If the limit is still reached, the log says so.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     uvicorn.run(

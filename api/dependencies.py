@@ -1,4 +1,4 @@
-"""What routes are given: who calls, and the services as that caller's tenant sees them."""
+"""Gives routes their dependencies: the caller, and the services limited to the caller's tenant."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -29,11 +29,11 @@ from worker.store.database.session import Store
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the application holds for its whole life."""
+    """The objects that the application holds for its whole life."""
 
     settings: Settings
     store: Store
-    everybody: Store  # shows all tenants' rows: for sums that name nobody
+    everybody: Store  # shows all tenants' rows: for operators, and for sums that name no tenant
     learned: Learned
     broker: Broker
     checkpoint: Checkpoint
@@ -43,27 +43,27 @@ class Services:
     traffic: Traffic
 
     def read_forecaster(self, model: str | None) -> Forecaster:
-        """Read what is known now of how long batches of a model take; None: of any."""
+        """Return a Forecaster of a model's batches from what is known now; None: of all batches."""
         return read_forecaster(
             self.store, self.everybody, self.learned, model=model, shard_size=self.settings.shard_size
         )
 
     @property
     def spool(self) -> Path:
-        """Where files are while they arrive."""
+        """The directory that holds files while they arrive."""
         return self.settings.data_dir / "incoming"
 
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyKey:
-    """A client's key, with the SHA-256 of the body it came with."""
+    """A client's Idempotency-Key, with the SHA-256 of its request's body."""
 
     key: str
     fingerprint: str
 
 
 def open_services(config: Settings) -> Services:
-    """Return what routes and the files process are given; raises CheckpointError."""
+    """Return the services of the API or the files process; raises CheckpointError."""
     store = Store(config.database_url)
     return Services(
         settings=config,
@@ -112,7 +112,7 @@ CallerDependency = Annotated[Caller, Depends(_caller)]
 
 @dataclass(frozen=True, slots=True)
 class Requires:
-    """A route's declaration of the scopes of which its caller's key must have one."""
+    """Declares the scopes of a route: the caller's key must have one of them."""
 
     scopes: tuple[Scope, ...]
 
@@ -135,7 +135,7 @@ async def _services(deployment: DeploymentDependency, caller: CallerDependency) 
     return replace(deployment, store=deployment.store.of_tenant(caller.tenant_id))
 
 
-# What a route works with: its store shows the caller's tenant's rows and no others.
+# The services of most routes: the store shows only the rows of the caller's tenant.
 ServicesDependency = Annotated[Services, Depends(_services)]
 
 
@@ -143,7 +143,7 @@ async def _administered(deployment: DeploymentDependency, caller: CallerDependen
     return deployment if Scope.DEPLOYMENT in caller.scopes else await _services(deployment, caller)
 
 
-# The same for a route that is about all tenants if the key is for that, and otherwise about its own.
+# The same, but over all tenants if the key has the scope `deployment`.
 AdministeredDependency = Annotated[Services, Depends(_administered)]
 
 

@@ -1,4 +1,4 @@
-"""Every error a client sees, and the only place with HTTP status codes.
+"""Defines every error that a client sees; the only module with HTTP status codes.
 
 ApiError
 ├── InvalidInputError      422  a field is wrong; `param` names it
@@ -7,7 +7,7 @@ ApiError
 ├── PermissionDeniedError  403  the API key does not allow it
 ├── NotFoundError          404  no such batch, or another tenant's
 │   └── ModelNotFoundError      another model is served
-├── ConflictError          409  it cannot be done as things stand
+├── ConflictError          409  the state of the batch, file, ... does not allow it
 ├── RangeError             416  the bytes asked for are not there
 ├── RateLimitedError       429  too many calls, or too much work queued
 ├── RequestFailedError     500  an accepted request could not be run; 400 if the request is to blame
@@ -43,7 +43,7 @@ from worker.store.tenants.quotas import QuotaExceededError
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = "5"
-QUOTA_RETRY_SECONDS = 30  # room comes as work ends
+QUOTA_RETRY_SECONDS = 30  # work that ends makes room
 OPENAI_PATHS = (
     "/v1/chat/",
     "/v1/completions",
@@ -56,7 +56,7 @@ OPENAI_PATHS = (
 
 
 class LineError(BaseModel):
-    """What is wrong with a line of a file. `line` counts from 1."""
+    """An error in a line of a file. `line` counts from 1."""
 
     code: str
     message: str
@@ -65,7 +65,7 @@ class LineError(BaseModel):
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong. `param` is the path of the field, such as `prompts[3]`."""
+    """The description of an error. `param` is the path of the field, such as `prompts[3]`."""
 
     message: str
     type: str
@@ -111,7 +111,7 @@ class ApiError(Exception):
 
     @property
     def detail(self) -> ErrorDetail:
-        """What the client is told."""
+        """The error as the client reads it."""
         return ErrorDetail(message=self.message, type=self.type, param=self.param, code=self.code)
 
 
@@ -122,7 +122,7 @@ class InvalidInputError(ApiError):
 
 
 class InvalidLinesError(InvalidInputError):
-    """Some lines of a file are wrong: nothing of it was kept."""
+    """Some lines of a file are wrong; nothing of the file was kept."""
 
     def __init__(self, lines: Sequence[LineError]) -> None:
         first = lines[0]
@@ -132,7 +132,7 @@ class InvalidLinesError(InvalidInputError):
 
 
 class AuthenticationError(ApiError):
-    """Nobody knows who is calling."""
+    """The API key is missing or not valid."""
 
     status = HTTPStatus.UNAUTHORIZED
     type = "authentication_error"
@@ -150,7 +150,7 @@ class PermissionDeniedError(ApiError):
 
 
 class NotFoundError(ApiError):
-    """There is no such thing, or it is not yours to see."""
+    """The resource does not exist, or belongs to another tenant."""
 
     status = HTTPStatus.NOT_FOUND
     type = "not_found_error"
@@ -163,7 +163,7 @@ class ModelNotFoundError(NotFoundError):
 
 
 class RequestFailedError(ApiError):
-    """An accepted request that has no complete output."""
+    """An accepted request has no complete output."""
 
     type = "server_error"
 
@@ -175,7 +175,7 @@ class RequestFailedError(ApiError):
 
 
 class NoWorkerError(ApiError):
-    """Nobody is there to do the work now."""
+    """No live worker can do the work now."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     type = "service_unavailable"
@@ -189,20 +189,20 @@ class WaitLimitError(ApiError):
 
 
 class ClientGoneError(ApiError):
-    """Nobody will read the answer."""
+    """The client has disconnected before the answer."""
 
     status = 499  # as nginx logs it
 
 
 class RateLimitedError(ApiError):
-    """Not now. `retry_after` in seconds; None: waiting does not help."""
+    """The caller is over a limit. `retry_after` is in seconds; None: waiting does not help."""
 
     status = HTTPStatus.TOO_MANY_REQUESTS
     type = "rate_limit_error"
 
     def __init__(self, message: str, *, code: str, retry_after: int | None) -> None:
         super().__init__(message, code=code)
-        # The second is OpenAI's clients': they would try any 429 again.
+        # OpenAI's clients retry every 429, unless `x-should-retry` is false.
         self.headers = (
             {"x-should-retry": "false"} if retry_after is None else {"Retry-After": str(retry_after)}
         )
@@ -228,7 +228,7 @@ class KeyReusedError(ApiError):
 
 
 class ConflictError(ApiError):
-    """The thing is in a state that does not allow it; trying again changes nothing."""
+    """The state of the resource does not allow the call; trying again does not help."""
 
     status = HTTPStatus.CONFLICT
     headers: Mapping[str, str] = MappingProxyType({"x-should-retry": "false"})
@@ -249,7 +249,7 @@ class StorageFullError(ApiError):
 
 
 class DatabaseAwayError(ApiError):
-    """Postgres cannot be asked now: nothing was accepted."""
+    """Postgres does not answer, or has no free connection; nothing was accepted."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     type = "service_unavailable"
@@ -273,14 +273,14 @@ def error_response(
     lines: Sequence[LineError] = (),
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    """Return the one shape of error."""
+    """Return an error in the one format of this API."""
     detail = ErrorDetail(message=message, type=error_type, param=param, code=code, lines=list(lines) or None)
     body = ErrorBody(error=detail).model_dump(exclude=None if lines else {"error": {"lines"}})
     return JSONResponse(body, status_code=status, headers=headers)
 
 
 def still_running(answer: BaseModel) -> JSONResponse:
-    """Return the answer to a wait that was too short: the work is accepted, and goes on."""
+    """Return the answer to a wait that was too short: 202, as the work is accepted and goes on."""
     return JSONResponse(answer.model_dump(mode="json"), status_code=HTTPStatus.ACCEPTED)
 
 
@@ -290,7 +290,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def invalid_input(error: Mapping[str, Any], body: Any = None, path: str = "") -> InvalidInputError:
-    """Return what a client is told of a field of `body` that pydantic refused; it is below `path`."""
+    """Return the client's error for a field of `body`, below `path`, that pydantic refused."""
     param = ".".join(part for part in (path, field_path(error, body)) if part) or "body"
     return InvalidInputError(f"{param}: {explain(error)}", param=param, code=error["type"])
 
@@ -299,7 +299,7 @@ ON_THE_WAY = (ApiError, *DATABASE_AWAY)
 
 
 def on_the_way(error: Exception) -> ApiError:
-    """Return what a client is told of one of `ON_THE_WAY`, also when its answer has begun."""
+    """Return the client's error for one of `ON_THE_WAY`; usable after an answer has begun."""
     if isinstance(error, ApiError):
         return error
     logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
@@ -309,7 +309,7 @@ def on_the_way(error: Exception) -> ApiError:
 
 
 def install(app: FastAPI) -> None:
-    """Make every error of the application come out in the one shape."""
+    """Register handlers that give every error of the application the one format."""
     for kind in ON_THE_WAY:
         app.exception_handler(kind)(_api_error)
     app.exception_handler(QuotaExceededError)(_quota_exceeded)
@@ -367,7 +367,7 @@ def _unexpected(_: HttpRequest, error: Exception) -> JSONResponse:
 
 
 def _headers(http_request: HttpRequest, error: HTTPException) -> Mapping[str, str] | None:
-    """Return an error's headers; of a path's methods, each a route of its own, only the first was asked."""
+    """Return an error's headers; for a 405, `Allow` lists the methods of all routes of the path."""
     route = http_request.scope.get("route")
     methods = http_request.app.openapi()["paths"].get(getattr(route, "path", ""))
     if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED or methods is None:
@@ -380,7 +380,7 @@ def _why(cause: BaseException) -> str:
         return "it is nested too deeply"
     if isinstance(cause, UnicodeDecodeError):
         return f"it is not UTF-8 at byte {cause.start}"
-    if isinstance(cause, ValueError):  # of all that is JSON, only this does not become a value
+    if isinstance(cause, ValueError):  # Python's parser refuses no other valid JSON
         return "it has a number of too many digits"
     return str(cause)
 

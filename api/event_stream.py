@@ -1,9 +1,9 @@
-"""How server-sent events are announced and documented."""
+"""Defines the media type and the OpenAPI description of server-sent events."""
 
 from typing import Any
 
 MEDIA_TYPE = "text/event-stream"
-# What a route documents of its stream: the schema is that of each event.
+# The OpenAPI content of a route that streams; the schema describes each event.
 DOCUMENTED: dict[str, Any] = {
     MEDIA_TYPE: {
         "schema": {

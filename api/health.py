@@ -1,4 +1,4 @@
-"""/health: this process runs. /ready: a batch sent now would be stored, queued and run."""
+"""Serves /health (this process runs) and /ready (a batch sent now would be stored, queued and run)."""
 
 import logging
 from http import HTTPStatus
@@ -21,13 +21,13 @@ Check = Literal["ok", "failed"]
 
 
 class Health(BaseModel):
-    """This process runs."""
+    """The answer of a process that runs."""
 
     status: Literal["healthy"] = "healthy"
 
 
 class Readiness(BaseModel):
-    """What a batch needs."""
+    """The state of everything that a batch needs."""
 
     status: Literal["ready", "not ready"]
     database: Check
@@ -37,7 +37,7 @@ class Readiness(BaseModel):
 
 @router.get("/health", summary="Is the API up?")
 def health() -> Health:
-    """Answer without touching anything else."""
+    """Answer without asking Postgres, Redis or a worker."""
     return Health()
 
 

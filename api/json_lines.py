@@ -1,14 +1,14 @@
-"""JSON that stays on one line, whatever its reader takes for the end of a line."""
+"""Writes JSON on one line, whatever its reader takes for the end of a line."""
 
 import json
 from typing import Any
 
-# JSON lets these stand in a string; `str.splitlines` and httpx's `iter_lines` end a line at them.
+# JSON allows these in a string; `str.splitlines` and httpx's `iter_lines` end a line at them.
 _LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
 
 
 def one_line(text: str) -> str:
-    """Return a JSON text without line breaks such that no reader finds one in it either."""
+    """Escape what some readers take for a line end in a JSON text without line breaks."""
     return text.translate(_LINE_ENDS)
 
 

@@ -1,4 +1,4 @@
-"""The application: routes, errors and limits put together."""
+"""Builds the application from its routes, errors and limits."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,7 @@
-"""The OpenAPI document: what FastAPI reads off the routes, made true.
+"""Completes the OpenAPI document that FastAPI reads off the routes.
 
-A route documents what is its own. What any route may answer is added here: it comes of who calls, of the
-body, of the database, and of OpenAI's clients, who want 400 where the plain API answers 422.
+A route documents its own answers. This module adds the answers that any route may give because of the caller,
+the body or the database, and for OpenAI's clients puts 400 where the plain API answers 422.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody
 
 
 def install(app: FastAPI) -> None:
-    """Have the application serve the whole document."""
+    """Have the application serve the completed document."""
     read_off_routes = app.openapi
 
     def whole() -> dict[str, Any]:

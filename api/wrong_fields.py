@@ -1,12 +1,12 @@
-"""What a client is told of a field that pydantic refused: where it is, and the rule that it breaks.
+"""Explains to a client a field that pydantic refused: its path, and the rule that it breaks.
 
-None of pydantic's own words pass: they speak of validators and types of Python.
+No message of pydantic's own reaches the client, as these speak of validators and types of Python.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# What makes one type of error out of several, by how their names begin.
+# One message for several of pydantic's types of errors, by the prefix of their names.
 SENTENCES = {
     "missing": "required",
     "extra_forbidden": "unknown field",
@@ -31,19 +31,19 @@ SENTENCES = {
     "union_tag_invalid": "{discriminator} must be one of {expected_tags}",
     "union_tag_not_found": "{discriminator} is required",
 }
-WRONG_TYPE = "wrong_type"  # no branch of a union is for a value of this type; its message is ours
+WRONG_TYPE = "wrong_type"  # no branch of a union takes this type; the message is ours
 PREFIXES = sorted(SENTENCES, key=len, reverse=True)
 UNITS: tuple[tuple[type, str], ...] = ((str, "characters"), (list, "items"), (dict, "entries"))
 OUTER = {"body", "query", "path", "header"}
-KEY = "[key]"  # how pydantic says that not a value but its name is wrong
-MAX_NAME_CHARACTERS = 100  # of a field's name that is repeated
+KEY = "[key]"  # pydantic's mark for an error in a name, not in a value
+MAX_NAME_CHARACTERS = 100  # of a field's name in a message
 MAX_NUMBER_CHARACTERS = 40
 
 
 def field_path(error: Mapping[str, Any], body: Any = None) -> str | None:
-    """Write where an error is as a client would: `requests[3].prompt`. None: it is the whole.
+    """Return the path of an error as a client writes it, `requests[3].prompt`; None for the whole body.
 
-    `body` is what was refused; what is neither name nor index in it is how pydantic calls a union's branch.
+    `body` is the refused value; a part that is no name or index in it is pydantic's name of a union's branch.
     """
     location: Sequence[str | int] = error["loc"]
     if location and location[0] in OUTER:
@@ -71,7 +71,7 @@ def _without_branches(location: Sequence[str | int], body: Any, *, is_missing: b
 
 
 def explain(error: Mapping[str, Any]) -> str:
-    """Say which rule a field breaks."""
+    """Return the rule that a field breaks, as text."""
     sentence = _sentence(error)
     return f"its name {sentence}" if error["loc"] and error["loc"][-1] == KEY else sentence
 

@@ -1,1 +1,1 @@
-"""Whole-system benchmarks; each ends with one JSON line."""
+"""Benchmarks of the whole system; each prints one JSON line at the end."""

@@ -2,12 +2,17 @@ r"""Compares admission policies on skewed work: many short outputs, a few very l
 
     python -m benchmarks.admission --model DIR --dtype f32|bf16|int8 --threads N --runs N
 
-Six backlogs, each queued at once. `mixed`: long and short in random order, max_tokens as long as the output
-becomes. `late`: the same, the long ones last, as when one batch follows another. `first`: the long ones
-first, which leaves an order by length nothing to gain. `hidden`: mixed, but every request allows the
-longest output, and jobs have outputs of like length. `blind`: hidden, and all are of one job, so that
-nothing tells them apart. `prefixes`: mixed, and groups share a prompt's beginning. The policies take turns,
-each run with tokens of its own; medians are compared. Ends with one JSON line.
+There are six backlogs, each queued at once:
+
+- `mixed`: long and short requests in random order; max_tokens equals the output's real length.
+- `late`: the same requests, the long ones last, as when one batch follows another.
+- `first`: the long ones first, so an order by length gains nothing.
+- `hidden`: as `mixed`, but every request allows the longest output; outputs of one job have similar lengths.
+- `blind`: as `hidden`, but all requests belong to one job, so nothing tells them apart.
+- `prefixes`: as `mixed`, but groups of requests share the beginning of their prompts.
+
+The policies run in turns, each run with different tokens, and their medians are compared. The last line is
+JSON.
 """
 
 import argparse
@@ -34,7 +39,7 @@ COUNTERS = ("steps", "prefill_tokens", "recomputed_tokens", "preemptions", "cach
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How much of what a backlog has."""
+    """The numbers of short and long requests in a backlog."""
 
     num_short: int
     num_long: int
@@ -54,7 +59,7 @@ class Shape:
 
 
 def make_backlog(name: str, shape: Shape, vocab_size: int, seed: int) -> list[GenerationRequest]:
-    """Return the requests of one run; the same lengths and order for every seed, other tokens."""
+    """Return the requests of one run; the seed changes the tokens, not the lengths or the order."""
     lengths, tokens = random.Random(name), random.Random(seed)
 
     def prompt(count: int) -> list[int]:
@@ -82,7 +87,7 @@ def make_backlog(name: str, shape: Shape, vocab_size: int, seed: int) -> list[Ge
 
 
 def run_once(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[str, float]:
-    """Run a backlog to its end; return its seconds and what the counters grew by."""
+    """Run a backlog to its end; return its seconds and the increase of each counter."""
     engine.clear_prefix_cache()
     before = asdict(engine.stats)
     started, cpu_started = time.perf_counter(), time.process_time()
@@ -94,14 +99,14 @@ def run_once(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[str,
                 raise RuntimeError(f"request {completion.id}: {completion.error}")
     seconds = {
         "seconds": time.perf_counter() - started,
-        "cpu_seconds": time.process_time() - cpu_started,  # what other processes take does not count
+        "cpu_seconds": time.process_time() - cpu_started,  # excludes other processes
     }
     after = asdict(engine.stats)
     return seconds | {name: after[name] - before[name] for name in COUNTERS}
 
 
 def compare(engines: dict[str, Engine], name: str, shape: Shape, runs: int) -> dict[str, dict[str, float]]:
-    """Return each policy's medians over `runs` runs after a warm-up, taking turns."""
+    """Run the policies in turns; return each one's medians over `runs` runs after a warm-up."""
     vocab_size = next(iter(engines.values())).model_info.vocab_size
     results: dict[str, list[dict[str, float]]] = {policy: [] for policy in engines}
     for run in range(runs + 1):
@@ -118,7 +123,7 @@ def compare(engines: dict[str, Engine], name: str, shape: Shape, runs: int) -> d
 
 
 def print_table(found: dict[str, dict[str, dict[str, float]]]) -> None:
-    """Print one line a backlog and policy."""
+    """Print one line per backlog and policy."""
     columns = ("seconds", "cpu_seconds", *COUNTERS)
     print("".join(f"{title:>19}" for title in ("backlog", "policy", *columns)))
     for name, policies in found.items():

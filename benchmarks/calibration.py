@@ -1,8 +1,9 @@
-"""Whether estimates are true: `python -m worker.embedded python -m benchmarks.calibration`.
+"""Checks estimates against real batches: `python -m worker.embedded python -m benchmarks.calibration`.
 
-Random batches, some while another runs: warm-up ones first, then those that count. Of each the estimate is
-asked before it is submitted, and its ETA when a quarter, half and three quarters of it are done. What is
-printed is how often the truth lay within what was stated, and how wide that was. The last line is JSON.
+It runs random batches, some of them while another batch runs; the first ones are a warm-up and do not count.
+It asks for the estimate before it submits a batch, and for the ETA when a quarter, half and three quarters of
+the batch are done. It prints how often the real value lay within the stated range, and how wide the ranges
+were. The last line is JSON.
 """
 
 import argparse
@@ -26,16 +27,16 @@ PROCESSES = ("web", "gpu", "callbacks", "dispatcher")
 PROMPT_CHARACTERS = (20, 1200)
 MAX_REQUESTS = 400
 MAX_TOKENS = (8, 128)
-# What a batch may generate at most, so that all of them end within minutes.
+# The most tokens that a batch may generate, so that every batch ends within minutes.
 MOST_TOKENS = 8000
-BESIDE_SHARE = 0.3  # of batches that run while another does
+BESIDE_SHARE = 0.3  # the share of batches that run beside another one
 PARTS = (0.25, 0.5, 0.75)
 POLL_SECONDS = 0.2
 
 
 @dataclass(slots=True)
 class Trial:
-    """What was stated of a batch, and what came of it. Ranges are (low, expected, high)."""
+    """The predictions for one batch and its real values. Ranges are (low, expected, high)."""
 
     num_requests: int
     max_tokens: int
@@ -44,12 +45,12 @@ class Trial:
     tokens: tuple[float, float, float]
     true_seconds: float = 0.0
     true_tokens: int = 0
-    # Of its ETA at each part: what was stated, and how long it took from then.
+    # By the part that was done: the stated ETA, and the seconds that the batch then really took.
     etas: dict[float, tuple[tuple[float, float, float], float]] = field(default_factory=dict)
 
 
 def draw_body(draw: random.Random, text: str) -> dict[str, Any]:
-    """Return a random batch: sizes and lengths log-uniform."""
+    """Return the body of a random batch; its sizes and lengths are log-uniform."""
     low, high = MAX_TOKENS
     max_tokens = round(math.exp(draw.uniform(math.log(low), math.log(high))))
     most = min(MAX_REQUESTS, MOST_TOKENS // max_tokens)
@@ -65,7 +66,7 @@ def draw_body(draw: random.Random, text: str) -> dict[str, Any]:
 
 
 def run(client: httpx.Client, body: dict[str, Any], beside: dict[str, Any] | None) -> Trial:
-    """Ask, submit and follow one batch; another is submitted just before, if there is to be one."""
+    """Ask for an estimate, then submit and follow one batch; `beside`, if any, is submitted just before."""
     other = None if beside is None else _submit(client, beside)
     answer = client.post("/v1/batch/estimate", json=body).raise_for_status().json()
     finish = answer["finish"]
@@ -111,7 +112,7 @@ def _ends(guess: dict[str, float]) -> tuple[float, float, float]:
 
 
 def is_within(stated: tuple[float, float, float], truth: float) -> bool:
-    """Whether the truth lies between the ends, to the digit that is shown."""
+    """Return whether the real value lies in the stated range, to the digit that is shown."""
     return stated[0] - 0.05 <= truth <= stated[2] + 0.05
 
 
@@ -140,7 +141,7 @@ def _width(stated: tuple[float, float, float]) -> float:
 
 
 def summarize(trials: list[Trial]) -> dict[str, Any]:
-    """Return how often the truth lay within what was stated, and how wide that was."""
+    """Return how often the real value lay in the stated range, and how wide the ranges were."""
     known = [(trial.seconds, trial.true_seconds) for trial in trials if trial.seconds is not None]
     tokens = [(trial.tokens, float(trial.true_tokens)) for trial in trials]
     etas = [eta for trial in trials for eta in trial.etas.values()]

@@ -1,7 +1,7 @@
-"""`python -m worker.embedded python -m benchmarks.callbacks`: from a batch's last token to its webhook.
+"""Times a webhook from its batch's last token: `python -m worker.embedded python -m benchmarks.callbacks`.
 
-Small batches run one after the other on an otherwise idle service. The worker writes down when each Step
-ended, the receiver when it was called. The last line is JSON.
+Small batches run one after the other on an otherwise idle service. The worker records when each Step ended;
+the receiver records when it was called. The last line is JSON.
 """
 
 import argparse
@@ -22,7 +22,7 @@ WAIT_SECONDS = 120.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print."""
+    """Run the batches and print the percentiles; return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def call(client: httpx.Client, options: argparse.Namespace, number: int) -> float:
-    """Run a batch to its verified webhook; return when that came."""
+    """Run a batch until its verified webhook arrives; return the time of arrival."""
     requests = [{"prompt": f"# {number}.{i}\nimport "} for i in range(options.requests)]
     body = {"requests": requests, "max_tokens": options.max_tokens, "ignore_eos": True}
     with receiver(settings().webhook_secrets[0]) as received:

@@ -1,7 +1,7 @@
-"""`python -m worker.embedded python -m benchmarks.cancelling`: from a cancel to the batch's last token.
+"""Times a batch's last token from its cancel: `python -m worker.embedded python -m benchmarks.cancelling`.
 
 A batch that fills the engine is cancelled while it runs, again and again; nothing else runs. The worker
-writes down when each Step ended. The last line is JSON.
+records when each Step ended. The last line is JSON.
 """
 
 import argparse
@@ -22,7 +22,7 @@ WAIT_SECONDS = 120.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print."""
+    """Run the cancels and print the percentiles; return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     timed = read_steps(steps)
-    # No Step after it: the one before was the last, and the cancel took no time at all.
+    # Without a Step after the cancel, the Step before it was the last, and the cancel took no time.
     last = [max([asked, *(step.at for step in timed if step.at <= ended)]) - asked for asked, ended in spans]
     summary = {
         "cancel_ms": percentile_ms(last, 50),
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def cancel(client: httpx.Client, num_requests: int, number: int) -> tuple[float, float]:
-    """Run a batch until tokens come, cancel it; return when that was asked for, and when it had ended."""
+    """Run a batch until it has tokens, then cancel it; return the times of the cancel and of the end."""
     requests = [{"prompt": f"# {number}.{i}\nimport "} for i in range(num_requests)]
     body = {"requests": requests, "max_tokens": 400, "ignore_eos": True}
     batch_id = client.post("/v1/batch/async", json=body).raise_for_status().json()["batch_id"]

@@ -1,4 +1,7 @@
-"""Llama checkpoints with random weights, in the Hugging Face layout: speed does not depend on the values."""
+"""Writes Llama checkpoints with random weights in the Hugging Face layout, for timings only.
+
+Speed does not depend on the values.
+"""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -39,7 +42,7 @@ LLAMA_8B_VOCAB_SIZE = 128_256
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
-    """Return a byte-level BPE of exactly `vocab_size` tokens; raises ValueError if the texts have too few."""
+    """Return a byte-level BPE of exactly `vocab_size` tokens; raise ValueError if the texts give fewer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -76,7 +79,7 @@ def weight_shapes(size: LlamaSize, vocab_size: int) -> Iterator[tuple[str, tuple
 
 
 def random_weights(size: LlamaSize, vocab_size: int, seed: int) -> dict[str, torch.Tensor]:
-    """Return bfloat16 weights: norms of one, the rest normal; the same seed gives the same weights."""
+    """Return bfloat16 weights: norms are ones, the rest is normal; the same seed gives the same weights."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, shape in weight_shapes(size, vocab_size):
@@ -91,7 +94,7 @@ def random_weights(size: LlamaSize, vocab_size: int, seed: int) -> dict[str, tor
 def write_checkpoint(
     directory: Path, size: LlamaSize, tokenizer: Tokenizer, seed: int = 1, *, vocab_size: int | None = None
 ) -> None:
-    """Write config, weights and tokenizer, readable by this engine and by every peer.
+    """Write config, weights and tokenizer so that this engine and every peer can read them.
 
     `vocab_size` may be larger than the tokenizer's.
     """
@@ -113,7 +116,7 @@ def write_checkpoint(
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
-        # Older and newer readers look for the same two facts under different names.
+        # Older and newer readers expect the same two facts under different names.
         "rope_theta": theta,
         "rope_parameters": {"rope_type": "default", "rope_theta": theta},
         "torch_dtype": "bfloat16",

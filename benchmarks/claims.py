@@ -1,4 +1,4 @@
-"""How long a claim takes, with however many requests pending."""
+"""Times claims of shards in a database that may hold any number of pending requests."""
 
 import time
 from datetime import timedelta
@@ -12,7 +12,7 @@ LEASE = timedelta(seconds=60)
 
 
 def claim_ms(store: Store) -> dict[str, float]:
-    """Claim shards one after the other, each handed back at once; only the claims are timed.
+    """Claim shards one after the other and release each at once; time only the claims.
 
     Raises:
         RuntimeError: too few shards are ready.

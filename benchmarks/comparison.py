@@ -1,4 +1,4 @@
-"""Two sides run in turns, and the medians of what they took; knows neither this engine nor a peer."""
+"""Runs two sides in turns and compares their medians; knows neither this engine nor any peer."""
 
 import statistics
 import sys
@@ -21,7 +21,7 @@ class Side:
 
 
 def agreement(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
-    """Return how much of each output is the same up to the first token that differs, in the mean."""
+    """Return the mean share of an output that precedes the first differing token."""
     shares = []
     for mine, other in zip(ours, theirs, strict=True):
         same = 0
@@ -47,9 +47,9 @@ def summary(side: Side, results: Sequence[Result], output_tokens: int) -> Result
 
 
 def compare(ours: Side, peer: Side, items: Sequence[WorkItem], rounds: int) -> Result:
-    """Run both sides in turns, the first one changing from round to round; return the comparison.
+    """Run both sides in turns and return the comparison; the side that goes first alternates by round.
 
-    Raises ValueError if a side did not give every request exactly its max_tokens.
+    Raises ValueError if a side did not generate exactly max_tokens for every request.
     """
     lengths = [item.max_tokens for item in items]
     output_tokens = sum(lengths)
@@ -81,7 +81,7 @@ def compare(ours: Side, peer: Side, items: Sequence[WorkItem], rounds: int) -> R
 
 
 def table(comparison: Result) -> str:
-    """Return the two sides as lines of text."""
+    """Return the comparison as lines of text."""
     heading = f"{'engine':<18} {'dtype':<6} {'out tok/s':>10} {'peak RSS MiB':>13}"
     rows = [
         f"{side['engine']:<18} {side['dtype']:<6} {side['out_tok_s']:>10.0f} {side['peak_rss_mb']:>13.0f}"

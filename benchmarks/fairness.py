@@ -1,10 +1,10 @@
-"""How long a small tenant's batch takes alone, and beside a backlog many times as large of another.
+"""Times a small tenant's batch alone, and beside another tenant's backlog that is many times as large.
 
     python -m benchmarks.fairness [--model DIR] [--requests 64] [--times 100] [--turns 3]
 
-The whole service runs, with keys. The small batch runs alone, then, while the large one keeps every slot
-busy, again, then alone again, each time with prompts of its own; each turn's ratio is taken from the mean of
-the two around it. Ends with one JSON line.
+The whole service runs, with API keys. In each turn, the small batch runs alone, then while the large one
+keeps every slot busy, then alone again, each time with different prompts. A turn's ratio is the time beside
+the backlog over the mean of the two times alone. The last line is JSON.
 """
 
 import argparse
@@ -28,7 +28,7 @@ ATTEMPTS = 3  # for each turn
 
 
 def requests(count: int, name: str) -> list[dict[str, Any]]:
-    """Return a batch's requests: the same lengths for every name, other prompts."""
+    """Return a batch's requests; the name changes the prompts, not the lengths."""
     text = (DEMO_MODEL / "heldout.txt").read_text("utf-8")
     draw = random.Random(7)
     found = []
@@ -51,14 +51,14 @@ def timed(client: httpx.Client, count: int, name: str) -> float:
 
 
 def wait_for_settled(client: httpx.Client, batch_id: str, least: int) -> int:
-    """Wait until a batch has so many results; return how many it has."""
+    """Wait until a batch has at least `least` results; return how many it has."""
     while (found := view(client, batch_id)["counts"]["completed"]) < least:
         time.sleep(0.2)
     return int(found)
 
 
 def turn(small: httpx.Client, large: httpx.Client, count: int, times: int, number: int) -> dict[str, float]:
-    """Return the seconds of one turn, and how much of the large batch was done meanwhile."""
+    """Run one turn; return its times, and how much of the large batch was done meanwhile."""
     before = timed(small, count, f"{number} before")
     batch_id = submit(large, requests(count * times, f"{number} large"))
     try:

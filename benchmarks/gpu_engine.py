@@ -1,10 +1,11 @@
-"""The engine end to end on a GPU: a Llama 3.1 8B of random weights, everything queued at once.
+"""Times the engine end to end on a GPU: a Llama 3.1 8B with random weights, all requests queued at once.
 
     python -m benchmarks.gpu_engine [--dtype fp8] [--requests 2000] [--lengths 128/128,1000/1000]
 
-Prints a table: output tokens a second of the engine, of transformers' own continuous batching (bf16, if it is
-installed) in the same run, and as TensorRT-LLM publishes them for one H200 in fp8; and the share of the wall
-time in which the GPU was busy, from a profile of Steps in the middle. The last line is JSON.
+Prints a table of output tokens per second: of the engine, of transformers' own continuous batching in the
+same run (bf16, if it is installed), and as TensorRT-LLM publishes them for one H200 in fp8. It also prints
+the share of wall time in which the GPU was busy, from a profile of Steps in the middle of the run. The last
+line is JSON.
 """
 
 import argparse
@@ -39,16 +40,16 @@ from worker.engine.requests.errors import EngineError
 from worker.engine.requests.generation import GenerationRequest
 from worker.engine.requests.sampling import SamplingParams
 
-# Output tokens a second by tokens in and out: TensorRT-LLM's performance overview, fp8, one H200.
+# Output tokens per second by tokens in and out: TensorRT-LLM's performance overview, fp8, one H200.
 PUBLISHED = {(128, 128): 27_911, (1000, 1000): 17_744}
 MODELS = {"llama-8b": (LLAMA_8B, LLAMA_8B_VOCAB_SIZE), "small": (SIZES["small"], VOCAB_SIZE)}
 PROFILED_STEPS = 40
 WARM_UP = 8  # requests
-FIRST_ID = 3  # of no special token
+FIRST_ID = 3  # the first id that is no special token
 
 
 def items_of(count: int, num_in: int, num_out: int, vocab_size: int, seed: int) -> list[WorkItem]:
-    """Return requests of random tokens, none of which share a prefix."""
+    """Return requests of random tokens; no two share a prefix."""
     numbers = random.Random(seed)
     return [
         WorkItem(tuple(numbers.randrange(FIRST_ID, vocab_size) for _ in range(num_in)), num_out)
@@ -57,14 +58,14 @@ def items_of(count: int, num_in: int, num_out: int, vocab_size: int, seed: int) 
 
 
 def tokens_a_second(engine: Engine, items: Sequence[WorkItem]) -> float:
-    """Run all items at once."""
+    """Run all items at once; return the output tokens per second."""
     began = time.perf_counter()
     run_workload(engine, items)
     return sum(item.max_tokens for item in items) / (time.perf_counter() - began)
 
 
 def busy_share(engine: Engine, items: Sequence[WorkItem]) -> float:
-    """Return the share of time in which the GPU ran something, over Steps once half of the items are done."""
+    """Return the share of time in which the GPU was busy, over Steps after half of the items are done."""
     for index, item in enumerate(items):
         params = SamplingParams(max_tokens=item.max_tokens, temperature=0.0, ignore_eos=True)
         engine.add(GenerationRequest(index, item.prompt_ids, params))
@@ -88,7 +89,7 @@ def busy_share(engine: Engine, items: Sequence[WorkItem]) -> float:
 
 
 def covered(spans: Iterator[tuple[float, float]]) -> float:
-    """Return the length of the union of spans."""
+    """Return the total length of the union of the spans."""
     total, end = 0.0, float("-inf")
     for first, last in sorted(spans):
         total += max(0.0, last - max(first, end))
@@ -97,7 +98,7 @@ def covered(spans: Iterator[tuple[float, float]]) -> float:
 
 
 def measure_peer(model: Path, lengths: Sequence[tuple[int, int]], requests: int) -> list[float]:
-    """Return what transformers reaches for each of `lengths`."""
+    """Return the output tokens per second of transformers for each of `lengths`."""
     sequences, tokens = LIMITS_BY_DEVICE["cuda"]
     options = peer.OPTIONS | {"cuda": 1, "tokens": tokens, "sequences": sequences, "pages": 16_384}
     generate = peer.load(model, "bf16", torch.get_num_threads(), max(map(sum, lengths)), options)
@@ -114,7 +115,7 @@ def measure_peer(model: Path, lengths: Sequence[tuple[int, int]], requests: int)
 def measure(
     model: Path, config: EngineConfig, lengths: Sequence[tuple[int, int]], requests: int
 ) -> list[dict[str, float]]:
-    """Return the engine's figures for each of `lengths`, with the GPU's busy share where there is a GPU."""
+    """Return the engine's figures for each of `lengths`, and the GPU's busy share where there is a GPU."""
     engine = Engine(config)
     vocab_size = engine.model_info.vocab_size
     rows: list[dict[str, float]] = []

@@ -1,6 +1,6 @@
-"""`python -m worker.embedded python -m benchmarks.ingestion --requests 50000`: what a large file costs.
+"""Times a large input file: `python -m worker.embedded python -m benchmarks.ingestion --requests 50000`.
 
-Takes the data directory for itself: it empties the database. The API and the files process are real, over
+WARNING: it empties the database of the data directory. The API and the files process are real and use the
 embedded Postgres; no engine runs. The last line is JSON.
 """
 
@@ -27,11 +27,11 @@ from worker.up import ROOT, read_procfile, start
 MAX_REQUESTS, MAX_FILE_BYTES = 2_000_000, 4 << 30
 READ_SECONDS = 1800.0
 WARM_UP = 500
-NUM_BODIES = 4096  # different ones; beyond that only the custom_id differs
+NUM_BODIES = 4096  # distinct bodies; further requests differ only in their custom_id
 
 
 def write_input(path: Path, count: int) -> None:
-    """Write completions of 200 to 600 characters of the held-out text."""
+    """Write completion requests with prompts of 200 to 600 characters of the held-out text."""
     text = (DEMO_MODEL / "heldout.txt").read_text("utf-8")
     rests = []
     for i in range(min(count, NUM_BODIES)):
@@ -81,7 +81,7 @@ def _answers(url: str) -> bool:
 
 
 def accept(url: str, source: Path, polls: Polls | None = None) -> dict[str, Any]:
-    """Upload a file, make a batch of it, wait until it is read; return when what was done, and the batch."""
+    """Upload a file, create a batch of it and wait until it is read; return the batch's id and the times."""
     with httpx.Client(base_url=url, timeout=READ_SECONDS) as client:
         started = time.perf_counter()
         with source.open("rb") as file:
@@ -114,7 +114,7 @@ def accept(url: str, source: Path, polls: Polls | None = None) -> dict[str, Any]
 
 
 def measure(store: Store, count: int) -> dict[str, Any]:
-    """Have a file of `count` requests accepted, and shards of it claimed; return what that took."""
+    """Submit a file of `count` requests and claim some of its shards; return the measurements."""
     config = settings()
     with (
         tempfile.TemporaryDirectory(dir=config.data_dir) as directory,
@@ -122,7 +122,7 @@ def measure(store: Store, count: int) -> dict[str, Any]:
     ):
         source = Path(directory) / "in.jsonl"
         write_input(source, WARM_UP)
-        warm = accept(url, source)["batch_id"]  # everything is loaded now
+        warm = accept(url, source)["batch_id"]  # loads everything before the measurement
         write_input(source, count)
         with store.engine.begin() as connection:
             connection.exec_driver_sql("TRUNCATE requests, results, shards CASCADE")
@@ -160,13 +160,13 @@ def _status_mb(pid: int, field: str) -> float:
 
 
 def _forget_peak(pid: int) -> float:
-    """Have the peak of a process's memory counted from now on; return its memory in MiB."""
+    """Reset the peak of a process's memory; return its memory now, in MiB."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     return _status_mb(pid, "VmRSS")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure one size."""
+    """Measure one file size and print it; return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,8 +1,8 @@
-"""`make bench-interactive`: time to first token of somebody who waits, idle and under a backlog of batches.
+"""Measures the time to first token of interactive requests, idle and under load: `make bench-interactive`.
 
-Streams completions one after another, with prompts of their own so that no cache serves them, first on an
-idle service, then while a batch that it cannot finish meanwhile keeps every row of the engine busy. The
-batch's tokens a second are read without and with the interactive work beside it. The last line is JSON.
+It streams completions one after another, first on an idle service, then while a large unfinished batch keeps
+every row of the engine busy. Each completion has a different prompt, so that no cache serves it. It also
+reads the batch's tokens per second with and without the interactive work. The last line is JSON.
 """
 
 import argparse
@@ -23,7 +23,7 @@ WAIT_SECONDS = 120.0
 
 
 class Prompts:
-    """Pieces of the held-out text, each once."""
+    """Source of distinct prompts, cut from the held-out text."""
 
     def __init__(self) -> None:
         self._text = (DEMO_MODEL / "heldout.txt").read_text("utf-8")
@@ -31,7 +31,7 @@ class Prompts:
         self._number = 0
 
     def next(self) -> str:
-        """Return one that begins unlike any other."""
+        """Return a prompt whose beginning differs from all others."""
         self._number += 1
         start = self._draw.randrange(len(self._text) - PROMPT_CHARACTERS[1])
         length = self._draw.randint(*PROMPT_CHARACTERS)
@@ -39,7 +39,7 @@ class Prompts:
 
 
 def first_token_seconds(client: httpx.Client, model: str, prompt: str, max_tokens: int) -> float:
-    """Return the seconds from the POST to the first text of a streamed completion, read to its end."""
+    """Read a streamed completion to its end; return the seconds from the POST to its first text."""
     body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
     started = time.perf_counter()
     first = None
@@ -63,7 +63,7 @@ def p95(seconds: list[float]) -> float:
 
 
 def tokens_done(client: httpx.Client, batch_id: str) -> int:
-    """Return the batch's output tokens so far."""
+    """Return the number of the batch's output tokens so far."""
     answer = client.get(f"/v1/batch/{batch_id}", params={"include": "none"}).json()
     if answer["status"] != "processing":
         raise SessionError(f"the backlog is {answer['status']}: make it larger")
@@ -71,7 +71,7 @@ def tokens_done(client: httpx.Client, batch_id: str) -> int:
 
 
 def main() -> int:
-    """Measure, print."""
+    """Measure the idle and the loaded service and print both; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=60, help="interactive ones, in each phase")
     parser.add_argument("--max-tokens", type=int, default=16, help="of each")

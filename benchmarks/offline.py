@@ -4,9 +4,8 @@ r"""Runs a fixed workload through the bare engine and times it.
         --threads N --runs N --out FILE.json [--no-prefix-cache]
 
 A workload line is {"id", "prompt_ids", "text", "max_tokens"}; every request decodes greedily for exactly
-max_tokens. One warm-up run gives `outputs`; each timed run after it shifts every token id by its own amount
-(same lengths, other tokens), so that no prefix cache can carry over from one run to the next. Model loading
-is not timed.
+max_tokens. The warm-up run gives `outputs`. Each timed run shifts all token ids by a different amount (same
+lengths, other tokens), so that the prefix cache of one run cannot serve the next. Model loading is not timed.
 """
 
 import argparse
@@ -29,7 +28,7 @@ from worker.engine.requests.sampling import SamplingParams
 
 
 def run_workload(engine: Engine, items: Sequence[WorkItem]) -> list[list[int]]:
-    """Run all items at once and return their tokens in order; raises RuntimeError if one ends early."""
+    """Run all items at once and return their tokens in order; raise RuntimeError if one ends early."""
     for index, item in enumerate(items):
         params = SamplingParams(max_tokens=item.max_tokens, temperature=0.0, ignore_eos=True)
         engine.add(GenerationRequest(index, item.prompt_ids, params))
@@ -46,13 +45,13 @@ def run_workload(engine: Engine, items: Sequence[WorkItem]) -> list[list[int]]:
 
 
 def peak_rss_mb() -> float:
-    """Return the most memory this process has held, in MiB."""
+    """Return the peak memory of this process, in MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)  # macOS counts in bytes, Linux in KiB
 
 
 def measure(config: EngineConfig, items: Sequence[WorkItem], runs: int) -> dict[str, Any]:
-    """Load, warm up, time `runs` runs and return the result object."""
+    """Load the model, warm up, time `runs` runs and return the result object."""
     started = time.perf_counter()
     engine = Engine(config)
     load_seconds = time.perf_counter() - started

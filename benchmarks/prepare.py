@@ -1,7 +1,7 @@
 """Writes the checkpoints and workloads that the benchmarks run: `python -m benchmarks.prepare --out DIR`.
 
-DIR/models/{small,medium} have random weights; DIR/workloads/*.jsonl are cut from the standard library. The
-same Python and the same versions of torch and tokenizers give the same files.
+The checkpoints in DIR/models/{small,medium} have random weights; the workloads DIR/workloads/*.jsonl are cut
+from the standard library. The same versions of Python, torch and tokenizers give the same files.
 """
 
 import argparse

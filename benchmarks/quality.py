@@ -1,11 +1,10 @@
-"""What quantization costs: perplexity of the demo model on its held-out text, in every format.
+"""Measures the quality loss of quantization: the demo model's perplexity on its held-out text by format.
 
     python -m benchmarks.quality [--tokens N]
 
-Weights go through checkpoints that `worker.engine.quantize` writes and the loader reads. int8 has its tokens
-quantized too, as the CPU's int8 product does; fp8 has its tokens rounded to fp8 before each product, as a
-GPU's would. The rest runs in bf16. The last line is JSON: perplexity, bytes of weights, bytes of KV cache a
-token.
+`worker.engine.quantize` writes each checkpoint and the loader reads it. int8 also quantizes tokens, as the
+CPU's int8 product does; fp8 rounds tokens to fp8 before each product, as a GPU's product would. The rest runs
+in bf16. The last line is JSON: perplexity, bytes of weights, bytes of KV cache per token.
 """
 
 import argparse
@@ -36,14 +35,14 @@ from worker.engine.quantize.writer import quantize_checkpoint
 
 DEMO = Path(heldout.__file__).parent
 WINDOW = 1024
-# Of the standard library, so of what the model was trained on; none of them held out.
+# Modules of the standard library, which the model was trained on; none of them is held out.
 CALIBRATION = ("argparse.py", "threading.py", "http/client.py", "json/encoder.py", "tarfile.py", "random.py")
 CALIBRATION_CHARACTERS = 20_000  # of each
 
 
 @dataclass(slots=True)
 class Rounded:
-    """A product that reads its tokens as fp8 holds them."""
+    """A linear layer that rounds its tokens to fp8 before the product."""
 
     projection: Projection
     out_features: int
@@ -55,7 +54,7 @@ class Rounded:
 
 
 class RoundedWeights(Weights):
-    """Weights of products with fp8 tokens."""
+    """Weights whose products round their tokens to fp8."""
 
     def linear(
         self,
@@ -66,13 +65,13 @@ class RoundedWeights(Weights):
         has_bias: bool = False,
         is_exact: bool = False,
     ) -> Projection:
-        """Return the product, on rounded tokens unless it is one that stays exact."""
+        """Return the projection; it rounds its tokens unless `is_exact`."""
         projection = super().linear(names, rows, columns, has_bias=has_bias, is_exact=is_exact)
         return projection if is_exact else Rounded(projection, projection.out_features)
 
 
 def int8_cache() -> AbstractContextManager[object]:
-    """Have attention read keys and values as int8 with a scale a token and head holds them."""
+    """Make attention read keys and values rounded to int8 with one scale per token and head."""
 
     def attend(query: Tensor, cache: LayerCache, *arguments: object, **options: object) -> Tensor:
         for stored, axis in ((cache.keys.transpose(2, 3), 3), (cache.values, 3)):
@@ -85,7 +84,7 @@ def int8_cache() -> AbstractContextManager[object]:
 
 
 def perplexity(forward: TextForward, max_tokens: int | None) -> float:
-    """Return it by the definition of `models/demo/heldout.py`."""
+    """Return the held-out perplexity as `models/demo/heldout.py` defines it."""
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     text = (DEMO / "heldout.txt").read_text(encoding="utf-8")
 

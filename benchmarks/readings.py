@@ -2,9 +2,9 @@
 
     python -m benchmarks.readings --model DIR [--policy NAME ...] [--readings N] [--rate N] [--generation N]
 
-Texts of random tokens and ragged lengths, every fourth of a higher priority, arrive at random times (the same
-ones for every policy) while `--generation` requests decode. `--rate 0` gives all of them at once. Prints one
-JSON line a policy: seconds in all, and the latency of readings from arrival to vector.
+Texts of random tokens and ragged lengths arrive at random times (the same for every policy) while
+`--generation` requests decode. Every fourth text has a higher priority. With `--rate 0`, all arrive at once.
+Prints one JSON line per policy: the total seconds, and the latency of readings from arrival to vector.
 """
 
 import argparse
@@ -28,12 +28,12 @@ from worker.engine.requests.sampling import SamplingParams
 from worker.engine.requests.stats import ModelInfo
 
 SHORT, LONG = 8, 400  # tokens, drawn evenly on a logarithmic scale
-GENERATED = 200  # tokens a request beside the readings
+GENERATED = 200  # tokens per generation request beside the readings
 URGENT_EVERY = 4
 
 
 def make_readings(info: ModelInfo, count: int, rate: float) -> list[tuple[float, EmbeddingRequest]]:
-    """Return when each reading arrives, in seconds from the start, and what it is."""
+    """Return each reading with its time of arrival, in seconds from the start."""
     numbers = random.Random(1)
     longest = min(LONG, info.max_model_len)
     arrives = 0.0
@@ -50,7 +50,7 @@ def make_readings(info: ModelInfo, count: int, rate: float) -> list[tuple[float,
 def run(
     engine: Engine, readings: Sequence[tuple[float, EmbeddingRequest]], generation: int
 ) -> dict[str, Any]:
-    """Run the readings beside generation and return what it took; raises RuntimeError if one fails."""
+    """Run the readings beside generation and return the measurements; raise RuntimeError if one fails."""
     params = SamplingParams(max_tokens=GENERATED, temperature=0.0, ignore_eos=True)
     for index in range(generation):
         engine.add(GenerationRequest(("generation", index), [3 + index] * SHORT, params))

@@ -1,8 +1,8 @@
-"""`make bench`: the whole service, HTTP in to webhook out, against the bare engine on the same work.
+"""Compares the whole service, from HTTP request to webhook, with the bare engine: `make bench`.
 
-Both sides run the same fixed ragged workload (greedy, end tokens ignored) on the same model with the
-same engine settings, in turns, each turn with prompts of its own so that no prefix cache carries over.
-The service's processes are up, and idle, while the bare engine runs. Prints medians; the last line is JSON.
+Both sides run the same fixed ragged workload (greedy, end tokens ignored) in turns, on the same model with
+the same engine settings. Each turn has different prompts, so that no prefix cache carries over. The service's
+processes are up, and idle, while the bare engine runs. Prints medians; the last line is JSON.
 """
 
 import argparse
@@ -41,7 +41,10 @@ class Item:
 
 
 def workload(num_requests: int, turn: int) -> list[Item]:
-    """Return the ragged workload of a turn: lengths log-uniform in, uniform out, the same in every turn."""
+    """Return the ragged workload of a turn.
+
+    Prompt lengths are log-uniform and output lengths uniform; both are the same in every turn.
+    """
     text = (DEMO_MODEL / "heldout.txt").read_text("utf-8")
     draw = random.Random(7)
     shortest, longest = PROMPT_CHARACTERS
@@ -105,7 +108,7 @@ def main() -> int:
         for turn in range(arguments.turns):
             items = workload(arguments.requests, turn)
             tokens = sum(item.max_tokens for item in items)
-            # Each side goes first every other turn, so that a machine that slows down favours neither.
+            # The side that goes first alternates, so that a machine that slows down favours neither.
             if turn % 2:
                 service_rates.append(tokens / run_service(client, secret, items))
                 engine_rates.append(tokens / run_engine(engine, items))

@@ -1,11 +1,11 @@
-"""How long a small batch and an urgent one take behind a backlog of the same tenant.
+"""Times a small batch and an urgent one behind a backlog of the same tenant.
 
     python -m benchmarks.starvation [--model DIR] [--backlog 2000] [--small 2] [--low 1280] [--high 64]
 
-The whole service runs, with keys, for one tenant. A batch of `--small` requests runs alone, three times, then
-behind a backlog of `--backlog` requests of the same priority that fills the engine. Then a batch of `--high`
-requests of priority 5 runs alone, and behind `--low` requests of priority 0. Ends with one JSON line: seconds
-from the POST to the first tokens seen and to the end, by polls 50 ms apart.
+The whole service runs, with API keys, for one tenant. A batch of `--small` requests runs alone three times,
+then behind a backlog of `--backlog` requests of the same priority that fills the engine. Then a batch of
+`--high` requests of priority 5 runs alone, and behind `--low` requests of priority 0. The last line is JSON:
+seconds from the POST to the first tokens seen and to the end, by polls 50 ms apart.
 """
 
 import argparse
@@ -32,7 +32,7 @@ HIGH = 5
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Seconds after the POST."""
+    """The times of one batch, in seconds after its POST."""
 
     tokens: float  # the first ones
     end: float
@@ -45,7 +45,7 @@ def send(client: httpx.Client, count: int, name: str, *, priority: int = 0) -> s
 
 
 def timed(client: httpx.Client, count: int, name: str, *, priority: int = 0) -> Seen:
-    """Run a batch to its end, looking all the time; raises SessionError if it does not complete."""
+    """Run a batch to its end and poll it meanwhile; raise SessionError if it does not complete."""
     started = time.perf_counter()
     batch_id = send(client, count, name, priority=priority)
     first: float | None = None
@@ -63,7 +63,7 @@ def timed(client: httpx.Client, count: int, name: str, *, priority: int = 0) -> 
 
 
 def alone(client: httpx.Client, count: int, name: str, *, priority: int = 0) -> Seen:
-    """Return the median of some runs while nothing else does."""
+    """Return the medians of several runs on an otherwise idle service."""
     runs = [timed(client, count, f"{name} alone {i}", priority=priority) for i in range(TIMES_ALONE)]
     return Seen(statistics.median(run.tokens for run in runs), statistics.median(run.end for run in runs))
 
@@ -81,7 +81,7 @@ def backlog(client: httpx.Client, count: int, name: str, *, ahead: int) -> Itera
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run both and print what was seen."""
+    """Run both measurements and print the times; return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,6 +1,6 @@
-"""A gpu worker that writes down each Step: `celery -A benchmarks.step_clock worker`, and who reads that.
+"""Runs a gpu worker that records each Step, and reads the record: `celery -A benchmarks.step_clock worker`.
 
-When a batch's last token was there is known in that process only. What it costs is a line a Step.
+Only that process knows when a batch's last token was ready. The record costs one written line per Step.
 """
 
 import json
@@ -22,7 +22,7 @@ LOG_VARIABLE = "HEADRACE_BENCH_STEPS"
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """A Step that chose tokens. `at` is the wall clock's time of its end."""
+    """A Step that chose tokens; `at` is the wall-clock time of its end."""
 
     at: float
     seconds: float
@@ -30,7 +30,7 @@ class TimedStep:
 
 
 def gpu_command(log: Path) -> dict[str, str]:
-    """Return the Procfile's gpu command with the clock; sets where the Steps go, before it is started."""
+    """Return the Procfile's gpu command with this clock; set the log's path for the worker it will start."""
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
     os.environ[LOG_VARIABLE] = str(log)
@@ -42,7 +42,7 @@ def gpu_command(log: Path) -> dict[str, str]:
 
 
 def read_steps(log: Path) -> list[TimedStep]:
-    """Return the Steps so far that chose tokens."""
+    """Return the recorded Steps so far; a Step without new tokens is not recorded."""
     return [TimedStep(*json.loads(line)) for line in log.read_text().splitlines() if line.endswith("]")]
 
 

@@ -1,10 +1,10 @@
-r"""Shows where the time of Steps goes, part by part.
+r"""Profiles the time of Steps by part.
 
     python -m benchmarks.step_profile --model DIR --workload FILE.jsonl --dtype f32|bf16|int8 --threads N
 
 The workload is that of benchmarks.offline. It runs once to warm up, once plainly, and once with a stopwatch
-around the parts; a part's time is without that of the parts inside it, so the parts add up to the whole.
-What is left of Step, runner and model is host work between operators. Ends with one JSON line.
+around the parts. A part's time excludes the parts inside it, so the parts add up to the whole. The remaining
+time of Step, runner and model is host work between operators. The last line is JSON.
 """
 
 import argparse
@@ -49,7 +49,7 @@ METHODS: tuple[tuple[type, str, str], ...] = (
     (Decoder, "logits", "model host"),
 )
 SAMPLING = ("sample", "apply_rules", "token_logprobs")  # of worker.engine.running.model_runner
-# Packages of kernels/ by what they do here. A quantized product belongs to its projection.
+# The part to which each package of kernels/ belongs. A quantized product belongs to its projection.
 KERNELS = {
     "paged_attention": "attention",
     "kv_write": "rotation, kv write",
@@ -68,7 +68,7 @@ PROJECTIONS = {
 
 
 class Stopwatch:
-    """Time in named parts, each without the parts inside it."""
+    """Measures the time of named parts; each excludes the parts inside it."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -77,12 +77,12 @@ class Stopwatch:
         self._since = 0.0
 
     def clear(self) -> None:
-        """Start again from nothing."""
+        """Reset all times."""
         self.seconds.clear()
         self.calls.clear()
 
     def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function` with its time counted."""
+        """Return `function` wrapped so that its time counts to `part`."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             self._switch()
@@ -104,7 +104,7 @@ class Stopwatch:
 
 
 class TimedProjection:
-    """A projection with its time counted."""
+    """A projection whose time is counted."""
 
     def __init__(self, part: str, projection: Projection, stopwatch: Stopwatch) -> None:
         self.out_features = projection.out_features
@@ -118,7 +118,7 @@ class TimedProjection:
 
 @contextmanager
 def instrumented(stopwatch: Stopwatch) -> Iterator[None]:
-    """Put the stopwatch around every part, for engines that are built and run in here."""
+    """Put the stopwatch around every part, for engines that are built and run in this context."""
     linear, head = Weights.linear, Weights.head
 
     def timed_linear(self: Weights, names: list[str], *args: Any, **kwargs: Any) -> Projection:
@@ -193,7 +193,7 @@ def profile(config: EngineConfig, items: Sequence[WorkItem]) -> dict[str, Any]:
 
 
 def print_table(result: dict[str, Any]) -> None:
-    """Print one line a part, the largest first."""
+    """Print one line per part, the largest first."""
     print(f"{'part':<20}{'seconds':>10}{'share':>8}{'us/Step':>10}{'calls/Step':>12}")
     for part, seconds in result["parts_s"].items():
         calls = result["calls"][part] / result["steps"]

@@ -1,4 +1,4 @@
-"""A whole deployment whose API asks for keys, and a client for each of its tenants."""
+"""Starts a whole deployment whose API requires keys, and makes a client for each of its tenants."""
 
 import os
 import tempfile
@@ -24,15 +24,15 @@ ENDED = ("completed", "failed", "cancelled", "expired")
 
 
 class StalledError(Exception):
-    """The whole machine stood still meanwhile, so that what was timed means nothing."""
+    """Raised when the whole machine stalled during a measurement, so that its times mean nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """The tenants of a deployment that runs."""
+    """The tenants of a running deployment."""
 
     store: Store
-    headers: dict[str, str]  # the Authorization of each, by name
+    headers: dict[str, str]  # the Authorization header of each tenant, by name
 
     def limit(self, tenant_id: str, **limits: int | None) -> None:
         """Set a tenant's weight or limits."""
@@ -42,7 +42,10 @@ class Tenants:
 
 @contextmanager
 def deployed(model: Path | None, *names: str) -> Iterator[Tenants]:
-    """Start everything on data of its own, with tenants of these names; raises SessionError."""
+    """Start a whole deployment on a temporary data directory, with tenants of these names.
+
+    Raises SessionError when it does not start.
+    """
     with ExitStack() as stack:
         directory = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="headrace-", ignore_cleanup_errors=True)
@@ -68,7 +71,7 @@ def deployed(model: Path | None, *names: str) -> Iterator[Tenants]:
 
 
 def client_of(authorization: str) -> httpx.Client:
-    """Return a client of the API that runs."""
+    """Return a client of the running API."""
     return httpx.Client(
         base_url=f"http://127.0.0.1:{settings().port}", headers={"Authorization": authorization}, timeout=60
     )
@@ -83,14 +86,17 @@ def submit(client: httpx.Client, requests: list[dict[str, Any]]) -> str:
 
 
 def view(client: httpx.Client, batch_id: str) -> dict[str, Any]:
-    """Return a batch without its outputs, which are not looked at."""
+    """Return a batch's state, without its outputs."""
     return dict(client.get(f"/v1/batch/{batch_id}").raise_for_status().json())
 
 
 def wait(
     client: httpx.Client, batch_id: str, *, seconds: float = 3600.0, stall_seconds: float = STALL_SECONDS
 ) -> dict[str, Any]:
-    """Wait until a batch has ended; TimeoutError after `seconds`, StalledError after a gap in time."""
+    """Wait until a batch has ended; return it.
+
+    Raises TimeoutError after `seconds`, and StalledError when the machine stalled for `stall_seconds`.
+    """
     last = started = time.monotonic()
     while last < started + seconds:
         batch = view(client, batch_id)

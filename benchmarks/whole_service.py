@@ -1,7 +1,7 @@
-"""`make bench-service`: every measurement of the service, one after the other. The last line is JSON.
+"""Runs every measurement of the service one after the other: `make bench-service`. The last line is JSON.
 
-Each is a module of its own that runs as a process, with embedded services and data of its own, so that none
-is measured on what another has left. One that fails is named, and the others still run.
+Each measurement is a module that runs in its own process, with its own embedded services and data, so that
+none depends on leftovers of another. A failed one is named, and the others still run.
 """
 
 import argparse
@@ -19,14 +19,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A module to run, and the names that its fields have here."""
+    """A benchmark module to run, and new names for the fields of its JSON line."""
 
     arguments: Sequence[str]
     fields: dict[str, str]
 
 
 def measurements(large: int, turns: int) -> list[Measurement]:
-    """Return what is run, in this order; without the large file if it has no lines."""
+    """Return the measurements in the order they run; without the large file if `large` is 0."""
     claim = "claim_p99_ms"
     found = [
         Measurement(
@@ -68,7 +68,7 @@ def measurements(large: int, turns: int) -> list[Measurement]:
 
 
 def run(measurement: Measurement, data_dir: Path) -> dict[str, Any] | None:
-    """Run one on services of its own; return its last line, None if it failed."""
+    """Run one measurement on its own services; return its last line, or None if it failed."""
     name, *arguments = measurement.arguments
     module = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
     last = ""
@@ -89,7 +89,7 @@ def run(measurement: Measurement, data_dir: Path) -> dict[str, Any] | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run them all, print what they found under the names of docs/benchmarks.md."""
+    """Run all measurements and print the results by the names in docs/benchmarks.md."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

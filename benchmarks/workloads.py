@@ -1,6 +1,7 @@
-"""The fixed workloads: their lines, the laws they are drawn by, and how a run gets tokens of its own.
+"""Defines the fixed workloads: the file format, the length distributions, and the token shift of each run.
 
-Knows no engine: the parent of a comparison imports it, and must stay small (see `benchmarks.peers`).
+It must not import an engine: the parent of a comparison imports it and must stay small (see
+`benchmarks.peers`).
 """
 
 import json
@@ -29,7 +30,7 @@ class WorkItem:
 
 
 def read_workload(file: Path) -> list[WorkItem]:
-    """Return the lines of a workload file; raises ValueError naming the line that is none."""
+    """Return the lines of a workload file; raise ValueError naming the first malformed line."""
     items = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
@@ -45,7 +46,7 @@ def read_workload(file: Path) -> list[WorkItem]:
 
 
 def write_workload(file: Path, items: Sequence[WorkItem]) -> None:
-    """Write one JSON line a request: id, prompt_ids, text, max_tokens."""
+    """Write one JSON line per request: id, prompt_ids, text, max_tokens."""
     rows = (
         {"id": i, "prompt_ids": item.prompt_ids, "text": item.text, "max_tokens": item.max_tokens}
         for i, item in enumerate(items)
@@ -54,7 +55,7 @@ def write_workload(file: Path, items: Sequence[WorkItem]) -> None:
 
 
 def shifted(items: Sequence[WorkItem], vocab_size: int, run: int) -> list[WorkItem]:
-    """Return the same lengths with other tokens; run 0 is the workload itself."""
+    """Return items of the same lengths with other tokens; run 0 returns the workload itself."""
     span = vocab_size - NUM_RESERVED_IDS
 
     def shift(token: int) -> int:

@@ -1,7 +1,8 @@
 #!/usr/bin/env python
 """A container's health check: `python docker/health.py PROCESS` exits with 0 when the process works.
 
-Asks for what only a working process leaves behind: an answer, a fresh row, a connection that listens.
+Each check asks for evidence that only a working process gives: an answer, a fresh row, or a connection that
+listens for notifications.
 """
 
 import socket
@@ -20,11 +21,11 @@ from worker.store.watching.workers import SEEN_WITHIN
 
 TIMEOUT_SECONDS = 3.0
 
-# Its own name follows that of its host.
+# A gpu worker's name starts with its queue and its host's name.
 WORKER_IS_SEEN = """
     SELECT 1 FROM workers WHERE starts_with(name, :name) AND slots > 0 AND seen_at > now() - :within LIMIT 1
 """
-# A process of this container: its connection comes from the same address as ours.
+# A process of this container connects from the same address as this check.
 PROCESS_LISTENS = """
     SELECT 1 FROM pg_stat_activity
     WHERE datname = current_database() AND query = :listen
@@ -33,32 +34,32 @@ PROCESS_LISTENS = """
 
 
 def web() -> bool:
-    """Whether the API answers."""
+    """Return whether the API answers."""
     return _answers(settings().port, "/health")
 
 
 def flower() -> bool:
-    """Whether Flower answers, if only that it wants a password."""
+    """Return whether Flower answers, even if it only asks for a password."""
     return _answers(settings().flower_port, "/healthcheck", HTTPStatus.UNAUTHORIZED)
 
 
 def gpu() -> bool:
-    """Whether the worker says that its engine is loaded and moves."""
+    """Return whether the worker has lately reported that its engine is loaded and makes progress."""
     return _finds(WORKER_IS_SEEN, name=f"{GPU_QUEUE}@{socket.gethostname()}/", within=SEEN_WITHIN)
 
 
 def dispatcher() -> bool:
-    """Whether a dispatcher waits for notifications."""
+    """Return whether a dispatcher waits for notifications."""
     return _finds(PROCESS_LISTENS, listen=f"LISTEN {DISPATCH}")
 
 
 def files() -> bool:
-    """Whether the files process waits for notifications."""
+    """Return whether the files process waits for notifications."""
     return _finds(PROCESS_LISTENS, listen=f"LISTEN {FILES}")
 
 
 def callbacks() -> bool:
-    """Whether the worker answers a ping through Redis."""
+    """Return whether the worker answers a ping through Redis."""
     from worker.queue.celery_app import app  # noqa: PLC0415 - the other checks need no Celery
 
     name = f"{CALLBACKS_QUEUE}@{socket.gethostname()}"
@@ -71,7 +72,7 @@ CHECKS: dict[str, Callable[[], bool]] = {
 
 
 def _answers(port: int, path: str, *also: HTTPStatus) -> bool:
-    # Not urllib: it would go through the proxy that HTTP_PROXY names.
+    # urllib would go through the proxy that HTTP_PROXY names.
     connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS)
     try:
         connection.request("GET", path)

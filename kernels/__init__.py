@@ -1,1 +1,4 @@
-"""Operators of the engine, one folder each. Imports torch (and Triton, on a GPU) and nothing of ours."""
+"""Operators of the engine, one folder each.
+
+They use torch (and Triton on a GPU) and must import nothing of this repository outside `kernels`.
+"""

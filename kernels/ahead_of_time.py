@@ -1,9 +1,9 @@
-"""Compiles Triton kernels for GPUs that are not there, and refuses what would run badly on them.
+"""Compiles Triton kernels for GPUs without having them, and rejects kernels that would run badly there.
 
     python -m kernels.ahead_of_time [OP ...]     prints registers and shared memory of every build
 
-Each op with a `kernel.py` has a `builds.py` whose `BUILDS` lists what its `gpu.py` may launch. Triton keeps
-what it has compiled on disk, by content.
+Each op with a `kernel.py` has a `builds.py`; its `BUILDS` lists every configuration that `gpu.py` may launch.
+Triton caches compiled kernels on disk by their content.
 """
 
 import functools
@@ -22,7 +22,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of chip, as Triton names it, and what one program may have of it."""
+    """A kind of chip by its name in Triton, with its limits for one program."""
 
     backend: str
     arch: int | str
@@ -42,10 +42,10 @@ class Build:
     """One kernel in one configuration, as `gpu.py` would launch it."""
 
     kernel: str  # "op.function", of kernels/op/kernel.py
-    # Of every argument that is no constant: "*bf16", "i32", "fp32"; with ":16" for a pointer or a number that
-    # is a multiple of 16, as Triton assumes of what it sees at launch.
+    # The type of each non-constant argument: "*bf16", "i32", "fp32". The suffix ":16" marks a pointer or a
+    # number that is a multiple of 16, which Triton infers by itself at launch.
     types: Mapping[str, str]
-    # Of every constexpr; also of an argument that is None, or 1, at launch.
+    # The value of each constexpr, and of each argument that is None or 1 at launch.
     constants: Mapping[str, Any]
     num_warps: int = 4
     num_stages: int = 3
@@ -61,7 +61,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What became of a Build on one target."""
+    """The result of compiling a Build for one target."""
 
     registers: int  # a thread
     spilled_bytes: int
@@ -70,18 +70,18 @@ class Built:
 
 
 class BuildError(Exception):
-    """A kernel does not compile for a target, or would spill registers or ask for too much shared memory."""
+    """Raised when a kernel does not compile for a target, spills registers or overfills shared memory."""
 
 
 def all_builds() -> list[tuple[Build, str]]:
-    """Return every Build of every op with each of its targets."""
+    """Return every Build of every op, once per target."""
     folders = sorted(path.parent.name for path in Path(__file__).parent.glob("*/builds.py"))
     modules = [importlib.import_module(f"kernels.{folder}.builds") for folder in folders]
     return [(build, target) for module in modules for build in module.BUILDS for target in build.targets]
 
 
 def build(wanted: Build, target_name: str) -> Built:
-    """Compile one kernel for one target; raises BuildError naming kernel, configuration and target."""
+    """Compile one kernel for one target; raise BuildError naming kernel, configuration and target."""
     where = f"{wanted} for {target_name}"
     target = TARGETS[target_name]
     try:

@@ -1,4 +1,4 @@
-"""What every bench of a GPU's kernels shares: a clock, what the chip can do, and one kind of table."""
+"""Shared tools of the GPU kernels' benches: a timer, the chip's peak rates, and a table of results."""
 
 import datetime
 import functools
@@ -18,30 +18,30 @@ NONE = "-"  # where a rival, or a share, means nothing
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long one call took: the median over many, each with a cold cache."""
+    """The median duration of one call, over many calls with a cold cache."""
 
     microseconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a call does at least."""
+    """The least work that a call must do: bytes moved and operations."""
 
     moved_bytes: int  # read and written
     operations: int = 0  # multiplications and additions of matrix products
     dtype: torch.dtype = torch.bfloat16  # of their factors
 
     def share_of_copy(self, timing: Timing) -> float:
-        """Return the bandwidth as a share of what a plain copy of this device reaches."""
+        """Return the bandwidth as a share of a plain copy's on this device."""
         return self.moved_bytes / (timing.microseconds * 1e-6) / copy_bandwidth()
 
     def share_of_peak(self, timing: Timing) -> float:
-        """Return the operations a second as a share of what torch's own largest products reach."""
+        """Return the operations per second as a share of torch's own largest product."""
         return self.operations / (timing.microseconds * 1e-6) / matmul_peak(self.dtype)
 
 
 def time_call(call: Callable[[], object], *, repeats: int = 50) -> Timing:
-    """Time a call on the device that is current, between events; compiled and warmed up first."""
+    """Time a call on the current device by CUDA events, after a warm-up that also compiles it."""
     for _ in range(3):
         call()
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
@@ -58,7 +58,7 @@ def time_call(call: Callable[[], object], *, repeats: int = 50) -> Timing:
 
 @functools.cache
 def copy_bandwidth() -> float:
-    """Return bytes a second that a device-to-device copy reads and writes here."""
+    """Return the bytes per second that a device-to-device copy reads and writes here."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * COPY_BYTES / (time_call(lambda: target.copy_(source)).microseconds * 1e-6)
@@ -66,7 +66,10 @@ def copy_bandwidth() -> float:
 
 @functools.cache
 def matmul_peak(dtype: torch.dtype) -> float:
-    """Return operations a second of a large square product in torch: bfloat16, int8 or float8_e4m3fn."""
+    """Return the operations per second of a large square product in torch.
+
+    `dtype` is bfloat16, int8 or float8_e4m3fn.
+    """
     left, right = (torch.ones(PEAK_SIDE, PEAK_SIDE, device="cuda").to(dtype) for _ in range(2))
     one = torch.ones((), device="cuda")
     calls: dict[torch.dtype, Callable[[], object]] = {
@@ -81,7 +84,7 @@ def matmul_peak(dtype: torch.dtype) -> float:
 
 @dataclass(slots=True)
 class Table:
-    """One op's measurements, printed row by row, and kept beside the op in a file that the GPU names."""
+    """One op's measurements, printed row by row; `write` keeps them in a file named after the GPU."""
 
     op: str
     rivals: Sequence[str]
@@ -93,7 +96,7 @@ class Table:
         self._put(["---"] * len(columns))
 
     def row(self, what: str, ours: Timing, work: Work, rivals: Mapping[str, Timing | str]) -> None:
-        """Add a measurement; a rival is a Timing, or a word on why there is none.
+        """Add a measurement; each rival has a Timing, or a word that says why there is none.
 
         Raises ValueError when the rivals are not those of the table.
         """
@@ -128,7 +131,7 @@ _LEGEND = (
 
 
 def require_gpu() -> None:
-    """Exit with a message where there is no GPU to measure."""
+    """Print the GPU's name; exit with a message if there is none."""
     if not torch.cuda.is_available():
         raise SystemExit("bench: torch finds no GPU here, and there is nothing to measure without one")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)  # noqa: T201

@@ -1,4 +1,4 @@
-"""Compiles CPU kernels with Numba, and keeps what was compiled."""
+"""Compiles CPU kernels with Numba and caches the compiled code on disk."""
 
 import fcntl
 import hashlib
@@ -13,14 +13,14 @@ from numba.core.compiler_lock import global_compiler_lock
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-# To a tensor's first element, inside a kernel. Not an array: Numba would count its references, and threads
-# would wait for each other's counting.
+# Inside a kernel, a pointer to a tensor's first element. With arrays, Numba would count references, and
+# threads would wait for each other's counting.
 Pointer = Any
 
-# Sums may be reordered. Not "nnan" and "ninf": a NaN must come out as one.
+# Sums may be reordered. "nnan" and "ninf" are left out so that a NaN stays a NaN.
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "reassoc", "nsz", "arcp"}}
 
-# What no CPU kernel is made of: changing these must not compile the others again.
+# Files that no CPU kernel uses: a change to one of them must not recompile the kernels.
 _NOT_COMPILED = {
     "ahead_of_time.py",
     "bench.py",
@@ -39,7 +39,7 @@ _NOT_COMPILED = {
 
 
 def kernel(function: _Function) -> _Function:
-    """Compile a function on its first call, without the interpreter's lock, and keep it on disk."""
+    """Compile a function on its first call and cache it on disk; it runs without the interpreter's lock."""
     compiled: Any = numba.njit(nogil=True, cache=_FOLDER is not None, **_OPTIONS)(function)
     if _FOLDER is not None:
         lock = _FOLDER / f"{function.__module__}.{function.__qualname__}.lock"
@@ -48,19 +48,19 @@ def kernel(function: _Function) -> _Function:
 
 
 def inlined(function: _Function) -> _Function:
-    """Compile a function into each kernel that calls it."""
+    """Inline a function into each kernel that calls it."""
     compiled: Any = numba.njit(inline="always", **_OPTIONS)(function)
     return cast("_Function", compiled)
 
 
 def _one_process_at_a_time(compile_: Callable[[Any], Any], path: Path) -> Callable[[Any], Any]:
-    """Have processes that start together wait for the first one's code, rather than all compile the same.
+    """Wrap a compiler so that processes that start together compile each kernel only once.
 
-    It also keeps Numba's index whole, in which two that write at once lose an entry.
+    It also protects Numba's index, which loses an entry when two processes write it at once.
     """
 
     def compile_alone(signature: Any) -> Any:
-        # Numba's own lock comes first, as it does where a kernel compiles another that it calls.
+        # Take Numba's own lock first, in the same order as a kernel that compiles another one that it calls.
         with global_compiler_lock, path.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             return compile_(signature)
@@ -69,7 +69,10 @@ def _one_process_at_a_time(compile_: Callable[[Any], Any], path: Path) -> Callab
 
 
 def _keep_compiled() -> Path | None:
-    """Give Numba a folder for these very sources: it would notice a change of a kernel's own file only."""
+    """Give Numba a cache folder for exactly these sources; return it, or None if there is none.
+
+    Numba by itself notices only a change in a kernel's own file.
+    """
     sources = sorted(path for path in Path(__file__).parent.rglob("*.py") if path.name not in _NOT_COMPILED)
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
     for place in (Path(__file__).parent / "__pycache__", Path(tempfile.gettempdir())):
@@ -78,7 +81,7 @@ def _keep_compiled() -> Path | None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError:
             continue
-        # What lies in it is run: it must be ours alone.
+        # Code in this folder is executed, so nobody else may own it.
         if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK) and not folder.is_symlink():
             vars(numba.config)["CACHE_DIR"] = str(folder)
             return folder

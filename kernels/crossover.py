@@ -1,7 +1,7 @@
-"""Which kernel runs for how many tokens: tables that `bench.py` measures, a JSON file a GPU.
+"""Chooses the kernel for a number of tokens, from tables that `bench.py` measures, one JSON file per GPU.
 
-They lie in an op's `tuned/`. `default.json` serves every GPU that has none of its own; nothing in it was
-measured.
+The tables are in an op's `tuned/`. `default.json` serves every GPU without a table of its own; its values are
+not measured.
 """
 
 import functools
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """How to run up to `max_tokens` tokens."""
+    """A kernel and its launch sizes for up to `max_tokens` tokens."""
 
     kind: str  # "gemv", "tile" (split along K where that is what fills the GPU), "dense" (cuBLAS)
     max_tokens: int | None  # None: any number
@@ -24,21 +24,24 @@ class Regime:
     num_programs: int = 0  # split along K until there are about as many; 0: never
 
     def num_splits(self, out_features: int, in_features: int) -> int:
-        """Return the splits of one weight; for any number of tokens the same, so that their sums are."""
+        """Return the number of splits of a weight.
+
+        It does not depend on the number of tokens, so neither does the order of a sum.
+        """
         wanted = self.num_programs // -(-out_features // self.block_n)
         return max(1, min(wanted, in_features // (4 * self.block_k)))
 
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """One GPU's regimes by format, each in order of tokens."""
+    """One GPU's regimes by format, in rising order of `max_tokens`."""
 
     gpu: str
     measured: str | None  # the day; None: not yet
     formats: dict[str, tuple[Regime, ...]]
 
     def choose(self, format_: str, num_tokens: int) -> Regime:
-        """Return the first regime that reaches so far."""
+        """Return the first regime that serves `num_tokens`."""
         return next(
             regime
             for regime in self.formats[format_]
@@ -48,13 +51,16 @@ class Crossover:
 
 @functools.cache
 def read_crossover(folder: Path, gpu: str) -> Crossover:
-    """Return the table of a GPU by the name torch has for it, or the default; ValueError if it has a gap."""
+    """Return the table of a GPU, named as torch names it, or the default table.
+
+    Raises ValueError if the table has a gap.
+    """
     file = folder / f"{gpu.replace(' ', '_').replace('/', '_')}.json"
     return _read(file if file.is_file() else folder / "default.json")
 
 
 def token_counts(gpu: str, most: int) -> list[int]:
-    """Return numbers of tokens, up to `most`, among which every regime of every op is chosen."""
+    """Return numbers of tokens, up to `most`, that together choose every regime of every op."""
     counts = {1, most}
     for folder in Path(__file__).parent.glob("*/tuned"):
         for regimes in read_crossover(folder, gpu).formats.values():

@@ -1,21 +1,21 @@
-"""Which implementation of an operator a tensor asks for, and what the GPU it lies on can do."""
+"""Selects the implementation for a tensor's device, and reports what a GPU can do."""
 
 import torch
 from torch import Tensor
 
 
 def uses_triton(x: Tensor) -> bool:
-    """Whether operators on `x` are Triton's, and not the CPU's."""
+    """Return whether operators on `x` run in Triton rather than on the CPU."""
     return x.is_cuda
 
 
 def gpu_name(device: torch.device) -> str:
-    """Return the name that tables are kept under; "any" where Triton interprets."""
+    """Return the GPU's name as the tables use it; "any" where Triton interprets."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "any"
 
 
 def converts_fp8(device: torch.device) -> bool:
-    """Whether Triton's kernels can read float8_e4m3fn there: NVIDIA chips from Ada on, and AMD's."""
+    """Return whether Triton's kernels can read float8_e4m3fn there: on NVIDIA from Ada on, and on AMD."""
     if device.type != "cuda" or torch.version.hip is not None:
         return True
     return torch.cuda.get_device_capability(device) >= (8, 9)

@@ -1,4 +1,4 @@
-"""Triton: what ends every product of a quantized weight."""
+"""Triton functions that finish every product with a quantized weight."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def add_gate_store(tile, bias, out, tokens, row, num_tokens, out_features, GATED: tl.constexpr):
-    """Add the bias, gate and store sums [tokens, rows], of which the rows start at `row`."""
+    """Add the bias to sums [tokens, rows], gate them and store them; the first row is `row`."""
     BLOCK_M: tl.constexpr = tile.shape[0]
     BLOCK_N: tl.constexpr = tile.shape[1]
     rows = row + tl.arange(0, BLOCK_N)

@@ -1,10 +1,10 @@
-"""The order of rows in which a product can gate what it makes: gate and up take turns."""
+"""Orders the rows of a gated weight so that gate and up alternate and a product can gate its own sums."""
 
 from torch import Tensor
 
 
 def check_rows(op: str, out_features: int, bias: Tensor | None, *, is_gated: bool) -> None:
-    """Raise ValueError naming the op when the bias does not fit, or rows to be gated are odd."""
+    """Raise ValueError naming the op when the bias does not fit, or the rows of a gated weight are odd."""
     if bias is not None and bias.shape != (out_features,):
         raise ValueError(f"{op}: bias is {tuple(bias.shape)}, not {(out_features,)}")
     if is_gated and out_features % 2:
@@ -12,6 +12,6 @@ def check_rows(op: str, out_features: int, bias: Tensor | None, *, is_gated: boo
 
 
 def interleaved(tensor: Tensor, num_parts: int = 1) -> Tensor:
-    """Return rows that are gate and then up, in each of `num_parts` parts, as rows that alternate."""
+    """Return the rows so that gate and up alternate; each of `num_parts` parts had gate first, then up."""
     parts = tensor.reshape(num_parts, 2, -1, *tensor.shape[1:])
     return parts.transpose(1, 2).flatten(0, 2)

@@ -1,6 +1,8 @@
-"""gemlite's products of the same weights, where it is installed: `pip install gemlite` (it needs Triton 3.6).
+"""Times gemlite's products of the same weights where it is installed.
 
-Source: github.com/mobiusml/gemlite, whose weights are `(level - zero) * scale` as ours are.
+Install it with `pip install gemlite`; it needs Triton 3.6.
+
+Source: github.com/mobiusml/gemlite; its weights are `(level - zero) * scale`, as ours are.
 """
 
 import importlib
@@ -22,9 +24,10 @@ from kernels.testing import assert_matches
 def time_gemlite(
     x: Tensor, weight: QuantizedWeight, expected: Tensor, *, quantizes_tokens: bool = False
 ) -> Timing | str:
-    """Time gemlite's product of bfloat16 tokens; a word on why not where it is absent or has no such format.
+    """Time gemlite's product of bfloat16 tokens.
 
-    With `quantizes_tokens`, both factors are in 8 bits. Raises AssertionError when it does not compute
+    Returns ABSENT where gemlite is not installed, and NONE where it lacks the format. With
+    `quantizes_tokens`, both factors are in 8 bits. Raises AssertionError when the product does not match
     `expected`.
     """
     if importlib.util.find_spec("gemlite") is None:
@@ -38,7 +41,7 @@ def time_gemlite(
 
 
 def _maker(weight: QuantizedWeight, *, quantizes_tokens: bool) -> Callable[[Any], Any] | None:
-    """Return what makes a layer out of gemlite's module of helpers."""
+    """Return a function that makes a layer from gemlite's helper module, or None for a format it lacks."""
     if isinstance(weight, Int4Weight) and not quantizes_tokens:
         levels = unpack_nibbles(weight.packed)
         zeros = torch.full_like(weight.scales, MIDDLE) if weight.zero_points is None else weight.zero_points

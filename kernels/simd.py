@@ -1,7 +1,7 @@
-"""What CPU kernels need beyond Numba: memory by pointers, bfloat16 as bits, loops that become vector code.
+"""Extends Numba for CPU kernels: memory access by pointers, bfloat16 as bits, loops that become vector code.
 
-Nothing is checked here: the ops do that. Sums may be reordered, but by their length alone: a row has the same
-bits whatever is beside it.
+Nothing is checked here; the ops check their arguments. The order of a sum depends only on its length, so a
+row has the same bits whatever is computed beside it.
 """
 
 from typing import Any
@@ -14,10 +14,10 @@ from numba.extending import intrinsic as untyped_intrinsic
 
 from kernels.compiled import Pointer, inlined
 
-# What it makes is called by compiled code, without the first parameter.
+# Compiled code calls the decorated function without its first parameter.
 intrinsic: Any = untyped_intrinsic
 
-# Floats of a register of AVX512, which narrower machines take two or four for.
+# The floats in an AVX512 register; narrower machines use two or four registers for as many.
 LANES = 16
 
 F32, _I8, _I16, I32, I64 = ir.FloatType(), *(ir.IntType(bits) for bits in (8, 16, 32, 64))
@@ -35,7 +35,7 @@ def _pointer_to(kind: Any) -> Any:
     return pointer
 
 
-# From the address of a tensor's first element. Numba has no bfloat16: its bits go as uint16.
+# Pointers from the address of a tensor's first element. Numba has no bfloat16, so its bits are uint16.
 float32_at, bfloat16_at = _pointer_to(types.float32), _pointer_to(types.uint16)
 int64_at, int8_at, uint8_at = (_pointer_to(kind) for kind in (types.int64, types.int8, types.uint8))
 
@@ -64,7 +64,7 @@ def store(_context: Any, pointer: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def store_level(_context: Any, pointer: Any, index: Any, value: Any) -> Any:
-    """Store a float32 in 0..255 as uint8, without its fraction."""
+    """Store a float32 in 0..255 as uint8; the fraction is cut off."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer, index, value = arguments
@@ -77,7 +77,7 @@ def store_level(_context: Any, pointer: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def _elements_of_line(_context: Any, pointer: Any) -> Any:
-    """Return how many elements a cache line of 64 bytes has."""
+    """Return the number of elements in a cache line of 64 bytes."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         size = context.get_abi_sizeof(arguments[0].type.pointee)
@@ -88,7 +88,7 @@ def _elements_of_line(_context: Any, pointer: Any) -> Any:
 
 @intrinsic
 def _prefetch(_context: Any, pointer: Any, index: Any) -> Any:
-    """Ask for the cache line of an element, which need not exist."""
+    """Prefetch the cache line of an element; the element need not exist."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         address = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), ir.PointerType(_I8))
@@ -103,7 +103,7 @@ def _prefetch(_context: Any, pointer: Any, index: Any) -> Any:
 
 @inlined
 def prefetch(pointer: Pointer, start: int, count: int) -> None:
-    """Bring elements that lie side by side into the cache, without waiting for them."""
+    """Prefetch contiguous elements into the cache without waiting for them."""
     for index in range(start, start + count, _elements_of_line(pointer)):
         _prefetch(pointer, index)
 
@@ -122,7 +122,7 @@ def maximum(_context: Any, first: Any, second: Any) -> Any:
 
 @intrinsic
 def _power_of_two(_context: Any, exponent: Any) -> Any:
-    """Return 2**exponent for a whole float32 in -126..127."""
+    """Return 2**exponent for an integer in -126..127 held in a float32."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         biased = builder.add(builder.fptosi(arguments[0], I32), ir.Constant(I32, 127))
@@ -159,7 +159,7 @@ def tanh(x: np.float32) -> np.float32:
 
 @inlined
 def copy(count: int, source: Pointer, source_start: int, target: Pointer, target_start: int) -> None:
-    """Copy elements that lie side by side."""
+    """Copy contiguous elements."""
     index = 0
     while count - index >= LANES:
         _copy(LANES, source, source_start + index, target, target_start + index)
@@ -171,7 +171,7 @@ def copy(count: int, source: Pointer, source_start: int, target: Pointer, target
 
 @intrinsic
 def _copy(_context: Any, count: Any, source: Any, source_start: Any, target: Any, target_start: Any) -> Any:
-    """As `copy`, for a literal count."""
+    """Do the work of `copy` for a count known at compile time."""
     if not isinstance(count, types.IntegerLiteral):
         return None
     number = count.literal_value
@@ -186,7 +186,7 @@ def _copy(_context: Any, count: Any, source: Any, source_start: Any, target: Any
 
 
 def lanes_of(lane: Any, count: int) -> Any:
-    """Return the type of one lane, or of a vector of them."""
+    """Return the type of one lane, or of a vector of `count` lanes."""
     return lane if count == 1 else ir.VectorType(lane, count)
 
 
@@ -195,7 +195,7 @@ def _constant(kind: Any, value: int) -> Any:
 
 
 def load_lanes(builder: Any, pointer: Any, count: int) -> Any:
-    """Return `count` neighbouring elements as float32."""
+    """Emit the load of `count` contiguous elements; return them as float32."""
     element = pointer.type.pointee
     pointer = builder.bitcast(pointer, lanes_of(element, count).as_pointer())
     value = builder.load(pointer, align=_ALIGNMENTS[element])
@@ -210,7 +210,7 @@ def load_lanes(builder: Any, pointer: Any, count: int) -> Any:
 
 
 def store_lanes(builder: Any, value: Any, pointer: Any) -> None:
-    """Store float32, one or a vector, at neighbouring elements."""
+    """Emit the store of a float32, or a vector of them, to contiguous elements."""
     count = value.type.count if isinstance(value.type, ir.VectorType) else 1
     element = pointer.type.pointee
     if element == _I16:

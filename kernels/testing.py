@@ -1,4 +1,4 @@
-"""What every operator test shares: the one tolerance table and outputs that show what was not written."""
+"""Shared tools of the operator tests: the table of tolerances, and outputs that reveal unwritten elements."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {
 
 
 def assert_matches(actual: Tensor, expected: Tensor) -> None:
-    """Assert that an operator's output agrees with its float32 truth, by the dtype of the output."""
+    """Assert that an output matches its float32 reference within the tolerance of the output's dtype."""
     tolerance = TOLERANCES[actual.dtype]
     torch.testing.assert_close(
         actual.float(), expected.float(), atol=tolerance.absolute, rtol=tolerance.relative
@@ -30,5 +30,5 @@ def assert_matches(actual: Tensor, expected: Tensor) -> None:
 
 
 def nan_filled(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Return a tensor of NaN, so that an element an operator leaves out cannot pass for a result."""
+    """Return a tensor of NaN, so that an element that an operator does not write cannot pass for a result."""
     return torch.full(shape, float("nan"), dtype=dtype)

@@ -1,6 +1,6 @@
-"""Runs CPU kernels on the OpenMP threads that torch has already.
+"""Runs CPU kernels on torch's own OpenMP threads.
 
-Numba's own threads would be a second pool: at every operator one of the two would have to be woken.
+Numba's threads would be a second pool, and every operator would have to wake one of the two.
 """
 
 import ctypes
@@ -19,15 +19,15 @@ from kernels.compiled import inlined
 
 logger = logging.getLogger(__name__)
 
-# What it makes is called by compiled code, without the first parameter.
+# Compiled code calls the decorated function without its first parameter.
 intrinsic: Any = untyped_intrinsic
 
-# Below this, waking another thread costs more than it saves: an estimate from timings on 2 cores.
+# With fewer elements, waking another thread costs more than it saves; estimated from timings on 2 cores.
 _ELEMENTS_WORTH_A_THREAD = 1 << 15
 
 
 def num_threads(num_elements: int | None = None) -> int:
-    """Return how many threads an operator uses: torch's setting, or one where there is little to do."""
+    """Return the number of threads of an operator: torch's setting, or 1 for little work."""
     if not _HAS_OPENMP or (num_elements is not None and num_elements < _ELEMENTS_WORTH_A_THREAD):
         return 1
     return torch.get_num_threads()
@@ -35,13 +35,13 @@ def num_threads(num_elements: int | None = None) -> int:
 
 @inlined
 def share(count: int, part: int, num_parts: int) -> tuple[int, int]:
-    """Return the bounds of one part of `count` rows."""
+    """Return the first and the end row of one part of `count` rows."""
     return part * count // num_parts, (part + 1) * count // num_parts
 
 
 @intrinsic
 def fork(context: Any, function: Any, num_parts: Any, arguments: Any) -> Any:
-    """Call `function(part, num_parts, *arguments)` for every part, each on its own thread."""
+    """Call `function(part, num_parts, *arguments)` for every part on torch's OpenMP threads."""
     index = types.intp
     inner = function.get_call_type(context, (index, index, *arguments.types), {})
 
@@ -88,7 +88,7 @@ def _outline(context: Any, module: Any, compiled: Any, inner: Any, frame_type: A
         )
         for name in ("omp_get_thread_num", "omp_get_num_threads")
     )
-    # OpenMP may give fewer threads than were asked for.
+    # OpenMP may start fewer threads than requested, so a thread may run several parts.
     with cgutils.for_range_slice(builder, number, parts, team, inc=True) as (part, _):
         context.call_internal_no_propagate(builder, compiled.fndesc, inner, [part, parts, *items])
     builder.ret_void()
@@ -96,7 +96,7 @@ def _outline(context: Any, module: Any, compiled: Any, inner: Any, frame_type: A
 
 
 def _find_openmp() -> bool:
-    """Make the functions of torch's OpenMP known to compiled code."""
+    """Make the functions of torch's OpenMP known to compiled code; return whether they were found."""
     folder = Path(torch.__file__).parent
     found = [
         file

@@ -1,4 +1,4 @@
-"""A small matrix product whose sums stay in registers."""
+"""Emits a small matrix product whose sums stay in registers."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from numba.core import cgutils
 from kernels.compiled import Pointer, inlined
 from kernels.simd import F32, I32, I64, LANES, intrinsic, lanes_of, load_lanes, store_lanes
 
-# Rows of a tile: as many as leave registers for what they are multiplied with.
+# The most rows in a tile that leave enough registers for the other factors.
 ROWS_OF_ONE_REGISTER = 8
 ROWS_OF_FOUR_REGISTERS = 6
 
 
 @inlined
 def tile_rows(num_columns: int) -> int:
-    """Return how many rows `multiply_tile` takes at once."""
+    """Return the number of rows that `multiply_tile` takes at once."""
     return ROWS_OF_ONE_REGISTER if num_columns < 4 * LANES else ROWS_OF_FOUR_REGISTERS
 
 
@@ -38,9 +38,8 @@ def multiply_tile(
     """Add `left @ right` into `out`, for at most `tile_rows(num_columns)` rows.
 
     Each matrix is given by its first element and the distance between rows: `out` [num_rows, num_columns] and
-    `left` [num_rows, depth] float32, `right` [depth, num_columns] float32 or bfloat16. An element is two sums
-    of fused multiply-adds, over even and over odd steps of `depth`, or one sum for columns that come 64 at a
-    time.
+    `left` [num_rows, depth] float32, `right` [depth, num_columns] float32 or bfloat16. Columns in a run of 64
+    have one sum of fused multiply-adds per element; others have two, over even and over odd steps of `depth`.
     """
     column = 0
     while num_columns - column >= 4 * LANES:
@@ -109,7 +108,10 @@ def _tile(
     right_start: Any,
     right_stride: Any,
 ) -> Any:
-    """As `multiply_tile`, for a literal number of registers of columns; 0 is a single column."""
+    """Do the work of `multiply_tile` for a number of column registers known at compile time.
+
+    0 registers mean a single column.
+    """
     if not isinstance(num_registers, types.IntegerLiteral):
         return None
     registers, index = num_registers.literal_value, types.intp
@@ -157,11 +159,11 @@ def _add_rows(
     columns: int,
     chains: int,
 ) -> None:
-    """Emit the product of so many rows, each sum in `chains` parts."""
+    """Emit the product for all `targets` rows, each sum in `chains` parts."""
     lanes = lanes_of(F32, columns)
     name = f"llvm.fma.v{columns}f32" if columns > 1 else "llvm.fma.f32"
     fused = cgutils.get_or_insert_function(builder.module, ir.FunctionType(lanes, [lanes] * 3), name)
-    # As allocas, which LLVM turns into registers.
+    # LLVM turns these allocas into registers.
     sums = [[cgutils.alloca_once(builder, lanes) for _ in targets] for _ in range(chains)]
     for total in (total for chain in sums for total in chain):
         builder.store(ir.Constant(lanes, None), total)

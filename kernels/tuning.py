@@ -1,4 +1,4 @@
-"""Fills an op's crossover table on the GPU that is here: for each number of tokens, what took least time."""
+"""Fills an op's crossover table on this GPU with the fastest regime for each number of tokens."""
 
 import datetime
 import json
@@ -15,7 +15,7 @@ from kernels.crossover import Regime
 def fastest(
     candidates: Sequence[Regime], calls: Callable[[Regime], Sequence[Callable[[], object]]]
 ) -> Regime:
-    """Return the candidate whose calls, one a shape, take least time together."""
+    """Return the candidate whose calls, one per shape, take the least total time."""
     times = {
         regime: sum(time_call(call, repeats=20).microseconds for call in calls(regime))
         for regime in candidates
@@ -24,7 +24,7 @@ def fastest(
 
 
 def write_crossover(folder: Path, formats: dict[str, dict[int, Regime]]) -> Path:
-    """Write what was fastest by format and number of tokens; the last has no limit. Returns the file."""
+    """Write the fastest regimes by format and number of tokens; return the file. The last has no limit."""
     gpu = torch.cuda.get_device_name()
     rows: dict[str, list[dict[str, object]]] = {}
     for name, found in formats.items():

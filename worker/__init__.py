@@ -1,1 +1,1 @@
-"""The product: a durable queue, a token-level scheduler and signed webhooks."""
+"""Run batches on workers: a durable queue, a token-level scheduler and signed webhooks."""

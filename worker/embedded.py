@@ -1,9 +1,9 @@
-"""Postgres and Redis from wheels, when no URL is given.
+"""Start Postgres and Redis from wheels, when no URL is given.
 
 `python -m worker.embedded COMMAND...` starts what DATABASE_URL and REDIS_URL do not name, runs the
-command with both set, and stops what it started. Everything lives under HEADRACE_DATA_DIR. Whoever reaches
-an API on loopback is on this machine already, so there HEADRACE_AUTH is off unless it is set. What it
-started dies with it; with `--with-parent`, before the command, it dies with its own parent too.
+command with both set, and stops what it started. All data is under HEADRACE_DATA_DIR. A caller that reaches
+an API on loopback is on this machine already, so HEADRACE_AUTH is off there unless it is set. The processes
+that it starts die with it; with `--with-parent`, before the command, it dies with its own parent too.
 """
 
 import fcntl
@@ -30,7 +30,7 @@ from worker.webhooks.sealing import new_key
 from worker.webhooks.signing import new_secret
 
 WITH_PARENT = "--with-parent"
-LOCK_SECONDS = 1.0  # what a deployment that was killed just now may take to be gone
+LOCK_SECONDS = 1.0  # how long a deployment that was just killed may still hold the lock
 
 
 class EmbeddedError(Exception):
@@ -48,13 +48,13 @@ def services(
     interrupted: threading.Event | None = None,
     on_failure: Callable[[str], None] = _say,
 ) -> Iterator[dict[str, str]]:
-    """Start the services that `environment` does not name and keep them running; yield what to add to it.
+    """Start the services that `environment` does not name, keep them running; yield the variables to add.
 
-    `on_failure` is told, from another thread, why a server that had started is given up.
+    `on_failure` gets the reason, from another thread, when a server that had started is given up.
 
     Raises:
-        EmbeddedError: the data directory is in use, or a service does not start, or `interrupted` was set
-            before all had.
+        EmbeddedError: the data directory is in use, a service does not start, or `interrupted` was set
+            before all services had started.
 
     """
     data_dir = Path(environment.get("HEADRACE_DATA_DIR") or DEFAULT_DATA_DIR).expanduser().resolve()
@@ -135,7 +135,7 @@ def _kept_secret(path: Path, make: Callable[[], str]) -> str:
 
 
 class _Command:
-    """The command that runs with the services; what stops this process reaches it, and they outlive it."""
+    """Runs a command with the services: passes signals on to it, and stops the services after it."""
 
     def __init__(self) -> None:
         self.interrupted = threading.Event()
@@ -144,16 +144,16 @@ class _Command:
         self._failure: str | None = None
 
     def run(self, command: list[str]) -> int:
-        """Run it with the services up, and return the exit status."""
+        """Run the command with the services up; return its exit status."""
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(signum) != signal.SIG_IGN:  # as under nohup
+            if signal.getsignal(signum) != signal.SIG_IGN:  # nohup ignores SIGHUP: leave it so
                 signal.signal(signum, self._forward)
         try:
             with services(os.environ, interrupted=self.interrupted, on_failure=self._give_up) as added:
                 if self.interrupted.is_set():
                     return 128 + self._received
                 self._child = subprocess.Popen(with_parent(command), env=os.environ | added, process_group=0)
-                if self.interrupted.is_set():  # too early to be forwarded
+                if self.interrupted.is_set():  # the signal came before there was a child
                     self._child.terminate()
                 status = self._child.wait()
         except EmbeddedError as error:
@@ -187,8 +187,8 @@ def main(arguments: list[str]) -> int:
         _say(f"usage: python -m worker.embedded [{WITH_PARENT}] COMMAND [ARGUMENT...]")
         return 2
     if command != arguments:
-        die_with_parent(signal.SIGKILL)  # and so do the command and the services
-    os.umask(OTHERS)  # whatever the command and the services make
+        die_with_parent(signal.SIGKILL)  # the command and the services then die too
+    os.umask(OTHERS)  # for every file that the command and the services make
     return _Command().run(command)
 
 

@@ -1,4 +1,4 @@
-"""The only reader of the environment. Knows nothing of what the settings are used for."""
+"""Read the environment, which no other module does. Must not know what the settings are used for."""
 
 import base64
 import os
@@ -51,7 +51,7 @@ def _num_bytes(text: str, *, altchars: bytes | None = None) -> int | None:
 
 
 class Settings(BaseSettings):
-    """Every setting, with its default. `HEADRACE_*` unless an alias says otherwise."""
+    """Holds every setting, with its default. Variables are `HEADRACE_*` unless an alias says otherwise."""
 
     model_config = SettingsConfigDict(
         env_prefix="HEADRACE_", env_ignore_empty=True, frozen=True, extra="ignore", populate_by_name=True
@@ -63,7 +63,7 @@ class Settings(BaseSettings):
 
     data_dir: Path = Path(DEFAULT_DATA_DIR)
 
-    # The door.
+    # The API.
     host: str = DEFAULT_HOST
     auth: Literal["keys", "off"] = "keys"
     port: int = Field(default=8000, ge=1, le=65535, validation_alias="PORT")
@@ -82,16 +82,16 @@ class Settings(BaseSettings):
     model: Path = DEMO_MODEL
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["f32", "bf16", "int8", "fp8"] = "f32"
-    kv_cache_dtype: Literal["int8", "fp8"] | None = None  # None: that of activations
+    kv_cache_dtype: Literal["int8", "fp8"] | None = None  # None: the dtype of activations
     threads: int | None = Field(default=None, gt=0)
-    # None: what the device does well with (worker/engine/requests/config.py).
+    # None: a default for the device (worker/engine/requests/config.py).
     max_num_sequences: int | None = Field(default=None, gt=0)
     max_tokens_per_step: int | None = Field(default=None, gt=0)
     kv_cache_bytes: int | None = Field(default=None, gt=0)
     admission: Literal["fifo", "length-aware"] = "length-aware"
     prefix_sharing: Literal["tenant", "deployment"] = "tenant"
 
-    # How work travels.
+    # Shards, leases and the dispatcher.
     shard_size: int = Field(default=64, gt=0, description="requests one message carries")
     shards_in_flight: int = Field(default=10, gt=0, description="shards that feed one engine at once")
     interactive_in_flight: int = Field(
@@ -168,19 +168,19 @@ class Settings(BaseSettings):
 
     @property
     def webhook_secrets(self) -> list[str]:
-        """The secrets that callbacks are signed with, each its own signature."""
+        """The secrets that sign callbacks; each gives one signature."""
         return _split(self.webhook_secret)
 
     @property
     def secret_keys(self) -> list[str]:
-        """The keys that endpoints' secrets are sealed with: the first seals, each opens."""
+        """The keys of endpoints' secrets: the first one seals, every one opens."""
         return _split(self.secret_key)
 
     @property
     def allowed_networks(self) -> tuple[IPNetwork, ...]:
-        """Non-global addresses that a callback may still reach.
+        """The non-global networks that a callback may still reach.
 
-        Whoever can call an API that listens on loopback is on this machine already, so there
+        A caller of an API that listens on loopback is on this machine already, so there
         loopback callbacks are allowed unless the setting says otherwise.
         """
         if self.webhook_allowed_networks is not None:
@@ -189,12 +189,12 @@ class Settings(BaseSettings):
 
     @property
     def listens_on_loopback(self) -> bool:
-        """Whether the API can be reached from this machine only."""
+        """Return whether only this machine can reach the API."""
         return is_loopback(self.host)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or the name of one, can be reached from this machine only."""
+    """Return whether only this machine can reach an address, or the name of one."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -220,7 +220,7 @@ def database_url() -> str:
     """Return DATABASE_URL, or the address of the embedded Postgres that runs on the data directory.
 
     Raises:
-        SystemExit: there is neither, or it is no address of a Postgres.
+        SystemExit: neither exists, or it is not a Postgres address.
 
     """
     url = os.environ.get("DATABASE_URL")

@@ -1,4 +1,4 @@
-"""Logs, as text for people or JSON for machines. Knows no settings: the caller passes them."""
+"""Configure logs, as text for people or JSON for machines. Must not read settings: the caller passes them."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Formats each record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as a JSON line."""
@@ -29,6 +29,6 @@ def configure_logging(level: str, log_format: Literal["text", "json"]) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # A line a message and a line a request say nothing that our own do not.
+    # Their lines for each message and request repeat our own.
     for name in ("httpx", "celery.app.trace", "celery.worker.strategy"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,6 +1,6 @@
-"""Runs the Procfile: `release` first, then every process, each started again when it dies.
+"""Run the Procfile: `release` first, then every process, and restart each one that dies.
 
-`python -m worker.embedded python -m worker.up [PROCESS...]`. Honcho and its like stop everything
+`python -m worker.embedded python -m worker.up [PROCESS...]`. Honcho and similar tools stop everything
 when one process ends; here a worker that crashed must come back.
 """
 
@@ -41,8 +41,8 @@ def start(
 ) -> "subprocess.Popen[str]":
     """Start a Procfile command in a process group of its own, with this interpreter's tools first.
 
-    `output` is where its standard output and error go, as `subprocess.Popen` takes it. A command that dies
-    with us dies with the thread that calls this.
+    `output` is where its standard output and error go, as `subprocess.Popen` takes it. With `dies_with_us`
+    the command dies when the calling thread ends.
     """
     tools = Path(sys.executable).parent
     path = f"{tools}{os.pathsep}{environment.get('PATH', '')}"
@@ -61,7 +61,7 @@ def start(
 
 @dataclass(slots=True)
 class Supervised:
-    """One process of the Procfile, kept running until it is told to stop."""
+    """Keeps one process of the Procfile running until `stopping` is set."""
 
     name: str
     command: str
@@ -122,7 +122,7 @@ def up(commands: dict[str, str], stopping: threading.Event, output: TextIO = sys
 
 
 def main(names: Iterable[str]) -> int:
-    """Release, then run the named processes (default: all) until SIGTERM or Ctrl-C."""
+    """Run `release`, then the named processes (default: all) until SIGTERM or Ctrl-C."""
     commands = read_procfile(ROOT / "Procfile")
     release = start(commands.pop("release"), dies_with_us=True)
     if status := release.wait():
@@ -144,7 +144,7 @@ def main(names: Iterable[str]) -> int:
 
 def _tell_where() -> None:
     config = settings()
-    host = "127.0.0.1" if config.host in {"0.0.0.0", "::"} else config.host  # noqa: S104 - to call, not to bind
+    host = "127.0.0.1" if config.host in {"0.0.0.0", "::"} else config.host  # noqa: S104 - to call, not bind
     url = f"http://{host}:{config.port}"
     sys.stdout.write(
         f"the API is coming up at {url}: documentation at {url}/docs, dashboard at {url}/dashboard\n"

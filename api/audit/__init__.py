@@ -1,1 +1,1 @@
-"""The audit log, for administrators."""
+"""Serves the audit log to administrators."""

@@ -1,4 +1,4 @@
-"""/v1/audit: what was done to keys and tenants."""
+"""Serves /v1/audit, the log of administrative acts."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ class AuditEntryAnswer(BaseModel):
 
 
 class AuditPage(BaseModel):
-    """Acts, the newest first. `next` goes into `before` for the page after; None: that was all."""
+    """Acts, newest first. Pass `next` as `before` to read on; null: there are no more."""
 
     data: list[AuditEntryAnswer]
     next: int | None
@@ -43,7 +43,7 @@ def read_audit_log(
     before: Annotated[int | None, Query(ge=1, lt=2**63, description="The `next` of the page before.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AuditPage:
-    """Return what was done to the tenant and its keys, newest first; with `deployment`, to all."""
+    """Return the acts on the caller's tenant, newest first; with the scope `deployment`, on all tenants."""
     with services.store.transaction() as session:
         entries = audit.page(session, before=before, limit=limit)
     data = [

@@ -1,1 +1,1 @@
-"""Batches over HTTP."""
+"""Serves batches over HTTP: submission, progress, results and control."""

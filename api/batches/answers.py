@@ -1,4 +1,4 @@
-"""From stored rows to what a client reads."""
+"""Converts stored rows to the answers that clients read."""
 
 from collections.abc import Sequence
 
@@ -44,7 +44,8 @@ def to_answer(
 ) -> BatchAnswer:
     """Return a batch as the client sees it.
 
-    `outputs=None` leaves them out, `line` says that it waits; `forecaster` may be None when it has ended.
+    `outputs=None` leaves the outputs out. `line` is given while the batch waits. `forecaster` may be None
+    once the batch has ended.
     """
     eta = estimate(view, forecaster)
     error = None
@@ -127,7 +128,7 @@ def _to_callback(view: BatchView, delivery: DeliveryView | None) -> Callback | N
 
 
 def to_result(row: ResultView, checkpoint: Checkpoint, attempts: Sequence[AttemptView] = ()) -> ResultAnswer:
-    """Return one result as the client sees it; the checkpoint names the tokens."""
+    """Return one result as the client sees it; the checkpoint spells the tokens."""
     payload = row.payload or Payload()
     model = None if row.model is None else to_result_model(row.model)
     spelling = checkpoint.spelling_of(None if model is None else model.revision)

@@ -1,4 +1,4 @@
-"""Which response cache a submission gets: what it asks for, if that is there and its tenant may use it."""
+"""Chooses a submission's response cache: the one asked for, if it exists and the tenant may use it."""
 
 from sqlalchemy.orm import Session
 
@@ -13,9 +13,10 @@ from worker.values.caching import CacheMode
 def choose_cache(
     services: Services, session: Session, asked: str | None, *, param: str = "cache"
 ) -> CacheMode:
-    """Return the mode that was asked for, or the deployment's default.
+    """Return the cache mode that was asked for, or the deployment's default.
 
-    Where semantic is only the default, a tenant that may not have it gets the exact cache.
+    If `semantic` is only the default, a tenant without that right, or a Postgres without pgvector, gets
+    `exact`.
 
     Raises:
         PermissionDeniedError: the tenant may not use the semantic cache.
@@ -46,7 +47,7 @@ def choose_cache(
 
 
 def default_cache(services: Services) -> CacheMode:
-    """Return the mode of work that says nothing of it."""
+    """Return the cache mode of work that names none."""
     mode = CacheMode(services.settings.cache)
     if mode is not CacheMode.SEMANTIC:
         return mode
@@ -55,12 +56,12 @@ def default_cache(services: Services) -> CacheMode:
 
 
 def batch_cache(services: Services, submission: BatchSubmission) -> CacheMode:
-    """Return a batch's mode once those of its requests are allowed too; raises as `choose_cache` does."""
+    """Return a batch's cache mode after checking its requests' modes; raises as `choose_cache` does."""
     mode = CacheMode(submission.cache or services.settings.cache)
     wanted = [i for i, request in enumerate(submission.requests or []) if request.cache == "semantic"]
     if mode is not CacheMode.SEMANTIC and not wanted:
         return mode
     with services.store.transaction() as session:
-        for i in wanted[:1]:  # allowed to one is allowed to all
+        for i in wanted[:1]:  # the right is the tenant's, so one check is enough
             choose_cache(services, session, CacheMode.SEMANTIC, param=f"requests[{i}].cache")
         return choose_cache(services, session, submission.cache)

@@ -1,4 +1,4 @@
-"""What can still be done with a batch that was accepted. Each function is one transaction."""
+"""Pauses, resumes, deletes and retries batches, and cancels requests. Each function is one transaction."""
 
 from hashlib import sha256
 from typing import Never
@@ -12,7 +12,7 @@ from worker.store.shards.control import Done
 
 
 def pause(services: Services, batch_id: str) -> None:
-    """Have a batch wait.
+    """Pause a batch.
 
     Raises:
         NotFoundError: no such batch.
@@ -26,7 +26,7 @@ def pause(services: Services, batch_id: str) -> None:
 
 
 def resume(services: Services, batch_id: str) -> None:
-    """Let a paused batch go on; raises as `pause` does."""
+    """Resume a paused batch; raises as `pause` does."""
     with services.store.transaction() as session:
         done = control.resume(session, batch_id)
     if done is not Done.YES:
@@ -34,7 +34,7 @@ def resume(services: Services, batch_id: str) -> None:
 
 
 def cancel_request(services: Services, batch_id: str, index: int) -> None:
-    """End one request of a batch.
+    """Cancel one request of a batch.
 
     Raises:
         NotFoundError: no such batch, or request.
@@ -63,11 +63,11 @@ def remove(services: Services, batch_id: str) -> None:
 def retry(
     services: Services, batch_id: str, *, with_cancelled: bool, key: IdempotencyKey | None
 ) -> BatchView:
-    """Submit what a batch has failed again, as a new batch.
+    """Submit a batch's failed requests again as a new batch, and with `with_cancelled` the cancelled ones.
 
     Raises:
         NotFoundError: no such batch.
-        ConflictError: it has not ended, or has failed nothing.
+        ConflictError: it has not ended, or has no such requests.
         KeyReusedError: the idempotency key was used for something else.
 
     """

@@ -1,4 +1,4 @@
-"""/v1/batch/{id}: pause, resume, reassign, retry, delete, and cancel one request."""
+"""Serves /v1/batch/{id}: pause, resume, reassign, retry, delete, and cancel one request."""
 
 from http import HTTPStatus
 from typing import Annotated
@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1/batch", tags=["batches"])
     summary="Pause a batch",
 )
 def pause_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer:
-    """Have a batch wait. What runs stops within a step and later goes on from there."""
+    """Pause a batch. Running requests stop within a step, and continue from there once it is resumed."""
     control.pause(services, batch_id)
     return service.answer(services, batch_id, include_outputs=False)
 
@@ -33,7 +33,7 @@ def pause_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer:
     summary="Resume a batch",
 )
 def resume_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer:
-    """Let a paused batch go on. One that is not paused is left alone."""
+    """Resume a paused batch. A batch that is not paused stays as it is."""
     control.resume(services, batch_id)
     return service.answer(services, batch_id, include_outputs=False)
 
@@ -47,7 +47,7 @@ def resume_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer
 def reassign_batch(
     batch_id: BatchId, wanted: Reassignment, services: ServicesDependency, caller: CallerDependency
 ) -> BatchAnswer:
-    """Give what has no result yet to another model. Results stay; what was begun is begun again."""
+    """Have another model run the requests without a result. Results stay; begun requests start again."""
     actor = "nobody in particular" if caller.key is None else f"key:{caller.key}"
     reassigning.reassign(services, batch_id, wanted.model, actor=actor)
     return service.answer(services, batch_id, include_outputs=False)
@@ -68,7 +68,7 @@ def retry_batch(
         bool, Query(description="Also those that were cancelled, or expired, before they were done.")
     ] = False,
 ) -> BatchAccepted:
-    """Make a new batch of what an ended one has failed, linked by `retry_of`; the old one stays as it is."""
+    """Submit an ended batch's failed requests as a new batch, linked by `retry_of`. The old batch stays."""
     view = control.retry(services, batch_id, with_cancelled=cancelled, key=key)
     return BatchAccepted(
         batch_id=view.id,
@@ -90,7 +90,7 @@ def cancel_request(
     index: Annotated[int, Path(ge=0, lt=2**63, description="Its position in the submission, from 0.")],
     services: ServicesDependency,
 ) -> BatchAnswer:
-    """End one request, with what it has generated. One that has its result is left alone."""
+    """Cancel one request and keep what it has generated. A request that has its result stays as it is."""
     control.cancel_request(services, batch_id, index)
     return service.answer(services, batch_id, include_outputs=False)
 
@@ -103,5 +103,5 @@ def cancel_request(
     summary="Delete a batch that has ended",
 )
 def delete_batch(batch_id: BatchId, services: ServicesDependency) -> None:
-    """Delete a batch with its results. A callback that was not delivered yet is not delivered any more."""
+    """Delete a batch with its results. A callback that is not delivered yet is never sent."""
     control.remove(services, batch_id)

@@ -1,4 +1,4 @@
-"""Whether a batch can be done in time. One that cannot is refused, not left to expire."""
+"""Refuses a batch that cannot meet its deadline, instead of letting it expire."""
 
 from datetime import UTC, datetime, timedelta
 from math import ceil
@@ -12,9 +12,9 @@ from worker.store.watching import queueing
 
 
 def check_deadline(session: Session, batch: NewBatch, forecast: Forecast | None) -> None:
-    """Refuse a batch that would not be done by its deadline even if everything goes as well as it may.
+    """Refuse a batch whose deadline is earlier than the low end of its forecast.
 
-    Without a forecast, before anything was measured, every deadline in the future passes.
+    Without a forecast, because nothing was measured yet, every deadline in the future passes.
 
     Raises:
         InvalidInputError: the deadline is past, or cannot be met.

@@ -1,4 +1,4 @@
-"""When a batch will have ended, and with how many tokens: forecast from where it stands."""
+"""Estimates when a live batch ends, and how many output tokens it has then."""
 
 from dataclasses import dataclass
 
@@ -6,15 +6,15 @@ from api.forecasts.forecaster import Forecaster
 from api.forecasts.ranges import Range
 from worker.store.batches.batch_views import BatchView
 
-# A batch that has work left does not end this instant.
+# The least time left that is reported: a batch with work left does not end at once.
 LEAST_SECONDS = 0.1
-# How far a batch's own rate may be off, where nothing better is known: a factor each way.
+# Without a forecast, the ETA comes from the batch's own rate, which may be off by this factor each way.
 RATE_DOUBT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Eta:
-    """Seconds to the end."""
+    """The seconds until a batch ends: expected, low and high."""
 
     seconds: float
     low: float
@@ -22,13 +22,13 @@ class Eta:
 
 
 def expected_tokens(view: BatchView, forecaster: Forecaster | None) -> int:
-    """Return how many output tokens the batch will have in the end; only an ended one needs no forecaster."""
+    """Return the expected output tokens of the batch at its end; only an ended batch needs no forecaster."""
     done = view.output_tokens + view.running_tokens
     return done if forecaster is None else round(done + forecaster.work_of(view).output_tokens.expected)
 
 
 def estimate(view: BatchView, forecaster: Forecaster | None) -> Eta | None:
-    """Return when a batch will have ended; None without anything to judge by, or when it waits for people."""
+    """Return the time left; None for an ended or paused batch, or if nothing was measured yet."""
     if forecaster is None or view.status.is_terminal or view.paused_at is not None:
         return None
     left = forecaster.left_of(view) or _by_own_rate(view, forecaster)
@@ -38,7 +38,7 @@ def estimate(view: BatchView, forecaster: Forecaster | None) -> Eta | None:
 
 
 def _by_own_rate(view: BatchView, forecaster: Forecaster) -> Range | None:
-    """Return what remains at the rate measured of the batch itself; None: there is none."""
+    """Return the seconds left at the batch's own rate; None if it has none yet."""
     rate = view.tokens_per_second or _rate_so_far(view)
     if not rate:
         return None

@@ -1,4 +1,4 @@
-"""Results as JSON lines: those there are, or until the batch has ended. The last may say what went wrong."""
+"""Streams results as JSON lines, on request until the batch has ended. The last line may be an error."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ LOOK_SECONDS = 0.5
 
 
 async def result_lines(services: Services, batch_id: str, *, after: int, follow: bool) -> AsyncIterator[str]:
-    """Yield the results after a cursor; `follow` goes on until the batch has ended."""
+    """Yield the results after a cursor as JSON lines; with `follow`, until the batch has ended."""
     try:
         while True:
             found = await run_in_threadpool(service.page, services, batch_id, after=after, limit=service.PAGE)

@@ -1,4 +1,4 @@
-"""GET /v1/batch/{id}/events: progress as server-sent events, until the batch has ended."""
+"""Serves GET /v1/batch/{id}/events: progress as server-sent events, until the batch has ended."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from api.event_stream import DOCUMENTED, MEDIA_TYPE
 from api.json_lines import one_line
 
 LOOK_SECONDS = 0.5
-SILENT_SECONDS = 15.0  # then a comment, so that nobody between takes the connection for dead
+SILENT_SECONDS = 15.0  # then a comment is sent, so that no proxy takes the connection for dead
 
 router = APIRouter(prefix="/v1/batch", tags=["batches"])
 
@@ -33,10 +33,10 @@ router = APIRouter(prefix="/v1/batch", tags=["batches"])
     summary="Follow a batch's progress",
 )
 async def batch_events(batch_id: BatchId, services: ServicesDependency) -> StreamingResponse:
-    """Stream the batch as it stands, without outputs, whenever that changes.
+    """Stream the state of a batch, without outputs, each time it changes.
 
-    Events are named `progress`, the last one by the terminal status; each one's data is what
-    `GET /v1/batch/{id}` answers. If they end early, the last one is named `error`, and its data says why.
+    Events are named `progress`, and the last one after the terminal status. The data of each is the answer
+    of `GET /v1/batch/{id}`. If the stream ends early, the last event is named `error` and its data says why.
     """
     first = await _look(services, batch_id)
     return StreamingResponse(
@@ -53,7 +53,7 @@ async def _look(services: Services, batch_id: str) -> BatchAnswer:
 async def _events(services: Services, batch_id: str, batch: BatchAnswer) -> AsyncIterator[str]:
     said, said_at = "", time.monotonic()
     while True:
-        # The estimates move with the clock alone: that is no news.
+        # The estimates change with the clock alone, so they cause no event.
         news = batch.model_dump_json(exclude={"eta_seconds", "eta_range"})
         if news != said:
             name = batch.status if batch.status.is_terminal else "progress"

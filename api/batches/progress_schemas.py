@@ -1,4 +1,4 @@
-"""The shapes that say how a batch gets on, and why it does not."""
+"""Defines the answers about a batch's progress: ETA, reason for waiting, attempts."""
 
 from datetime import datetime
 from typing import Literal
@@ -9,14 +9,14 @@ from worker.contract.states import AttemptCause
 
 
 class EtaRange(BaseModel):
-    """The end lies between these with about nine chances in ten; they meet as it comes near."""
+    """A range that contains the end nine times in ten; it narrows as the end comes near."""
 
     low_seconds: float
     high_seconds: float
 
 
 class Waiting(BaseModel):
-    """Why nothing of a batch runs now."""
+    """The reason why no request of a batch runs now, and the batch's place in line."""
 
     reason: Literal[
         "paused",
@@ -35,7 +35,7 @@ class Waiting(BaseModel):
 
 
 class AttemptAnswer(BaseModel):
-    """A try at a request that brought no result."""
+    """An attempt at a request that brought no result."""
 
     number: int
     worker: str | None

@@ -1,4 +1,4 @@
-"""Gives an unfinished batch to another model, if what it asks for means the same there and fits."""
+"""Reassigns an unfinished batch to another model, if its requests keep their meaning and fit there."""
 
 from dataclasses import dataclass, replace
 
@@ -17,24 +17,25 @@ from worker.store.watching import workers
 from worker.values.sampling import SamplingParams
 
 AT_ONCE = 500
-SHARED = SamplingParams()  # what is read of a batch has its parameters with it
+SHARED = SamplingParams()  # requests read from a batch carry their own parameters
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model that a batch may be given to."""
+    """A model that a batch may be reassigned to, with its context in tokens."""
 
     model: Model
     context: int
 
 
 def reassign(services: Services, batch_id: str, wanted: str, *, actor: str) -> None:
-    """Have another model run what of a batch has no result yet; `wanted` as `name` or `name@fingerprint`.
+    """Have the model `wanted`, as `name` or `name@fingerprint`, run a batch's requests without a result.
 
     Raises:
-        NotFoundError: no such batch, or nobody serves such a model.
-        ConflictError: the batch has ended, or its requests mean nothing to that model.
-        InvalidInputError: a request does not fit its context; nothing was changed.
+        NotFoundError: no such batch, or no such model is served.
+        ConflictError: the batch has ended, several models have this name, or the requests mean something
+            else to the model.
+        InvalidInputError: a request does not fit the model's context; nothing was changed.
 
     """
     with services.store.transaction() as session:
@@ -68,7 +69,7 @@ def reassign(services: Services, batch_id: str, wanted: str, *, actor: str) -> N
 
 
 def _choose(session: Session, checkpoint: Checkpoint, wanted: str) -> Target:
-    """Return the one model that is meant and that this API or a live worker serves."""
+    """Return the one model that `wanted` names and that this API or a live worker serves."""
     targets = {checkpoint.model.fingerprint: Target(checkpoint.model, checkpoint.max_model_len)}
     for info in workers.infos(session, GPU_QUEUE):
         if "model_fingerprint" in info:

@@ -1,4 +1,4 @@
-"""One request's outcome as a client reads it."""
+"""Defines a Result as a client reads it."""
 
 from typing import Literal
 
@@ -11,14 +11,14 @@ from worker.values.outcomes import Outcome
 
 
 class RequestErrorAnswer(BaseModel):
-    """Why a request has no complete output, or a batch none for all of its requests."""
+    """The reason why a request, or a batch as a whole, has no complete output."""
 
     code: str
     message: str
 
 
 class DeviceTime(BaseModel):
-    """Seconds of the device: each step's, split over its tokens."""
+    """Device seconds: the time of each step, split over its tokens."""
 
     prefill: float = Field(description="for tokens of prompts")
     decode: float = Field(description="for tokens of outputs")
@@ -36,7 +36,7 @@ class RequestUsage(BaseModel):
 
 
 class TokenAnswer(BaseModel):
-    """A token with its logprob, and the likeliest ones at its place."""
+    """A token with its logprob, and the most likely tokens at its position."""
 
     token: str
     token_id: int
@@ -53,7 +53,7 @@ class ChoiceAnswer(BaseModel):
 
 
 class ScoreAnswer(BaseModel):
-    """How likely a continuation is."""
+    """The logprobs of a given continuation."""
 
     logprob: float = Field(description="of the whole continuation")
     token_logprobs: list[float]

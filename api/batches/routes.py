@@ -1,4 +1,4 @@
-"""/v1/batch: submit, look, read results, cancel."""
+"""Serves /v1/batch: submit, list, look at and cancel batches, read results."""
 
 import asyncio
 import time
@@ -40,7 +40,7 @@ BatchId = Annotated[Text, Path(examples=["batch_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b
 def submit_batch(
     submission: BatchSubmission, services: ServicesDependency, key: IdempotencyDependency
 ) -> BatchAccepted:
-    """Store a batch durably and answer at once. `callback_url` is called when it has ended."""
+    """Store a batch durably and answer at once. Headrace calls `callback_url` when the batch has ended."""
     view = service.submit(services, submission, key)
     return BatchAccepted(
         batch_id=view.id, status=view.status, requests=view.num_requests, created_at=view.created_at
@@ -124,7 +124,7 @@ async def get_results(
 ) -> ResultPage | StreamingResponse:
     """Return results in order of completion: a page of JSON, or JSON lines if `Accept` asks for them.
 
-    If lines must end early, the last one is an object with nothing but `error`.
+    If the lines end early, the last one is an object with only `error`.
     """
     wants_lines = follow or JSON_LINES in http_request.headers.get("accept", "")
     if wait and not follow:
@@ -149,7 +149,7 @@ async def _wait_for_news(
         if await http_request.is_disconnected():
             raise ClientGoneError("the client went away")
         await asyncio.sleep(min(pause, left))
-        pause = min(2 * pause, LONGEST_LOOK_SECONDS)  # nothing for a while: there is no hurry
+        pause = min(2 * pause, LONGEST_LOOK_SECONDS)  # no news for a while: look less often
 
 
 @router.post(
@@ -159,9 +159,9 @@ async def _wait_for_news(
     summary="Cancel a batch",
 )
 async def cancel_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer:
-    """Stop a batch: what is finished stays, the rest is cancelled. A batch that has ended is left alone.
+    """Cancel a batch: results stay, the other requests are cancelled. An ended batch stays as it is.
 
-    The answer is `cancelling` if its workers have not heard of it within a moment. If every request turns out
+    The answer is `cancelling` if the workers do not stop within half a second. If every request turns out
     to be done, the batch is `completed`.
     """
     await run_in_threadpool(service.cancel, services, batch_id)

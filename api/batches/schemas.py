@@ -1,4 +1,4 @@
-"""The shapes of the batch routes. Unknown fields are refused: a misspelt option must not pass unseen."""
+"""Defines the bodies of the batch routes. Unknown fields are refused, so a misspelt option is noticed."""
 
 import re
 from datetime import datetime, timedelta
@@ -44,7 +44,7 @@ def parse_window(text: str) -> timedelta:
 
 def _no_number(value: object) -> object:
     if isinstance(value, (int, float)):  # pydantic takes it for seconds since 1970
-        raise ValueError("must be a text such as 2026-11-21T12:00:00Z")  # noqa: TRY004 - it is told the client
+        raise ValueError("must be a text such as 2026-11-21T12:00:00Z")  # noqa: TRY004 - the client reads it
     return value
 
 
@@ -94,7 +94,7 @@ class Message(Schema):
 class BatchRequest(SamplingFields):
     """One prompt, or one conversation, with any sampling parameters that differ from the batch's.
 
-    A request for an embedding, or for scores, generates nothing, so no sampling parameter goes with it.
+    A request for an embedding, or for scores, generates nothing, so it takes no sampling parameters.
     """
 
     custom_id: Annotated[NonEmptyText, Field(max_length=64)] | None = None
@@ -120,7 +120,7 @@ class BatchRequest(SamplingFields):
 
 
 class BatchSubmission(SamplingFields):
-    """A batch on its way in."""
+    """A batch to submit: prompts or requests, shared sampling parameters, and options."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -171,7 +171,7 @@ class BatchSubmission(SamplingFields):
 
 
 class BatchAccepted(BaseModel):
-    """The batch is durable: it will be run whatever dies."""
+    """The answer to an accepted batch: it is stored durably, and runs even if processes die."""
 
     batch_id: str = Field(examples=["batch_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b"])
     status: BatchStatus
@@ -181,7 +181,7 @@ class BatchAccepted(BaseModel):
 
 
 class Counts(BaseModel):
-    """What has become of the requests: total = pending + completed + failed + cancelled."""
+    """The requests by outcome: total = pending + completed + failed + cancelled."""
 
     total: int
     pending: int
@@ -191,7 +191,7 @@ class Counts(BaseModel):
 
 
 class InputTokensDetails(BaseModel):
-    """Of the input tokens."""
+    """Details of the input tokens."""
 
     cached_tokens: int = Field(description="read from the prefix cache instead of being computed")
 
@@ -207,7 +207,7 @@ class Usage(BaseModel):
 
 
 class Tokens(BaseModel):
-    """Output tokens, those of running requests included."""
+    """Output tokens, including those of running requests."""
 
     done: int
     expected: int = Field(description="what the batch will have generated in the end, as far as can be told")
@@ -215,7 +215,7 @@ class Tokens(BaseModel):
 
 
 class Callback(BaseModel):
-    """How telling the callback URL stands."""
+    """The state of the delivery to the callback URL."""
 
     url: str
     event_id: str | None = None
@@ -226,14 +226,14 @@ class Callback(BaseModel):
 
 
 class BatchModel(BaseModel):
-    """The model that a batch was accepted for, and that alone may run it."""
+    """The model that a batch was accepted for; no other model may run it."""
 
     name: str
     revision: str = Field(description="a fingerprint of its weights, config, tokenizer and chat template")
 
 
 class Reassignment(BaseModel):
-    """Which model is to run a batch."""
+    """The model that is to run a batch."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -246,7 +246,7 @@ class Reassignment(BaseModel):
 
 
 class BatchAnswer(BaseModel):
-    """A batch as it stands now."""
+    """The current state of a batch."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -324,7 +324,7 @@ class BatchPage(BaseModel):
 
 
 class BatchStats(BaseModel):
-    """How many batches stand where."""
+    """The number of batches in each status."""
 
     total_batches: int
     pending: int

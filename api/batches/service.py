@@ -1,4 +1,4 @@
-"""What can be done with batches. Each function is one transaction, or one page."""
+"""Submits, reads, lists and cancels batches. Each function is one transaction, or one page."""
 
 from dataclasses import replace
 
@@ -23,11 +23,11 @@ PAGE = 500
 
 
 def submit(services: Services, submission: BatchSubmission, key: IdempotencyKey | None) -> BatchView:
-    """Check a submission whole, then store it in one transaction.
+    """Check the whole submission, then store it in one transaction.
 
     Raises:
         InvalidInputError: a field is wrong; nothing was stored.
-        KeyReusedError: the idempotency key came with another body before.
+        KeyReusedError: the idempotency key was used for another body.
 
     """
     batch = to_batch(services, submission)
@@ -56,7 +56,7 @@ def submit(services: Services, submission: BatchSubmission, key: IdempotencyKey 
 
 
 def answer(services: Services, batch_id: str, *, include_outputs: bool | None) -> BatchAnswer:
-    """Return a batch as it stands now; `include_outputs=None` includes those of a small batch.
+    """Return the current state of a batch; `include_outputs=None` includes the outputs of a small batch.
 
     Raises:
         NotFoundError: no such batch.
@@ -92,14 +92,14 @@ def cancel(services: Services, batch_id: str) -> None:
 
 
 def page(services: Services, batch_id: str, *, after: int, limit: int) -> ResultPage:
-    """Return results after a cursor, whether more are there, and where the batch stands.
+    """Return the results after a cursor, whether there are more, and the batch's status.
 
     Raises:
         NotFoundError: no such batch.
 
     """
     with services.store.transaction() as session:
-        # The batch first: a result that is saved between the two reads must not be taken for the last.
+        # Read the batch first: if it ends between the two reads, no result may be missed after its end.
         view = batch_views.get(session, batch_id)
         if view is None:
             raise NotFoundError(f"no batch {batch_id}", param="batch_id")
@@ -121,13 +121,13 @@ def page(services: Services, batch_id: str, *, after: int, limit: int) -> Result
 
 
 def has_news(services: Services, batch_id: str, *, after: int) -> bool:
-    """Say whether a reader at this cursor need wait no longer: a result is there, or none will come."""
+    """Return whether a reader at this cursor can stop waiting: a result is there, or none will come."""
     with services.store.look() as session:
         return result_views.has_news(session, batch_id, after=after)
 
 
 def batch_page(services: Services, *, after: str | None, limit: int, status: BatchStatus | None) -> BatchPage:
-    """Return batches, the newest first, those after batch `after`.
+    """Return a page of batches, newest first, starting after the batch `after`.
 
     Raises:
         NotFoundError: there is no batch `after`.
@@ -153,7 +153,7 @@ def batch_page(services: Services, *, after: str | None, limit: int, status: Bat
 
 
 def stats(services: Services) -> BatchStats:
-    """Return how many batches stand where."""
+    """Return the number of batches in each status."""
     with services.store.transaction() as session:
         counts = batch_counts.by_status(session)
     return BatchStats(total_batches=sum(counts.values()), **{str(k): v for k, v in counts.items()})

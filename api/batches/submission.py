@@ -1,4 +1,4 @@
-"""From what a client sent to a batch that can be stored: every check that a shape alone cannot make."""
+"""Turns a client's submission into a batch to store, and makes the checks that its schema cannot."""
 
 from collections.abc import Sequence
 
@@ -21,10 +21,11 @@ SCORING_FIELDS = ("continuations",)
 
 
 def to_batch(services: Services, submission: BatchSubmission) -> NewBatch:
-    """Check a submission whole and return the batch it asks for.
+    """Check the whole submission and return the batch that it asks for.
 
     Raises:
-        InvalidInputError: a prompt does not fit the model, an id is repeated, or there is too much of it.
+        InvalidInputError: a prompt does not fit the model, a custom_id is repeated, there are too many
+            requests, or another field is wrong.
         PermissionDeniedError: the tenant may not use the semantic cache.
 
     """
@@ -110,7 +111,7 @@ def _to_request(
 def _to_own_params(
     checkpoint: Checkpoint, request: BatchRequest, batch_params: SamplingParams, path: str
 ) -> Params | None:
-    """Return the parameters a request has of its own; None: the batch's."""
+    """Return a request's own parameters; None if it uses the batch's."""
     own: dict[RequestKind, Sequence[str]] = {
         RequestKind.GENERATION: tuple(SamplingFields.model_fields),
         RequestKind.EMBEDDING: EMBEDDING_FIELDS,

@@ -1,4 +1,4 @@
-"""Why a batch is not running."""
+"""Explains to a client why a batch is not running."""
 
 from dataclasses import dataclass
 
@@ -15,15 +15,15 @@ from worker.store.watching.queueing import Ahead, Capacity
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a batch has before it, and who could run it."""
+    """The work ahead of a waiting batch, and the workers that could run it."""
 
     ahead: Ahead
     capacity: Capacity
-    has_no_reader: bool = False  # nobody reads the file that its requests come from
+    has_no_reader: bool = False  # no process reads the file that its requests come from
 
 
 def read_line(session: Session, view: BatchView) -> Line | None:
-    """Return a live batch's line; None where nobody waits: it runs, or has ended."""
+    """Return a waiting batch's line; None if the batch runs or has ended."""
     if view.status.is_terminal or view.num_running_shards:
         return None
     model = view.model_fingerprint
@@ -35,7 +35,7 @@ def read_line(session: Session, view: BatchView) -> Line | None:
 
 
 def explain(view: BatchView, line: Line | None) -> Waiting | None:
-    """Say why nothing of a batch runs; None when that is not so."""
+    """Return why no request of a batch runs; None if the batch does not wait."""
     if line is None:
         return None
     if view.status is BatchStatus.CANCELLING:

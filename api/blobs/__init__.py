@@ -1,1 +1,1 @@
-"""Bytes kept under their SHA-256: a local directory or an S3 bucket. Knows no rows and no HTTP."""
+"""Stores bytes under their SHA-256, in a local directory or an S3 bucket. Knows no rows and no HTTP."""

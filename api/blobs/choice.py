@@ -1,4 +1,4 @@
-"""Which blob store the settings ask for."""
+"""Chooses the blob store that the settings name."""
 
 from api.blobs.local import LocalBlobs
 from api.blobs.store import BlobStore
@@ -11,13 +11,13 @@ def blob_store(config: Settings) -> BlobStore:
     """Return the store that HEADRACE_BLOB_URL names, by default a directory in HEADRACE_DATA_DIR.
 
     Raises:
-        SystemExit: it is a bucket, and the library for that is not installed.
+        SystemExit: it names a bucket, and the library for buckets is not installed.
 
     """
     if config.blob_url is None:
         return LocalBlobs(config.data_dir / BLOBS)
     try:
-        # Imported here: a deployment with a local directory does not have the library for buckets.
+        # Imported here, because a deployment with a local directory need not have the library for buckets.
         from api.blobs.s3 import S3Blobs  # noqa: PLC0415
     except ModuleNotFoundError:
         raise SystemExit("HEADRACE_BLOB_URL names a bucket: install headrace[s3]") from None

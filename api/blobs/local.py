@@ -1,4 +1,4 @@
-"""Blobs in a directory: each appears whole or not at all, and stays after a power cut."""
+"""Stores blobs in a directory: each appears whole or not at all, and survives a power cut."""
 
 import os
 import shutil
@@ -16,17 +16,17 @@ PARTIAL = ".partial"
 
 
 class LocalBlobs:
-    """A directory with one file a blob, in a subdirectory by the first two digits of its digest."""
+    """A directory with one file per blob, in a subdirectory named by the first two digits of the digest."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def keep(self, path: Path, sha256: str) -> None:
-        """Copy or link the file in under its digest, with its bytes and its name on the disk."""
+        """Link or copy the file in under its digest, and sync its bytes and its name to the disk."""
         target = self._path(sha256)
         with _storage_errors():
             if target.exists():
-                target.touch()  # it is young again: see the sweep
+                target.touch()  # counts as newly kept, so that no sweep deletes it
                 return
             make_directory(self._directory)
             make_directory(target.parent)
@@ -41,7 +41,7 @@ class LocalBlobs:
             _sync(self._directory)
 
     def has(self, sha256: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether the directory holds this blob."""
         return self._path(sha256).exists()
 
     def read(self, sha256: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -58,7 +58,7 @@ class LocalBlobs:
             self._path(sha256).unlink(missing_ok=True)
 
     def kept(self) -> Iterator[tuple[str, datetime]]:
-        """Yield every digest and when its file was last taken in."""
+        """Yield each blob's digest and the time at which it was last kept."""
         for path in self._directory.glob("??/*"):
             if path.suffix != PARTIAL:
                 yield path.name, datetime.fromtimestamp(path.stat().st_mtime, UTC)

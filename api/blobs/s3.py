@@ -1,4 +1,4 @@
-"""Blobs in an S3 bucket, or what speaks its protocol. Credentials come from AWS_*, as usual."""
+"""Stores blobs in an S3 bucket, or in a service with its protocol. Credentials come from AWS_*, as usual."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,18 +17,18 @@ MISSING = (NotFoundError, FileNotFoundError)
 
 
 class S3Blobs:
-    """A bucket, or a prefix in one, with one object a blob. An object appears whole or not at all."""
+    """A bucket, or a prefix in one, with one object per blob. An object appears whole or not at all."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self._bucket = S3Store.from_url(url, **options)
 
     def keep(self, path: Path, sha256: str) -> None:
-        """Upload the file, in parts if it is large; one that is there becomes young again."""
+        """Upload the file, in parts if it is large; an existing blob counts as newly kept."""
         with _storage_errors():
             obstore.put(self._bucket, sha256, path, chunk_size=PART_BYTES, max_concurrency=2)
 
     def has(self, sha256: str) -> bool:
-        """Whether there is such an object."""
+        """Return whether the bucket holds this blob."""
         with _storage_errors():
             try:
                 obstore.head(self._bucket, sha256)
@@ -54,7 +54,7 @@ class S3Blobs:
             obstore.delete(self._bucket, sha256)
 
     def kept(self) -> Iterator[tuple[str, datetime]]:
-        """Yield every key and when its object was last put there."""
+        """Yield each blob's digest and the time at which it was last kept."""
         with _storage_errors():
             for page in obstore.list(self._bucket):
                 for found in page:

@@ -1,4 +1,4 @@
-"""What a blob store can do.
+"""Defines the interface of a blob store, and its errors.
 
 BlobError
 ├── MissingBlobError  nothing is kept under this key
@@ -26,19 +26,19 @@ class StorageError(BlobError):
 
 
 class BlobStore(Protocol):
-    """Keeps bytes under the hexadecimal SHA-256 of them. Every method may raise StorageError."""
+    """Keeps bytes under their hexadecimal SHA-256. Every method may raise StorageError."""
 
     def keep(self, path: Path, sha256: str) -> None:
-        """Take the file at `path` in, durably, under its digest. The file stays where it is."""
+        """Store a copy of the file at `path` durably under its digest. The file itself stays."""
 
     def has(self, sha256: str) -> bool:
-        """Whether something is kept under this digest."""
+        """Return whether a blob is kept under this digest."""
 
     def read(self, sha256: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         """Yield the bytes [start, end) in pieces; raises MissingBlobError before the first."""
 
     def drop(self, sha256: str) -> None:
-        """Forget a blob, if it is there."""
+        """Delete a blob, if it is there."""
 
     def kept(self) -> Iterator[tuple[str, datetime]]:
-        """Yield the digest of everything that is kept, and since when."""
+        """Yield each blob's digest and the time at which it was last kept."""

@@ -1,1 +1,1 @@
-"""Commands for people."""
+"""Provides the `headrace` command line."""

@@ -1,4 +1,4 @@
-"""`python -m api.cli`: the same as `headrace`."""
+"""Runs `headrace` as `python -m api.cli`."""
 
 from api.cli.main import main
 

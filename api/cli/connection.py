@@ -1,4 +1,4 @@
-"""The command line's way to the API."""
+"""Calls the API for the command line."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,17 +21,17 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where the API is, and the key that opens it."""
+    """The URL of the API, and the key to call it with."""
 
     url: str
     api_key: str | None
 
     def call(self, method: str, path: str, **options: Any) -> Any:
-        """Return what the API answers.
+        """Call the API and return its JSON answer.
 
         Raises:
-            RefusedError: it refuses.
-            httpx.TransportError: it does not answer.
+            RefusedError: the API refuses the call.
+            httpx.TransportError: the API does not answer.
 
         """
         with self._client() as client:
@@ -41,7 +41,7 @@ class Connection:
 
     @contextmanager
     def stream(self, path: str, **params: Any) -> Iterator[httpx.Response]:
-        """Yield an answer that can be read as it comes; raises as `call` does."""
+        """Yield an answer to read while it arrives; raises as `call` does."""
         with (
             self._client() as client,
             client.stream(
@@ -59,12 +59,12 @@ class Connection:
 
 
 def told(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Write what is wrong with the lines of a file, a line each."""
+    """Return the errors of a file's lines as text, one per line."""
     return "\n".join((f"line {one['line']}: " if one["line"] else "") + one["message"] for one in lines)
 
 
 def connection(context: typer.Context) -> Connection:
-    """Return the connection that a command was given."""
+    """Return the connection from a command's context."""
     found: Connection = context.obj
     return found
 

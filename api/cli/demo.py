@@ -1,4 +1,4 @@
-"""`make demo`: a real batch through a real deployment, from HTTP to a verified webhook.
+"""Runs `make demo`: sends a real batch through a real deployment, from HTTP to a verified webhook.
 
 Run as `python -m worker.embedded python -m api.cli.demo`. The last line is one JSON object.
 """
@@ -33,7 +33,7 @@ SHOWN = 4
 
 
 def prompts() -> list[str]:
-    """Return real prompts of mixed lengths: openings, and pieces of text the model has never seen."""
+    """Return real prompts of mixed lengths: openings, and pieces of text that the model has never seen."""
     text = (DEMO_MODEL / "heldout.txt").read_text("utf-8")
     pieces = NUM_PROMPTS - len(OPENINGS)
     starts = range(0, len(text) - max(LENGTHS), (len(text) - max(LENGTHS)) // pieces)
@@ -41,7 +41,7 @@ def prompts() -> list[str]:
 
 
 def run(client: httpx.Client, secret: str, batch: Sequence[str]) -> dict[str, Any]:
-    """Submit the batch, show it move, wait for its webhook; return the summary."""
+    """Submit the batch, show its progress, wait for its webhook; return the summary."""
     with receiver(secret) as received:
         say(f"submitting {len(batch)} prompts, callback {received.url}")
         started = time.monotonic()
@@ -70,7 +70,7 @@ def run(client: httpx.Client, secret: str, batch: Sequence[str]) -> dict[str, An
 
 
 def follow(client: httpx.Client, batch_id: str, *, until: float) -> dict[str, Any]:
-    """Print the progress as it moves; return the batch once it has ended, or at the deadline."""
+    """Print the progress when it changes; return the batch once it has ended, or at the deadline."""
     shown = -1.0
     while True:
         answer: dict[str, Any] = client.get(f"/v1/batch/{batch_id}", params={"include": "none"}).json()
@@ -97,7 +97,7 @@ def show(client: httpx.Client, batch_id: str, batch: Sequence[str]) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line now."""
+    """Print a line without buffering."""
     sys.stdout.write(
         (line if sys.stdout.isatty() else line.replace("\x1b[1m", "").replace("\x1b[0m", "")) + "\n"
     )
@@ -105,7 +105,7 @@ def say(line: str) -> None:
 
 
 def main() -> int:
-    """Run the demo; 0 if the batch completed and its webhook verified."""
+    """Run the demo; return 0 if the batch completed and its webhook verified."""
     choose_ports()
     config = settings()
     if not config.webhook_secrets:

@@ -1,4 +1,4 @@
-"""`headrace`: everything that can be done with a deployment, from a shell."""
+"""Defines `headrace`, the command line for everything that a deployment can do."""
 
 import sys
 from typing import Annotated
@@ -32,7 +32,7 @@ def connect(
         str | None, typer.Option(envvar="HEADRACE_API_KEY", help="A key of `headrace keys create`.")
     ] = None,
 ) -> None:
-    """Remember where the API is and how to get in."""
+    """Keep the API's URL and key for the command."""
     context.obj = Connection(url, api_key)
 
 
@@ -54,7 +54,7 @@ app.command("audit")(administration.audit_log)
 
 
 def main() -> None:
-    """Run a command; what goes wrong on the way ends in one sentence."""
+    """Run a command; report an expected error in one sentence."""
     try:
         app()
     except RefusedError as error:

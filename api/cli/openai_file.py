@@ -1,4 +1,4 @@
-"""Files in OpenAI's batch format: uploaded as they are, however large, and made a batch of."""
+"""Uploads files of any size in OpenAI's batch format, unchanged, and makes batches of them."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ UPLOAD_SECONDS = 3600.0
 
 
 def endpoint_of(line: str) -> str | None:
-    """Return the endpoint that a line of this format names; None: it is no such line."""
+    """Return the endpoint that a line of this format names; None if the line has another format."""
     try:
         value = json.loads(line)
     except ValueError:
@@ -40,8 +40,8 @@ def submit_file(
     """Upload a file and make a batch of it; return the batch as /v1/batches answers it.
 
     Raises:
-        RefusedError: some lines are wrong, all of which it names, or an option is.
-        PromptFileError: an option that the lines have themselves.
+        RefusedError: some lines are wrong, which the message names, or an option is.
+        PromptFileError: an option is given that each line sets for itself.
 
     """
     for option in ("max_tokens", "temperature"):

@@ -1,4 +1,4 @@
-"""From a file of prompts to what the API takes: a line a request, of JSON or of text."""
+"""Reads a file of prompts into fields of a submission: one request per line, as JSON or text."""
 
 import json
 from collections.abc import Iterable
@@ -6,16 +6,16 @@ from typing import Any
 
 
 class PromptFileError(Exception):
-    """A file that holds no batch. The message names the line."""
+    """The file does not hold a batch. The message names the line."""
 
 
 def read_prompts(name: str, lines: Iterable[str]) -> dict[str, Any]:
-    """Return `requests` of a file whose name ends in .jsonl, else `prompts`; empty lines are left out.
+    """Return `requests` of a file whose name ends in .jsonl, else `prompts`; skip empty lines.
 
-    A line of JSON is an object with `prompt` or `messages` and whatever else a request may have, or a string.
+    A line of JSON is a string, or an object with `prompt` or `messages` and any other field of a request.
 
     Raises:
-        PromptFileError: a line is not JSON, or there is none.
+        PromptFileError: a line is no JSON object or string, or there are no lines.
 
     """
     numbered = [(number, line.rstrip("\r\n")) for number, line in enumerate(lines, 1) if line.strip()]

@@ -1,4 +1,4 @@
-"""A small webhook receiver on loopback, as a customer would write one: it checks the signature."""
+"""Runs a small webhook receiver on loopback that verifies signatures, as a customer would write one."""
 
 import threading
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 @dataclass(slots=True)
 class Received:
-    """Where to call, and the verified events that came."""
+    """The receiver's URL, and the verified events that it has received."""
 
     url: str
     arrived: threading.Condition = field(default_factory=threading.Condition)
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def wait(self, seconds: float) -> dict[str, Any] | None:
-        """Return the first verified event, or None when none comes in time."""
+        """Wait for the first verified event and return it; None if none comes in time."""
         with self.arrived:
             self.arrived.wait_for(lambda: self.events, seconds)
             return self.events[0] if self.events else None
@@ -46,7 +46,7 @@ def receiver(secret: str) -> Iterator[Received]:
                 received.arrived.notify_all()
 
         def log_message(self, *_: object) -> None:
-            """Say nothing: the demo prints what matters."""
+            """Log nothing: the demo prints what matters."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     received = Received(f"http://127.0.0.1:{server.server_address[1]}/webhook")

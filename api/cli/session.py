@@ -1,4 +1,4 @@
-"""A deployment for the length of one command: everything in the Procfile, its words kept in a file."""
+"""Runs a deployment for the length of one command: processes of the Procfile, which log to a file."""
 
 import os
 import socket
@@ -17,11 +17,11 @@ READY_SECONDS = 300.0
 
 
 class SessionError(Exception):
-    """The deployment did not come up. The message names the log."""
+    """The deployment did not start. The message names the log."""
 
 
 def choose_ports() -> None:
-    """Set PORT and FLOWER_PORT where they are not set and the default is taken, before settings are read."""
+    """Set PORT and FLOWER_PORT, if unset, to the default or else a free port, before settings are read."""
     for name, default in (("PORT", 8000), ("FLOWER_PORT", 5555)):
         if not os.environ.get(name):
             os.environ[name] = str(default if _is_free(default) else _free_port())
@@ -33,7 +33,7 @@ def session(
 ) -> Iterator[httpx.Client]:
     """Migrate, start the named processes, wait for /ready; yield a client of the API.
 
-    `replaced` has commands to run in place of the Procfile's, by process name.
+    `replaced` holds commands that replace the Procfile's, by process name.
 
     Raises:
         SessionError: a step failed or took too long.

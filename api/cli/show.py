@@ -1,4 +1,4 @@
-"""How commands answer: tables for people, JSON on request, one sentence when it does not work."""
+"""Prints the answers of commands: tables for people, JSON on request, one sentence for an error."""
 
 import json
 import sys
@@ -33,7 +33,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def print_record(record: Mapping[str, Any]) -> None:
-    """Print the fields of one thing, a line each."""
+    """Print the fields of one record, one per line."""
     table = Table.grid(padding=(0, 2))
     for name, value in record.items():
         table.add_row(Text(name, style="bold"), Text(to_text(value)))
@@ -41,7 +41,7 @@ def print_record(record: Mapping[str, Any]) -> None:
 
 
 def to_text(value: Any) -> str:
-    """Write a value as a person would."""
+    """Return a value as text for people."""
     if value is None:
         return "-"
     if isinstance(value, datetime):
@@ -60,7 +60,7 @@ def fail(message: str) -> NoReturn:
 
 
 def _console() -> Console:
-    # Rich would cut a table to 80 columns where nobody looks at it.
+    # Rich would cut a table to 80 columns where the output is no terminal.
     return Console() if sys.stdout.isatty() else Console(width=240)
 
 

@@ -1,4 +1,4 @@
-"""A live progress bar of one batch."""
+"""Shows a live progress bar of one batch."""
 
 import time
 from typing import Any
@@ -13,7 +13,7 @@ LIVE = {"pending", "processing", "cancelling"}
 
 
 def watch(connection: Connection, batch_id: str) -> dict[str, Any]:
-    """Show a batch move until it has ended, on standard error; return it as it then stands."""
+    """Show a batch's progress on standard error until it has ended; return its final state."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -42,7 +42,7 @@ def watch(connection: Connection, batch_id: str) -> dict[str, Any]:
 
 
 def wait_for_files(connection: Connection, batch_id: str) -> dict[str, Any]:
-    """Wait until the results of an ended batch are in its files; return how it stands then, and their ids."""
+    """Wait until an ended batch's results are in its files; return its status, file ids and errors."""
     while True:
         answer = connection.call("GET", f"/v1/batches/{batch_id}")
         if answer["status"] in {"completed", "failed", "expired", "cancelled"}:

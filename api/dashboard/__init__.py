@@ -1,1 +1,1 @@
-"""What operators watch: one page, and the route that it needs beside those that are there."""
+"""Serves the operators' dashboard: one page, and the one route that only it needs."""

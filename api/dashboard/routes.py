@@ -1,4 +1,4 @@
-"""/dashboard: the page and its two files, for everybody; /v1/overview: what it shows, for operators."""
+"""Serves /dashboard, the page and its two files, to everybody; /v1/overview, its data, to operators."""
 
 from pathlib import Path
 from typing import Literal
@@ -14,7 +14,7 @@ from api.errors import documented
 router = APIRouter(tags=["metrics"])
 
 STATIC = Path(__file__).parent / "static"
-# The page runs its own script and asks its own server, and nothing else.
+# The page may run only its own script and call only its own server.
 HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
@@ -24,13 +24,13 @@ HEADERS = {
 
 @router.get("/dashboard", include_in_schema=False)
 def page() -> FileResponse:
-    """Return the dashboard. It holds no data: the browser asks for them with a key of its user's."""
+    """Return the dashboard. It holds no data: the browser fetches the data with its user's API key."""
     return FileResponse(STATIC / "dashboard.html", headers=HEADERS)
 
 
 @router.get("/dashboard/{name}", include_in_schema=False)
 def page_file(name: Literal["dashboard.js", "dashboard.css"]) -> FileResponse:
-    """Return what the page loads."""
+    """Return the page's script or style sheet."""
     return FileResponse(STATIC / name, headers=HEADERS)
 
 

@@ -1,4 +1,4 @@
-"""The shape of the overview. Null means: nothing was measured."""
+"""Defines the overview. Null means that nothing was measured."""
 
 from datetime import datetime
 
@@ -26,7 +26,7 @@ class LiveBatch(BaseModel):
 
 
 class FailedBatch(BaseModel):
-    """A batch that has ended and in which something failed."""
+    """An ended batch in which something failed."""
 
     batch_id: str
     tenant: str
@@ -54,7 +54,7 @@ class WorkerAnswer(BaseModel):
 
 
 class FailingReceiverAnswer(BaseModel):
-    """A receiver of webhooks that has not taken the last deliveries."""
+    """A webhook receiver that has failed the last deliveries."""
 
     receiver: str = Field(description="an endpoint's address, or a tenant and where its callbacks go")
     failures_in_a_row: int
@@ -63,7 +63,7 @@ class FailingReceiverAnswer(BaseModel):
 
 
 class DeliveriesAnswer(BaseModel):
-    """How webhooks get through."""
+    """The state of webhook deliveries, and the failing receivers."""
 
     waiting: int = Field(description="for their first attempt")
     retrying: int
@@ -72,7 +72,7 @@ class DeliveriesAnswer(BaseModel):
 
 
 class Overview(BaseModel):
-    """What goes on in the whole deployment, of all tenants."""
+    """The current state of the whole deployment, over all tenants."""
 
     window_seconds: float = Field(description="what rates of workers are measured over, at most")
     tokens_waiting: int = Field(description="of live batches: prompts, and outputs at their longest")

@@ -1,4 +1,4 @@
-"""From what is stored to the overview."""
+"""Builds the overview from stored rows."""
 
 from api.batches.eta import estimate
 from api.dashboard.schemas import (
@@ -24,7 +24,7 @@ MINUTES = 2  # a window of one to two minutes
 
 
 def read_overview(deployment: Services) -> Overview:
-    """Return what goes on now, of all tenants."""
+    """Return the current overview of all tenants."""
     with deployment.everybody.transaction() as session:
         backlog = outlook.backlog(session)
         live = overview.live_batches(session, limit=MAX_BATCHES)

@@ -1,1 +1,1 @@
-"""What a batch would take, before anything is queued."""
+"""Estimates what a batch would take, before anything is queued."""

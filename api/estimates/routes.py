@@ -1,4 +1,4 @@
-"""POST /v1/batch/estimate."""
+"""Serves POST /v1/batch/estimate."""
 
 from fastapi import APIRouter
 
@@ -19,5 +19,5 @@ router = APIRouter(prefix="/v1/batch", tags=["batches"], route_class=OnceRoute)
     dependencies=[SUBMIT],
 )
 def estimate_batch(submission: BatchSubmission, services: ServicesDependency) -> Estimate:
-    """Check and tokenize a batch as submitting it would, and say its tokens, time and cost; store nothing."""
+    """Check and tokenize a batch as if submitted; return its tokens, time and cost; store nothing."""
     return service.estimate(services, submission)

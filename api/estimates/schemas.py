@@ -1,4 +1,4 @@
-"""The shape of an estimate."""
+"""Defines the estimate of a batch."""
 
 from datetime import datetime
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 
 class Guess(BaseModel):
-    """An expected value, and the range it is in with about nine chances in ten."""
+    """An expected value, and a range that contains the true one nine times in ten."""
 
     low: float
     expected: float
@@ -14,7 +14,7 @@ class Guess(BaseModel):
 
 
 class Finish(BaseModel):
-    """When the batch would be done if it were submitted now."""
+    """The time at which the batch would end if it were submitted now."""
 
     seconds: Guess
     waiting_seconds: float = Field(description="of the expected ones, for work that is ahead of it")
@@ -26,7 +26,7 @@ class Finish(BaseModel):
 
 
 class Estimate(BaseModel):
-    """What a batch would take. Nothing was stored or queued."""
+    """The tokens, time and cost that a batch would take. Nothing was stored or queued."""
 
     requests: int
     duplicates: int = Field(description="of them, answered by an identical one")

@@ -1,4 +1,4 @@
-"""From a submission and what was measured to an estimate."""
+"""Estimates a submission from measured Steps and past batches."""
 
 from datetime import UTC, datetime, timedelta
 from math import ceil
@@ -14,7 +14,7 @@ from worker.store.batches.batches import NewBatch
 
 
 def estimate(services: Services, submission: BatchSubmission) -> Estimate:
-    """Check a submission as `submit` does, and say what it would take.
+    """Check a submission as `submit` does, and return its estimate.
 
     Raises:
         InvalidInputError: a field is wrong.

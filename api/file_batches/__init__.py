@@ -1,1 +1,1 @@
-"""Batches made from files, as OpenAI's clients know them."""
+"""Serves batches made from files, in OpenAI's format."""

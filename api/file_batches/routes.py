@@ -1,4 +1,4 @@
-"""/v1/batches: make one from a file, look, list, cancel. What OpenAI's clients call, unmodified."""
+"""Serves /v1/batches to unmodified OpenAI clients: make a batch from a file, look, list, cancel."""
 
 from typing import Annotated
 
@@ -30,7 +30,7 @@ def create_batch(
         Header(alias="x-stainless-retry-count", ge=0, description="their clients count retries."),
     ] = 0,
 ) -> FileBatch:
-    """Store a batch durably and answer at once; its lines are read later. A retry makes no second one."""
+    """Store a batch durably and answer at once; its lines are read later. A retry makes no second batch."""
     return service.create(services, submission, key, is_retry=retry_count > 0)
 
 
@@ -62,7 +62,7 @@ def list_batches(
     summary="Look at a batch made from a file",
 )
 async def get_batch(batch_id: BatchId, services: ServicesDependency) -> FileBatch:
-    """Return a batch as it stands now. Results can be read at /v1/batch/{batch_id}/results before it ends."""
+    """Return a batch's state now. Results can be read at /v1/batch/{batch_id}/results before it ends."""
     return await run_in_threadpool(service.get, services, batch_id)
 
 
@@ -73,5 +73,5 @@ async def get_batch(batch_id: BatchId, services: ServicesDependency) -> FileBatc
     summary="Cancel a batch made from a file",
 )
 def cancel_batch(batch_id: BatchId, services: ServicesDependency) -> FileBatch:
-    """Stop a batch: what is finished goes into its files. A batch that has ended is left alone."""
+    """Cancel a batch: finished results go into its files. An ended batch stays as it is."""
     return service.cancel(services, batch_id)

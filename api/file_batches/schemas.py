@@ -1,4 +1,4 @@
-"""The shapes of /v1/batches, as OpenAI's clients write and read them. Times are Unix seconds."""
+"""Defines the bodies of /v1/batches in OpenAI's format. Times are Unix seconds."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -28,7 +28,7 @@ Status = Literal[
 
 
 class FileBatchSubmission(Schema):
-    """A batch on its way in."""
+    """A batch to make from an uploaded file."""
 
     input_file_id: Annotated[NonEmptyText, Field(max_length=64)]
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
@@ -46,14 +46,14 @@ class FileBatchSubmission(Schema):
 
 
 class Errors(BaseModel):
-    """Why a batch failed, line by line."""
+    """The errors that made a batch fail, line by line."""
 
     object: Literal["list"] = "list"
     data: list[LineError]
 
 
 class RequestCounts(BaseModel):
-    """Requests by what has become of them; they add up to `total`."""
+    """The requests by outcome; the other counts add up to `total`."""
 
     total: int
     completed: int
@@ -63,7 +63,7 @@ class RequestCounts(BaseModel):
 
 
 class OutputTokensDetails(BaseModel):
-    """Of the output tokens."""
+    """Details of the output tokens."""
 
     reasoning_tokens: Literal[0] = 0
 
@@ -79,7 +79,7 @@ class BatchUsage(BaseModel):
 
 
 class FileBatch(BaseModel):
-    """A batch as it stands now."""
+    """The current state of a batch made from a file."""
 
     id: str
     object: Literal["batch"] = "batch"
@@ -157,7 +157,7 @@ def to_file_batch(found: FileBatchView) -> FileBatch:
 
 
 def _status(view: BatchView, its: BatchFilesView) -> Status:
-    """Return how OpenAI calls it. A batch has ended for its customer when its files are there."""
+    """Return OpenAI's name of the status. For its customer, a batch has ended when its files exist."""
     match view.status:
         case BatchStatus.PENDING:
             return "validating" if its.stage is FilesStage.READING else "in_progress"

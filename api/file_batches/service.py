@@ -1,4 +1,4 @@
-"""What can be done with batches made from files. Each function is one transaction."""
+"""Creates, reads, lists and cancels batches made from files. Each function is one transaction."""
 
 from datetime import timedelta
 
@@ -16,21 +16,21 @@ from worker.store.files import batch_files, file_batch_views, files
 from worker.store.files.batch_files import NewFileBatch
 from worker.values.caching import CacheMode
 
-# A client that lost the answer tries again within seconds, and says so in a header.
+# A client that lost the answer retries within seconds, and counts its retries in a header.
 RETRIES_WITHIN = timedelta(minutes=10)
 
 
 def create(
     services: Services, submission: FileBatchSubmission, key: IdempotencyKey | None, *, is_retry: bool
 ) -> FileBatch:
-    """Store a batch whose lines are read afterwards. A retry is answered with the batch it made before.
+    """Store a batch whose lines are read later; answer a retry with the batch that it made before.
 
     Raises:
         NotFoundError: no such file.
-        InvalidInputError: the file is no batch's input.
-        KeyReusedError: the idempotency key came with another body before.
+        InvalidInputError: the file is not the input of a batch.
+        KeyReusedError: the idempotency key was used for another body.
         PermissionDeniedError: the tenant may not use the semantic cache.
-        QuotaExceededError: it is more than the tenant may have now.
+        QuotaExceededError: the batch is over a quota of the tenant.
 
     """
     if submission.callback_url is not None:
@@ -40,7 +40,7 @@ def create(
         if batch_id is None:
             cache = choose_cache(services, session, submission.cache)
             new = _to_new(session, submission, cache, services.checkpoint.model)
-            # Held by every submission, so that a retry waits for the one whose answer was lost.
+            # Every submission takes this lock, so that a retry waits for the one with the lost answer.
             earlier = batch_files.find_same(session, new, within=RETRIES_WITHIN)
             batch_id = earlier if is_retry and key is None else None
             if batch_id is None:
@@ -51,7 +51,7 @@ def create(
 
 
 def get(services: Services, batch_id: str) -> FileBatch:
-    """Return a batch as it stands now.
+    """Return the current state of a batch.
 
     Raises:
         NotFoundError: no such batch.
@@ -62,7 +62,7 @@ def get(services: Services, batch_id: str) -> FileBatch:
 
 
 def cancel(services: Services, batch_id: str) -> FileBatch:
-    """Ask a batch to stop; one that has ended is left alone.
+    """Ask a batch to stop; an ended batch stays as it is.
 
     Raises:
         NotFoundError: no such batch.

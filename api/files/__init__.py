@@ -1,1 +1,1 @@
-"""Files and uploads; `python -m api.files` reads batches out of files and writes their results into files."""
+"""Serves files; `python -m api.files` reads batches out of files and writes their results into files."""

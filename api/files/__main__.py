@@ -1,6 +1,6 @@
-"""`python -m api.files`: read batches out of files and write their results into files, until SIGTERM.
+"""Reads batches out of files and writes their results into files, until SIGTERM: `python -m api.files`.
 
-Any number may run: each batch is taken under a lease with a fence. Nothing of Redis is needed here.
+Any number of these processes may run: each claims a batch under a lease with a fence. None needs Redis.
 """
 
 import logging
@@ -27,16 +27,16 @@ from worker.telemetry import configure_logging
 logger = logging.getLogger("api.files")
 
 TIDY_SECONDS = 300.0
-# The API answers first; more would starve them beside an engine that fills the machine.
+# These threads yield to the API; a higher niceness would starve them beside an engine that fills the machine.
 READER_NICENESS, WRITER_NICENESS = 10, 5
 
 
 def work(services: Services, turn: Callable[[], bool], stopping: threading.Event, niceness: int) -> None:
-    """Take turns while there is something to do, and look again on each notification; survive what fails.
+    """Take turns while there is work, then wait for the next notification; log and survive errors.
 
     `niceness` is added to that of the calling thread.
     """
-    os.nice(niceness)  # of the thread alone, on Linux
+    os.nice(niceness)  # on Linux, of this thread alone
     seconds = services.settings.sweep_seconds
     while not stopping.is_set():
         try:

@@ -1,4 +1,4 @@
-"""Reads a form whose file is not held back: fields as they come, the file's bytes into a sink."""
+"""Reads a form as it arrives: returns its fields, and passes the file's bytes to a sink."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
@@ -9,7 +9,7 @@ from api.errors import ApiError, ClientGoneError, InvalidInputError
 from api.files.gunzip import Gunzip
 from api.files.multipart import Field, FilePiece, FileStart, MultipartReader
 
-# A refused body of more than this is cut off instead.
+# A refused body is read to its end if it has at most this many bytes; a longer one is cut off.
 MAX_DRAINED_BYTES = 512 << 20
 
 Sink = Callable[[bytes], Iterator[None]]
@@ -18,15 +18,15 @@ Sink = Callable[[bytes], Iterator[None]]
 async def read_form(
     http_request: HttpRequest, *, file_field: str, sink: Sink, give_way: Callable[[], Awaitable[None]]
 ) -> dict[str, str]:
-    """Return the fields of a form, the file's name among them as the file's field.
+    """Return the fields of a form; the file's field holds the file's name.
 
     Awaits `give_way` after each piece of the sink's work.
 
-    A refused body is read to its end first: a client that is still sending does not listen.
+    A refused body is read to its end first, because a client that is still sending reads no answer.
 
     Raises:
-        InvalidInputError: the body is no form, or the file is not in it, or is not the only one.
-        ClientGoneError: nobody sends the rest of it.
+        InvalidInputError: the body is no form, or does not hold exactly one file.
+        ClientGoneError: the client went away before the end.
         StorageFullError: the file cannot be written.
 
     """
@@ -79,7 +79,7 @@ async def _drain(http_request: HttpRequest) -> None:
             drained += len(data)
             if drained > MAX_DRAINED_BYTES:
                 return
-    except (RuntimeError, ClientDisconnect):  # it was read to its end, or nobody sends it any more
+    except (RuntimeError, ClientDisconnect):  # the body was read to its end, or the client is gone
         return
 
 

@@ -1,4 +1,4 @@
-"""Gzip undone piece by piece: a small body that unpacks to a huge one never is in memory at once."""
+"""Unpacks gzip piece by piece, so that a small body that unpacks to a huge one never fills the memory."""
 
 import zlib
 from collections.abc import Iterator
@@ -17,12 +17,13 @@ class Gunzip:
         self._is_at_border = False  # a member has ended, and none has begun since
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield what some more bytes unpack to, in pieces."""
+        """Unpack some more bytes; yield the output in pieces."""
         try:
             while data:
                 if self._is_at_border:
                     data = data.lstrip(b"\x00")  # padding
-                    self._inflate, self._is_at_border = zlib.decompressobj(wbits=31), False
+                    if data:
+                        self._inflate, self._is_at_border = zlib.decompressobj(wbits=31), False
                 elif piece := self._inflate.decompress(data, PIECE_BYTES):
                     yield piece
                     data = self._left()
@@ -36,10 +37,10 @@ class Gunzip:
         return self._inflate.unused_data if self._is_at_border else self._inflate.unconsumed_tail
 
     def close(self) -> bytes:
-        """Say that the stream has ended; return the last of it.
+        """End the stream; return its last bytes.
 
         Raises:
-            InvalidInputError: it should not have ended.
+            InvalidInputError: the stream is cut off.
 
         """
         last = self._inflate.flush()

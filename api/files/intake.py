@@ -1,4 +1,4 @@
-"""Takes a file in: measured, hashed, spooled to disk and checked line by line while it arrives."""
+"""Takes a file in: measures, hashes, spools and checks it line by line while it arrives."""
 
 import fcntl
 import hashlib
@@ -16,12 +16,12 @@ from api.files.gunzip import MAGIC, Gunzip
 from api.files.lines import Line, LineChecker, LineSplitter, LineTooLongError
 from worker.private import make_directory
 
-SLICE_BYTES = 8 * 1024  # a millisecond or less of work: others wait for no more
+SLICE_BYTES = 8 * 1024  # at most a millisecond of work, for which other requests wait
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a file may be."""
+    """Limits of an input file: its bytes, the bytes of a line, and its lines."""
 
     max_file_bytes: int
     max_line_bytes: int
@@ -30,7 +30,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A file that is on disk, whole and checked."""
+    """A whole, checked file on disk."""
 
     path: Path
     sha256: str
@@ -40,7 +40,7 @@ class Received:
 
 
 def storage_full(error: Exception) -> StorageFullError:
-    """Return what a client is told when files cannot be kept."""
+    """Return the client's error for a file that cannot be kept."""
     return StorageFullError(f"the file cannot be kept: {error}; nothing was accepted, try again")
 
 
@@ -53,7 +53,7 @@ def _on_disk() -> Iterator[None]:
 
 
 def sweep(directory: Path) -> None:
-    """Remove the spools that nobody writes any more: their process was killed."""
+    """Remove the spools whose process was killed, as their free lock shows."""
     for path in directory.glob("*"):
         with suppress(OSError), path.open("rb") as file:  # a lock that is held is a BlockingIOError
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,7 +61,7 @@ def sweep(directory: Path) -> None:
 
 
 def _open_locked(path: Path) -> BinaryIO:
-    """Open a new file, whose lock says until it is closed that its process lives."""
+    """Open a new file and lock it; the lock shows that its process lives."""
     while True:
         file = open(path, "xb", opener=partial(os.open, mode=0o600))  # noqa: SIM115 - the caller closes it
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -71,9 +71,9 @@ def _open_locked(path: Path) -> BinaryIO:
 
 
 class Spool:
-    """A file on disk that grows, with its digest. Close it whatever happens: that removes it.
+    """A growing file on disk, with its digest. Always close it: that removes the file.
 
-    What the disk refuses is a StorageFullError.
+    Raises StorageFullError for what the disk refuses.
     """
 
     def __init__(self, directory: Path, max_bytes: int, *, name: str = "file") -> None:
@@ -88,7 +88,7 @@ class Spool:
 
     @property
     def sha256(self) -> str:
-        """The digest of what was written, hexadecimal."""
+        """The hexadecimal SHA-256 of the bytes written."""
         return self._digest.hexdigest()
 
     def write(self, piece: bytes) -> None:
@@ -103,24 +103,24 @@ class Spool:
             self._file.write(piece)
 
     def take(self, piece: bytes) -> Iterator[None]:
-        """Add some bytes, as a sink that does nothing else with them."""
+        """Add some bytes, as the sink of a form."""
         self.write(piece)
         return iter(())
 
     def flush(self) -> None:
-        """Give what was written to the operating system."""
+        """Hand the written bytes to the operating system."""
         with _on_disk():
             self._file.flush()
 
     def close(self) -> None:
-        """Remove it."""
-        with suppress(OSError):  # its last bytes found no room
+        """Close and remove the file."""
+        with suppress(OSError):  # the disk has no room for the last bytes
             self._file.close()
         self.path.unlink(missing_ok=True)
 
 
 class Intake:
-    """A batch's input file on its way in. Close it whatever happens."""
+    """A batch's input file while it arrives. Always close it."""
 
     def __init__(self, directory: Path, limits: Limits, translate: Callable[[Line], object]) -> None:
         self._checker = LineChecker(translate, limits.max_lines)
@@ -130,12 +130,12 @@ class Intake:
         self._spool = Spool(directory, limits.max_file_bytes)
 
     def feed(self, data: bytes) -> Iterator[None]:
-        """Take some bytes; yield after each little piece of work, so that others can have their turn.
+        """Take some bytes; yield after each small piece of work, so that other requests get a turn.
 
         Raises:
             BodyTooLargeError: the file is over the limit.
-            InvalidInputError: it says that it is gzip and is not.
-            InvalidLinesError: so many lines are wrong, or blank, that the rest is not looked at.
+            InvalidInputError: the file begins like gzip and is damaged.
+            InvalidLinesError: too many lines are wrong, or blank, to go on.
 
         """
         if self._head is not None:
@@ -151,7 +151,7 @@ class Intake:
                 yield
 
     def finish(self) -> Received:
-        """Say that the file has ended.
+        """End the file and return it, if all of it is right.
 
         Raises:
             InvalidLinesError: some lines are wrong.
@@ -178,7 +178,7 @@ class Intake:
         )
 
     def close(self) -> None:
-        """Remove what is on disk."""
+        """Remove the file from the disk."""
         self._spool.close()
 
     def _take(self, piece: bytes) -> None:

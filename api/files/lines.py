@@ -1,4 +1,4 @@
-"""The lines of a batch's input file: found in a stream, read, and checked one by one."""
+"""Splits a batch's input file into lines, and reads and checks each of them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,15 +13,15 @@ from api.wrong_fields import MAX_NAME_CHARACTERS, explain
 
 BOM = b"\xef\xbb\xbf"
 FIELDS = frozenset({"custom_id", "method", "url", "body"})
-MAX_ERRORS = 100  # wrong lines that are told at once
-MAX_MESSAGE_CHARACTERS = 500  # of what is told of one
-SPARE_BLANK_LINES = 4096  # that a file may have over one a request
+MAX_ERRORS = 100  # wrong lines in one answer
+MAX_MESSAGE_CHARACTERS = 500  # of the message about one
+SPARE_BLANK_LINES = 4096  # that a file may have beyond one per request
 
 _custom_id = TypeAdapter(Annotated[NonEmptyText, Field(max_length=64)])
 
 
 class WrongLineError(Exception):
-    """A line that cannot be run."""
+    """A line of a file cannot be run."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -30,14 +30,14 @@ class WrongLineError(Exception):
         self.param = param
 
     def at(self, line: int) -> LineError:
-        """Return it as a client reads it."""
+        """Return the error with its line number, as a client reads it."""
         message = self.message[:MAX_MESSAGE_CHARACTERS]
         return LineError(code=self.code, message=message, param=self.param, line=line)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One request of a file, its body unchecked."""
+    """One request of a file, whose body is not checked yet."""
 
     custom_id: str
     url: str
@@ -45,19 +45,19 @@ class Line:
 
 
 class LineSplitter:
-    """Cuts a stream into lines, numbered from 1. Of one longer than `max_bytes` only that is told."""
+    """Cuts a stream into lines, numbered from 1. A line over `max_bytes` becomes a LineTooLongError."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self.offset = 0  # of what follows the last line that was yielded or skipped
+        self.offset = 0  # of the byte after the last line that was yielded or skipped
         self._rest = b""
-        self._num_dropped = 0  # bytes of the next line, which is too long
+        self._num_dropped = 0  # bytes dropped so far of a line that is too long
         self.number = 0
         self.num_blank = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[int, "bytes | LineTooLongError"]]:
-        """Yield the lines that some more bytes complete; blank ones only count."""
-        if not (self._rest or self._num_dropped or data.strip(b"\n")):  # a run of empty lines is no work
+        """Take some more bytes; yield the lines that they complete. Blank lines are only counted."""
+        if not (self._rest or self._num_dropped or data.strip(b"\n")):  # a run of empty lines takes no time
             self.number += len(data)
             self.num_blank += len(data)
             self.offset += len(data)
@@ -90,7 +90,7 @@ class LineSplitter:
 
 
 class LineTooLongError(WrongLineError):
-    """A line over the limit."""
+    """A line is over the limit."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__("line_too_long", f"longer than {max_bytes} bytes")
@@ -101,10 +101,10 @@ def _stripped(line: bytes, number: int) -> bytes:
 
 
 def read_line(text: bytes | LineTooLongError) -> Line:
-    """Read a line as a splitter yields it, and check what lines of every endpoint share.
+    """Parse a line from a splitter, and check the fields that lines of every endpoint share.
 
     Raises:
-        WrongLineError: it is no request.
+        WrongLineError: the line is no request.
 
     """
     if isinstance(text, LineTooLongError):
@@ -112,7 +112,7 @@ def read_line(text: bytes | LineTooLongError) -> Line:
     try:
         value = from_json(text, allow_inf_nan=False)
     except ValueError as error:
-        # It is one line: a second number for it would be taken for that of the file's.
+        # The parser's line number is always 1, and would be taken for the line number in the file.
         raise WrongLineError("invalid_json", f"not JSON: {error}".replace(" at line 1 ", " at ")) from error
     if not isinstance(value, dict):
         raise WrongLineError("invalid_json", "not a JSON object")
@@ -139,7 +139,7 @@ def read_line(text: bytes | LineTooLongError) -> Line:
 
 @dataclass(slots=True)
 class LineChecker:
-    """Checks every line of a file as it passes by. Holds the custom_ids, and nothing else of the lines."""
+    """Checks every line of a file in turn. Keeps the lines' custom_ids and urls, and nothing else of them."""
 
     translate: Callable[[Line], object]  # raises WrongLineError
     max_lines: int
@@ -149,7 +149,7 @@ class LineChecker:
     _custom_ids: set[bytes] = field(default_factory=set)  # bytes take less room than str
 
     def check(self, number: int, text: bytes | LineTooLongError) -> bool:
-        """Check a line; what is wrong is noted in `errors`. False: there is no use in looking further."""
+        """Check a line and add its error to `errors`; return False if checking further is of no use."""
         if self.num_lines == self.max_lines:
             message = f"a file may have at most {self.max_lines} requests"
             self.errors.append(LineError(code="too_many_lines", message=message, line=number))
@@ -162,7 +162,7 @@ class LineChecker:
         return len(self.errors) < MAX_ERRORS
 
     def check_blank(self, number: int, num_blank: int) -> bool:
-        """Check how many lines up to this one are blank, as `check` does."""
+        """Check the number of blank lines up to this one; report as `check` does."""
         if num_blank <= self.num_lines + SPARE_BLANK_LINES:
             return True
         message = f"{num_blank} blank lines so far: may have at most {SPARE_BLANK_LINES} more than requests"

@@ -1,4 +1,4 @@
-"""A multipart/form-data body as it arrives: fields whole, the file in pieces, nothing held back."""
+"""Parses a multipart/form-data body as it arrives: fields whole, the file in pieces, never buffered."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class FileStart:
-    """The next pieces belong to this file."""
+    """The start of a file, to which the next pieces belong."""
 
     name: str
     filename: str
@@ -78,7 +78,7 @@ class MultipartReader:
             raise InvalidInputError(f"the body cannot be read: {error}", param="body") from error
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """Take some of the body; return what has come of it."""
+        """Parse some more of the body; return its events."""
         try:
             self._parser.write(data)
         except FormParserError as error:
@@ -87,7 +87,7 @@ class MultipartReader:
         return iter(events)
 
     def close(self) -> None:
-        """Say that the body has ended; raises InvalidInputError if it should not have."""
+        """End the body; raises InvalidInputError if it is cut off."""
         if not self._is_over:
             raise InvalidInputError("the body ends before its last boundary", param="body")
 
@@ -114,7 +114,7 @@ class MultipartReader:
         try:
             name = header.get_param("name", header="content-disposition")
             filename = header.get_filename()
-        except (ValueError, LookupError) as error:  # of a codec that the sender names
+        except (ValueError, LookupError) as error:  # from a codec that the sender names
             raise InvalidInputError(
                 f"a part's Content-Disposition cannot be read: {error}", param="body"
             ) from error
@@ -146,5 +146,5 @@ class MultipartReader:
 
 
 def _storable(text: str) -> str:
-    # RFC 2231 lets the sender name any of Python's codecs, and some of them make half characters.
+    # RFC 2231 lets the sender name any of Python's codecs, and some of them produce lone surrogates.
     return text.replace("\x00", "").encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Reads batches out of their input files: lines become requests, some thousands a transaction."""
+"""Reads batches out of their input files: turns lines into stored requests, a Chunk per transaction."""
 
 import logging
 from collections import OrderedDict
@@ -26,23 +26,23 @@ logger = logging.getLogger(__name__)
 LEASE = timedelta(seconds=6)
 RENEW_SECONDS = 1.5
 LONGEST_SECONDS = 3600.0
-CHUNK_LINES = 2048  # a transaction
-TURN_CHUNKS = 16  # then the next batch has its turn
+CHUNK_LINES = 2048  # per transaction
+TURN_CHUNKS = 16  # then the next batch gets a turn
 RETRY_AFTER = timedelta(seconds=5)
-# Batches that are read in turns, of which it is known what was read before.
+# Batches whose earlier requests are remembered between turns, to find Duplicates.
 MAX_BATCHES_REMEMBERED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReader:
-    """Takes turns at the batches whose input is not read yet."""
+    """Reads the input of batches in turns."""
 
     services: Services
     stopping: Event
     _earlier: OrderedDict[str, Earlier] = field(default_factory=OrderedDict)  # by batch
 
     def turn(self) -> bool:
-        """Read some of a batch's input; False: no batch waits for that."""
+        """Read some of a batch's input; return False if no batch waits for that."""
         with self.services.store.transaction() as session:
             model = self.services.checkpoint.model
             held = batch_files.claim_to_read(session, lease=LEASE, model=model)
@@ -53,7 +53,7 @@ class BatchReader:
         return True
 
     def work_on(self, held: FilesClaim) -> None:
-        """Read some of a held batch's input, as its tenant."""
+        """Read some of a claimed batch's input, as its tenant."""
         with self.services.store.transaction() as session:
             file = files.get(session, held.input_file_id)
         if file is None:
@@ -87,7 +87,7 @@ class BatchReader:
             found = list(islice(requests, CHUNK_LINES))
             return _Chunk(found, held.read_offset + splitter.offset)
 
-        # Postgres takes as long as reading does: the next lines are read while these are stored.
+        # Storing takes as long as reading, so the next lines are read while these are stored.
         with ThreadPoolExecutor(1) as ahead:
             coming = ahead.submit(read)
             for number in range(TURN_CHUNKS):
@@ -130,7 +130,7 @@ class BatchReader:
         yield from splitter.close()
 
     def _errors(self, held: FilesClaim, file: FileView, translate: Translator) -> list[LineError]:
-        """Return what keeps this file from being run now, though it could be when it was checked."""
+        """Check the file again, with this batch's endpoint and today's model; return its errors."""
         errors: list[LineError] = []
         for number, text in self._lines(LineSplitter(self.services.settings.max_line_bytes), file, 0):
             try:
@@ -158,7 +158,7 @@ class BatchReader:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Some lines that were read, and the byte after them."""
+    """The requests of some lines, and the offset of the byte after these lines."""
 
     requests: Sequence[NewRequest]
     read_offset: int

@@ -1,4 +1,4 @@
-"""/v1/files: put in, look, read, delete. What OpenAI's clients call, unmodified."""
+"""Serves /v1/files to unmodified OpenAI clients: put in, look, read, delete."""
 
 import re
 from http import HTTPStatus
@@ -56,7 +56,7 @@ FORM: dict[str, Any] = {
     summary="Put a file in",
 )
 async def create_file(http_request: HttpRequest, services: ServicesDependency) -> FileObject:
-    """Take in a batch's input: JSON lines, checked one by one while they arrive; all wrong ones are named."""
+    """Take in a batch's input: JSON lines, checked as they arrive. An error names up to 100 wrong lines."""
     await run_in_threadpool(service.check_room, services)
     intake = await run_in_threadpool(service.intake, services)
     try:
@@ -99,7 +99,7 @@ def list_files(
     summary="Look at a file",
 )
 def get_file(file_id: FileId, services: ServicesDependency) -> FileObject:
-    """Return what is known of a file."""
+    """Return a file's metadata."""
     return to_file(service.get(services, file_id))
 
 
@@ -122,7 +122,7 @@ def get_content(
     services: ServicesDependency,
     wanted: Annotated[str | None, Header(alias="range", description="One range, such as bytes=0-99.")] = None,
 ) -> StreamingResponse:
-    """Stream a file's bytes, or the range of them that is asked for."""
+    """Stream a file's bytes, or the requested range of them."""
     view = service.get(services, file_id)
     start, end = (0, view.num_bytes) if wanted is None else _range(wanted, view.num_bytes)
     is_part = (start, end) != (0, view.num_bytes)
@@ -144,7 +144,7 @@ def get_content(
     summary="Delete a file",
 )
 def delete_file(file_id: FileId, services: ServicesDependency) -> FileDeleted:
-    """Delete a file. A batch that was made of it goes on."""
+    """Delete a file. A batch that was made from it goes on."""
     service.remove(services, file_id)
     return FileDeleted(id=file_id)
 
@@ -169,7 +169,7 @@ def _check_fields(form: dict[str, str]) -> int | None:
 
 
 def _range(wanted: str, num_bytes: int) -> tuple[int, int]:
-    """Return [start, end) of a Range header; all of it for one that may be ignored (RFC 9110, 14.2)."""
+    """Return [start, end) of a Range header; the whole file if the header may be ignored (RFC 9110, 14.2)."""
     match = RANGE.fullmatch(wanted)
     if match is None or wanted == "bytes=-":
         return 0, num_bytes

@@ -1,4 +1,4 @@
-"""The shapes of files and uploads, as OpenAI's clients read and write them. Times are Unix seconds."""
+"""Defines the bodies of files and uploads in OpenAI's format. Times are Unix seconds."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ LifetimeSeconds = Annotated[int, Field(ge=HOUR, le=MONTH)]
 
 
 class ExpiresAfter(Schema):
-    """When a file goes by itself."""
+    """The time after which a file is deleted by itself."""
 
     anchor: Literal["created_at"]
     seconds: LifetimeSeconds
@@ -36,7 +36,7 @@ class FileObject(BaseModel):
 
 
 class FileList(BaseModel):
-    """Files, by the time they were made. Pass `last_id` as `after` to read on."""
+    """Files in order of creation. Pass `last_id` as `after` to read on."""
 
     object: Literal["list"] = "list"
     data: list[FileObject]
@@ -46,7 +46,7 @@ class FileList(BaseModel):
 
 
 class FileDeleted(BaseModel):
-    """A file is gone."""
+    """The answer to a deletion: the file is gone."""
 
     id: str
     object: Literal["file"] = "file"
@@ -54,7 +54,7 @@ class FileDeleted(BaseModel):
 
 
 class UploadSubmission(Schema):
-    """A file that will come in parts."""
+    """A file to upload in parts."""
 
     purpose: Purpose
     filename: Annotated[NonEmptyText, Field(max_length=255)]
@@ -64,7 +64,7 @@ class UploadSubmission(Schema):
 
 
 class UploadObject(BaseModel):
-    """A file in the making."""
+    """The current state of an upload."""
 
     id: str
     object: Literal["upload"] = "upload"
@@ -87,7 +87,7 @@ class PartObject(BaseModel):
 
 
 class UploadCompletion(Schema):
-    """What the file is made of."""
+    """The parts that make up the file, in order."""
 
     part_ids: Annotated[list[Annotated[NonEmptyText, Field(max_length=64)]], Field(min_length=1)]
     md5: Annotated[str, Field(pattern="^[0-9a-fA-F]{32}$", description="Of the whole file.")] | None = None

@@ -1,4 +1,4 @@
-"""What can be done with files. A blob is written before the row that names it commits."""
+"""Keeps, reads, lists and deletes files. A blob is written before the row that names it commits."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -20,21 +20,21 @@ from worker.store.tenants import quotas
 
 
 def prepare(services: Services) -> None:
-    """Take what lies in the data directory from others, and remove what a killed process left there."""
+    """Make the file directories private, and remove the spools that killed processes left."""
     make_private(services.spool)
     make_private(services.settings.data_dir / BLOBS)
     sweep(services.spool)
 
 
 def intake(services: Services) -> Intake:
-    """Return what takes in a batch's input file; raises StorageFullError."""
+    """Return an Intake for a batch's input file; raises StorageFullError."""
     config = services.settings
     limits = Limits(config.max_file_bytes, config.max_line_bytes, config.max_requests_per_batch)
     return Intake(services.spool, limits, Translator(services.checkpoint, config.max_prompt_bytes))
 
 
 def keep(services: Services, received: Received, *, filename: str, lifetime_seconds: int | None) -> FileView:
-    """Keep a received batch input: its blob, then its row.
+    """Store a received batch input: its blob, then its row.
 
     Raises:
         StorageFullError: the blob cannot be kept.
@@ -51,10 +51,10 @@ def keep(services: Services, received: Received, *, filename: str, lifetime_seco
 
 
 def check_room(services: Services, num_bytes: int = 1) -> None:
-    """Refuse a file before anything is kept of it, if its tenant has no room for so much.
+    """Refuse a file before anything of it is stored, if its tenant has no room for `num_bytes` more.
 
     Raises:
-        QuotaExceededError: it has none.
+        QuotaExceededError: the tenant has no room.
 
     """
     with services.store.transaction() as session:
@@ -76,7 +76,7 @@ def to_row(services: Services, received: Received, *, filename: str, lifetime_se
 
 
 def keep_blob(services: Services, path: Path, sha256: str) -> None:
-    """Keep a spooled file's bytes; outside any transaction, because it takes its time.
+    """Store a spooled file's bytes as a blob; call this outside any transaction, because it is slow.
 
     Raises:
         StorageFullError: the blob cannot be kept.
@@ -89,7 +89,7 @@ def keep_blob(services: Services, path: Path, sha256: str) -> None:
 
 
 def name_blob(services: Services, session: Session, path: Path, sha256: str) -> None:
-    """Lock a blob for the row that is about to name it; keep it again if the sweep was faster.
+    """Lock a blob for the row that will name it; store it again if the sweep has deleted it.
 
     Raises:
         StorageFullError: the blob cannot be kept.
@@ -152,7 +152,7 @@ def remove(services: Services, file_id: str) -> None:
 
     Raises:
         NotFoundError: no such file.
-        ConflictError: a batch is being made of it.
+        ConflictError: a batch is still being read from it.
 
     """
     with services.store.transaction() as session:

@@ -1,4 +1,4 @@
-"""Drops what nobody names any more: expired files and uploads, blobs without a row, spools of the dead."""
+"""Deletes expired files and uploads, blobs that no row names, and the spools of killed processes."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -11,7 +11,7 @@ AT_ONCE = 500
 
 
 def tidy(services: Services) -> None:
-    """Do everything that is due, once."""
+    """Delete everything that is due, once."""
     with services.store.transaction() as session:
         files.remove_expired(session)
         uploads.expire(session, limit=AT_ONCE)
@@ -31,6 +31,6 @@ def _orphans(services: Services, sha256s: list[str]) -> Iterator[str]:
 
 def _drop(services: Services, sha256: str) -> None:
     with services.store.transaction() as session:
-        files.lock_blob(session, sha256)  # whoever is about to name it waits, and looks again
+        files.lock_blob(session, sha256)  # a transaction that names it waits, then looks again
         if not files.named_blobs(session, [sha256]):
             services.blobs.drop(sha256)

@@ -1,4 +1,4 @@
-"""From a line of a file to the request that is stored of it."""
+"""Turns a line of a file into the request to store."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ class Translator:
         self._max_prompt_bytes = max_prompt_bytes
 
     def __call__(self, line: Line) -> NewRequest:
-        """Return the request of a line; raises WrongLineError for one that no engine would take."""
+        """Return the request of a line; raises WrongLineError if no engine would accept it."""
         try:
             endpoint = Endpoint(line.url)
         except ValueError:

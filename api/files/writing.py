@@ -1,4 +1,4 @@
-"""Writes the results of batches that have ended into files, in the order in which they came."""
+"""Writes the results of ended batches into files, in order of completion."""
 
 import logging
 import sys
@@ -39,13 +39,13 @@ RETRY_AFTER = timedelta(seconds=5)
 
 @dataclass(frozen=True, slots=True)
 class ResultWriter:
-    """Takes the batches that have ended one after the other."""
+    """Writes the files of ended batches, one batch after the other."""
 
     services: Services
     stopping: Event
 
     def turn(self) -> bool:
-        """Write a batch's files; False: no batch waits for that."""
+        """Write a batch's files; return False if no batch waits for that."""
         with self.services.store.transaction() as session:
             held = batch_files.claim_to_write(session, lease=LEASE)
         if held is None:
@@ -55,7 +55,7 @@ class ResultWriter:
         return True
 
     def work_on(self, held: FilesClaim) -> None:
-        """Write a held batch's files, as its tenant."""
+        """Write a claimed batch's files, as its tenant."""
         output = error = None
         try:
             output, error = self._spool(), self._spool()
@@ -80,7 +80,7 @@ class ResultWriter:
         return Spool(self.services.spool, sys.maxsize)
 
     def _write(self, held: FilesClaim, output: Spool, error: Spool) -> bool:
-        """Write every result; False: the claim is lost, or we are to stop."""
+        """Write every result; return False if the claim is lost or the process must stop."""
         endpoint = Endpoint(held.endpoint)
         for result in self._results(held):
             line = to_line(self.services.checkpoint, endpoint, held.batch_id, result)

@@ -1,1 +1,1 @@
-"""How long batches take and outputs become, learned from those before. Knows no HTTP."""
+"""Forecasts the time of batches and the length of outputs from past ones. Knows no HTTP."""

@@ -1,7 +1,7 @@
-"""What forecasts were worth: how long batches took that were forecast by the costs of Steps alone.
+"""Corrects forecasts by Step costs with the time that past batches really took.
 
-A batch takes a moment of its own on its way (tickets, claims, saves), and so much of the forecast; what is
-left over is the scatter that the next forecast states.
+A batch takes a fixed overhead (tickets, claims, saves) plus a factor times its forecast. The scatter of past
+batches around that gives the range of the next forecast.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,31 +11,31 @@ from math import exp, log, log2, sqrt
 from api.forecasts.ranges import DEVIATIONS, Range
 from worker.store.watching.outlook import ForecastOutcome
 
-# What a batch takes on its way, at most and before anybody knows, in seconds.
+# Possible overheads, and the one before any outcome is known, in seconds.
 OVERHEADS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.2, 1.6, 2.4)
 FIRST_OVERHEAD = 0.3
-# These are taken for outcomes that were as forecast, so that a few others do not say everything.
+# Prior outcomes that match their forecast, so that a few real ones do not decide everything.
 FIRST_OUTCOMES = tuple(ForecastOutcome(seconds, FIRST_OVERHEAD + seconds) for seconds in (0.1, 1.0, 10.0))
-# The scatter before anybody knows, as the deviation of a logarithm; it counts as so many outcomes.
+# The prior scatter, as the standard deviation of a logarithm, and its weight in outcomes.
 FIRST_DEVIATION, FIRST_WEIGHT = 0.5, 1.5
-# An outcome counts half as much when so many more have come since, and when the forecast was so many times
-# longer or shorter.
+# An outcome's weight halves after this many newer outcomes, and where its forecast is this many doublings
+# longer or shorter than the new one.
 HALF_AFTER, HALF_AT_DOUBLINGS = 40.0, 3.0
-# One that is further off than so many times the usual was an accident, of which only that it was one is kept.
+# A residual over this many usual ones was an accident, and is capped there.
 ACCIDENT = 2.5
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """From what the costs of Steps say to what is true, with its scatter."""
+    """Turns a forecast by Step costs into a range of real seconds."""
 
     overhead: float
     factor: float
-    # Forecast, how far the truth was from it (as a logarithm), and how much that counts.
+    # Of each outcome: forecast, logarithm of the truth over the calibrated forecast, weight.
     residuals: Sequence[tuple[float, float, float]]
 
     def apply(self, forecast: float, *, overhead: float = 1.0) -> Range:
-        """Return how long it takes what is forecast to take so long; `overhead`: the share still to come."""
+        """Return the range of real seconds; `overhead` is the share of the overhead still to come."""
         expected = self.overhead * overhead + self.factor * forecast
         weighted = []
         for seen, residual, weight in self.residuals:
@@ -48,7 +48,7 @@ class Calibration:
 
 
 def calibrate(outcomes: Sequence[ForecastOutcome]) -> Calibration:
-    """Learn from outcomes, the newest first."""
+    """Return the calibration by past outcomes, given newest first."""
     weighted = [(one, 1.0) for one in FIRST_OUTCOMES]
     weighted += [(one, 0.5 ** (age / HALF_AFTER)) for age, one in enumerate(outcomes)]
     candidates = [(overhead, _factor(weighted, overhead)) for overhead in OVERHEADS]
@@ -64,7 +64,7 @@ Weighted = Sequence[tuple[ForecastOutcome, float]]
 
 
 def _factor(weighted: Weighted, overhead: float) -> float:
-    """Return the median of what remained of the time over the forecast, those that are long counting most."""
+    """Return the median of (time - overhead) / forecast, in which long forecasts weigh most."""
     ratios = []
     for one, weight in weighted:
         rest = max(one.seconds - overhead, 0.05 * one.seconds)
@@ -92,7 +92,7 @@ def _median(weighted: Sequence[tuple[float, float]]) -> float:
 
 
 def _usual(weighted: Sequence[tuple[float, float]]) -> float:
-    """Return the deviation of a normal distribution with such a median of distances."""
+    """Return the standard deviation of a normal distribution with this median distance from its mean."""
     return max(0.05, _median([*weighted, (FIRST_DEVIATION * 0.6745, FIRST_WEIGHT)]) / 0.6745)
 
 

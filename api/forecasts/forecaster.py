@@ -1,4 +1,4 @@
-"""Forecasts of new and live batches by one model: what Steps cost, how long outputs become, what is ahead."""
+"""Forecasts new and live batches of one model from Step costs, output lengths and the work ahead."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,25 +24,25 @@ from worker.store.database.session import Store
 from worker.store.watching import outlook, workers
 from worker.store.watching.outlook import Backlog
 
-# Live batches that are looked at one by one; of the others only the sum is known.
+# Live batches that are forecast one by one; the others count as one sum.
 MAX_LIVE = 100
-# How often a worker saves what has become of a batch, in seconds.
+# Seconds between a worker's saves.
 SAVED_EVERY = 1.5
 MAX_LEARNED = 256  # tenants whose lengths are kept
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """How long a batch takes."""
+    """The time that a batch takes."""
 
     seconds: Range
-    waiting_seconds: float  # of the expected ones, because of other work
-    by_costs: float  # what the costs of Steps alone say
+    waiting_seconds: float  # the part of the expected seconds that other work causes
+    by_costs: float  # the expected seconds by Step costs alone, before calibration
 
 
 @dataclass(frozen=True, slots=True)
 class Forecaster:
-    """What is known now. `machine=None`: nothing was measured yet, or no worker is alive."""
+    """Forecasts batches. `machine=None`: nothing was measured yet, or no worker is alive."""
 
     tenant: str
     machine: Machine | None
@@ -50,43 +50,43 @@ class Forecaster:
     lengths: LearnedLengths
     calibration: Calibration
     live: Sequence[BatchView]
-    unseen: Backlog | None  # of live batches that are not among these
+    unseen: Backlog | None  # the work of live batches that are not in `live`
     weights: Mapping[str, float]
     shard_size: int
 
     def work_of(self, view: BatchView) -> Work:
-        """Return what is left of a live batch; without a known worker, all of it is taken to run at once."""
+        """Return the work left of a live batch; without a known worker, assume all of it to run at once."""
         machine = self.machine
         num_rows = view.num_requests if machine is None else machine.num_rows * machine.num_workers
         return of_live(view, self.lengths, num_rows=num_rows)
 
     def num_requests_ahead(self, *, priority: int) -> int:
-        """Return how many requests live batches of no lower a priority have left."""
+        """Return the number of requests left in live batches of at least this priority."""
         left = sum(view.num_requests - view.num_settled for view in self.live if view.priority >= priority)
         return left + (0 if self.unseen is None else self.unseen.num_requests)
 
     def of_new(self, batch: NewBatch) -> Forecast | None:
-        """Return how long a batch would take that were submitted now; None: nothing was measured yet."""
+        """Return the forecast of a batch submitted now; None if nothing was measured yet."""
         if self.machine is None:
             return None
         own = of_requests(batch, distinct(batch), self.lengths)
         return self._forecast(self.machine, own, self.live, tenant=self.tenant, priority=batch.priority)
 
     def left_of(self, view: BatchView) -> Range | None:
-        """Return in how many seconds a live batch will have ended; None: nothing is known of its workers."""
+        """Return the seconds until a live batch ends; None if nothing is known of its workers."""
         machine = self.machine
         if machine is None:
             return None
         work = self.work_of(view)
         others = [other for other in self.live if other.id != view.id]
-        # Of what it takes on its way, half is taken to lie behind one that runs.
+        # A running batch is assumed to have half of its overhead behind it.
         overhead = 0.5 if view.num_running_shards else 1.0
         found = self._forecast(
             machine, work, others, tenant=view.tenant_id, priority=view.priority, overhead=overhead
         ).seconds
         if not view.num_running_shards:
             return found
-        # What it shows is half as old as saves are apart, on average, and between none and all of that.
+        # The batch's saved state is between 0 and SAVED_EVERY seconds old, and half of that on average.
         low, expected = (
             max(one - age, one / 2)
             for one, age in ((found.low, SAVED_EVERY), (found.expected, SAVED_EVERY / 2))
@@ -94,7 +94,7 @@ class Forecaster:
         return Range(low, expected, found.high)
 
     def device_seconds(self, own: Work) -> Range | None:
-        """Return the seconds of Steps that some work takes alone; None: nothing was measured."""
+        """Return the seconds of Steps that this work takes alone; None if nothing was measured."""
         if self.machine is None:
             return None
         alone = replace(self, calibration=replace(self.calibration, overhead=0.0))
@@ -134,7 +134,7 @@ class Forecaster:
         return Forecast(forecast, waiting, expected)
 
     def _others(self, live: Sequence[BatchView], *, tenant: str, priority: int) -> list[Job]:
-        assert self.machine is not None  # noqa: S101 - who asks has looked
+        assert self.machine is not None  # noqa: S101 - the callers have checked it
         num_workers = self.machine.num_workers
         others = []
         for view in live:
@@ -167,7 +167,7 @@ class Forecaster:
 
 @dataclass(slots=True)
 class Learned:
-    """What was learned last, and from which past: until another batch ends, it stays the same."""
+    """Caches learned lengths and calibrations, which stay the same until another batch ends."""
 
     _lock: Lock = field(default_factory=Lock)
     _until: dict[str | None, datetime | None] = field(default_factory=dict)  # by model, as all of these
@@ -175,7 +175,7 @@ class Learned:
     _calibrations: dict[str | None, Calibration] = field(default_factory=dict)
 
     def read(self, own: Store, everybody: Session, model: str | None) -> tuple[LearnedLengths, Calibration]:
-        """Return output lengths as the tenant's batches show them, and what all forecasts were worth."""
+        """Return output lengths by the tenant's batches, and the calibration by all tenants' batches."""
         until = outlook.last_end(everybody, model=model)
         with self._lock:
             known = self._lengths.setdefault(model, {})
@@ -198,7 +198,7 @@ class Learned:
 def read_forecaster(
     own: Store, everybody: Store, learned: Learned, *, model: str | None, shard_size: int
 ) -> Forecaster:
-    """Read what is known now of a model, None: of all; `own` shows one tenant's rows, for the lengths."""
+    """Return a Forecaster of a model, None: of all models. `own` shows one tenant's rows, for the lengths."""
     with everybody.look() as session:
         lengths, calibration = learned.read(own, session, model)
         live = outlook.live_batches(session, limit=MAX_LIVE, model=model)
@@ -219,7 +219,7 @@ def read_forecaster(
 
 
 def _without(backlog: Backlog, seen: Sequence[BatchView]) -> Backlog | None:
-    """Return the work of the batches that are not among those seen; None: there are none."""
+    """Return the backlog without the batches in `seen`; None if there are no others."""
     if backlog.num_batches <= len(seen):
         return None
     prompt_tokens = sum(view.num_prompt_tokens - view.input_tokens for view in seen)
@@ -235,7 +235,7 @@ def _without(backlog: Backlog, seen: Sequence[BatchView]) -> Backlog | None:
 
 
 def _machine(infos: Sequence[Mapping[str, Any]]) -> Machine | None:
-    """Return what the workers are on average; those that have not measured yet are taken to be like that."""
+    """Return the average worker; workers that have not measured yet are assumed to be like it."""
     found = [(info, known) for info in infos if (known := StepCosts.of_worker(info)) is not None]
     if not found:
         return None

@@ -1,8 +1,8 @@
-"""How long outputs become, by those of recent batches, and by those of the same batch that have ended.
+"""Predicts output lengths from recent batches and from the same batch's ended outputs.
 
-A limit that cuts an output hides how long it would have become, so lengths are a survival curve (Kaplan and
-Meier 1958): of the outputs that came to a length, the share that went on. A batch's own curve is the usual
-one with its hazard times a factor: by how much more or less often its outputs end than those before.
+A limit that cuts an output hides the length that it would have reached, so lengths are a survival curve
+(Kaplan and Meier 1958): of the outputs that reached a length, the share that went on. A batch's own curve is
+the usual one with its hazard times a factor: how much more often its outputs end than those of past batches.
 """
 
 from bisect import bisect_right
@@ -14,32 +14,32 @@ from math import exp, log, log2, sqrt
 from api.forecasts.ranges import DEVIATIONS, Range
 from worker.store.watching.outlook import SeenOutput
 
-# How far the hazard of the next batch is from the usual one, as the deviation of its logarithm, before
-# batches have shown it; it counts as much as one batch.
+# The prior standard deviation of the logarithm of a batch's factor on the usual hazard; it weighs as much as
+# one batch.
 FIRST_DEVIATION = 0.7
-# A curve has about so many points.
+# The approximate number of points of a curve.
 CURVE_POINTS = 48
 LEAST_SHARE = 1e-9
-# Batches are never taken to be more alike than this.
+# The least deviation: batches are never assumed to be more alike.
 LEAST_DEVIATION = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Lengths at which outputs end, rising, and the hazard summed up to each: -log of the share left."""
+    """The rising lengths at which outputs end, and the cumulative hazard at each: -log of the share left."""
 
     lengths: Sequence[float]
     hazards: Sequence[float]
 
     def hazard(self, length: float) -> float:
-        """Return the hazard summed up to a length."""
+        """Return the cumulative hazard at a length."""
         index = bisect_right(self.lengths, length)
         return self.hazards[index - 1] if index else 0.0
 
     def expect(self, limit: float, *, factor: float = 1.0, begun: float = 0.0) -> tuple[float, float]:
-        """Return mean and variance of the tokens still to come of an output that has `begun` so many.
+        """Return mean and variance of the tokens still to come of an output that has `begun` tokens.
 
-        `factor`: on the hazard.
+        `factor` multiplies the hazard.
         """
         index = bisect_right(self.lengths, begun)
         before = self.hazards[index - 1] if index else 0.0
@@ -55,18 +55,18 @@ class Curve:
             index += 1
 
     def survives(self, length: float, *, factor: float = 1.0) -> float:
-        """Return the share of outputs that become longer."""
+        """Return the share of outputs that become longer than `length`."""
         return exp(-factor * self.hazard(length))
 
 
 def even_curve(limit: float, hazard: float) -> Curve:
-    """Return the curve of outputs that end as likely after any of their tokens."""
+    """Return the curve of a constant hazard: an output is as likely to end after any of its tokens."""
     lengths = [limit * (index + 1) / CURVE_POINTS for index in range(CURVE_POINTS)]
     return Curve(lengths, [hazard * length for length in lengths])
 
 
 class LearnedLengths:
-    """What recent batches say of the next one."""
+    """The output lengths that recent batches predict for the next one."""
 
     def __init__(self, seen: Iterable[Sequence[SeenOutput]]) -> None:
         self._batches = [batch for batch in seen if batch]
@@ -74,13 +74,13 @@ class LearnedLengths:
 
     @property
     def num_batches(self) -> int:
-        """How many batches it was learned from."""
+        """The number of batches that the lengths were learned from."""
         return len(self._batches)
 
     def curve(self, limit: float) -> tuple[Curve, float]:
-        """Return the curve for outputs of such a limit, and the deviation of a batch's factor's logarithm.
+        """Return the curve for outputs with this limit, and the deviation of the log of a batch's factor.
 
-        What had a limit like it counts for more: another limit is often another kind of work.
+        Outputs with a similar limit weigh more, because another limit is often another kind of work.
         """
         size = round(2 * log2(max(limit, 1.0)))
         if size not in self._curves:
@@ -108,7 +108,7 @@ class LearnedLengths:
     def at_limit(self, limits: Iterable[int]) -> float:
         """Return how many requests with these limits are expected to be cut by them."""
         counts = Counter(limits).items()
-        # One that ends with the last token it may have is not cut.
+        # An output that ends with its last possible token is not cut.
         return sum(count * self.curve(limit)[0].survives(limit - 0.5) for limit, count in counts)
 
     def _learn(self, size: float) -> tuple[Curve, float]:
@@ -131,13 +131,13 @@ class LearnedLengths:
             weight = 1 / (1 + (log2(max(batch[0].limit, 1)) - size) ** 2)
             factor = (num_ends + 1) / (usual + 1)
             total += weight
-            # A count of few ends scatters by itself.
+            # Subtract the scatter that a small count has by itself.
             squares += weight * max(0.0, log(factor) ** 2 - 1 / (max(num_ends, usual) + 1))
         return sqrt(squares / total)
 
 
 def within(total: Range, variance: float, least: float, most: float) -> Range:
-    """Return a total with the scatter of its parts, between the least and the most that it may be."""
+    """Return a total widened by the variance of its parts, and limited to `least` and `most`."""
     deviation = DEVIATIONS * sqrt(variance)
     low = total.expected - sqrt((total.expected - total.low) ** 2 + deviation**2)
     high = total.expected + sqrt((total.high - total.expected) ** 2 + deviation**2)
@@ -153,7 +153,7 @@ def _curve(ends: "Counter[int]", leaves: "Counter[int]") -> Curve:
     pending = 0.0
     for length in sorted(leaves):
         if ends[length]:
-            # The last of all would end the curve: half an output more is taken to go on.
+            # Half an output more is assumed to go on; without it the last end would have an infinite hazard.
             hazard -= log(1 - ends[length] / (at_risk + 0.5))
             pending += ends[length]
             if pending >= step:

@@ -1,16 +1,16 @@
-"""A guess, and what it lies between."""
+"""Defines Range, an expected value with its interval."""
 
 from dataclasses import dataclass
 from math import exp, hypot, log
 
-# The chances that the truth lies between the ends, and how many standard deviations that is to each side.
+# The probability that the truth lies in the interval, and its half width in standard deviations.
 PROBABILITY = 0.9
 DEVIATIONS = 1.645
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Nine times in ten the truth lies between the ends."""
+    """An expected value, and an interval that contains the truth nine times in ten."""
 
     low: float
     expected: float
@@ -20,7 +20,7 @@ class Range:
         return Range(self.low * factor, self.expected * factor, self.high * factor)
 
     def widened(self, low: float, high: float) -> "Range":
-        """Return it with another doubt, which does not hang on the first: by these factors, 1 within them."""
+        """Return the range widened by an independent doubt: the factors `low` <= 1 and `high` >= 1."""
         return Range(
             self.expected * exp(-hypot(_log(self.expected, self.low), log(1 / min(low, 1.0)))),
             self.expected,

@@ -1,7 +1,7 @@
-"""How long a batch runs beside others, by what Steps cost, in stretches that each end with a batch.
+"""Simulates how long a batch runs beside others by Step costs, in stretches that each end with a batch.
 
 Rows are shared as the engine shares them (worker/engine/scheduling/admission/fair_shares.py): between
-tenants by weight, of one tenant the highest priority first, and evenly between its batches.
+tenants by weight, within a tenant by priority, highest first, and evenly between batches of one priority.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,13 +12,13 @@ from typing import Self
 from api.forecasts.work import Work
 from worker.contract.step_costs import StepCosts
 
-# Fewer tokens than this are nothing.
+# Fewer tokens than this count as none.
 LEAST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A gpu worker's engine, and how many there are of it."""
+    """The engine of an average gpu worker, and the number of workers."""
 
     costs: StepCosts
     num_rows: int  # Sequences in a Step
@@ -26,13 +26,13 @@ class Machine:
     num_workers: int = 1
 
     def flat(self) -> "Machine":
-        """Return one whose larger Steps than were measured take no longer than the largest that were."""
+        """Return a machine whose every Step takes the fixed time of the largest measured one."""
         costs = self.costs
         step = costs.step + costs.row * costs.max_rows
         return replace(self, costs=replace(costs, step=step, row=0.0))
 
     def proportional(self) -> "Machine":
-        """Return one whose Steps take as much longer as they have more rows than any that were measured."""
+        """Return a machine whose Steps take time in proportion to their rows, as the largest measured one."""
         costs = self.costs
         row = costs.row + costs.step / max(1, costs.max_rows)
         return replace(self, costs=replace(costs, step=0.0, row=row))
@@ -40,16 +40,16 @@ class Machine:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """What one batch still needs of one worker."""
+    """The work that one batch still needs from one worker."""
 
     num_requests: float
     prompt_tokens: float
-    output_tokens: float  # of a reading, one
+    output_tokens: float  # a reading counts as one
     longest: float
     context: float
     tenant: str = ""
     priority: int = 0
-    num_batches: int = 1  # that it stands for
+    num_batches: int = 1  # that this job stands for
 
     @classmethod
     def of(
@@ -62,7 +62,7 @@ class Job:
         num_batches: int = 1,
         num_workers: float = 1,
     ) -> Self:
-        """Return a worker's part of some work whose outputs come to `output_tokens`."""
+        """Return one worker's part of some work whose outputs have `output_tokens` together."""
         expected = work.output_tokens.expected
         longer = output_tokens / expected if expected else 1.0
         parts = max(1.0, min(num_workers, work.num_requests))
@@ -78,14 +78,14 @@ class Job:
         )
 
     def num_steps(self, rows: float, max_tokens: int) -> float:
-        """Return how many Steps it takes with so many rows."""
+        """Return the number of Steps that the job takes with `rows` rows."""
         steps = self.output_tokens / rows
-        if self.num_requests > rows + LEAST:  # at the end not all of them are filled
+        if self.num_requests > rows + LEAST:  # at the end not all rows are filled
             steps += self.longest / 2
         return max(steps, self.longest, self.prompt_tokens / max_tokens, LEAST)
 
     def advance(self, share: float, num_steps: float) -> None:
-        """Take a share of what it still needs as done, in so many Steps."""
+        """Mark a share of the remaining work as done, in `num_steps` Steps."""
         self.num_requests = max(1.0, self.num_requests * (1 - share))
         self.prompt_tokens *= 1 - share
         self.output_tokens *= 1 - share
@@ -94,7 +94,7 @@ class Job:
 
 
 def seconds(own: Job, others: Iterable[Job], machine: Machine, weights: Mapping[str, float]) -> float:
-    """Return how long it takes until `own` is done, with `others` beside it. Changes all of them.
+    """Return the seconds until `own` is done, with `others` beside it. Changes all of these jobs.
 
     `weights`: tenants' shares of the engine, where they are not 1.
     """
@@ -122,7 +122,7 @@ def seconds(own: Job, others: Iterable[Job], machine: Machine, weights: Mapping[
 
 
 def _share_out(jobs: Sequence[Job], num_rows: float, weights: Mapping[str, float]) -> list[float]:
-    """Return the rows of each job, none more than it has requests."""
+    """Return the rows of each job, at most one per request."""
     tenants: dict[str, list[Job]] = {}
     for job in jobs:
         tenants.setdefault(job.tenant, []).append(job)
@@ -146,7 +146,7 @@ def _share_out(jobs: Sequence[Job], num_rows: float, weights: Mapping[str, float
 
 
 def _divide(amount: float, wanted: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Return each one's part by weight, none more than it wants: what one leaves is the others'."""
+    """Return the parts by weight, each at most what is wanted; the others share what one leaves."""
     parts = [0.0] * len(wanted)
     weight = sum(weights)
     for index in sorted(range(len(wanted)), key=lambda i: wanted[i] / weights[i]):

@@ -1,4 +1,4 @@
-"""What a batch still has to do: of a new one by its requests, of a live one by how it stands."""
+"""Computes the work left of a batch: of a new one from its requests, of a live one from its state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from worker.store.requests.requests import NewRequest
 from worker.store.watching.outlook import Backlog
 from worker.values.sampling import SamplingParams
 
-# That an output shows on its whole way to its limit, before any was seen.
+# The prior number of ends in as many tokens as the limit, before any output was seen.
 FIRST_ENDS = 0.5
-# Of those that run only the mean is known of what they have: each may have less or more of it.
+# Only the mean length of running outputs is known; these factors on it stand for shorter and longer ones.
 AGES = (0.3, 1.0, 1.7)
 NOTHING = Range(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is left of a batch."""
+    """The work left of a batch."""
 
     num_requests: float
     prompt_tokens: float
@@ -33,7 +33,7 @@ class Work:
 
 
 def distinct(batch: NewBatch) -> list[NewRequest]:
-    """Return the requests of a new batch that would be run: of identical ones, one."""
+    """Return the requests of a new batch that would run, without Duplicates."""
     seen: set[bytes] = set()
     found = []
     for request in batch.requests:
@@ -63,22 +63,22 @@ def output_tokens(batch: NewBatch, requests: Sequence[NewRequest], lengths: Lear
 
 
 def num_at_limit(batch: NewBatch, requests: Sequence[NewRequest], lengths: LearnedLengths) -> float:
-    """Return how many outputs their limit is expected to end."""
+    """Return the expected number of outputs that end at their limit."""
     fixed, free = _limits(batch, requests)
     return len(fixed) + lengths.at_limit(free)
 
 
 def of_live(view: BatchView, lengths: LearnedLengths, *, num_rows: int) -> Work:
-    """Return what is left of a batch that waits or runs; `num_rows`: requests that can run at once.
+    """Return the work left of a live batch; `num_rows` is the number of requests that can run at once.
 
-    Those that run have come further than many that have ended: each is expected to become as long as those
-    do that come as far as it has.
+    Running outputs are longer already than many that have ended, so each one's expected length is that of the
+    outputs that reach its present length.
     """
     left = view.num_requests - view.num_settled
     if view.status.is_terminal or not left:
         return _work(0, 0.0, NOTHING, 0.0)
     num_read = max(1, left - view.num_unread)
-    # Of the lines that are still in the file we expect what the others have shown.
+    # Lines that are still in the file are assumed to be like those that were read.
     share = left / num_read
     prompt_tokens = float(max(0, view.num_prompt_tokens - view.input_tokens))
     most = float(view.max_output_tokens - view.settled_max_tokens)
@@ -93,10 +93,10 @@ def of_live(view: BatchView, lengths: LearnedLengths, *, num_rows: int) -> Work:
         usual_ends += curve.hazard(view.completed_output_tokens / view.num_completed) * view.num_completed
     ends = view.num_completed - view.num_cut
     if lengths.num_batches:
-        # The more alike batches were before, the more ends it takes to show that this one is not.
+        # The more alike past batches were, the more ends it takes to show that this one differs.
         known = 1 / max(deviation, LEAST_DEVIATION) ** 2
         factor, doubt = (ends + known) / (usual_ends + known), 1 / sqrt(known + ends)
-    else:  # as often as those that have ended, after any token
+    else:  # a constant hazard: the ends so far over the tokens so far
         so_far = view.completed_output_tokens + view.running_tokens
         curve, factor = even_curve(limit, (ends + FIRST_ENDS) / (so_far + limit)), 1.0
         doubt = 1 / sqrt(ends + FIRST_ENDS)
@@ -109,7 +109,7 @@ def of_live(view: BatchView, lengths: LearnedLengths, *, num_rows: int) -> Work:
         means.append(waiting * fresh + num_running * rest)
         if one == factor:
             variance = waiting * fresh_scatter + num_running * fmean(scatter for _, scatter in rests)
-            # Who of them is how old is not known.
+            # It is not known which of them is how long.
             variance += (num_running * pstdev(mean for mean, _ in rests)) ** 2 / 4
     outputs = within(Range(*means), variance, float(num_read), max(most - view.running_tokens, num_read))
     longest = _longest(outputs, limit if waiting else limit - begun, num_read)
@@ -119,7 +119,7 @@ def of_live(view: BatchView, lengths: LearnedLengths, *, num_rows: int) -> Work:
 
 
 def of_the_rest(backlog: Backlog, lengths: LearnedLengths) -> Work:
-    """Return the work of batches of which only the sums are known."""
+    """Return the work of batches that are known only as a sum."""
     count = max(1, backlog.num_requests)
     limit = backlog.max_output_tokens // count
     each = lengths.expect([limit]).expected if limit else 0.0
@@ -128,7 +128,7 @@ def of_the_rest(backlog: Backlog, lengths: LearnedLengths) -> Work:
 
 
 def _limits(batch: NewBatch, requests: Sequence[NewRequest]) -> tuple[list[int], list[int]]:
-    """Return the limits of outputs that go on to theirs, and of those that may end before."""
+    """Return the limits of outputs that always reach them, and of those that may end before."""
     fixed: list[int] = []
     free: list[int] = []
     for request in requests:
@@ -140,7 +140,7 @@ def _limits(batch: NewBatch, requests: Sequence[NewRequest]) -> tuple[list[int],
 
 
 def _longest(outputs: Range, limit: float, count: float) -> float:
-    """Return how long the longest of some outputs is expected to become: of several one mostly goes on."""
+    """Return the expected length of the longest output; one of several usually reaches the limit."""
     return min(limit, outputs.expected if count <= 1 else max(outputs.expected / count, limit))
 
 

@@ -1,4 +1,4 @@
-"""Server-sent events."""
+"""Writes server-sent events."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
@@ -13,9 +13,9 @@ DONE = "data: [DONE]\n\n"
 
 
 async def respond(stream: AsyncGenerator[str, None]) -> StreamingResponse:
-    """Return a stream as a response, once its first event is there.
+    """Return a stream as a response, once its first event has arrived.
 
-    What cannot be accepted is then an answer of its own, with a status.
+    Work that is refused before that gets an ordinary error answer, with its status.
     """
     first = await anext(stream)
 
@@ -36,5 +36,5 @@ def event(body: Any) -> str:
 
 
 def error_event(error: ApiError) -> str:
-    """Return an error that came after the stream had begun."""
+    """Return the event of an error that came after the stream had begun."""
     return event(ErrorBody(error=error.detail).model_dump())

@@ -1,4 +1,4 @@
-"""The outputs of a request as they grow: what was told of them, and at the end what is certain."""
+"""Assembles a request's growing outputs from the feed, and at the end from its Result."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from worker.values.results import ChoiceResult, Logprobs, Payload
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new of one choice."""
+    """The new part of one choice."""
 
     index: int
     offset: int  # characters before it
@@ -31,13 +31,13 @@ class _Choice:
 
 @dataclass(slots=True)
 class GrowingOutputs:
-    """Passes on what follows on what it has; after a gap it waits for the result, which has it all."""
+    """Passes on text that continues what it has; after a gap it waits for the result, which has all of it."""
 
     num_tokens: int = 0  # told so far, over all choices
     _choices: dict[int, _Choice] = field(default_factory=dict)
 
     def take(self, told: Told) -> Piece | None:
-        """Return what is new, or None."""
+        """Return the new part of a choice; None if nothing is new, or after a gap."""
         choice = self._choices.setdefault(told.index, _Choice())
         if choice.has_gap or told.offset != len(choice.told):
             choice.has_gap = True
@@ -51,10 +51,10 @@ class GrowingOutputs:
         return Piece(told.index, told.offset, told.text, told.logprobs, told.finish_reason)
 
     def rest(self, result: ResultView) -> Iterator[Piece]:
-        """Yield what a completed result has and was not told.
+        """Yield the parts of a completed result that were not streamed.
 
         Raises:
-            RequestFailedError: the result is another than what was told, as when a worker died and the next
+            RequestFailedError: the result differs from what was streamed, as when a worker died and the next
                 one drew other tokens.
 
         """
@@ -79,7 +79,7 @@ def choices_of(result: ResultView) -> tuple[ChoiceResult, ...]:
 
 
 def failure(result: ResultView) -> ApiError | None:
-    """Return what is to be told of a request without a complete output; None: it has one."""
+    """Return the error of a request without a complete output; None if it has one."""
     if result.outcome is Outcome.COMPLETED:
         return None
     return RequestFailedError(result.error_message or "the request failed", code=result.error_code)

@@ -1,4 +1,4 @@
-"""/v1/generate, /v1/generate/batch, /v1/batch/sync, /v1/model/info: the plain API for whoever waits."""
+"""Serves clients that wait: /v1/generate, /v1/generate/batch, /v1/batch/sync, /v1/model/info."""
 
 from collections.abc import AsyncGenerator
 from http import HTTPStatus
@@ -125,7 +125,7 @@ async def generate_batch(
 async def batch_sync(
     body: SyncBody, http_request: HttpRequest, services: ServicesDependency
 ) -> SyncAnswer | JSONResponse:
-    """Wait for the outputs; what takes longer goes on, and is read as any batch is."""
+    """Wait for the outputs; a batch that takes longer goes on, and is read as any other."""
     batch = await run_in_threadpool(to_batch, services, body, body.prompts, max_tokens=256)
     async with submitted(services, http_request, batch, keep=True) as work:
         try:
@@ -153,7 +153,7 @@ async def batch_sync(
     summary="Look at the engine that runs",
 )
 def get_model_info(services: ServicesDependency) -> ModelInfoAnswer:
-    """Return what the live workers say of their engine."""
+    """Return the engine that runs, as the live workers report it."""
     return model_info(services)
 
 

@@ -1,4 +1,4 @@
-"""The shapes of the routes that wait for outputs."""
+"""Defines the bodies of the routes that wait for outputs."""
 
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ MAX_PROMPTS = 256
 
 
 class GenerateBody(SamplingFields):
-    """One prompt, and how to continue it."""
+    """One prompt, with its sampling parameters."""
 
     prompt: NonEmptyText
     stream: bool = False
@@ -50,7 +50,7 @@ class Generated(BaseModel):
 
 
 class Used(BaseModel):
-    """What has really made an answer cheaper, of what its level allows."""
+    """The optimizations that an answer really used, of those that its level allows."""
 
     batched: bool = Field(description="it ran in Steps that other requests could share")
     prefix_cache: bool = Field(description="some of its prompt was found there")
@@ -58,7 +58,7 @@ class Used(BaseModel):
 
 
 class GenerateAnswer(Generated):
-    """One output, and what it took."""
+    """One output, with its latency and the optimizations used."""
 
     latency_ms: float
     optimization_used: Optimization = Field(description="the level it was run at")
@@ -67,7 +67,7 @@ class GenerateAnswer(Generated):
 
 
 class GenerateBatchAnswer(BaseModel):
-    """Several outputs, and what they took."""
+    """Several outputs, with their latency and throughput."""
 
     batch_id: str
     results: list[Generated]
@@ -76,7 +76,7 @@ class GenerateBatchAnswer(BaseModel):
 
 
 class SyncAnswer(BaseModel):
-    """Several outputs, and what they took."""
+    """Several outputs, with their latency and throughput."""
 
     batch_id: str
     outputs: list[str | list[str] | None]
@@ -86,7 +86,7 @@ class SyncAnswer(BaseModel):
 
 
 class ModelInfoAnswer(BaseModel):
-    """The engine that runs, by the word of its worker."""
+    """The engine that runs, as its worker reports it."""
 
     model_name: str
     architecture: str

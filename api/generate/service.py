@@ -1,4 +1,4 @@
-"""From prompts to work, and what is known of the engine."""
+"""Turns prompts into interactive work, and reads what workers report of their engine."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ def to_batch(
     optimization: Optimization = Optimization.FULL,
     cache: CacheMode | None = None,
 ) -> NewBatch:
-    """Return the work of continuing prompts; `cache=None` is the deployment's default.
+    """Return a batch that continues the prompts; `cache=None` means the deployment's default.
 
     Raises:
         InvalidInputError: a field is wrong; `param` names it.
@@ -53,15 +53,15 @@ def to_batch(
 
 
 def cache_of(optimization: Optimization) -> CacheMode:
-    """Return which response cache goes with a level."""
+    """Return the cache mode of an optimization level."""
     return CacheMode.EXACT if optimization is Optimization.FULL else CacheMode.OFF
 
 
 def model_info(services: Services) -> ModelInfoAnswer:
-    """Return what live gpu workers say of their engine.
+    """Return the engine that runs, as live gpu workers report it.
 
     Raises:
-        NoWorkerError: there is none.
+        NoWorkerError: no gpu worker of this model is alive.
 
     """
     with services.store.transaction() as session:

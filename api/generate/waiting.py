@@ -1,4 +1,4 @@
-"""Submits interactive work and follows it to its end. The rows are the truth; the feed only hurries."""
+"""Submits interactive work and follows it to its end. The rows are the truth; the feed only saves time."""
 
 import logging
 import time
@@ -25,14 +25,14 @@ from worker.store.watching import workers
 
 logger = logging.getLogger(__name__)
 
-# How soon the rows are asked when the feed says nothing, and how seldom while it is there.
+# The first pause between two looks at the rows, and the longest while the feed is up but silent.
 LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.5, 2.0
 MOST_RESULTS = 10_000
 
 
 @dataclass(slots=True)
 class Work:
-    """Interactive work under way."""
+    """Interactive work that was submitted."""
 
     services: Services
     http_request: HttpRequest
@@ -44,15 +44,15 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """How long it has taken so far."""
+        """The seconds that the work has taken so far."""
         return time.monotonic() - self.started_at
 
     async def told(self, wait_seconds: float) -> AsyncIterator[Told]:
-        """Yield what is told, until every request has its result.
+        """Yield the messages of the feed until every request has its result.
 
         Raises:
             WaitLimitError: that took longer than `wait_seconds`; the work goes on.
-            ClientGoneError: nobody is there any more to tell.
+            ClientGoneError: the client has disconnected.
 
         """
         asked_at, pause = time.monotonic(), LOOK_SECONDS
@@ -74,7 +74,7 @@ class Work:
                 raise ClientGoneError("the client went away")
 
     async def results(self, wait_seconds: float) -> list[ResultView]:
-        """Return every result in the order of the requests, once they are there; raises as `told` does."""
+        """Wait for every result; return them in the order of the requests; raises as `told` does."""
         async for _ in self.told(wait_seconds):
             pass
         while True:
@@ -102,7 +102,7 @@ class Work:
         return sorted(found, key=lambda result: result.position)
 
     def cancel(self) -> None:
-        """Stop what still runs: nobody waits for it. If Postgres is away, it runs to its end."""
+        """Cancel the rest of the work, as no client waits for it. If Postgres is away, it runs to its end."""
         try:
             with self.services.store.transaction() as session:
                 batches.cancel(session, self.batch_id)
@@ -114,10 +114,10 @@ class Work:
 async def submitted(
     services: Services, http_request: HttpRequest, batch: NewBatch, *, keep: bool = False
 ) -> AsyncIterator[Work]:
-    """Submit interactive work, and cancel what is left of it at the end unless it is to be kept.
+    """Submit interactive work; on exit, cancel what is left of it unless `keep` is true.
 
     Raises:
-        NoWorkerError: no worker is alive, so nothing was submitted; not if the work is to be kept.
+        NoWorkerError: no worker is alive, so nothing was submitted; never with `keep`.
 
     """
     batch = replace(batch, id=batches.new_id(), lane=Lane.INTERACTIVE)
@@ -126,7 +126,7 @@ async def submitted(
         work = Work(services, http_request, batch.id, len(batch.requests), feed)
         try:
             await run_in_threadpool(_submit, services, batch, needs_worker=not keep)
-        except DATABASE_AWAY:  # perhaps after the commit, of which the client will never hear
+        except DATABASE_AWAY:  # perhaps after the commit, but the client will never know
             await run_in_threadpool(work.cancel)
             raise
         try:

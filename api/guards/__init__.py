@@ -1,1 +1,1 @@
-"""Who may come in, how fast, and with what: keys, limits, strangers, slow and broken clients."""
+"""Guards the API: keys, rates, body sizes, callers without a key, slow and broken clients."""

@@ -1,4 +1,4 @@
-"""Who calls: an API key recognized, or the one tenant of a deployment without keys."""
+"""Identifies the caller by API key, or as the one tenant of a deployment without keys."""
 
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -15,7 +15,7 @@ HOW = "send your API key as `Authorization: Bearer hr_...`; `headrace keys creat
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request, and what it may do. `key` is the prefix of its key, None without keys."""
+    """The sender of a request, and its rights. `key` is the prefix of its key, None without keys."""
 
     tenant_id: str
     key: str | None
@@ -27,10 +27,10 @@ NOBODY_IN_PARTICULAR = Caller(DEFAULT_TENANT, None, frozenset(Scope))
 
 
 def recognize(store: Store, key: str | None) -> Caller:
-    """Return who owns a key.
+    """Return the caller that owns a key.
 
     Raises:
-        AuthenticationError: no key came, or one that opens nothing (any more).
+        AuthenticationError: the key is missing, unknown, expired or revoked.
 
     """
     if key is None:
@@ -45,10 +45,11 @@ def recognize(store: Store, key: str | None) -> Caller:
 
 
 def check_local(scope: HttpScope) -> None:
-    """Refuse what a web page of a stranger could send to an API without keys.
+    """Refuse what a stranger's web page could send to an API without keys.
 
-    Such a page can make a name of its own mean 127.0.0.1, but the browser then still sends that name. It can
-    also send a form to 127.0.0.1; the browser says from where. Names without a dot are nobody's to register.
+    Such a page can resolve its own name to 127.0.0.1, but the browser still sends that name as Host. It can
+    also send a form to 127.0.0.1, but the browser then sends its Origin. Nobody can register a name without
+    a dot.
 
     Raises:
         PermissionDeniedError: the Host header, or the Origin, is not of this machine.
@@ -58,7 +59,7 @@ def check_local(scope: HttpScope) -> None:
     host = headers.get(b"host", b"").decode("latin-1")
     origin = headers.get(b"origin", b"").decode("latin-1")
     for name in (host, origin.partition("://")[2] or origin):
-        if name == "null" or not _is_local(name):  # of a page that hides where it comes from
+        if name == "null" or not _is_local(name):  # `null`: the page hides its origin
             raise PermissionDeniedError(
                 f"HEADRACE_AUTH is off, so only this machine may call, and {name} is not one of its names"
             )

@@ -1,16 +1,16 @@
-"""Requests of which two readers could find the end in different places: a second one could hide in them."""
+"""Refuses requests whose end two readers could see in different places, which could hide a second one."""
 
 import re
 
 import h11
 from h11._receivebuffer import ReceiveBuffer
 
-# A line that ends without a carriage return, or that goes on in the next one.
+# A line that ends without a carriage return, or that continues on the next one.
 LOOSE_LINE = re.compile(rb"(?<!\r)\n|\n[ \t]")
 
 
 class StrictConnection(h11.Connection):
-    """Reads HTTP as h11 does, but nothing that a proxy in front may have read otherwise (RFC 9112, 11.2)."""
+    """Reads HTTP as h11 does, but refuses what a proxy in front may read differently (RFC 9112, 11.2)."""
 
     def __init__(self, our_role: type[h11.SERVER], max_incomplete_event_size: int) -> None:
         super().__init__(our_role, max_incomplete_event_size)
@@ -20,7 +20,7 @@ class StrictConnection(h11.Connection):
         """Return the next event.
 
         Raises:
-            h11.RemoteProtocolError: what came is no HTTP, or says in two ways how long it is.
+            h11.RemoteProtocolError: the bytes are no HTTP, or state the length of the body in two ways.
 
         """
         event = super().next_event()
@@ -37,7 +37,7 @@ class StrictBuffer(ReceiveBuffer):
     _extracted = bytearray()
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
-        """Return the lines up to a blank one once they are there; raises h11.LocalProtocolError."""
+        """Return the lines up to a blank one, None until it arrives; raises h11.LocalProtocolError."""
         lines = super().maybe_extract_lines()
         extracted, self._extracted = self._extracted, bytearray()
         if lines is not None and LOOSE_LINE.search(extracted):

@@ -1,4 +1,4 @@
-"""Bodies of many megabytes: each is in memory once at a time, and what it took is given back after it."""
+"""Keeps a body of many megabytes in memory only once, and gives the memory back after the request."""
 
 import ctypes
 import json
@@ -13,12 +13,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LARGE_BYTES = 1 << 20
-# Of glibc, which else keeps what was freed between two things that are still there.
+# A function of glibc, which otherwise keeps freed memory that lies between two live objects.
 _give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 class OnceRequest(HttpRequest):
-    """A request whose body is dropped as soon as it was read as JSON; what is left of it is its SHA-256."""
+    """A request that drops its body once it was read as JSON, and keeps the body's SHA-256."""
 
     digest = sha256().hexdigest()
 
@@ -32,16 +32,16 @@ class OnceRequest(HttpRequest):
         return self._body  # type: ignore[no-any-return]
 
     async def json(self) -> Any:
-        """Return what the body says, as `json.loads` does; once."""
+        """Parse the body as `json.loads` does; works only once."""
         await self.body()
         self.digest = sha256(self._body).hexdigest()
         text = self._body.decode(json.detect_encoding(self._body), "surrogatepass")
-        self._body.clear()  # FastAPI holds it too
+        self._body.clear()  # FastAPI holds the same object
         return json.loads(text)
 
 
 class OnceRoute(APIRoute):
-    """A route whose requests are read once."""
+    """A route whose handler gets an OnceRequest."""
 
     def get_route_handler(self) -> Callable[[HttpRequest], Coroutine[Any, Any, Response]]:
         """Return the handler, which is given an `OnceRequest`."""
@@ -54,7 +54,7 @@ class OnceRoute(APIRoute):
 
 
 class GiveBackMemory:
-    """Has the system get back what a large request has taken."""
+    """Gives the memory of a large request back to the system."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""What every request passes through: a limit on the size of its body, and headers for browsers."""
+"""Limits the size of every request's body, and adds headers for browsers to every answer."""
 
 import re
 
@@ -11,8 +11,8 @@ from api.errors import BodyTooLargeError, error_response
 FILE_PATHS = re.compile(r"/v1/(files|uploads/[^/]+/parts)")
 
 TOO_LARGE = "body_too_large"
-# Nobody frames the API, guesses a type, keeps an answer or is told where a reader came from. The pages under
-# /docs load Swagger from its CDN, so only what is not a page forbids everything else.
+# Browsers must not frame the API, guess a type, keep an answer, or send a referrer. The pages under /docs
+# load Swagger from its CDN, so only answers that are not pages forbid all other content.
 EVERYWHERE = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -26,13 +26,13 @@ NOT_A_PAGE = {
 
 
 class SecurityHeaders:
-    """Tell browsers what they must not do with an answer."""
+    """Tells browsers what they must not do with an answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; add to its answer what is not there."""
+        """Pass the request on; add the headers that its answer lacks."""
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -46,7 +46,7 @@ class SecurityHeaders:
 
 
 class BodyLimit:
-    """Refuse a body over `max_bytes`, by its declared length or once that much has arrived."""
+    """Refuses a body over `max_bytes`, by its declared length or once that much has arrived."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""How often a tenant may call, counted in Redis by `limits`. Without Redis everybody may."""
+"""Limits how often a tenant may call, counted in Redis by `limits`. Without Redis every call passes."""
 
 import logging
 import math
@@ -19,7 +19,7 @@ PAUSE_SECONDS = 5.0
 
 
 class RateLimiter:
-    """A sliding window of one minute a tenant, one for all processes of the API."""
+    """A sliding window of one minute per tenant, shared by all processes of the API."""
 
     def __init__(self, redis_url: str) -> None:
         storage = RedisStorage(
@@ -32,7 +32,7 @@ class RateLimiter:
         """Count a call.
 
         Raises:
-            RateLimitedError: it is one too many; it was not counted.
+            RateLimitedError: the call is over the limit; it was not counted.
 
         """
         if caller.calls_per_minute is None or time.monotonic() < self._paused_until:

@@ -1,4 +1,4 @@
-"""Clients that are slow on purpose, or break off, hold a connection, and nothing more, for a bounded time."""
+"""Bounds the time for which a slow or broken client holds a connection, and lets it hold nothing more."""
 
 import asyncio
 from contextlib import suppress
@@ -14,12 +14,12 @@ from api.guards.framing import StrictConnection
 
 MAX_HEAD_BYTES = 32 * 1024  # the request line and all headers
 HEAD_SECONDS = 15.0
-BODY_SECONDS = 30.0  # then it must have come at this rate
+BODY_SECONDS = 30.0  # then the body must have arrived at this rate
 BODY_BYTES_PER_SECOND = 1024
 
 
 class ImpatientProtocol(H11Protocol):
-    """Closes a connection whose next request line and headers do not come in time; uvicorn waits for ever."""
+    """Closes a connection whose next request line and headers are late; uvicorn alone waits for ever."""
 
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -28,12 +28,12 @@ class ImpatientProtocol(H11Protocol):
         self.conn = StrictConnection(h11.SERVER, config.h11_max_incomplete_event_size or MAX_HEAD_BYTES)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for the first request."""
+        """Start the timer for the first request."""
         super().connection_made(transport)
         self._wait_for_head()
 
     def data_received(self, data: bytes) -> None:
-        """Stop to wait once a request has begun."""
+        """Stop the timer once a request has begun."""
         super().data_received(data)
         if self._is_without_head():
             self._wait_for_head()
@@ -42,7 +42,7 @@ class ImpatientProtocol(H11Protocol):
             self._head_timer = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
+        """Stop the timer."""
         if self._head_timer is not None:
             self._head_timer.cancel()
         super().connection_lost(exc)
@@ -67,7 +67,7 @@ class SlowBodies:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, with a clock over its body."""
+        """Pass the request on, with a deadline for its body."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -77,7 +77,7 @@ class SlowBodies:
 
         async def timed() -> Message:
             nonlocal deadline, is_complete
-            if is_complete:  # from now on it waits for the client to go away
+            if is_complete:  # from now on `receive` waits for the client to disconnect
                 return await receive()
             try:
                 async with asyncio.timeout_at(deadline):
@@ -92,13 +92,13 @@ class SlowBodies:
 
 
 class GoneClients:
-    """Drops an answer that HTTP has no place for any more: what came was no HTTP after all."""
+    """Drops an answer that h11 can no longer send, because the client's bytes turned out not to be HTTP."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; the server has answered 400 before what h11 refuses to send."""
+        """Pass the request on; when h11 refuses to send, the server has already answered 400."""
 
         async def send_if_there(message: Message) -> None:
             with suppress(h11.LocalProtocolError):

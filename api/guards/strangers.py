@@ -1,4 +1,4 @@
-"""Bodies of strangers. FastAPI reads a body, and builds what it says, before a route asks who has sent it."""
+"""Limits the bodies of strangers, because FastAPI reads and parses a body before a route checks the key."""
 
 from fastapi.security.utils import get_authorization_scheme_param
 from starlette.concurrency import run_in_threadpool
@@ -12,14 +12,14 @@ STRANGER_BYTES = 64 * 1024
 
 
 class StrangersBodies:
-    """Takes in no more than `STRANGER_BYTES` from a caller without a good key; the rest is answered 401."""
+    """Takes in at most `STRANGER_BYTES` from a caller without a good key; a longer body is answered 401."""
 
     def __init__(self, app: ASGIApp, *, store: Store) -> None:
         self._app = app
         self._store = store
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and ask for the key once the body is long."""
+        """Pass the request on, and check the key once the body is long."""
         received, is_known = 0, False
 
         async def checked() -> Message:

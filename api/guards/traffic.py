@@ -1,4 +1,4 @@
-"""Long uploads give way to whatever else comes: they share one thread, and one interpreter lock."""
+"""Makes long uploads give way to other requests, as all share one thread and one interpreter lock."""
 
 import asyncio
 from contextlib import suppress
@@ -7,14 +7,14 @@ from time import monotonic
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# A request is taken to be short until it has lasted this long; from then on nobody waits for it.
+# A request counts as short until it has lasted this long; from then on no upload waits for it.
 SHORT_SECONDS = 0.03
 WAIT_SECONDS = 0.005  # at most, after each piece of an upload's work
 
 
 @dataclass(slots=True)
 class Traffic:
-    """The requests that are being answered now, and when each came."""
+    """The requests that are being answered now, and the time at which each began."""
 
     _began: dict[object, float] = field(default_factory=dict)
     _has_left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -24,7 +24,7 @@ class Traffic:
         self._began[request] = monotonic()
 
     def leave(self, request: object) -> None:
-        """Count it no longer."""
+        """Stop counting a request."""
         del self._began[request]
         self._has_left.set()
 

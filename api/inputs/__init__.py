@@ -1,1 +1,1 @@
-"""Fields that several routes take, and the checkpoint that they are checked by."""
+"""Defines the fields that several routes take, and reads the checkpoint that they are checked against."""

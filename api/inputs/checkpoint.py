@@ -1,7 +1,7 @@
-"""What the door must know of the served checkpoint: its context, its tokens, its chat template.
+"""Reads what the API needs of the served checkpoint: its context, its tokens, its chat template.
 
-Reads the directory's JSON files with `tokenizers` alone; never loads torch, and of weights no more than
-tells them from others.
+It reads the directory's JSON files with `tokenizers` alone. It never loads torch, and reads of the weights
+only what identifies them.
 """
 
 import json
@@ -20,7 +20,7 @@ from worker.contract.models import Model, identify
 from worker.values.grammar import vocabulary_of
 
 TOKENIZE_AT_ONCE = 64 * 1024  # characters
-UNKNOWN = "\U0010fffd"  # in nobody's vocabulary
+UNKNOWN = "\U0010fffd"  # in no vocabulary
 MAX_SIZE = 2**31 - 1  # of anything that a config counts
 # Template variables that a tokenizer_config.json may set, as strings or as {"content": ...}.
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -47,21 +47,21 @@ class CheckpointError(Exception):
 
 
 class ChatTemplateError(Exception):
-    """Messages that the model's chat template cannot turn into a prompt."""
+    """The model's chat template cannot turn the messages into a prompt."""
 
 
 class Spelling(Protocol):
-    """How a model's tokens are written."""
+    """Writes a model's tokens as text and as bytes."""
 
     def token_text(self, token_id: int) -> str:
-        """Return a token by itself."""
+        """Return the text of one token."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return what a token adds to a text."""
+        """Return the bytes that a token adds to a text."""
 
 
 class NumberSpelling:
-    """Writes tokens of a model whose tokenizer is not here, as `token_id:17`."""
+    """Writes tokens of a model whose tokenizer is not loaded, as `token_id:17`."""
 
     def token_text(self, token_id: int) -> str:
         """Return a token's number."""
@@ -73,7 +73,7 @@ class NumberSpelling:
 
 
 class Checkpoint:
-    """A Hugging Face model directory, seen from the door."""
+    """A Hugging Face model directory, as far as the API needs it."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Checkpoint:
         """Read a model directory.
 
         Raises:
-            CheckpointError: a file is missing or not what it should be.
+            CheckpointError: a file is missing or not valid.
 
         """
         config_file = directory / "config.json"
@@ -114,7 +114,7 @@ class Checkpoint:
         tokenizer_file = directory / "tokenizer.json"
         try:
             tokenizer = Tokenizer.from_file(str(tokenizer_file))
-            tokenizer.encode(UNKNOWN)  # one that names an unknown token it does not have fails here
+            tokenizer.encode(UNKNOWN)  # fails here if the tokenizer names an unknown token that it lacks
         except Exception as error:  # tokenizers raises bare Exception
             raise CheckpointError(f"{tokenizer_file}: {error}") from error
         tokenizer.no_truncation()
@@ -142,16 +142,16 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """What clients call the model."""
+        """The model's name for clients."""
         return self.model.name
 
     def spelling_of(self, fingerprint: str | None) -> Spelling:
-        """Return how tokens of a model are written; None: of a result from before models were recorded."""
+        """Return the spelling of a model's tokens; None: of a result from before models were recorded."""
         return self if fingerprint in {None, self.model.fingerprint} else NumberSpelling()
 
     @cached_property
     def vocabulary(self) -> LLTokenizer:
-        """The tokens that grammars are judged by, as the engine has them; raises GrammarError for none."""
+        """The tokens that grammars are checked with, as in the engine; raises GrammarError if none works."""
         return vocabulary_of(
             self._tokenizer.to_str(),
             tokenizer_size=max(self._tokenizer.get_vocab().values()) + 1,
@@ -168,11 +168,11 @@ class Checkpoint:
         return counts
 
     def token_text(self, token_id: int) -> str:
-        """Return a token by itself; bytes that are no whole character show as replacements."""
+        """Return the text of one token; bytes that are no whole character show as replacements."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return what a token adds to a text, its leading space included."""
+        """Return the bytes that a token adds to a text, including its leading space."""
         token = self._tokenizer.id_to_token(token_id) or ""
         if self._is_byte_level and all(symbol in BYTES_BY_SYMBOL for symbol in token):
             return bytes(BYTES_BY_SYMBOL[symbol] for symbol in token)
@@ -200,7 +200,7 @@ class Checkpoint:
 
 
 def _slices(prompts: Sequence[str]) -> Iterator[list[str]]:
-    """Yield prompts in slices of few characters: what is said of a token is a hundred times as long."""
+    """Yield prompts in slices of few characters: an encoding is a hundred times as large as its text."""
     some, size = [], 0
     for prompt in prompts:
         some.append(prompt)

@@ -1,4 +1,4 @@
-"""Prompts against the served model: their size, their tokens, what they leave of the context."""
+"""Checks prompts against the served model: their bytes, their tokens, the context that they leave."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,13 +18,13 @@ def fit(
     max_prompt_bytes: int,
     name: Callable[[int], str],
 ) -> list[NewRequest]:
-    """Count the prompts' tokens, check them against the context, cap max_tokens by what is left of it.
+    """Count the prompts' tokens, check them against the context, cap max_tokens at what is left of it.
 
-    Only max_tokens that nobody asked for is capped. `default` are the parameters of requests without their
-    own; `name` gives the path of the field that a request's prompts came in.
+    Only a max_tokens that the client did not set is capped. `default` holds the parameters of requests
+    without their own; `name` returns the path of the field that held a request's prompts.
 
     Raises:
-        InvalidInputError: a prompt that cannot be run.
+        InvalidInputError: a prompt cannot be run.
 
     """
     counts: list[list[int]] = [[0] * len(request.prompts) for request in requests]

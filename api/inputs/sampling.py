@@ -1,4 +1,4 @@
-"""The sampling fields that every route takes, and the parameters they become."""
+"""Defines the sampling fields that every route takes, and turns them into SamplingParams."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from worker.values.sampling import MAX_CHOICES, MAX_LOGPROBS, FormatKind, Output
 MAX_STOP_STRINGS = 16
 TOKEN_ID = re.compile("-?[0-9]{1,10}")
 FORMAT_FIELDS = ("response_format", "guided_json", "guided_regex", "guided_choice")
-# What has a field of the same name and meaning.
+# Parameters that have a field of the same name and meaning.
 PLAIN_FIELDS = SamplingParams.__dataclass_fields__.keys() - {"format", "logprobs", "must_fit", "optimization"}
 
 MaxTokens = Annotated[
@@ -77,19 +77,19 @@ class JsonSchemaFormat(Schema):
 
 
 class TextResponse(Schema):
-    """Any text."""
+    """An output of any text."""
 
     type: Literal["text"]
 
 
 class JsonObjectResponse(Schema):
-    """Any JSON object."""
+    """An output that is any JSON object."""
 
     type: Literal["json_object"]
 
 
 class JsonSchemaResponse(Schema):
-    """JSON that is valid by a schema."""
+    """An output that is JSON, valid by a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchemaFormat
@@ -101,7 +101,7 @@ ResponseFormat = Annotated[
 
 
 class CommonSamplingFields(Schema):
-    """How tokens are chosen, but for logprobs, of which the faces differ."""
+    """The sampling fields that all routes share; `logprobs` differs between them."""
 
     max_tokens: MaxTokens | None = None
     temperature: Temperature | None = None
@@ -137,28 +137,28 @@ class CommonSamplingFields(Schema):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many likeliest tokens are wanted beside each; None: no logprobs at all."""
+        """The number of most likely tokens to report beside each token; None: no logprobs at all."""
         return None
 
 
 class SamplingFields(CommonSamplingFields):
-    """How tokens are chosen. What is left out has the batch's value, or the default."""
+    """The sampling fields. A field that is left out has the batch's value, or the default."""
 
     logprobs: NumLogprobs | None = None
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many likeliest tokens are wanted beside each; None: no logprobs at all."""
+        """The number of most likely tokens to report beside each token; None: no logprobs at all."""
         return self.logprobs
 
 
 def to_params(
     fields: CommonSamplingFields, defaults: SamplingParams, checkpoint: Checkpoint, path: str = ""
 ) -> SamplingParams:
-    """Return `defaults` with what the fields say, checked against the model.
+    """Return `defaults` changed by the fields that are set, checked against the model.
 
     Raises:
-        InvalidInputError: fields that do not go together; `param` is the field's name after `path`.
+        InvalidInputError: a field is wrong, or two conflict; `param` is the field's name after `path`.
 
     """
     changes: dict[str, Any] = {
@@ -182,7 +182,7 @@ def to_params(
         params = defaults
     elif found is not None:
         params = replace(defaults, **changes, format=found[0])
-    elif defaults.format is not None:  # what holds a schema is no key of a cache
+    elif defaults.format is not None:  # parameters with a schema are no key of a cache
         params = replace(defaults, **changes)
     else:
         params = _changed(defaults, frozenset(changes.items()))
@@ -206,7 +206,7 @@ def _to_biases(given: dict[str, float], path: str) -> tuple[tuple[int, float], .
 def _to_format(
     fields: CommonSamplingFields, checkpoint: Checkpoint, path: str
 ) -> tuple[OutputFormat | None] | None:
-    """Return the format that is asked for in a tuple, since none may be; None when nothing is said."""
+    """Return the format in a tuple, (None,) for free text; None if no format field is set."""
     if fields.model_fields_set.isdisjoint(FORMAT_FIELDS):
         return None
     named = [name for name in FORMAT_FIELDS if getattr(fields, name) is not None]
@@ -233,13 +233,13 @@ def _to_format(
 
 
 def _schema_format(schema: JsonObject) -> OutputFormat:
-    # As text: what keeps JSON as an object need not keep the order of its keys, in which they are written.
+    # Kept as text: an object may lose the order of its keys, in which the output has them.
     return OutputFormat(FormatKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False))
 
 
 def _problem(found: OutputFormat, checkpoint: Checkpoint) -> str:
     source = found.source if isinstance(found.source, str) else json.dumps(found.source)
-    # Before it is compiled, and remembered: what is remembered stays in memory.
+    # Checked before it is compiled and cached, because the cache holds it in memory.
     if len(source) > MAX_SOURCE_CHARACTERS:
         return f"{len(source)} characters are over the limit of {MAX_SOURCE_CHARACTERS}"
     return _compile_problem(checkpoint, found.kind, source)
@@ -271,6 +271,6 @@ def _check(params: SamplingParams, checkpoint: Checkpoint, path: str) -> None:
 
 
 def refusal(path: str, name: str, message: str) -> InvalidInputError:
-    """Return the error of a field below `path`."""
+    """Return the error for a field below `path`."""
     param = f"{path}.{name}" if path else name
     return InvalidInputError(f"{param}: {message}", param=param)

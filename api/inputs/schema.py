@@ -1,4 +1,4 @@
-"""What every shape that a client sends has in common: strict, nothing unknown, text that can be stored."""
+"""Defines the base of all bodies that clients send: strict types, no unknown field, storable text."""
 
 from collections.abc import Callable
 from math import isfinite
@@ -49,9 +49,9 @@ Priority = Annotated[
 
 
 def one_of(wanted: str, choose: Callable[[Any], str | None]) -> Discriminator:
-    """Return what chooses a union's branch by a value's type, so that only that branch's rule is told.
+    """Return a discriminator by a value's type, so that an error names only the rule of one branch.
 
-    A value of no branch must be `wanted`, a client reads.
+    For a value of no branch, the client reads that it must be `wanted`.
     """
     return Discriminator(choose, custom_error_type=WRONG_TYPE, custom_error_message=f"must be {wanted}")
 
@@ -62,6 +62,6 @@ def text_or_list(value: object) -> str | None:
 
 
 class Schema(BaseModel):
-    """What a client sends. Unknown fields are refused: a misspelt option must not pass unseen."""
+    """A body that a client sends. Unknown fields are refused, so that a misspelt option is noticed."""
 
     model_config = ConfigDict(extra="forbid", strict=True)

@@ -1,4 +1,4 @@
-"""What can be told of a receiver's address when it is given to us; the rest is checked at each call."""
+"""Checks a receiver's address when it is given; the rest is checked at each call."""
 
 from api.errors import InvalidInputError
 from worker.settings import Settings
@@ -9,7 +9,7 @@ def check_url(config: Settings, url: str, *, param: str) -> str:
     """Return the address if it may be called.
 
     Raises:
-        InvalidInputError: it never will be; names `param`.
+        InvalidInputError: the address may never be called; the message names `param`.
 
     """
     try:

@@ -1,1 +1,1 @@
-"""What was measured: Prometheus text, a JSON summary, and the caches."""
+"""Serves measurements: Prometheus text, a JSON summary, and the caches."""

@@ -1,4 +1,4 @@
-"""Prometheus metrics: this process's HTTP, and what all workers have written to Postgres."""
+"""Collects Prometheus metrics of this process's HTTP, and of all workers from Postgres."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ from worker.store.watching.queue_depth import QueueDepth, queue_depth
 
 
 class HttpMetrics:
-    """How many requests this API process answered, and how fast."""
+    """Counts and times the requests that this API process answers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         labels = ("method", "route")
@@ -43,11 +43,11 @@ class SystemCollector(Collector):
         self._store = store
 
     def describe(self) -> Iterator[Metric]:
-        """Say nothing yet: the registry would otherwise collect, and Postgres may be away at the start."""
+        """Yield nothing: the registry would otherwise collect at the start, when Postgres may be away."""
         yield from ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield counters of all workers since the first day, and gauges of now."""
+        """Yield the counters of all workers since the first day, and the present gauges."""
         with self._store.transaction() as session:
             total = meters.measured(session, minutes=1).total
             depth = queue_depth(session)

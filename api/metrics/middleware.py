@@ -15,7 +15,7 @@ class MeasureHttp:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with a look at its answer."""
+        """Pass the request on; count and time its answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -23,7 +23,7 @@ class MeasureHttp:
 
         async def measured(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # The route's template: a path with ids in it would make a series each.
+                # The route's template, because every path with an id would make a series of its own.
                 route = getattr(scope.get("route"), "path", "none")
                 method = scope["method"]
                 self._metrics.requests.labels(method, route, str(message["status"])).inc()

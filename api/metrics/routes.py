@@ -1,4 +1,4 @@
-"""/metrics, /v1/metrics, /v1/cache."""
+"""Serves /metrics, /v1/metrics, /v1/cache and /v1/cache/stats."""
 
 from typing import Annotated
 
@@ -88,6 +88,6 @@ def cache_stats(services: DeploymentDependency) -> CacheStats:
     dependencies=[ADMIN_OR_DEPLOYMENT],
 )
 def clear_cache(services: AdministeredDependency) -> CacheCleared:
-    """Forget every kept answer of the tenant; with `deployment`, of all tenants."""
+    """Delete every cached answer of the tenant; with the scope `deployment`, of all tenants."""
     with services.store.transaction() as session:
         return CacheCleared(entries_removed=response_cache.clear(session))

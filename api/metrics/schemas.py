@@ -1,4 +1,4 @@
-"""The shapes of the metrics and cache routes. Null means: nothing was measured."""
+"""Defines the answers of the metrics and cache routes. Null means that nothing was measured."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Summary(BaseModel):
-    """What the workers measured: totals since the first day, the rest over the last minutes."""
+    """The workers' measurements: totals since the first day, the rest over the last minutes."""
 
     requests_total: int = Field(description="that completed or failed, since the first day")
     requests_failed: int
@@ -45,7 +45,7 @@ class PrefixCacheStats(BaseModel):
 
 
 class CacheStats(BaseModel):
-    """The response cache now, and what it has spared since the first day."""
+    """The size of the response cache now, and its lookups and hits since the first day."""
 
     total_entries: int
     semantic_entries: int = Field(description="of them, with the embedding of their prompt")
@@ -61,6 +61,6 @@ class CacheStats(BaseModel):
 
 
 class CacheCleared(BaseModel):
-    """The response cache, or a tenant's part of it, is empty. The engines' prefix caches hold no answers."""
+    """The response cache, or the tenant's part, is now empty. The engines' prefix caches hold no answers."""
 
     entries_removed: int

@@ -1,4 +1,4 @@
-"""From readings to the numbers people ask for."""
+"""Computes totals, rates and shares from the Readings of meters."""
 
 from api.metrics.schemas import CacheStats, PrefixCacheStats, Summary
 from worker.contract.meters import LATENCY_SUM, Readings, latency_counts, latency_quantile
@@ -43,7 +43,7 @@ def to_summary(measured: Measured, depth: QueueDepth, num_workers: int) -> Summa
 
 
 def to_cache_stats(total: Readings, size: CacheSize, *, ttl_seconds: float, has_vectors: bool) -> CacheStats:
-    """Return what the caches hold and what they have spared."""
+    """Return the size of the response cache, and the hits of both caches."""
     return CacheStats(
         total_entries=size.num_entries,
         semantic_entries=size.num_semantic,
@@ -67,7 +67,7 @@ def to_cache_stats(total: Readings, size: CacheSize, *, ttl_seconds: float, has_
 def share(readings: Readings, part: tuple[str, ...], whole: tuple[str, ...]) -> float | None:
     """Return part over whole; None where there is no whole."""
     of = sum(readings.get(name, 0.0) for name in whole)
-    # A lookup and its hit may be counted in two minutes.
+    # A lookup and its hit may be counted in different minutes.
     return round(min(1.0, sum(readings.get(name, 0.0) for name in part) / of), 4) if of else None
 
 

@@ -1,1 +1,1 @@
-"""OpenAI's face: the bodies its clients send, and the ones they read. Everything else is shared."""
+"""Serves OpenAI's API: the bodies that its clients send and read. Everything else is shared."""

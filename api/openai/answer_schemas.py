@@ -1,4 +1,4 @@
-"""The bodies that OpenAI's clients read, for the document. `api.openai.responses` writes them."""
+"""Defines the bodies that OpenAI's clients read, for OpenAPI. `api.openai.responses` writes them."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 
 class PromptTokensDetails(BaseModel):
-    """Of the prompt's tokens."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int
 
@@ -29,7 +29,7 @@ class LikelyToken(BaseModel):
 
 
 class ChosenToken(LikelyToken):
-    """A token of the output, and the likeliest ones at its place."""
+    """A token of the output, and the most likely tokens at its position."""
 
     top_logprobs: list[LikelyToken]
 
@@ -42,7 +42,7 @@ class ChatLogprobs(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """What the model says."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str
@@ -137,7 +137,7 @@ class ModelAnswer(BaseModel):
 
 
 class ModelList(BaseModel):
-    """What is served: one model."""
+    """The list of the one model that is served."""
 
     object: Literal["list"]
     data: list[ModelAnswer]

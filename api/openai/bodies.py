@@ -1,4 +1,7 @@
-"""The bodies that OpenAI's clients send. What is not built is refused; what changes no output is accepted."""
+"""Defines the bodies that OpenAI's clients send.
+
+Unsupported fields are refused; fields that change no output are accepted.
+"""
 
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -11,7 +14,7 @@ from api.inputs.schema import NonEmptyText, Priority, Schema, Text, one_of, text
 
 
 class Endpoint(StrEnum):
-    """What a body is for, as a line of a batch names it in `url`."""
+    """The purpose of a body, as a line of a batch names it in `url`."""
 
     CHAT_COMPLETIONS = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
@@ -26,7 +29,7 @@ def _nothing(value: object) -> None:
         raise ValueError("not supported by this server")
 
 
-# A field of OpenAI's that is not built: only a value that asks for nothing is accepted.
+# A field of OpenAI's that is not supported: only a value that asks for nothing is accepted.
 Unsupported = Annotated[None, BeforeValidator(_nothing), WithJsonSchema({"enum": NOTHING})]
 # A field that changes no output.
 Ignored = Annotated[JsonValue, Field(description="Accepted, and of no effect.")]
@@ -57,7 +60,7 @@ Prompts = Annotated[
     one_of("a text, a list of texts, a list of token ids or a list of such lists", _kind_of_prompts),
 ]
 
-# What OpenAI's parts of a message may be, and no model here can read.
+# The kinds of OpenAI's message parts that no model here can read.
 UNREADABLE = {"image_url": "images", "input_audio": "audio", "file": "files"}
 
 
@@ -90,7 +93,7 @@ class ChatMessage(Schema):
     annotations: Ignored = None
     function_call: Unsupported = None
     tool_calls: Unsupported = None
-    # Required of every role: what may stand in its place, a refusal or a call of tools, is not built.
+    # Required for every role, because its alternatives, refusals and tool calls, are not supported.
     content: Content
 
     def for_template(self) -> dict[str, str]:
@@ -102,7 +105,7 @@ class ChatMessage(Schema):
 
 
 class StreamOptions(Schema):
-    """What a stream holds beside tokens."""
+    """Options for what a stream holds besides tokens."""
 
     include_usage: bool | None = Field(default=None, description="A last chunk has the usage.")
     continuous_usage_stats: bool | None = Field(
@@ -112,7 +115,7 @@ class StreamOptions(Schema):
 
 
 class Streamed(Schema):
-    """What the two kinds of completion have in common beside sampling."""
+    """The fields that both kinds of completion share besides sampling."""
 
     model: NonEmptyText
     stream: bool | None = None
@@ -123,7 +126,7 @@ class Streamed(Schema):
 
 
 class ChatBody(CommonSamplingFields, Streamed):
-    """A chat completion."""
+    """A request for a chat completion."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: MaxTokens | None = None
@@ -148,12 +151,12 @@ class ChatBody(CommonSamplingFields, Streamed):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many likeliest tokens are wanted beside each; None: no logprobs at all."""
+        """The number of most likely tokens to report beside each token; None: no logprobs at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionBody(SamplingFields, Streamed):
-    """A completion of one or several prompts."""
+    """A request for completions of one or several prompts."""
 
     prompt: Prompts
     echo: Unsupported = None
@@ -161,7 +164,7 @@ class CompletionBody(SamplingFields, Streamed):
 
 
 class EmbeddingBody(Schema):
-    """The embeddings of one or several texts."""
+    """A request for the embeddings of one or several texts."""
 
     model: NonEmptyText
     input: Prompts

@@ -1,4 +1,4 @@
-"""From a body to a request that can be stored, and the checks that a shape alone cannot make."""
+"""Turns a body into a request to store, and makes the checks that its schema cannot."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from worker.store.requests.requests import NewRequest
 from worker.values.requests import EmbeddingParams, Prompt
 from worker.values.sampling import SamplingParams
 
-NO_LIMIT = 2**31 - 1  # but for what the context leaves
+NO_LIMIT = 2**31 - 1  # only the context limits it
 CHAT_DEFAULTS = SamplingParams(max_tokens=NO_LIMIT, temperature=1.0)
 COMPLETION_DEFAULTS = SamplingParams(max_tokens=16, temperature=1.0)
 
@@ -131,7 +131,7 @@ def _embedding(checkpoint: Checkpoint, body: EmbeddingBody, custom_id: str | Non
 def _to_inputs(
     given: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
 ) -> tuple[str, tuple[Prompt, ...] | None]:
-    """Return one text, or what is given instead."""
+    """Return a single text and None, or an empty text and the inputs."""
     if isinstance(given, str):
         return given, None
     if isinstance(given[0], int):

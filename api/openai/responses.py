@@ -1,4 +1,4 @@
-"""From a result to the body that OpenAI's clients read."""
+"""Turns a Result into the body that OpenAI's clients read."""
 
 import base64
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ MODEL_OWNER = "headrace"
 def to_response(
     checkpoint: Checkpoint, endpoint: Endpoint, result: ResultView, *, batch_id: str
 ) -> dict[str, Any]:
-    """Return the body of a completed result. The id is the same whenever it is asked for."""
+    """Return the body of a completed result. Its id is the same every time."""
     payload = result.payload or Payload()
     model = result.model
     made_by = {
@@ -56,12 +56,12 @@ def to_response(
 
 
 def system_fingerprint(model: ServedModelView) -> str:
-    """Return what a model is known by beside its name: its revision, its weights' format, and its dtype."""
+    """Return a model's identity besides its name: its revision, its weights' format, and its dtype."""
     return f"{model.fingerprint}-{model.weight_format}-{model.dtype}"
 
 
 def _origin(result: ResultView) -> dict[str, Any]:
-    """Return what is said of an answer that was not computed for its request."""
+    """Return the source fields of an answer that was not computed for its request."""
     if result.source is Source.ENGINE:
         return {}
     return {"source": result.source} | (
@@ -75,7 +75,7 @@ def response_id(endpoint: Endpoint, batch_id: str, position: int) -> str:
 
 
 def to_usage(result: ResultView) -> dict[str, Any]:
-    """Return the tokens of a completion; those of choices that `best_of` did not keep count."""
+    """Return the tokens of a completion, including those of choices that `best_of` did not keep."""
     details = {"prompt_tokens_details": {"cached_tokens": result.num_cached_tokens}}
     return to_usage_so_far(result.num_prompt_tokens, result.num_output_tokens) | details
 
@@ -126,7 +126,7 @@ def to_chat_logprobs(spelling: Spelling, logprobs: Logprobs) -> dict[str, Any]:
 
 
 def to_token_logprobs(spelling: Spelling, logprobs: Logprobs) -> list[dict[str, Any]]:
-    """Return each token with its logprob and the likeliest ones at its place."""
+    """Return each token with its logprob and the most likely tokens at its position."""
     return [
         _to_token(spelling, token.token_id, token.logprob)
         | {
@@ -147,7 +147,7 @@ def to_completion_logprobs(spelling: Spelling, logprobs: Logprobs, *, offset: in
         "token_logprobs": [token.logprob for token in logprobs],
         "top_logprobs": [
             {spelling.token_text(other): logprob for other, logprob in token.top_and_own}
-            | {text: token.logprob}  # another may be spelled alike: parts of characters are
+            | {text: token.logprob}  # comes last, as another token may be spelled alike
             for text, token in zip(texts, logprobs, strict=True)
         ],
         "text_offset": _offsets(texts, offset),

@@ -1,4 +1,4 @@
-"""/v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, as OpenAI's clients call them."""
+"""Serves /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models to OpenAI's clients."""
 
 from collections.abc import AsyncGenerator
 from http import HTTPStatus
@@ -85,7 +85,7 @@ async def embeddings(
 
 @router.get("/models", dependencies=[READ], responses=documented(401, 403, 429), summary="List the models")
 def models(services: ServicesDependency) -> ModelList:
-    """List what is served: one model."""
+    """List the one model that is served."""
     return ModelList(object="list", data=[to_model(services.checkpoint)])
 
 

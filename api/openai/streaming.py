@@ -1,4 +1,4 @@
-"""Chunks of a completion as OpenAI's clients read them: server-sent events."""
+"""Streams a completion as the server-sent events that OpenAI's clients read."""
 
 import time
 from collections.abc import AsyncIterator
@@ -62,7 +62,7 @@ async def chunks(
 
 
 def _frame(work: Work, checkpoint: Checkpoint, endpoint: Endpoint, options: StreamOptions) -> dict[str, Any]:
-    """Return what all chunks have in common."""
+    """Return the fields that all chunks share."""
     is_chat = endpoint is Endpoint.CHAT_COMPLETIONS
     return {
         "id": response_id(endpoint, work.batch_id, 0),

@@ -1,1 +1,1 @@
-"""Uploads: files that come in parts."""
+"""Serves uploads: files that arrive in parts."""

@@ -1,4 +1,4 @@
-"""/v1/uploads: a file in parts. What OpenAI's clients call, unmodified."""
+"""Serves /v1/uploads, a file in parts, to unmodified OpenAI clients."""
 
 from typing import Annotated, Any
 
@@ -48,7 +48,7 @@ FORM: dict[str, Any] = {
     summary="Begin an upload",
 )
 def create_upload(submission: UploadSubmission, services: ServicesDependency) -> UploadObject:
-    """Announce a file that comes in parts. It has to be complete within an hour."""
+    """Begin the upload of a file in parts. It must be complete within an hour."""
     return to_upload(service.create(services, submission))
 
 
@@ -62,7 +62,7 @@ def create_upload(submission: UploadSubmission, services: ServicesDependency) ->
 async def add_part(
     upload_id: UploadId, http_request: HttpRequest, services: ServicesDependency
 ) -> PartObject:
-    """Take in a part, of at most 64 MiB. Parts may arrive in any order, and side by side."""
+    """Take in a part, of at most 64 MiB. Parts may arrive in any order, and at the same time."""
     await run_in_threadpool(service.check_open, services, upload_id)
     spool: Spool = await run_in_threadpool(service.spool, services)
     try:
@@ -81,7 +81,7 @@ async def add_part(
 def complete_upload(
     upload_id: UploadId, completion: UploadCompletion, services: ServicesDependency
 ) -> UploadObject:
-    """Make a file of the parts in the order given, checked as a file that came whole is."""
+    """Make a file of the parts in the given order, checked like a file that is uploaded whole."""
     return to_upload(*service.complete(services, upload_id, completion))
 
 
@@ -92,5 +92,5 @@ def complete_upload(
     summary="Cancel an upload",
 )
 def cancel_upload(upload_id: UploadId, services: ServicesDependency) -> UploadObject:
-    """Give an upload up. What has arrived of it is dropped."""
+    """Cancel an upload, and drop the parts that have arrived."""
     return to_upload(service.cancel(services, upload_id))

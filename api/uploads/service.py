@@ -1,4 +1,4 @@
-"""What can be done with uploads. A part is a blob until the upload is completed or its time is over."""
+"""Begins, fills, completes and cancels uploads. A part is a blob until its upload completes or expires."""
 
 import hashlib
 import time
@@ -23,8 +23,8 @@ def create(services: Services, submission: UploadSubmission) -> UploadView:
     """Begin an upload.
 
     Raises:
-        BodyTooLargeError: what is announced is over the limit of a file.
-        QuotaExceededError: the tenant has no room for what is announced.
+        BodyTooLargeError: the announced size is over the limit of a file.
+        QuotaExceededError: the tenant has no room for the announced size.
 
     """
     most = services.settings.max_file_bytes
@@ -43,12 +43,12 @@ def create(services: Services, submission: UploadSubmission) -> UploadView:
 
 
 def spool(services: Services) -> Spool:
-    """Return what takes in a part; raises StorageFullError."""
+    """Return a Spool for a part; raises StorageFullError."""
     return Spool(services.spool, MAX_PART_BYTES, name="data")
 
 
 def check_open(services: Services, upload_id: str) -> None:
-    """Refuse a part before it is read, if the upload takes none.
+    """Refuse a part before it is read, if the upload accepts none.
 
     Raises:
         NotFoundError: no such upload.
@@ -60,20 +60,20 @@ def check_open(services: Services, upload_id: str) -> None:
 
 
 def add_part(services: Services, upload_id: str, part: Spool) -> PartView:
-    """Keep a part that has arrived.
+    """Store a part that has arrived.
 
     Raises:
         NotFoundError: no such upload.
         ConflictError: the upload is over.
-        BodyTooLargeError: there is more than the limit of a file now.
-        StorageFullError: it cannot be kept.
+        BodyTooLargeError: the parts have more than twice the announced bytes.
+        StorageFullError: the bytes cannot be kept.
 
     """
     part.flush()
     file_service.keep_blob(services, part.path, part.sha256)
     with services.store.transaction() as session:
         upload = _pending(uploads.get(session, upload_id, lock=True), upload_id)
-        # A part that was sent again, because its answer was lost, is there twice until the end.
+        # A part that was sent again after a lost answer is stored twice until the upload ends.
         most = 2 * upload.num_bytes
         if uploads.num_part_bytes(session, upload_id) + part.num_bytes > most:
             raise BodyTooLargeError(f"data: over twice the {upload.num_bytes} bytes announced", param="data")
@@ -84,14 +84,14 @@ def add_part(services: Services, upload_id: str, part: Spool) -> PartView:
 def complete(
     services: Services, upload_id: str, completion: UploadCompletion
 ) -> tuple[UploadView, FileView | None]:
-    """Make a file of the parts, in the order given. A completed upload is answered as it was.
+    """Make a file of the parts in the given order; answer a completed upload with the file it has.
 
     Raises:
         NotFoundError: no such upload.
         ConflictError: the upload is over.
-        InvalidInputError: the parts are not what was announced, or not a batch's input.
-        StorageFullError: it cannot be kept.
-        QuotaExceededError: it is larger unpacked than announced, and the tenant has no room for that.
+        InvalidInputError: the parts differ from the announcement, or are not the input of a batch.
+        StorageFullError: the bytes cannot be kept.
+        QuotaExceededError: the file is larger unpacked than announced, and the tenant has no room for that.
 
     """
     with services.store.transaction() as session:
@@ -107,7 +107,7 @@ def complete(
         for piece in _pieces(services, parts):
             digest.update(piece)
             for _ in intake.feed(piece):
-                time.sleep(0)  # others have their turn
+                time.sleep(0)  # other threads get a turn
         if completion.md5 is not None and completion.md5.lower() != digest.hexdigest():
             raise InvalidInputError(f"md5: the parts have {digest.hexdigest()}", param="md5")
         return _finish(services, upload, intake.finish())
@@ -116,7 +116,7 @@ def complete(
 
 
 def cancel(services: Services, upload_id: str) -> UploadView:
-    """End an upload; its parts are gone. A cancelled one is answered as it is.
+    """Cancel an upload and drop its parts; answer a cancelled upload as it is.
 
     Raises:
         NotFoundError: no such upload.
@@ -176,7 +176,7 @@ def _finish(services: Services, upload: UploadView, received: Received) -> tuple
             return now, files.get(session, now.file_id or "")
         _pending(now, upload.id)
         file_service.name_blob(services, session, received.path, received.sha256)
-        quotas.check_files(session, received.num_bytes - upload.num_bytes)  # what was announced is counted
+        quotas.check_files(session, received.num_bytes - upload.num_bytes)  # the announced bytes count
         new = file_service.to_row(
             services, received, filename=upload.filename, lifetime_seconds=upload.file_lifetime_seconds
         )

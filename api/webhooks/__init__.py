@@ -1,1 +1,1 @@
-"""Webhook endpoints, events and their deliveries over HTTP."""
+"""Serves webhook endpoints, events and their deliveries over HTTP."""

@@ -1,4 +1,4 @@
-"""/v1/webhooks: endpoints, events, attempts, replay."""
+"""Serves /v1/webhooks: endpoints, events, attempts, replay."""
 
 import json
 from dataclasses import asdict
@@ -56,7 +56,7 @@ Limit = Annotated[int, Query(ge=1, le=100)]
 def create_endpoint(
     body: NewEndpointBody, services: ServicesDependency, tenant: Tenant
 ) -> EndpointWithSecret:
-    """Register a receiver of events. Its secret is in this answer and in no later one."""
+    """Register a receiver of events. Only this answer shows its secret."""
     view, secret = service.register(services, tenant, body)
     return EndpointWithSecret(**_endpoint(view).model_dump(), secret=secret)
 
@@ -90,7 +90,7 @@ def get_endpoint(endpoint_id: EndpointId, services: ServicesDependency, tenant: 
 def change_endpoint(
     endpoint_id: EndpointId, body: EndpointChange, services: ServicesDependency, tenant: Tenant
 ) -> EndpointAnswer:
-    """Change what the body names. Disabling makes what is pending dead letters, which can be replayed."""
+    """Change the given fields. Disabling makes pending deliveries dead letters, which can be replayed."""
     return _endpoint(service.change(services, tenant, endpoint_id, body))
 
 
@@ -102,7 +102,7 @@ def change_endpoint(
     summary="Delete an endpoint",
 )
 def delete_endpoint(endpoint_id: EndpointId, services: ServicesDependency, tenant: Tenant) -> None:
-    """Delete an endpoint and its secret. What was sent to it stays in the delivery log."""
+    """Delete an endpoint and its secret. Its past deliveries stay in the delivery log."""
     service.forget(services, tenant, endpoint_id)
 
 
@@ -115,7 +115,7 @@ def delete_endpoint(endpoint_id: EndpointId, services: ServicesDependency, tenan
 def rotate_secret(
     endpoint_id: EndpointId, services: ServicesDependency, tenant: Tenant, body: Rotation | None = None
 ) -> EndpointWithSecret:
-    """Make a new secret, shown this once. Until the overlap ends each event carries both signatures."""
+    """Make a new secret, shown only here. Until the overlap ends, each event carries both signatures."""
     overlap = timedelta(seconds=(body or Rotation()).overlap_seconds)
     view, secret = service.rotate(services, tenant, endpoint_id, overlap=overlap)
     return EndpointWithSecret(**_endpoint(view).model_dump(), secret=secret)
@@ -129,7 +129,7 @@ def rotate_secret(
     summary="Send a test event",
 )
 def ping_endpoint(endpoint_id: EndpointId, services: ServicesDependency, tenant: Tenant) -> EventAnswer:
-    """Send `webhook.ping` as any other event; its attempts tell what the endpoint said."""
+    """Send `webhook.ping` as any other event; its attempts show how the endpoint answered."""
     return _event(service.ping(services, tenant, endpoint_id))
 
 
@@ -141,7 +141,7 @@ def ping_endpoint(endpoint_id: EndpointId, services: ServicesDependency, tenant:
     summary="Send an endpoint's dead letters again",
 )
 def replay_dead_letters(endpoint_id: EndpointId, services: ServicesDependency, tenant: Tenant) -> Replayed:
-    """Put every failed delivery to an endpoint on its way again, at most 1,000 a call, the oldest first."""
+    """Send an endpoint's failed deliveries again, oldest first, at most 1,000 per call."""
     return Replayed(replayed=service.replay_failed(services, tenant, endpoint_id))
 
 
@@ -158,7 +158,7 @@ def list_events(
     after: After = None,
     limit: Limit = 20,
 ) -> EventPage:
-    """Return events and how their deliveries stand, newest first."""
+    """Return events with the state of their deliveries, newest first."""
     wanted = EventFilter(state=state, endpoint_id=endpoint_id, batch_id=batch_id)
     found, has_more = service.events(services, tenant, wanted, after=after, limit=limit)
     return EventPage(data=[_event(view) for view in found], has_more=has_more)
@@ -180,7 +180,7 @@ def get_event(event_id: EventId, services: ServicesDependency, tenant: Tenant) -
     summary="Read the delivery log",
 )
 def list_attempts(event_id: EventId, services: ServicesDependency, tenant: Tenant) -> AttemptList:
-    """Return every attempt at an event: when, how long, and what came of it."""
+    """Return every attempt at an event: its time, duration and outcome."""
     found = service.attempts(services, tenant, event_id)
     return AttemptList(data=[AttemptAnswer(**asdict(attempt)) for attempt in found])
 

@@ -1,4 +1,4 @@
-"""The shapes of the webhook routes."""
+"""Defines the bodies of the webhook routes."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -57,7 +57,7 @@ class NewEndpointBody(Schema):
 
 
 class EndpointChange(Schema):
-    """What to change of an endpoint; what is left out stays."""
+    """Changes to an endpoint; fields left out stay as they are."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"enabled": False}]})
 
@@ -68,7 +68,7 @@ class EndpointChange(Schema):
 
 
 class Rotation(Schema):
-    """How to change an endpoint's secret."""
+    """Options for changing an endpoint's secret."""
 
     overlap_seconds: Annotated[
         int,
@@ -77,7 +77,7 @@ class Rotation(Schema):
 
 
 class Replay(Schema):
-    """What to send again."""
+    """Options for sending an event again."""
 
     endpoint_id: NonEmptyText | None = Field(
         default=None, description="Only to this endpoint; left out: to all that the event was for."
@@ -101,7 +101,7 @@ class EndpointAnswer(BaseModel):
 
 
 class EndpointWithSecret(EndpointAnswer):
-    """A registered endpoint with its secret, which is shown this once."""
+    """A registered endpoint with its secret, which is shown only once."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{**ENDPOINT, "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}]}
@@ -118,7 +118,7 @@ class EndpointPage(BaseModel):
 
 
 class DeliveryAnswer(BaseModel):
-    """How the delivery of an event to one receiver stands."""
+    """The state of an event's delivery to one receiver."""
 
     endpoint_id: str | None = Field(description="null: the batch's own callback")
     url: str
@@ -141,7 +141,7 @@ class EventAnswer(BaseModel):
 
 
 class EventWithPayload(EventAnswer):
-    """An event with what is sent."""
+    """An event with the payload that is sent."""
 
     payload: dict[str, Any]
 
@@ -171,6 +171,6 @@ class AttemptList(BaseModel):
 
 
 class Replayed(BaseModel):
-    """How many deliveries are on their way again."""
+    """The number of deliveries that are sent again."""
 
     replayed: int

@@ -1,4 +1,4 @@
-"""What can be done with webhook endpoints and events. Each function is one transaction."""
+"""Manages webhook endpoints, and reads and replays events. Each function is one transaction."""
 
 from datetime import timedelta
 
@@ -21,7 +21,7 @@ def register(services: Services, tenant: str, body: NewEndpointBody) -> tuple[En
 
     Raises:
         InvalidInputError: the address may not be called, or there are too many endpoints.
-        NotConfiguredError: there is no key to keep the secret with.
+        NotConfiguredError: no key is configured to seal the secret with.
 
     """
     check_url(services.settings, body.url, param="url")
@@ -64,7 +64,7 @@ def page(
 
 
 def change(services: Services, tenant: str, endpoint_id: str, body: EndpointChange) -> EndpointView:
-    """Change what the body names.
+    """Change the fields that the body sets.
 
     Raises:
         InvalidInputError: the address may not be called.
@@ -87,7 +87,7 @@ def rotate(
 
     Raises:
         NotFoundError: no such endpoint.
-        NotConfiguredError: there is no key to keep the secret with.
+        NotConfiguredError: no key is configured to seal the secret with.
 
     """
     secret, sealed = _new_secret(services)
@@ -123,7 +123,7 @@ def ping(services: Services, tenant: str, endpoint_id: str) -> EventView:
 
 
 def replay_failed(services: Services, tenant: str, endpoint_id: str) -> int:
-    """Send an endpoint's dead letters again; count them.
+    """Send an endpoint's dead letters again; return their number.
 
     Raises:
         InvalidInputError: the endpoint is disabled.
@@ -171,7 +171,7 @@ def replay(services: Services, tenant: str, event_id: str, endpoint_id: str | No
     """Send an event again, to one endpoint or to all it was for; return it.
 
     Raises:
-        InvalidInputError: nobody is left to send it to.
+        InvalidInputError: all endpoints that it was for are disabled.
         NotFoundError: no such event, or it was not for this endpoint.
 
     """

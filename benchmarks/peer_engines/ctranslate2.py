@@ -1,4 +1,7 @@
-"""CTranslate2: padded batches, longest prompts first; it has no continuous batching and no bf16 on a CPU."""
+"""Runs CTranslate2 in padded batches, longest prompts first.
+
+It has no continuous batching, and no bf16 on a CPU.
+"""
 
 import json
 from collections.abc import Callable
@@ -7,7 +10,7 @@ from pathlib import Path
 
 REQUIREMENTS = ("torch==2.13.0", "ctranslate2==4.8.5", "transformers==5.23.0")
 FORMS = {"f32": "float32", "int8": "int8"}
-# Small batches: every row of one is computed until its longest output ends.
+# Batches are small because every row is computed until the batch's longest output ends.
 OPTIONS = {"batch": 4, "prefix_cache": 1}
 WORTH_SHARING = 16  # tokens
 
@@ -20,7 +23,7 @@ def convert(model: Path, form: str, target: Path) -> None:
 
 
 def shared_beginning(prompts: list[list[str]]) -> list[str]:
-    """Return what all prompts begin with, never a whole prompt; nothing if it is too short to be worth it."""
+    """Return the prompts' common prefix, never a whole prompt; empty if too short to be worth sharing."""
     alike = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*prompts, strict=False))
     shared = [tokens[0] for tokens in alike][: min(map(len, prompts)) - 1]
     return shared if len(shared) >= WORTH_SHARING else []
@@ -33,13 +36,13 @@ def load(
     max_model_len: int,  # noqa: ARG001 - nothing is reserved ahead
     options: dict[str, int],
 ) -> Callable[[list[list[int]], list[int]], list[list[int]]]:
-    """Start one worker a thread, which has measured faster than one worker with all threads."""
+    """Start one worker per thread; this measured faster than one worker with all threads."""
     import ctranslate2
 
     generator = ctranslate2.Generator(
         str(path), device="cpu", compute_type=FORMS[dtype], inter_threads=threads, intra_threads=1
     )
-    # The library takes tokens by their text, not by their ids.
+    # The library takes the text of tokens, not their ids.
     vocabulary = json.loads((path / "vocabulary.json").read_text(encoding="utf-8"))
 
     def generate(prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:

@@ -1,6 +1,7 @@
-"""llama.cpp by its C API, batched continuously as its server does: decode first, prompts fill the rest.
+"""Runs llama.cpp by its C API with continuous batching.
 
-Built from source for the machine it runs on; its checkpoint is written here, with the gguf package.
+As in its server, decode tokens come first and prompts fill the rest of a batch. It is built from source for
+this machine; its checkpoint is written here with the gguf package.
 """
 
 import json
@@ -62,7 +63,7 @@ def convert(model: Path, form: str, target: Path) -> None:
             halves = stored.mmap_bytes().reshape(*stored.shape[:-1], 2 * stored.shape[-1])
             tensor = gguf.dequantize(halves, gguf.GGMLQuantizationType[stored.dtype])
             for projection, num_heads in heads.items():
-                if projection in name:  # rotary pairs lie side by side there, half a head apart here
+                if projection in name:  # GGUF stores rotary pairs side by side, ours lie half a head apart
                     split = tensor.reshape(num_heads, 2, -1, tensor.shape[-1])
                     tensor = np.ascontiguousarray(split.swapaxes(1, 2)).reshape(tensor.shape)
             target_name = names.get_name(name, try_suffixes=(".weight",))
@@ -75,7 +76,7 @@ def convert(model: Path, form: str, target: Path) -> None:
 
 @dataclass(slots=True)
 class Running:
-    """A request in a slot; its `pending` tokens are to be fed from `position` on."""
+    """A request in a slot; its `pending` tokens are fed next, starting at `position`."""
 
     request: int
     slot: int
@@ -84,7 +85,7 @@ class Running:
 
 
 class Context:
-    """llama.cpp's cache and one batch; slot 0 keeps the beginning that all prompts share."""
+    """llama.cpp's KV cache and one batch; slot 0 keeps the common prefix of all prompts."""
 
     def __init__(
         self, model: Any, threads: int, max_model_len: int, options: dict[str, int], is_shared: bool
@@ -98,7 +99,7 @@ class Context:
         params.n_batch = params.n_ubatch = options["tokens"]
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = 1
-        params.kv_unified = is_shared  # slots can share cells only then, and are slower
+        params.kv_unified = is_shared  # needed to share cells between slots, but slower
         self.context = self.library.llama_init_from_model(model, params)
         if not self.context:
             raise RuntimeError("llama.cpp cannot open a context")
@@ -108,7 +109,7 @@ class Context:
         self.options = options
 
     def feed(self, sequences: list[Running]) -> list[tuple[Running, int]]:
-        """Compute pending tokens, as many as fit; return who has no more, with their next token."""
+        """Compute as many pending tokens as fit; return requests with none left, and their next tokens."""
         batch, count = self.batch, 0
         ended = []
         for sequence in sorted(sequences, key=lambda sequence: len(sequence.pending) > 1):
@@ -139,7 +140,7 @@ class Context:
         return int(np.ctypeslib.as_array(logits, (self.vocab_size,)).argmax())
 
     def generate(self, prompts: list[list[int]], max_tokens: list[int], shared: list[int]) -> list[list[int]]:
-        """Run all prompts; a slot is taken again as soon as its request ends."""
+        """Run all prompts; a slot is reused as soon as its request ends."""
         self.library.llama_memory_clear(self.memory, False)
         beginning = Running(-1, 0, 0, shared)
         while beginning.pending:
@@ -165,7 +166,7 @@ class Context:
 
 
 def shared_beginning(prompts: list[list[int]]) -> list[int]:
-    """Return what all prompts begin with, never a whole prompt; nothing if it is too short to be worth it."""
+    """Return the prompts' common prefix, never a whole prompt; empty if too short to be worth sharing."""
     alike = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*prompts, strict=False))
     shared = [tokens[0] for tokens in alike][: min(map(len, prompts)) - 1]
     return shared if len(shared) >= WORTH_SHARING else []
@@ -178,12 +179,12 @@ def load(
     max_model_len: int,
     options: dict[str, int],
 ) -> Callable[[list[list[int]], list[int]], list[list[int]]]:
-    """Open the model; the warm-up run opens the context, whose kind depends on what the prompts share."""
+    """Open the model; the warm-up run opens the context, which depends on the prompts' common prefix."""
     import llama_cpp
 
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_default_params()
-    params.use_mmap = False  # weights it repacks for the machine would be held twice
+    params.use_mmap = False  # else weights that it repacks for this machine are held twice
     model = llama_cpp.llama_model_load_from_file(str(path / "model.gguf").encode(), params)
     if not model:
         raise RuntimeError(f"llama.cpp cannot load {path}")

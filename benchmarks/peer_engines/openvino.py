@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching, on checkpoints exported by optimum-intel."""
+"""Runs OpenVINO GenAI's continuous batching on checkpoints exported by optimum-intel."""
 
 import subprocess
 import sys
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 REQUIREMENTS = ("torch==2.13.0", "openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0")
-# Built against a torch with CUDA: beside the CPU torch it fails as transformers imports it.
+# It is built against a CUDA torch; with the CPU torch it fails when transformers imports it.
 UNWANTED = ("torchvision",)
-# int8 and int4 compress weights only; products run in bf16.
+# int8 and int4 compress weights only; matrix products run in bf16.
 FORMS = {"f32": "fp32", "bf16": "fp32", "int8": "int8", "int4": "int4"}
-# Prefix caching off: it has measured slower, on shared prefixes too.
+# Prefix caching is off because it measured slower, even on shared prefixes.
 OPTIONS = {"tokens": 4096, "sequences": 64, "cache_gib": 1, "prefix_cache": 0}
 
 
@@ -28,7 +28,7 @@ def load(
     max_model_len: int,  # noqa: ARG001 - the cache grows by blocks, whatever the longest request
     options: dict[str, int],
 ) -> Callable[[list[list[int]], list[int]], list[list[int]]]:
-    """Start a pipeline; the precision of its KV cache is the plugin's own choice."""
+    """Start a pipeline; its plugin chooses the precision of the KV cache."""
     import numpy as np
     import openvino
     from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig

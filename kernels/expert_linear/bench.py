@@ -1,4 +1,4 @@
-"""Speed of products by expert beside one product of cuBLAS an expert, of which the host knows the tokens."""
+"""Times products by expert beside one cuBLAS product per expert; for cuBLAS, the host knows the tokens."""
 
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from kernels.testing import assert_matches
 
 
 def main() -> None:
-    """Check, then time, tokens that have chosen evenly spread experts."""
+    """Check, then time, tokens that are spread evenly over the experts."""
     require_gpu()
     table = Table("expert_linear", ["cuBLAS bf16"])
     for num_experts, num_chosen, in_features, out_features in BENCH_SHAPES:

@@ -1,4 +1,4 @@
-"""What `gpu.py` may launch: both regimes, in every format."""
+"""Lists the builds that `gpu.py` may launch: both regimes, in every format."""
 
 from kernels.ahead_of_time import Build
 from kernels.crossover import Regime

@@ -1,4 +1,4 @@
-"""Products by expert on a GPU."""
+"""Launches products by expert on a GPU."""
 
 import torch
 import triton
@@ -12,13 +12,13 @@ from kernels.weight_only_linear.gpu import operands
 
 
 def run(x: Tensor, weight: ExpertWeights, expert_ends: Tensor, regime: Regime | None = None) -> Tensor:
-    """Return the product of `kernels.expert_linear.expert_linear`, in the regime that is asked for."""
+    """Return the product of `kernels.expert_linear.expert_linear`, in the given regime."""
     num_tokens, stacked, rows = len(x), weight.stacked, weight.rows_per_expert
     out = torch.empty(num_tokens, rows // (1 + stacked.is_gated), dtype=x.dtype, device=x.device)
     if not num_tokens:
         return out
     regime = regime or choose(num_tokens, weight.num_experts, x.element_size())
-    # Each expert with tokens may have one tile that is not full.
+    # Each expert with tokens may have one partial tile.
     num_tiles = triton.cdiv(num_tokens, regime.block_m) + min(num_tokens, weight.num_experts)
     kernel.multiply[triton.cdiv(rows, regime.block_n), num_tiles](
         x,

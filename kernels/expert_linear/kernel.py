@@ -1,7 +1,7 @@
-"""Triton: products of tokens, sorted by expert, with the weights of their experts.
+"""Triton kernel that multiplies tokens, sorted by expert, with the weights of their experts.
 
-Which tile is whose is worked out on the device, so a launch can be recorded in a CUDA graph and replayed when
-tokens have chosen other experts.
+The device computes which tile belongs to which expert, so a launch can be recorded in a CUDA graph and
+replayed when tokens have chosen other experts.
 """
 
 import triton
@@ -35,7 +35,7 @@ def multiply(
     BLOCK_K: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
 ):
-    """BLOCK_N rows of one expert by BLOCK_M of its tokens a program."""
+    """Multiply, in each program, BLOCK_N rows of one expert with BLOCK_M of its tokens."""
     every = tl.arange(0, BLOCK_EXPERTS)
     is_expert = every < num_experts
     ends = tl.load(expert_ends + every, mask=is_expert, other=0).to(tl.int32)

@@ -1,4 +1,4 @@
-"""Products by expert: checks arguments. On a GPU only; on a CPU the host goes through the experts."""
+"""Checks the arguments of products by expert; GPU only, as on a CPU the host loops over the experts."""
 
 import torch
 from torch import Tensor
@@ -11,9 +11,10 @@ def expert_linear(x: Tensor, weight: ExpertWeights, expert_ends: Tensor) -> Tens
     """Return each token times the weight of its expert, in the dtype of `x`, [num_tokens, rows_per_expert].
 
     `x` [num_tokens, in_features] has the tokens of expert 0 first, then those of expert 1 and so on;
-    `expert_ends` [num_experts] int64 is where each one's end. A gated weight gives `silu(gate) * up`, half as
-    wide. Nothing is asked of the device. `x` is float16 or bfloat16, with weights that are not quantized
-    their dtype; rows past the last expert's are not written. Raises ValueError on anything else.
+    `expert_ends` [num_experts] int64 holds the end of each expert's tokens. A gated weight gives
+    `silu(gate) * up`, half as wide. The host does not wait for the device. `x` is float16 or bfloat16; with
+    weights that are not quantized, it has their dtype. Rows past the last expert's tokens are not written.
+    Raises ValueError on anything else.
     """
     stacked = weight.stacked
     if x.dim() != 2 or x.shape[1] != stacked.in_features or x.stride(1) != 1:

@@ -1,4 +1,4 @@
-"""Products by expert in float32, one expert at a time."""
+"""Computes products by expert in float32, one expert at a time."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from kernels.quantization import QuantizedWeight
 def expert_linear(
     x: Tensor, weight: QuantizedWeight | Tensor, expert_ends: Sequence[int], *, is_gated: bool = False
 ) -> Tensor:
-    """Return the float32 truth for `kernels.expert_linear.expert_linear`."""
+    """Return the float32 reference result of `kernels.expert_linear.expert_linear`."""
     dense = weight if isinstance(weight, Tensor) else weight.dequantize()
     products, first = [], 0
     for end, rows in zip(expert_ends, dense.float().chunk(len(expert_ends)), strict=True):

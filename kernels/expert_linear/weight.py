@@ -1,4 +1,4 @@
-"""The weights of all experts, as the kernel reads them."""
+"""Packs the weights of all experts as the kernel reads them."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -12,28 +12,28 @@ from kernels.weight_only_linear import LinearWeight, pack_linear_weight
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """One expert's rows after the other's."""
+    """The stacked weights of all experts, one expert's rows after another's."""
 
     stacked: LinearWeight
     num_experts: int
 
     @property
     def rows_per_expert(self) -> int:
-        """Rows of an expert; a gated product gives half as many."""
+        """The rows of one expert; a gated product gives half as many."""
         return self.stacked.out_features // self.num_experts
 
     def to(self, device: torch.device) -> Self:
-        """Return it on a device."""
+        """Return a copy on `device`."""
         return replace(self, stacked=self.stacked.to(device))
 
 
 def pack_expert_weights(
     weight: QuantizedWeight | Tensor, num_experts: int, *, is_gated: bool = False
 ) -> ExpertWeights:
-    """Return `weight` [num_experts * rows, in_features], quantized or not, for `expert_linear`.
+    """Pack `weight` [num_experts * rows, in_features], quantized or not, for `expert_linear`.
 
-    If gated, the first half of each expert's rows is gate, the second up. Raises ValueError when rows are not
-    divided evenly, and as `kernels.weight_only_linear.pack_linear_weight` does.
+    If gated, the first half of each expert's rows is gate, the second up. Raises ValueError when the rows do
+    not divide evenly among the experts, and where `kernels.weight_only_linear.pack_linear_weight` does.
     """
     rows, halves = weight.shape[0], 1 + is_gated
     if rows % (num_experts * halves):

@@ -1,10 +1,10 @@
-"""What a gate can go through."""
+"""The activation functions of a gate."""
 
 from enum import Enum
 
 
 class Activation(Enum):
-    """By the name that a kernel knows it under."""
+    """An activation function; its value is the name that kernels use."""
 
     SILU = "silu"
     GELU = "gelu"  # its tanh form

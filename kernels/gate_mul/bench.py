@@ -1,4 +1,4 @@
-"""Speed of the gated activations beside torch's own operators."""
+"""Times the gated activations beside torch's own operators."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""What `gpu.py` launches."""
+"""Lists the builds that `gpu.py` launches."""
 
 from kernels.ahead_of_time import Build
 from kernels.gate_mul.activations import Activation

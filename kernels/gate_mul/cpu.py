@@ -1,4 +1,4 @@
-"""Gated activations on a CPU."""
+"""Computes gated activations on a CPU."""
 
 import numpy as np
 
@@ -29,7 +29,7 @@ def _gate(
 def gate(
     num_parts: int, num_rows: int, width: int, is_gelu: bool, gate_up: int, out: int, is_bfloat16: bool
 ) -> None:
-    """Write `activation(gate) * up` of every row, between addresses."""
+    """Write `activation(gate) * up` of every row; tensors are given by their addresses."""
     if is_bfloat16:
         fork(_gate, num_parts, (num_rows, width, is_gelu, bfloat16_at(gate_up), bfloat16_at(out)))
     else:

@@ -1,4 +1,4 @@
-"""Gated activations on a GPU."""
+"""Launches gated activations on a GPU."""
 
 import torch
 import triton

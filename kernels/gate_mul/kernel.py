@@ -1,4 +1,4 @@
-"""Triton: a gated activation, a stretch of one row a program."""
+"""Triton kernel of a gated activation; each program takes a stretch of one row."""
 
 import triton
 import triton.language as tl
@@ -15,7 +15,7 @@ def gate_and_multiply(gate_up, out, gate_up_stride, width, ACTIVATION: tl.conste
     if ACTIVATION == "silu":
         value = gate / (1 + tl.exp(-gate)) * up
     else:
-        # tanh(z) = 1 - 2 / (exp(2 z) + 1), which saturates rightly when the exponential overflows.
+        # tanh(z) = 1 - 2 / (exp(2 z) + 1), which saturates correctly when the exponential overflows.
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
         value = gate * (1 - 1 / (tl.exp(2 * inner) + 1)) * up
     tl.store(out + row * width + columns, value.to(out.dtype.element_ty), mask=mask)

@@ -1,4 +1,4 @@
-"""Gated activations: checks arguments and chooses the implementation."""
+"""Checks the arguments of gated activations and chooses the implementation."""
 
 import torch
 from torch import Tensor
@@ -12,13 +12,13 @@ from kernels.threads import num_threads
 def silu_mul(gate_up: Tensor) -> Tensor:
     """Return `silu(gate) * up`, [num_tokens, width], for `gate_up` [num_tokens, 2 * width], gate first.
 
-    Raises ValueError when its last axis is odd or it is not dense; on a GPU its rows may be strided.
+    Raises ValueError when its last axis is odd or it is not dense. On a GPU, rows may have any stride.
     """
     return _gated(gate_up, Activation.SILU)
 
 
 def gelu_mul(gate_up: Tensor) -> Tensor:
-    """Return `gelu(gate) * up` as `silu_mul` does, with the tanh form of GELU.
+    """Return `gelu(gate) * up` with the tanh form of GELU; shapes and errors are those of `silu_mul`.
 
     Source: Hendrycks and Gimpel, arXiv:1606.08415.
     """

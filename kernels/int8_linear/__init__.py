@@ -1,4 +1,4 @@
-"""Matrix products in int8: weights scaled per output channel, activations per token."""
+"""Int8 matrix products; weights are scaled per output channel, activations per token."""
 
 from kernels.int8_linear.op import PackedInt8Weight, int8_linear, is_available, pack_int8_weight
 

@@ -1,4 +1,4 @@
-"""Quantization of tokens for an integer product on a CPU."""
+"""Quantizes tokens for an integer product on a CPU."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from kernels.simd import bfloat16_at, float32_at, load, maximum, store, store_le
 from kernels.threads import fork, share
 
 LARGEST = 127  # of a symmetric int8 range
-# What an all-zero token is scaled by, so that it stays zero.
+# The least maximum from which a scale is computed, so that an all-zero token stays zero.
 SMALLEST_MAXIMUM = 1e-8
 
 
@@ -24,7 +24,7 @@ def _quantize(
         store(maxima, row, largest)
         step = np.float32(LARGEST) / largest
         for index in range(width):
-            # The conversion cuts, so the half rounds.
+            # The conversion truncates; the added half makes it round.
             store_level(levels, start + index, load(x, start + index) * step + np.float32(128.5))
 
 
@@ -32,7 +32,10 @@ def _quantize(
 def quantize(
     num_parts: int, num_rows: int, width: int, x: int, is_bfloat16: bool, levels: int, maxima: int
 ) -> None:
-    """Write each token's `levels`, 128 for zero, and its largest absolute value, between addresses."""
+    """Write each token's `levels`, 128 for zero, and its largest absolute value.
+
+    Tensors are given by their addresses.
+    """
     if is_bfloat16:
         narrow = (num_rows, width, bfloat16_at(x), uint8_at(levels), float32_at(maxima))
         fork(_quantize, num_parts, narrow)

@@ -1,4 +1,4 @@
-"""Int8 product: checks arguments and chooses the implementation (oneDNN from the torch wheel on a CPU)."""
+"""Checks the arguments of the int8 product and runs it: oneDNN from the torch wheel on a CPU."""
 
 from dataclasses import dataclass
 
@@ -22,12 +22,12 @@ class PackedInt8Weight:
 
 
 def is_available() -> bool:
-    """Whether this torch carries oneDNN."""
+    """Return whether this torch includes oneDNN."""
     return bool(torch._C._has_mkldnn)  # noqa: SLF001
 
 
 def pack_int8_weight(weight: Int8Weight) -> PackedInt8Weight:
-    """Pack a symmetric weight; raises ValueError when it has zero points."""
+    """Pack a symmetric weight; raise ValueError when it has zero points."""
     if weight.zero_points is not None:
         raise ValueError("int8_linear: weight has zero_points")
     out_features, in_features = weight.shape
@@ -41,7 +41,7 @@ def pack_int8_weight(weight: Int8Weight) -> PackedInt8Weight:
 
 
 def int8_linear(x: Tensor, weight: PackedInt8Weight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return `x @ weight.T + bias`, [num_tokens, out_features] in `dtype`, products summed as integers.
+    """Return `x @ weight.T + bias`, [num_tokens, out_features] in `dtype`, with sums in integers.
 
     `x` is [num_tokens, in_features] dense; each token is quantized by its own largest value. `bias` is
     [out_features] float32. The sums are exact, so a row has the same bits in any batch. Raises ValueError on
@@ -50,7 +50,7 @@ def int8_linear(x: Tensor, weight: PackedInt8Weight, bias: Tensor | None, dtype:
     if x.dim() != 2 or x.shape[1] != weight.in_features or not x.is_contiguous():
         raise ValueError(f"int8_linear: x is {tuple(x.shape)}, weight takes {weight.in_features}")
     num_tokens = x.shape[0]
-    # Unsigned with zero point 128: without AMX, oneDNN runs signed activations through a reference loop.
+    # Unsigned with zero point 128: without AMX, oneDNN computes signed activations in a slow reference loop.
     levels, maxima = torch.empty(x.shape, dtype=torch.uint8), torch.empty(num_tokens)
     quantize(
         num_threads(num_tokens * weight.in_features),

@@ -1,4 +1,4 @@
-"""New queries, keys and values: normalised, rotated, and the latter two written into the paged cache."""
+"""Normalises and rotates new queries and keys, and writes new keys and values into the paged cache."""
 
 from kernels.kv_write.cache import GpuLayerCache, KVFormat, LayerCache, PagedCache
 from kernels.kv_write.head_norms import HeadNorms

@@ -1,4 +1,4 @@
-"""Speed of the rotation and cache write; no one operator of torch does the same."""
+"""Times the rotation and cache write; no single operator of torch does the same."""
 
 from pathlib import Path
 from typing import get_args

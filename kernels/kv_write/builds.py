@@ -1,4 +1,4 @@
-"""What `gpu.py` may launch, for the heads of Llama 3 8B, Qwen2 0.5B and Gemma 2 2B."""
+"""Lists the builds that `gpu.py` may launch for the heads of Llama 3 8B, Qwen2 0.5B and Gemma 2 2B."""
 
 from typing import Any
 

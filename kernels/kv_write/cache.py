@@ -1,4 +1,4 @@
-"""One layer's paged cache, as it lies on a CPU and on a GPU."""
+"""Memory layouts of one layer's paged KV cache, on a CPU and on a GPU."""
 
 import math
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ class LayerCache:
     def allocate(
         cls, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
     ) -> Self:
-        """Return a cache that takes memory page by page as it is first written."""
+        """Return a cache whose memory pages are taken only when first written."""
 
         def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
-            # numpy asks the system for zeroed pages, where torch would write all of them now.
+            # numpy gets zeroed pages from the system; torch would write all of them now.
             memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
             return torch.from_numpy(memory).view(dtype).view(shape)
 
@@ -42,7 +42,7 @@ class LayerCache:
 class GpuLayerCache:
     """One layer's keys and values on a GPU, in Blocks.
 
-    A token's head of an int8 or fp8 cache has one scale; a plain cache has none.
+    An int8 or fp8 cache has one scale per token and head; a plain cache has none.
     """
 
     # [num_blocks, 2 * num_kv_heads, block_size, head_dim], key heads first; uint8 holds float8_e4m3fn bits.
@@ -61,7 +61,7 @@ class GpuLayerCache:
         kv_format: KVFormat = "plain",
         device: torch.device | str,
     ) -> Self:
-        """Return a cache of unwritten Slots, which are never read; `dtype` is that of a plain one."""
+        """Return a cache of unwritten Slots, which are never read; `dtype` applies to a plain cache."""
         if kv_format not in get_args(KVFormat):
             raise ValueError(f"kv_format {kv_format!r} is none of {', '.join(get_args(KVFormat))}")
         rows = (num_blocks, 2 * num_kv_heads, block_size)
@@ -75,24 +75,24 @@ class GpuLayerCache:
 
     @property
     def kv_format(self) -> KVFormat:
-        """How a Slot is stored."""
+        """The storage format of a Slot."""
         if self.scales is None:
             return "plain"
         return "int8" if self.blocks.dtype is torch.int8 else "fp8"
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads of keys, as many as of values."""
+        """The number of key heads, which equals that of value heads."""
         return self.blocks.shape[1] // 2
 
     @property
     def block_size(self) -> int:
-        """Slots in a Block."""
+        """The number of Slots in a Block."""
         return self.blocks.shape[2]
 
     @property
     def head_dim(self) -> int:
-        """Width of a head."""
+        """The width of a head."""
         return self.blocks.shape[3]
 
 

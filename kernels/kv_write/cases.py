@@ -1,11 +1,11 @@
-"""Shapes for the KV write test and bench."""
+"""Shapes for the test and the bench of the KV write."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The tokens of a Step, the heads of a model, and its Blocks."""
+    """The number of a Step's tokens, a model's heads, and its cache's Blocks."""
 
     num_tokens: int
     num_heads: int

@@ -1,4 +1,4 @@
-"""Head norms, rotation and cache write on a CPU, in one pass over the fused projection."""
+"""Applies head norms, rotation and cache write on a CPU, in one pass over the fused projection."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def _quantize(
     scales: Pointer,
     scale_at: int,
 ) -> None:
-    """Store a head as int8, `target_stride` apart, and its scale: the largest magnitude is 127."""
+    """Store a head as int8 with `target_stride` between elements, and its scale; the largest level is 127."""
     largest = np.float32(0)
     for index in range(count):
         largest = maximum(largest, abs(load(source, source_start + index)))
@@ -49,7 +49,7 @@ def _turn(
     target_start: int,
     target_stride: int,
 ) -> None:
-    """Norm a head if it is to be, and rotate it into elements of `target`."""
+    """Normalise a head if `is_normed`, and write it rotated into `target`."""
     half = head_dim // 2
     if is_normed:
         squares = np.float32(0)
@@ -149,7 +149,7 @@ Numbers = tuple[int | float | bool, ...]
 
 @inlined
 def _typed(numbers: Numbers) -> tuple[Any, ...]:
-    """Return what `_write` takes after projection, keys and values."""
+    """Return the arguments of `_write` that follow projection, keys and values, with typed pointers."""
     (
         key_scales,
         value_scales,
@@ -214,8 +214,8 @@ def _write_bfloat16_int8(num_parts: int, qkv: int, keys: int, values: int, numbe
     fork(_write, num_parts, (bfloat16_at(qkv), int8_at(keys), int8_at(values), *_typed(numbers)))
 
 
-# By dtype of the projection and of the cache, each compiled when it is first used. Arguments are as in
-# `rotary_kv_write`, by address, in the order of `_typed`.
+# Kernels by dtype of the projection and of the cache, each compiled on first use. Arguments are those of
+# `rotary_kv_write`, with tensors by their addresses, in the order of `_typed`.
 WRITE = {
     (torch.float32, torch.float32): _write_float32,
     (torch.bfloat16, torch.bfloat16): _write_bfloat16,

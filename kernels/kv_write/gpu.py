@@ -1,4 +1,4 @@
-"""Head norms, rotation and the KV write on a GPU, with the cache in the formats attention reads."""
+"""Launches head norms, rotation and the KV write on a GPU, in the cache formats that attention reads."""
 
 import torch
 import triton
@@ -23,10 +23,10 @@ def rotary_kv_write(
 
     `qkv` is [num_rows, (num_heads + 2 * num_kv_heads) * head_dim], any row stride: query, key and value heads
     of each token. `angles` is [max_position, 2, head_dim / 2] float32, cosines then sines; `positions`
-    [num_rows] integers are rows of it; `slots` [num_rows] integers are `block_id * block_size + offset`, none
-    twice, and what has a negative Slot is padding and not written. Pairs (x[i], x[i + head_dim / 2]) are
-    rotated, as in the Llama checkpoints. The result is [num_rows, num_heads, head_dim]. Raises ValueError on
-    shapes that do not fit. Source: Su et al., arXiv:2104.09864.
+    [num_rows] integers index its rows; `slots` [num_rows] integers are `block_id * block_size + offset`, all
+    different. A row with a negative Slot is padding; its key and value are not written. Pairs
+    (x[i], x[i + head_dim / 2]) are rotated, as in the Llama checkpoints. The result is [num_rows, num_heads,
+    head_dim]. Raises ValueError on shapes that do not fit. Source: Su et al., arXiv:2104.09864.
     """
     num_rows, width = qkv.shape
     head_dim, num_kv_heads = cache.head_dim, cache.num_kv_heads

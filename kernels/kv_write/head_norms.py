@@ -1,4 +1,4 @@
-"""The normalisation that some families put before the rotation."""
+"""Weights of the normalisation that some model families apply before the rotation."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMS normalisation of each query and key head before the rotation."""
+    """Weights of the RMS normalisation of each query and key head before the rotation."""
 
     query: Tensor  # [head_dim] float32
     key: Tensor  # [head_dim] float32

@@ -1,6 +1,6 @@
-"""Triton: head norms, rotation, KV quantization and the cache write in one pass over the fused projection.
+"""Triton kernel for head norms, rotation, KV quantization and cache write in one pass over the projection.
 
-A program takes one token's query heads (a block of them), key heads or value heads.
+The projection is fused. A program takes one token and a block of its query, key or value heads.
 """
 
 import triton
@@ -94,7 +94,7 @@ def _store(
     blocks, scales, slot, head, in_heads, first, second, index, mask,
     NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
-    # The row of the cache seen as [num_blocks * 2 * num_kv_heads * block_size, head_dim].
+    # The row in a view of the cache as [num_blocks * 2 * num_kv_heads * block_size, head_dim].
     row = (slot // BLOCK_SIZE * 2 * NUM_KV_HEADS + head) * BLOCK_SIZE + slot % BLOCK_SIZE
     target = blocks + row[:, None] * 2 * HALF + index[None, :]
     if FORMAT == "plain":
@@ -116,16 +116,16 @@ def _store(
 
 @triton.jit
 def _round(x):
-    # At 1.5 * 2^23 floats are whole numbers, so adding rounds to the nearest, ties to even.
+    # Floats near 1.5 * 2^23 are integers, so the addition rounds to nearest, ties to even.
     return (x + 12582912.0) - 12582912.0
 
 
 @triton.jit
 def _to_e4m3(x):
-    # The bits of float8_e4m3fn for |x| <= 448, by hand: not every chip converts to it.
+    # Computes the bits of float8_e4m3fn for |x| <= 448, since not every chip converts to it.
     bits = x.to(tl.uint32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
-    # Rounded to three bits of mantissa, ties to even, and the exponent's bias moved from 127 to 7.
+    # Round to three bits of mantissa, ties to even, and move the exponent's bias from 127 to 7.
     normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20).to(tl.int32) - (120 << 3)
     subnormal = _round(tl.abs(x) * 512.0).to(tl.int32)
     code = tl.where(tl.abs(x) < 0.015625, subnormal, normal)

@@ -1,4 +1,4 @@
-"""KV write: checks arguments and chooses the implementation."""
+"""Checks the arguments of the KV write and chooses the implementation."""
 
 import torch
 from torch import Tensor
@@ -20,12 +20,12 @@ def rotary_kv_write(
     """Rotate queries and keys, store keys and values in their Slots, and return the queries.
 
     `qkv` is [num_rows, (num_heads + 2 * num_kv_heads) * head_dim] dense: query, key and value heads of each
-    token. `angles` is [max_position, 2, head_dim / 2] float32, cosines then sines; `positions` [num_rows] are
-    rows of it, `slots` [num_rows] are `block_id * block_size + offset`, none twice; both int64, on a GPU any
-    integers. The queries are as `paged_attention` takes them: on a CPU [num_kv_heads, num_rows, group,
-    head_dim] float32, those that share a KV head together, and [num_rows, num_heads, head_dim] in the dtype
-    of `qkv` on a GPU. Pairs (x[i], x[i + head_dim / 2]) are rotated, as in the Llama checkpoints. Raises
-    ValueError on shapes and dtypes that do not fit. Source: Su et al., arXiv:2104.09864.
+    token. `angles` is [max_position, 2, head_dim / 2] float32, cosines then sines. `positions` [num_rows]
+    index its rows; `slots` [num_rows] are `block_id * block_size + offset`, all different. Both are int64, on
+    a GPU any integers. The queries have the shape that `paged_attention` takes: on a CPU [num_kv_heads,
+    num_rows, group, head_dim] float32, grouped by the KV head they share; on a GPU [num_rows, num_heads,
+    head_dim] in the dtype of `qkv`. Pairs (x[i], x[i + head_dim / 2]) are rotated, as in the Llama
+    checkpoints. Raises ValueError on shapes and dtypes that do not fit. Source: Su et al., arXiv:2104.09864.
     """
     if isinstance(cache, GpuLayerCache):
         from kernels.kv_write import gpu  # noqa: PLC0415  (Triton is there with a GPU only)

@@ -1,4 +1,4 @@
-"""The KV write, one token at a time."""
+"""Computes the KV write one token at a time."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Rotation of one head by the angles of its token's position."""
+"""Rotates one head by the angles of its token's position."""
 
 from typing import Any
 
@@ -20,9 +20,9 @@ def rotate(
     target_start: int,
     target_stride: int,
 ) -> None:
-    """Rotate the pairs (x[i], x[half + i]) of `source` into elements of `target`, `target_stride` apart.
+    """Rotate the pairs (x[i], x[half + i]) of `source` and write them to `target`.
 
-    `angles` holds `half` cosines, then as many sines.
+    Elements of `target` are `target_stride` apart. `angles` holds `half` cosines, then `half` sines.
     """
     index = 0
     while half - index >= LANES:
@@ -66,7 +66,7 @@ def _rotate(
     target_start: Any,
     target_stride: Any,
 ) -> Any:
-    """As `rotate`, for a literal number of pairs."""
+    """Do the work of `rotate` for a number of pairs known at compile time."""
     if not isinstance(num_pairs, types.IntegerLiteral):
         return None
     count, index = num_pairs.literal_value, types.intp

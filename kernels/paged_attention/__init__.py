@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache: plan once a Step, run once a layer."""
+"""Attention over the paged KV cache; plan it once per Step and run it once per layer."""
 
 from kernels.paged_attention.op import paged_attention
 from kernels.paged_attention.plan import AttentionPlan, plan_attention

@@ -1,4 +1,4 @@
-"""Speed of paged attention on a GPU beside SDPA over dense bfloat16 tensors."""
+"""Times paged attention on a GPU beside SDPA over dense bfloat16 tensors."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from kernels.testing import assert_matches
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 SCALE = HEAD_DIM**-0.5
-# Sequences, rows of each, context of each.
+# The number of Sequences, the rows of each, and the context of each.
 STEPS = ((1, 1, 8192), (32, 1, 8192), (128, 1, 1024), (1, 1, 131072), (4, 2048, 2048), (1, 512, 16384))
 
 
@@ -109,7 +109,7 @@ def _time_sdpa(rows: Tensor, context: int) -> Timing:
         torch.randn(num_sequences, NUM_KV_HEADS, context, HEAD_DIM, device="cuda").to(rows.dtype)
         for _ in range(2)
     )
-    # The last row reads everything, the first of several what is before it.
+    # The last row reads the whole context; each row reads the tokens up to its own.
     mask = causal_lower_right(num_new, context) if num_new > 1 else None
     return time_call(
         lambda: F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, enable_gqa=True)

@@ -1,4 +1,4 @@
-"""What `gpu.py` may launch, for the heads of Llama 3 8B, Qwen2 0.5B and Gemma 2 2B."""
+"""Lists the builds that `gpu.py` may launch for the heads of Llama 3 8B, Qwen2 0.5B and Gemma 2 2B."""
 
 import itertools
 from typing import Any
@@ -10,8 +10,8 @@ from kernels.paged_attention.tiling import choose_tiling
 
 MAX_MODEL_LEN = 32768
 BLOCK_SEQUENCES = 256
-# How a cache's Blocks are read (None: as the query), and where: chips that do not convert float8_e4m3fn get
-# its bits.
+# By cache format, the element type of a Block (None: that of the query) and its chips. Chips that do not
+# convert float8_e4m3fn read its bits.
 FORMATS = {
     "plain": ((None, ("sm_80", "sm_90", "gfx942")),),
     "int8": (("*i8:16", ("sm_80", "sm_90", "gfx942")),),

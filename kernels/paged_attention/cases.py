@@ -1,11 +1,11 @@
-"""Steps for the paged attention test and bench."""
+"""Steps for the test and the bench of paged attention."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The heads of a model and the (query, context) lengths of a Step's Sequences in packed order."""
+    """A model's heads, and the (query, context) lengths of a Step's Sequences in packed order."""
 
     num_heads: int
     num_kv_heads: int
@@ -32,7 +32,8 @@ CASES: tuple[Case, ...] = (
     Case(2, 1, 136, ((1, 20), (3, 9))),  # a head of two runs of registers and a rest
 )
 
-# For the GPU's kernel, which is interpreted where there is no GPU: small, but with several of everything.
+# Cases of the GPU's kernel. They are small, since it is interpreted where there is no GPU, but cover several
+# Sequences, heads, tiles and splits.
 GPU_CASES: tuple[Case, ...] = (
     Case(1, 1, 2, ((1, 1),), block_size=4),
     Case(4, 4, 8, ((1, 16), (1, 32)), block_size=4),  # splits that end with the context

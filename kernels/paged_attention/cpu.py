@@ -1,7 +1,7 @@
-"""Paged attention on a CPU: scores and mixtures from tiles in registers, straight from the Blocks.
+"""Computes paged attention on a CPU, in register tiles that read the Blocks directly.
 
 A Block holds its keys with the tokens innermost, so one tile gives the scores of `block_size` tokens at once
-and nothing is summed across a register.
+and no sum runs across a register.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from kernels.simd import bfloat16_at, exp, float32_at, int8_at, int64_at, load, 
 from kernels.threads import fork
 from kernels.tile import ROWS_OF_ONE_REGISTER, multiply_tile, tile_rows
 
-# Query vectors that share a KV head and run together, so that a Block is read for all of them at once.
+# The number of query vectors that share a KV head and run together; a Block is read once for all of them.
 VECTORS_PER_ITEM = 3 * ROWS_OF_ONE_REGISTER
 
 
@@ -22,7 +22,7 @@ VECTORS_PER_ITEM = 3 * ROWS_OF_ONE_REGISTER
 def _softmax(
     scores: Pointer, begin: int, low: int, high: int, end: int, scale: np.float32, cap: np.float32
 ) -> None:
-    """Turn the scores at low..high into weights, and everything else at begin..end into zeros."""
+    """Replace the scores at low..high by their weights, and the rest of begin..end by zeros."""
     if cap > 0:
         for index in range(low, high):
             store(scores, index, cap * tanh(load(scores, index) * (scale / cap)))
@@ -60,7 +60,7 @@ def _scale_slots(
     head: int,
     block_size: int,
 ) -> None:
-    """Multiply the columns of `rows` [num_rows, width], a Slot each, by what scales the Slots have."""
+    """Multiply each column of `rows` [num_rows, width] by the scale of its Slot."""
     for block in range(width // block_size if is_scaled else 0):
         at = (tables[first_entry + block] * num_kv_heads + head) * block_size
         for row in range(num_rows):
@@ -101,7 +101,7 @@ def _attend(
     score_scale, cap = np.float32(scale), np.float32(soft_cap)
     score_rows, mix_rows = tile_rows(block_size), tile_rows(head_dim)
     block_floats = head_dim * block_size
-    # A part takes all heads of an item where there are items enough: they lie in the same pages of memory.
+    # With enough items, a part takes all heads of an item, since they lie in the same pages of memory.
     run = num_kv_heads if num_items >= num_parts else 1
     num_tasks = (num_items * num_kv_heads // run - part + num_parts - 1) // num_parts * run
     for nth in range(num_tasks):
@@ -113,7 +113,7 @@ def _attend(
         begin = max(0, positions[first] + 1 - window)
         first_block, end_block = begin // block_size, (context + block_size - 1) // block_size
         width = (end_block - first_block) * block_size
-        # This part's memory: scores [num_vectors, width], then mixtures [num_vectors, head_dim].
+        # This part's scratch: scores [num_vectors, width], then outputs [num_vectors, head_dim].
         scores = part * scratch_width
         mixed = scores + num_vectors * width
         for index in range(scores, mixed + num_vectors * head_dim):
@@ -206,7 +206,7 @@ Numbers = tuple[int | float, ...]
 
 @inlined
 def _typed(numbers: Numbers) -> tuple[Any, ...]:
-    """Return what `_attend` takes after keys, values and result."""
+    """Return the arguments of `_attend` that follow keys, values and result, with typed pointers."""
     (
         key_scales,
         value_scales,
@@ -279,8 +279,8 @@ def _attend_int8_bfloat16(num_parts: int, keys: int, values: int, out: int, numb
     fork(_attend, num_parts, (int8_at(keys), int8_at(values), bfloat16_at(out), *_typed(numbers)))
 
 
-# By dtype of the result and of the cache, each compiled when it is first used. Arguments are as in
-# `paged_attention`, by address, in the order of `_typed`.
+# Kernels by dtype of the result and of the cache, each compiled on first use. Arguments are those of
+# `paged_attention`, with tensors by their addresses, in the order of `_typed`.
 ATTEND = {
     (torch.float32, torch.float32): _attend_float32,
     (torch.bfloat16, torch.bfloat16): _attend_bfloat16,

@@ -1,4 +1,4 @@
-"""Paged attention on a GPU: what a Step's launches need, on the device, and the launches."""
+"""Plans a Step's paged attention on the device and launches it."""
 
 import functools
 from collections.abc import Collection
@@ -27,13 +27,13 @@ def plan_attention(
     max_context_len: int,
     windows: Collection[int | None] = (None,),
 ) -> GpuAttentionPlan:
-    """Cut a Step into tiles, without asking the device anything.
+    """Cut a Step into tiles without waiting for the device.
 
-    `query_starts`, `context_lens` and `block_tables` are as in GpuAttentionPlan; a Sequence without rows is
-    padding and may hold any values, and entries of a table past its Sequence's end are not read.
-    `max_query_len` and `max_context_len` are bounds the host knows: 1 for decode alone, and in a CUDA graph
-    what it must be good for. `windows` are those that `paged_attention` will be called with.
-    Raises ValueError on shapes that do not fit.
+    `query_starts`, `context_lens` and `block_tables` are as in GpuAttentionPlan. A Sequence without rows is
+    padding and may hold any values; table entries past a Sequence's end are not read. `max_query_len` and
+    `max_context_len` are upper bounds that the host knows: `max_query_len` is 1 for decode alone, and a CUDA
+    graph needs bounds for every Step that it replays. `windows` are all windows with which `paged_attention`
+    will be called. Raises ValueError on shapes that do not fit.
     """
     num_sequences = len(context_lens)
     if (
@@ -57,7 +57,7 @@ def plan_attention(
     group = num_heads // cache.num_kv_heads
     tiles = {}
     for window in windows:
-        # A window may lie across one split more than it fills.
+        # A window that starts inside a split overlaps one split more than it fills.
         span = max_context_len if window is None else min(max_context_len, window + tiling.split_rows - 1)
         max_splits = triton.cdiv(span, tiling.split_size) + (span < max_context_len)
         tiles[window] = WindowTiles(torch.empty_like(context_lens), max_splits)
@@ -98,12 +98,12 @@ def paged_attention(
 ) -> Tensor:
     """Return causal attention of every query row over its Sequence's cached context, in `dtype`.
 
-    `query` is [num_rows, num_heads, head_dim] in `dtype`, dense but for its row stride; the new tokens are in
-    `cache` already. The result is [num_rows, num_heads * head_dim]; rows past the plan's last are not
-    written. With a `window`, a row reads only that many tokens, its own the last of them; with a `soft_cap`,
-    scores are `soft_cap * tanh(score / soft_cap)`. Products are of the query's dtype, sums in float32.
+    `query` is [num_rows, num_heads, head_dim] in `dtype`, dense except for its row stride; `cache` already
+    holds the new tokens. The result is [num_rows, num_heads * head_dim]; rows past the plan's last are not
+    written. With a `window`, a row reads only that many tokens, the last of them its own. With a `soft_cap`,
+    scores are `soft_cap * tanh(score / soft_cap)`. Products are in the query's dtype, sums in float32.
     A decode row has the same bits in any Step, and so has a row of a prompt in chunks of more than
-    `split_rows`. `num_programs` share the work, as many as the device runs at once when None. Raises
+    `split_rows`. `num_programs` share the work; None means as many as the device runs at once. Raises
     ValueError on shapes that do not fit.
     """
     num_rows, num_heads, head_dim = query.shape
@@ -187,14 +187,14 @@ def paged_attention(
 
 
 def sequence_lanes(num_sequences: int) -> int:
-    """Return the lanes that look through so many Sequences, of few sizes so that few kernels are compiled."""
+    """Return the number of lanes for so many Sequences; few values exist, so few kernels are compiled."""
     lanes: int = triton.next_power_of_2(num_sequences)
     return max(lanes, 64)
 
 
 @functools.cache
 def num_processors(device: torch.device) -> int:
-    """Return how many multiprocessors a device has; a CPU, where Triton interprets, counts as one."""
+    """Return the number of a device's multiprocessors; 1 for a CPU, where Triton interprets."""
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -202,7 +202,7 @@ def num_processors(device: torch.device) -> int:
 
 @functools.cache
 def _converts_e4m3(device: torch.device) -> bool:
-    """Whether Triton can read float8_e4m3fn there: NVIDIA chips from Ada on."""
+    """Return whether Triton can read float8_e4m3fn there: on NVIDIA chips from Ada on."""
     return bool(
         device.type == "cuda"
         and torch.version.hip is None

@@ -1,7 +1,7 @@
-"""Triton: paged attention for decode rows and prompt tiles in one launch, and the merge of split contexts.
+"""Triton kernels of paged attention: decode rows and prompt tiles in one launch, then a merge of splits.
 
-The programs of a launch share its items: a tile of a Sequence for one KV head. Which items there are is read
-from the device, so a launch can be recorded in a CUDA graph and replayed with other lengths.
+The programs of a launch share its items; an item is a tile of a Sequence for one KV head. The list of items
+is read from the device, so a launch can be recorded in a CUDA graph and replayed with other lengths.
 """
 
 import triton
@@ -10,14 +10,14 @@ import triton.language as tl
 
 @triton.jit
 def _first_split(num_rows, context, WINDOW: tl.constexpr, SPLIT_SIZE: tl.constexpr):
-    # Splits lie at multiples of their size from token 0, wherever a window begins.
+    # Splits start at multiples of their size from token 0, wherever a window begins.
     first = 0
     if WINDOW > 0:
         first = tl.maximum(context - num_rows - WINDOW + 1, 0) // SPLIT_SIZE
     return first
 
 
-# Numbers that change from Step to Step must not each bring a compilation.
+# A number that changes from Step to Step must not trigger a compilation.
 @triton.jit(do_not_specialize=["num_sequences"])
 def plan_tiles(
     query_starts,
@@ -89,7 +89,7 @@ def paged_attention(
         num_rows = tl.load(query_starts + sequence + 1) - first_row
         context = tl.load(context_lens + sequence)
         table = block_tables + sequence.to(tl.int64) * table_stride
-        # The branches are functions of their own: what they make differs in shape.
+        # The branches are separate functions because their results differ in shape.
         if num_rows > SPLIT_ROWS:
             if HAS_PROMPTS:
                 _attend_tile(
@@ -114,7 +114,7 @@ def _attend_tile(
     WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, FORMAT: tl.constexpr,
     ROWS_PER_TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    # Some rows of a prompt, which read their context from the start.
+    # Attends with some rows of a prompt, each over its whole context or window.
     skipped = tile * ROWS_PER_TILE
     position = context - num_rows + skipped
     tile_rows = tl.minimum(num_rows - skipped, ROWS_PER_TILE)
@@ -139,7 +139,7 @@ def _attend_split(
     SPLIT_SIZE: tl.constexpr, SPLIT_ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    # All rows of a Sequence with few, over one split of its context.
+    # Attends with all rows of a Sequence that has few, over one split of its context.
     position = context - num_rows
     first_split = _first_split(num_rows, context, WINDOW, SPLIT_SIZE)
     begin = (first_split + tile) * SPLIT_SIZE
@@ -174,7 +174,7 @@ def _attend(
     WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, FORMAT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    # Rows of the products: the heads of a group, then those of the next query row.
+    # Rows of the products are the heads of a group, then those of the next query row.
     index = tl.arange(0, BLOCK_M)
     row = first_row + index // GROUP
     head = kv_head * GROUP + index % GROUP
@@ -192,7 +192,7 @@ def _attend(
         token = start + tl.arange(0, BLOCK_N)
         in_range = token < end
         block = tl.load(table + token // BLOCK_SIZE, mask=in_range, other=0).to(tl.int64)
-        # The cache seen as [num_blocks * 2 * num_kv_heads * block_size, head_dim].
+        # Rows in a view of the cache as [num_blocks * 2 * num_kv_heads * block_size, head_dim].
         slot = (block * 2 * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + token % BLOCK_SIZE
         key_at = blocks + slot[None, :] * HEAD_DIM + column[:, None]
         key = _operand(tl.load(key_at, mask=in_head[:, None] & in_range[None, :], other=0.0), q.dtype)
@@ -200,14 +200,14 @@ def _attend(
         if FORMAT != "plain":
             scores *= tl.load(scales + slot, mask=in_range, other=0.0)[None, :]
         if HAS_SOFT_CAP:
-            # tanh(x) = 1 - 2 / (exp(2 x) + 1), which saturates rightly when the exponential overflows.
+            # tanh(x) = 1 - 2 / (exp(2 x) + 1), which saturates correctly when the exponential overflows.
             scores = soft_cap * (1 - 2 / (tl.exp2(scores * (2 * log2_e / soft_cap)) + 1))
         is_read = (token[None, :] <= row_position[:, None]) & in_range[None, :]
         if WINDOW > 0:
             is_read &= token[None, :] > row_position[:, None] - WINDOW
         scores = tl.where(is_read, scores * log2_e, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 1))
-        # A row that has read nothing yet stays at weight 0 rather than at inf - inf.
+        # A row without a read token keeps weight 0; the plain formula would give inf - inf.
         reference = tl.where(new_largest == float("-inf"), 0.0, new_largest)
         weights = tl.exp2(scores - reference[:, None])
         shrink = tl.exp2(largest - reference)
@@ -226,8 +226,8 @@ def _attend(
 @triton.jit
 def _operand(x, dtype: tl.constexpr):
     if x.dtype == tl.uint8:
-        # float8_e4m3fn by its bits, for chips that do not convert it: with three bits of mantissa moved to
-        # the top of float16's, the value is 2^-8 of what it should be, subnormals too.
+        # Converts float8_e4m3fn by its bits, for chips that cannot: with its three bits of mantissa moved to
+        # the top of float16's, the value is 2^-8 of the true one, subnormals included.
         bits = ((x & 0x80).to(tl.uint16) << 8) | ((x & 0x7F).to(tl.uint16) << 7)
         x = bits.to(tl.float16, bitcast=True) * 256.0
     return x.to(dtype)

@@ -1,4 +1,4 @@
-"""Paged attention: checks arguments and chooses the implementation."""
+"""Checks the arguments of paged attention and chooses the implementation."""
 
 import torch
 from torch import Tensor
@@ -23,13 +23,13 @@ def paged_attention(
 ) -> Tensor:
     """Return causal attention of every query row over its Sequence's cached context, in `dtype`.
 
-    `query` is as `kernels.kv_write` returns it, [num_kv_heads, num_rows, group, head_dim] float32 on a CPU,
-    [num_rows, num_heads, head_dim] in `dtype` on a GPU; the new tokens are in `cache` already. The result is
-    [num_rows, num_heads * head_dim]. With a `window`, a row reads only that many tokens, its own the last of
-    them; with a `soft_cap`, scores are `soft_cap * tanh(score / soft_cap)`. Sums are in float32. On a CPU
-    a row has the same bits in any Step; on a GPU a decode row has, and a row of a prompt in chunks that are
-    all longer than the tiling's `split_rows`. Raises ValueError on shapes that do not fit the plan and on
-    dtypes that do not go together.
+    `query` is as `kernels.kv_write` returns it: [num_kv_heads, num_rows, group, head_dim] float32 on a CPU,
+    [num_rows, num_heads, head_dim] in `dtype` on a GPU; `cache` already holds the new tokens. The result is
+    [num_rows, num_heads * head_dim]. With a `window`, a row reads only that many tokens, the last of them its
+    own. With a `soft_cap`, scores are `soft_cap * tanh(score / soft_cap)`. Sums are in float32. On a CPU, a
+    row has the same bits in any Step. On a GPU, so do decode rows, and rows of a prompt whose chunks are all
+    longer than the tiling's `split_rows`. Raises ValueError on shapes that do not fit the plan and on dtypes
+    that do not go together.
     """
     if isinstance(cache, GpuLayerCache) and isinstance(plan, GpuAttentionPlan):
         from kernels.paged_attention import gpu  # noqa: PLC0415  (Triton is there with a GPU only)

@@ -1,4 +1,4 @@
-"""What attention needs to know of a Step, worked out once and used by every layer."""
+"""Plans a Step's attention on a CPU once; every layer uses the plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,10 +34,10 @@ def plan_attention(
 ) -> AttentionPlan:
     """Cut a Step into items.
 
-    `query_lens` are the new tokens of each Sequence in packed order, `positions` [num_rows] int64 those of
-    the rows in their Sequences, `block_tables` [num_sequences, max_blocks] int64, whose entries past a
-    Sequence's end are not read; `group` query heads share a KV head. Raises ValueError when lengths and
-    positions disagree.
+    `query_lens` are the numbers of new tokens of the Sequences, in packed order. `positions` [num_rows] int64
+    are the rows' positions in their Sequences. `block_tables` is [num_sequences, max_blocks] int64; entries
+    past a Sequence's end are not read. `group` query heads share a KV head. Raises ValueError when lengths
+    and positions disagree.
     """
     counts = np.array(query_lens)
     if counts.sum() != len(positions) or len(counts) != len(block_tables):
@@ -48,7 +48,7 @@ def plan_attention(
     rows_per_item = max(1, VECTORS_PER_ITEM // group)
     items = -(-counts // rows_per_item)
     sequences = np.repeat(np.arange(len(counts)), items)
-    # The number of an item within its Sequence.
+    # The index of an item within its Sequence.
     nth = np.arange(items.sum()) - np.repeat(items.cumsum() - items, items)
     first_rows = np.repeat(counts.cumsum() - counts, items) + nth * rows_per_item
     num_rows = np.minimum(rows_per_item, np.repeat(counts.cumsum(), items) - first_rows)

@@ -1,4 +1,4 @@
-"""Paged attention in float32, one Sequence and one row at a time."""
+"""Computes paged attention in float32, one Sequence and one row at a time."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
-    """Return the float32 truth for `kernels.paged_attention.paged_attention`."""
+    """Return the float32 reference result of `kernels.paged_attention.paged_attention`."""
     group = query.shape[2]
     heads = query.float().transpose(0, 1).flatten(1, 2)  # [num_rows, num_heads, head_dim]
     block_size = cache.keys.shape[3]

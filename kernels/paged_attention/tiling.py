@@ -1,4 +1,4 @@
-"""How attention on a GPU cuts its work: sizes that change how fast it is computed, and a Step cut by them."""
+"""Chooses the tile sizes of attention on a GPU, and holds the plan of a Step cut by them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ MAX_SPLITS = 64
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Sizes of one kind of launch. `split_size`, `block_n` and `num_warps` fix the order of a row's sums."""
+    """Sizes of one kind of launch; `split_size`, `block_n` and `num_warps` fix the order of a row's sums."""
 
     has_prompts: bool  # whether Sequences may have more rows than `split_rows`
     split_rows: int  # a Sequence with at most this many rows is split along its context
@@ -24,17 +24,17 @@ class Tiling:
     programs_per_processor: int
 
     def rows_per_tile(self, group: int) -> int:
-        """Query rows of a prompt that one tile takes."""
+        """Return the number of a prompt's query rows in one tile."""
         return self.block_tile_m // group
 
     def block_split_m(self, group: int) -> int:
-        """Rows of the products in a split: at least what one matrix instruction takes."""
+        """Return the number of product rows in a split, at least those of one matrix instruction."""
         return product_rows(self.split_rows * group)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowTiles:
-    """A Step's tiles as one window makes them: a short window leaves out the start of a context."""
+    """A Step's tiles for one window; a short window leaves out the start of a context."""
 
     tile_ends: Tensor  # [num_sequences] int32: tiles of this Sequence and all before it
     max_splits: int
@@ -42,9 +42,9 @@ class WindowTiles:
 
 @dataclass(frozen=True, slots=True)
 class GpuAttentionPlan:
-    """A Step's rows as tiles, counted on the device. Made once a Step.
+    """A Step's rows as tiles, counted on the device; made once per Step.
 
-    Tensors keep their addresses from capture to replay of a CUDA graph; only what they hold changes.
+    Tensors keep their addresses from capture to replay of a CUDA graph; only their contents change.
     """
 
     query_starts: Tensor  # [num_sequences + 1] int32: the first row of each Sequence, and the end
@@ -52,7 +52,7 @@ class GpuAttentionPlan:
     block_tables: Tensor  # [num_sequences, max_blocks] int32
     tiling: Tiling
     tiles: Mapping[int | None, WindowTiles]  # by window of the model's layers
-    # What the splits of a context leave for the merge; None when there is never more than one.
+    # The results of a context's splits, for the merge; None when there is never more than one split.
     partial_out: Tensor | None  # [num_sequences, max_splits, num_heads * split_rows, head_dim] float32
     partial_stats: Tensor | None  # [..., 2] float32: the largest score, and the sum of weights
 
@@ -70,11 +70,11 @@ def choose_tiling(
 ) -> Tiling:
     """Return the tiling for a model and a kind of Step; not tuned on any GPU yet.
 
-    `dtype` is the query's. `max_model_len` is the longest context there will ever be: the split size follows
-    from it. `split_rows` is 1, or what speculation verifies at once.
+    `dtype` is the query's. `max_model_len` is the longest possible context, which determines the split size.
+    `split_rows` is 1, or the number of rows that speculation verifies at once.
     """
-    # What the compilers of the chips place in registers and shared memory: see builds.py. `block_n` and
-    # `num_warps` are the same with prompts and without, or a decode row's bits would depend on its mates.
+    # These sizes fit the chips' registers and shared memory, as builds.py checks. `block_n` and `num_warps`
+    # are the same with and without prompts, or a decode row's bits would depend on other rows of its Step.
     is_plain, is_wide = kv_format == "plain", head_dim > 128
     if dtype is torch.float32:
         tile_m, block_n, num_stages = 32, 16 if is_wide else 32, 2
@@ -95,12 +95,12 @@ def choose_tiling(
 
 
 def product_rows(num_rows: int) -> int:
-    """Return the rows of the smallest product that holds `num_rows`: a power of 2, at least 16."""
+    """Return the row count of the smallest product that holds `num_rows`: a power of 2, at least 16."""
     return max(16, 1 << (num_rows - 1).bit_length())
 
 
 def choose_split_size(max_model_len: int) -> int:
-    """Return the tokens of a split: as few as leave no more than MAX_SPLITS for the merge."""
+    """Return the least number of tokens in a split that leaves at most MAX_SPLITS for the merge."""
     size = MIN_SPLIT_SIZE
     while size * MAX_SPLITS < max_model_len:
         size *= 2

@@ -1,4 +1,4 @@
-"""Formats of quantized weights, keys and values: levels, scales, and the way there and back."""
+"""Formats of quantized weights, keys and values, and conversions to and from them."""
 
 from kernels.quantization.fp8 import Fp8Weight, quantize_fp8
 from kernels.quantization.int4 import Int4Weight, quantize_int4

@@ -1,4 +1,4 @@
-"""Fp8 (e4m3, no infinities), scaled a tensor, a row or a block."""
+"""Fp8 weights (e4m3, no infinities), with one scale per tensor, row or block."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from torch import Tensor
 from kernels.quantization.shapes import SMALLEST_MAXIMUM, check_matrix, num_bytes
 
 LARGEST = 448.0
-# The levels of one octave, on any of which a block's largest value may lie. Steps double at powers of two, so
-# it matters where the other values fall between those.
+# The levels of one octave; a block's largest value may be placed on any of them. The distance between levels
+# doubles at powers of two, so the choice changes the error of the other values.
 TOP_LEVELS = (448, 416, 384, 352, 320, 288, 256, 240)
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Weight:
-    """`level * scale`; raises ValueError on shapes that do not fit together."""
+    """Fp8 weight of values `level * scale`; raises ValueError on shapes that do not fit together."""
 
     levels: Tensor  # float8_e4m3fn [out_features, in_features]
     scales: Tensor  # float32, one a block: [ceil(out_features / rows), ceil(in_features / columns)]
@@ -31,12 +31,12 @@ class Fp8Weight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out_features, in_features)."""
+        """The shape (out_features, in_features)."""
         return self.levels.shape[0], self.levels.shape[1]
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory."""
+        """The bytes of all its tensors."""
         return num_bytes(self.levels, self.scales)
 
     def dequantize(self) -> Tensor:
@@ -45,11 +45,11 @@ class Fp8Weight:
 
 
 def quantize_fp8(weight: Tensor, *, block: tuple[int, int] | None = None) -> Fp8Weight:
-    """Round `weight` [out_features, in_features] to fp8, `block` rows and columns to a scale.
+    """Round `weight` [out_features, in_features] to fp8, with one scale per `block` (rows, columns).
 
-    None is a scale a row, the weight's own shape one for all of it. A last block may be cut short. A scale is
-    the one of a few with the least squared error. Raises ValueError when it is no matrix, or a side of the
-    block is under 1 or over the weight's.
+    A `block` of None means one scale per row; the weight's own shape means one scale in all. The last blocks
+    may be smaller. Each scale is the one of several candidates with the least squared error. Raises
+    ValueError when the weight is no matrix, or a side of the block is under 1 or over the weight's.
     """
     check_matrix("fp8", weight)
     rows, columns = weight.shape
@@ -73,7 +73,7 @@ def _levels(weight: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
 
 
 def _blocks(weight: Tensor, block: tuple[int, int]) -> Tensor:
-    """Return [blocks down, rows, blocks across, columns], the last ones filled up with zeros."""
+    """Return the weight as [blocks down, rows, blocks across, columns], padded with zeros."""
     padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % block[1], 0, -weight.shape[0] % block[0]))
     return padded.view(padded.shape[0] // block[0], block[0], -1, block[1])
 

@@ -1,4 +1,4 @@
-"""Int4 in groups along a row, each with a scale and, if asked for, a zero point."""
+"""Int4 weights in groups along a row; each group has a scale and optionally a zero point."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,14 @@ from kernels.quantization.shapes import SMALLEST_MAXIMUM, check_matrix, check_sh
 
 GROUP_SIZES = (32, 64, 128)
 MIDDLE = 8  # the level that means zero where there are no zero points
-# Shares of the largest value that a symmetric range may end at: clipping one value can serve the rest.
+# A symmetric range may end at one of these shares of the largest value: clipping that value can reduce the
+# error of the others.
 CLIPS = tuple(1 - step / 40 for step in range(13))
 
 
 @dataclass(frozen=True, slots=True)
 class Int4Weight:
-    """`(level - zero_point) * scale`; raises ValueError on shapes that do not fit together."""
+    """Int4 weight of values `(level - zero_point) * scale`; raises ValueError on shapes that do not fit."""
 
     packed: Tensor  # uint8 [out_features, in_features / 2], as `kernels.quantization.nibbles` packs
     scales: Tensor  # bfloat16, float16 or float32 [out_features, num_groups]
@@ -36,17 +37,17 @@ class Int4Weight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out_features, in_features)."""
+        """The shape (out_features, in_features)."""
         return self.packed.shape[0], 2 * self.packed.shape[1]
 
     @property
     def group_size(self) -> int:
-        """Weights that share a scale."""
+        """The number of weights that share a scale."""
         return self.shape[1] // self.scales.shape[1]
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory."""
+        """The bytes of all its tensors."""
         return num_bytes(self.packed, self.scales, self.zero_points)
 
     def dequantize(self) -> Tensor:
@@ -66,7 +67,7 @@ def quantize_int4(
 ) -> Int4Weight:
     """Round `weight` [out_features, in_features] to the nearest levels of each group's range.
 
-    Raises ValueError when it is no matrix, or in_features are not whole groups of 32, 64 or 128.
+    Raises ValueError when it is no matrix, `group_size` is not 32, 64 or 128, or does not divide in_features.
     """
     groups = in_groups(weight, group_size)
     scales, zero_points = int4_ranges(groups, is_symmetric=is_symmetric, scale_dtype=scale_dtype)
@@ -76,7 +77,7 @@ def quantize_int4(
 
 
 def in_groups(weight: Tensor, group_size: int) -> Tensor:
-    """Return float32 [out_features, num_groups, group_size]; raises ValueError if `weight` does not fit."""
+    """Return float32 [out_features, num_groups, group_size]; raise ValueError if `weight` does not fit."""
     check_matrix("int4", weight)
     if group_size not in GROUP_SIZES or weight.shape[1] % group_size:
         raise ValueError(
@@ -86,7 +87,7 @@ def in_groups(weight: Tensor, group_size: int) -> Tensor:
 
 
 def int4_levels(values: Tensor, scales: Tensor, zero_points: Tensor) -> Tensor:
-    """Return the nearest levels 0..15, as float32; shapes broadcast."""
+    """Return the nearest levels 0..15 as float32; the arguments broadcast."""
     return ((values / scales.float()).round() + zero_points).clamp(0, 15)
 
 
@@ -97,11 +98,11 @@ def int4_ranges(
     scale_dtype: torch.dtype = torch.bfloat16,
     importance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return scales and zero points of `groups` [..., group_size], each [...]; zero points in float32.
+    """Return scales and float32 zero points, each [...], of `groups` [..., group_size].
 
-    A symmetric scale has the sign that puts the value farthest from zero on level 0, which lies one step
-    farther out than level 15, and is the one with the least squared error of a few. `importance`, which must
-    broadcast against `groups`, weighs those errors.
+    The sign of a symmetric scale puts the value farthest from zero on level 0, which lies one step farther
+    out than level 15; its size is the one of several candidates with the least squared error. `importance`
+    weighs those errors; it must broadcast against `groups`.
     """
     if not is_symmetric:
         low, high = groups.amin(dim=-1).clamp(max=0), groups.amax(dim=-1).clamp(min=0)

@@ -1,4 +1,4 @@
-"""Int8, one scale an output channel, with or without a zero point."""
+"""Int8 weights with one scale per output channel, with or without zero points."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ LARGEST = 127
 
 @dataclass(frozen=True, slots=True)
 class Int8Weight:
-    """`(level - zero_point) * scale`; raises ValueError on shapes that do not fit together."""
+    """Int8 weight of values `(level - zero_point) * scale`; raises ValueError on shapes that do not fit."""
 
     levels: Tensor  # int8 [out_features, in_features]
     scales: Tensor  # float32 [out_features]
@@ -26,12 +26,12 @@ class Int8Weight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out_features, in_features)."""
+        """The shape (out_features, in_features)."""
         return self.levels.shape[0], self.levels.shape[1]
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory."""
+        """The bytes of all its tensors."""
         return num_bytes(self.levels, self.scales, self.zero_points)
 
     def dequantize(self) -> Tensor:
@@ -43,7 +43,7 @@ class Int8Weight:
 
 
 def quantize_int8(weight: Tensor, *, is_symmetric: bool = True) -> Int8Weight:
-    """Round `weight` [out_features, in_features] to the nearest levels; ValueError if it is no matrix."""
+    """Round `weight` [out_features, in_features] to the nearest levels; raise ValueError if no matrix."""
     check_matrix("int8", weight)
     weight = weight.float()
     if is_symmetric:

@@ -1,4 +1,4 @@
-"""Keys or values in int8 or fp8, one scale a token and head."""
+"""Keys or values in int8 or fp8, with one scale per token and head."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,14 @@ LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 @dataclass(frozen=True, slots=True)
 class QuantizedHeads:
-    """`level * scale`."""
+    """Quantized keys or values, each `level * scale`."""
 
     levels: Tensor  # int8 or float8_e4m3fn [num_tokens, num_heads, head_dim]
     scales: Tensor  # float32 [num_tokens, num_heads]
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory."""
+        """The bytes of all its tensors."""
         return num_bytes(self.levels, self.scales)
 
     def dequantize(self) -> Tensor:
@@ -28,7 +28,10 @@ class QuantizedHeads:
 
 
 def quantize_heads(x: Tensor, dtype: torch.dtype = torch.int8) -> QuantizedHeads:
-    """Round `x` [num_tokens, num_heads, head_dim] to levels of `dtype`; raises ValueError on others."""
+    """Round `x` [num_tokens, num_heads, head_dim] to levels of `dtype`, int8 or float8_e4m3fn.
+
+    Raises ValueError on other shapes and dtypes.
+    """
     if dtype not in LARGEST:
         raise ValueError(f"quantize_heads: dtype is {dtype}, not int8 or float8_e4m3fn")
     if x.dim() != 3:

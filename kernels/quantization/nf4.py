@@ -1,4 +1,4 @@
-"""NF4: 16 levels at quantiles of a normal distribution, in blocks of 64; scales may be in int8.
+"""NF4 weights: 16 levels at quantiles of a normal distribution, in blocks of 64; scales may be in int8.
 
 Source: Dettmers et al., QLoRA, arXiv:2305.14314.
 """
@@ -36,7 +36,7 @@ LEVELS = (
 
 @dataclass(frozen=True, slots=True)
 class NestedScales:
-    """Scales in int8: `level * scale + offset`."""
+    """Int8 scales of values `level * scale + offset`."""
 
     levels: Tensor  # int8 [out_features, num_blocks]
     scales: Tensor  # float32 [ceil(out_features * num_blocks / 256)]
@@ -50,7 +50,7 @@ class NestedScales:
 
 @dataclass(frozen=True, slots=True)
 class Nf4Weight:
-    """`LEVELS[level] * scale`; raises ValueError on shapes that do not fit together."""
+    """NF4 weight of values `LEVELS[level] * scale`; raises ValueError on shapes that do not fit together."""
 
     packed: Tensor  # uint8 [out_features, in_features / 2], as `kernels.quantization.nibbles` packs
     scales: Tensor | NestedScales  # float32 [out_features, in_features / 64], each block's largest value
@@ -65,12 +65,12 @@ class Nf4Weight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out_features, in_features)."""
+        """The shape (out_features, in_features)."""
         return self.packed.shape[0], 2 * self.packed.shape[1]
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory."""
+        """The bytes of all its tensors."""
         if isinstance(self.scales, NestedScales):
             return num_bytes(self.packed, self.scales.levels, self.scales.scales, self.scales.offset)
         return num_bytes(self.packed, self.scales)
@@ -102,7 +102,7 @@ def quantize_nf4(weight: Tensor, *, is_nested: bool = False) -> Nf4Weight:
 
 
 def nest_scales(scales: Tensor) -> NestedScales:
-    """Quantize float32 scales [out_features, num_blocks] by 256, about their mean."""
+    """Quantize float32 scales [out_features, num_blocks] to int8 in blocks of 256, around their mean."""
     offset = scales.mean().reshape(1)
     centred = (scales - offset).flatten()
     blocks = torch.nn.functional.pad(centred, (0, -len(centred) % NESTED_BLOCK)).view(-1, NESTED_BLOCK)

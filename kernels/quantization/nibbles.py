@@ -1,7 +1,7 @@
-"""Two 4-bit levels a byte, in the order that the matrix products read them.
+"""Packs two 4-bit levels per byte, in the order in which the matrix products read them.
 
-Byte j of a span of 16 bytes holds levels j (low half) and j + 16 (high half) of its 32. So both halves of
-a loaded tile belong to runs of neighbouring activations.
+Byte j of a span of 16 bytes holds level j (low half) and level j + 16 (high half) of its 32 levels. So each
+half of a loaded tile belongs to a run of neighbouring activations.
 """
 
 import torch
@@ -11,9 +11,9 @@ SPAN = 32  # levels
 
 
 def pack_nibbles(levels: Tensor) -> Tensor:
-    """Return uint8 [rows, columns / 2] for levels 0..15 in uint8 [rows, columns].
+    """Pack levels 0..15 in uint8 [rows, columns] into uint8 [rows, columns / 2].
 
-    Raises ValueError when columns are not whole spans of 32, or a level is over 15.
+    Raises ValueError when columns are not a multiple of 32, or a level is over 15.
     """
     rows, columns = levels.shape
     if columns % SPAN:
@@ -25,7 +25,7 @@ def pack_nibbles(levels: Tensor) -> Tensor:
 
 
 def unpack_nibbles(packed: Tensor) -> Tensor:
-    """Return the uint8 levels [rows, columns] of `pack_nibbles`."""
+    """Return the uint8 levels [rows, columns] that `pack_nibbles` packed."""
     rows, count = packed.shape
     spans = packed.reshape(rows, -1, SPAN // 2)
     return torch.stack((spans & 15, spans >> 4), dim=2).reshape(rows, 2 * count)

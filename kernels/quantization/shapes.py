@@ -1,8 +1,8 @@
-"""What every format asks of its tensors."""
+"""Checks of tensor shapes that all formats share."""
 
 from torch import Tensor
 
-# What all-zero values are scaled by, so that they stay zero.
+# The least maximum from which a scale is computed, so that all-zero values stay zero.
 SMALLEST_MAXIMUM = 1e-8
 
 
@@ -13,11 +13,11 @@ def check_matrix(name: str, weight: Tensor) -> None:
 
 
 def check_shape(name: str, field: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError naming the field when its shape is another."""
+    """Raise ValueError naming the field unless its tensor has this shape."""
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name}: {field} is {tuple(tensor.shape)}, not {shape}")
 
 
 def num_bytes(*tensors: Tensor | None) -> int:
-    """Return what these take together."""
+    """Return the bytes of all these tensors together."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)

@@ -1,4 +1,4 @@
-"""Weights that read the same input, as one."""
+"""Stacks weights that read the same input into one weight."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -15,9 +15,10 @@ QuantizedWeight = Int8Weight | Int4Weight | Fp8Weight | Nf4Weight
 
 
 def stack_weights(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
-    """Return the rows of all weights in order, worth what they were; None where their formats differ.
+    """Return one weight with the rows of all weights in order and the same values.
 
-    Scales of fp8 blocks become scales of rows, and nested scales float32, for more than one weight.
+    Returns None where their formats differ. With more than one weight, fp8 blocks get one scale per row of
+    theirs, and nested scales become float32.
     """
     first = weights[0]
     if len(weights) == 1:
@@ -51,7 +52,7 @@ def stack_weights(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
 
 
 def _zero_points(weights: Sequence[Int8Weight] | Sequence[Int4Weight], none: int) -> Tensor | None:
-    """Return all zero points, `none` for weights without; None where no weight has any."""
+    """Return all zero points, or None where no weight has any; `none` fills in for weights without."""
     given = [weight.zero_points for weight in weights if weight.zero_points is not None]
     if not given:
         return None

@@ -1,4 +1,4 @@
-"""Quantization of activations, one scale a token."""
+"""Quantization of activations with one scale per token."""
 
 from kernels.quantize_tokens.op import quantize_tokens
 

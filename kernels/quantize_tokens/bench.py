@@ -1,4 +1,4 @@
-"""Speed of the quantization of tokens beside the same formula in torch's own operators."""
+"""Times the quantization of tokens beside the same formula in torch's own operators."""
 
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ def main() -> None:
                 levels, scales = quantize_tokens(x, dtype)
                 expected, expected_scales = reference.quantize_tokens(x, dtype)
                 torch.testing.assert_close(scales, expected_scales, rtol=1e-6, atol=0)
-                # Of two levels at the same distance either may be taken: one in sixteen is the widest step.
+                # Either of two equally near levels is correct; one in sixteen is the widest step.
                 torch.testing.assert_close(levels.float(), expected.float(), rtol=1 / 8, atol=1)
                 table.row(
                     f"{str(dtype).removeprefix('torch.')}: {num_tokens} x {width} bf16",

@@ -1,4 +1,4 @@
-"""What `gpu.py` may launch, for models of 4096 and 14336 wide layers."""
+"""Lists the builds that `gpu.py` may launch for models whose layers are 4096 and 14336 wide."""
 
 from kernels.ahead_of_time import Build
 

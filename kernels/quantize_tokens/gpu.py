@@ -1,4 +1,4 @@
-"""Quantization of tokens on a GPU."""
+"""Launches the quantization of tokens on a GPU."""
 
 import torch
 import triton
@@ -11,7 +11,7 @@ MAX_WIDTH = 32768  # a row lies in the registers of one program
 
 
 def quantize_tokens(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the levels of `x` in `dtype` and one float32 scale a row, [num_tokens, 1]."""
+    """Return the levels of `x` in `dtype`, and one float32 scale per row, [num_tokens, 1]."""
     num_tokens, width = x.shape
     if width > MAX_WIDTH:
         raise ValueError(f"quantize_tokens: x is {tuple(x.shape)}, wider than {MAX_WIDTH}")

@@ -1,4 +1,4 @@
-"""Triton: quantization of tokens, one program a row."""
+"""Triton kernel that quantizes tokens, one program per row."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,7 @@ def quantize(x, levels, scales, x_stride, width, LARGEST: tl.constexpr, BLOCK: t
     mask = columns < width
     value = tl.load(x + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
     maximum = tl.maximum(tl.max(tl.abs(value), 0), 1e-8)
-    # A maximum passes NaN by; the scale must not.
+    # A maximum ignores NaN, but the scale must not.
     has_nan = tl.max((value != value).to(tl.int32), 0)
     tl.store(scales + row, tl.where(has_nan == 1, float("nan"), maximum / LARGEST))
     value = value * (LARGEST / maximum)

@@ -1,4 +1,4 @@
-"""Quantization of tokens: checks arguments and chooses the implementation."""
+"""Checks the arguments of token quantization and chooses the implementation."""
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from kernels.quantize_tokens.formats import LARGEST
 def quantize_tokens(x: Tensor, dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:
     """Return levels in `dtype` (int8 or float8_e4m3fn) and float32 scales [num_tokens, 1]: x ~ level * scale.
 
-    `x` is [num_tokens, width] with a dense last axis. A token's largest value becomes the largest level; a
-    token with a NaN gets NaN for its scale. Raises ValueError on other dtypes and shapes.
+    `x` is [num_tokens, width] with a dense last axis. A token's largest value becomes the largest level. The
+    scale of a token with a NaN is NaN. Raises ValueError on other dtypes and shapes.
     """
     if dtype not in LARGEST:
         raise ValueError(f"quantize_tokens: dtype is {dtype}, not int8 or float8_e4m3fn")

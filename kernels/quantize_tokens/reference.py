@@ -1,4 +1,4 @@
-"""Quantization of tokens in float32, as the formula reads."""
+"""Quantizes tokens in float32 by the formula."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from kernels.quantize_tokens.formats import LARGEST, SMALLEST_MAXIMUM
 
 
 def quantize_tokens(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the levels and scales of `kernels.quantize_tokens.quantize_tokens`."""
+    """Return the reference levels and scales of `kernels.quantize_tokens.quantize_tokens`."""
     x = x.float()
     maximum = x.abs().amax(dim=1, keepdim=True).clamp(min=SMALLEST_MAXIMUM)
     value = x * (LARGEST[dtype] / maximum)

@@ -1,4 +1,4 @@
-"""Speed of the addition and normalisation beside torch's own operators."""
+"""Times the addition and normalisation beside torch's own operators."""
 
 from pathlib import Path
 

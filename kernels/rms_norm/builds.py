@@ -1,4 +1,4 @@
-"""What `gpu.py` may launch, for models of 896, 4096 and 8192 wide layers."""
+"""Lists the builds that `gpu.py` may launch for models whose layers are 896, 4096 and 8192 wide."""
 
 from kernels.ahead_of_time import Build
 

@@ -1,4 +1,4 @@
-"""RMS normalisation on a CPU, with the addition before it in the same pass."""
+"""Computes RMS normalisation on a CPU, in one pass with the addition before it."""
 
 import numpy as np
 
@@ -55,9 +55,9 @@ def normalise(
     out: int,
     is_bfloat16_out: bool,
 ) -> None:
-    """Write the normalised rows of `x`, or of `residual + x` kept in `residual` unless that is 0.
+    """Write the normalised rows of `x`, or, unless `residual` is 0, of `residual + x`.
 
-    Tensors are given by their addresses.
+    The sum is stored in `residual`. Tensors are given by their addresses.
     """
     has_residual = residual != 0
     total, scale = float32_at(residual), float32_at(weight)

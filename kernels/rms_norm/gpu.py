@@ -1,4 +1,4 @@
-"""RMS normalisation on a GPU."""
+"""Launches RMS normalisation on a GPU."""
 
 import torch
 import triton
@@ -10,10 +10,10 @@ MAX_HIDDEN = 32768  # a row lies in the registers of one program
 
 
 def normalised(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """Return the normalised rows of `x`, or of `residual + x`, which is left in `residual`, in `dtype`.
+    """Return the normalised rows of `x`, or of `residual + x`, in `dtype`; `residual` then holds the sum.
 
-    `x` is [num_tokens, hidden], any row stride; `residual` dense, of the shape of `x` and any floating dtype;
-    `weight` [hidden]. Sums are in float32, and what is normalised is a sum before it is rounded to the dtype
+    `x` is [num_tokens, hidden] with any row stride; `residual` is dense, of the shape of `x` and any floating
+    dtype; `weight` is [hidden]. Sums are in float32; the sum is normalised before it is rounded to the dtype
     of `residual`. Raises ValueError on shapes that do not fit.
     """
     num_tokens, hidden = x.shape
@@ -46,5 +46,5 @@ def normalised(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, d
 
 
 def num_warps(block: int) -> int:
-    """Return the warps that share a row of so many lanes."""
+    """Return the number of warps that share a row of `block` lanes."""
     return min(max(block // 512, 1), 8)

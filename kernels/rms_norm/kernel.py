@@ -1,4 +1,4 @@
-"""Triton: RMS normalisation, one program a row."""
+"""Triton kernel of RMS normalisation, one program per row."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""RMS normalisation: checks arguments and chooses the implementation."""
+"""Checks the arguments of RMS normalisation and chooses the implementation."""
 
 import torch
 from torch import Tensor

@@ -1,16 +1,16 @@
-"""RMS normalisation in float32, written as the formula reads."""
+"""Computes RMS normalisation in float32 by the formula."""
 
 import torch
 from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return the float32 truth for `kernels.rms_norm.rms_norm`."""
+    """Return the float32 reference result of `kernels.rms_norm.rms_norm`."""
     x = x.float()
     return x / torch.sqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight.float()
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the normalised sum and the new residual for `kernels.rms_norm.add_rms_norm`."""
+    """Return the reference sum, normalised, and the new residual of `kernels.rms_norm.add_rms_norm`."""
     total = residual.float() + x.float()
     return rms_norm(total, weight, eps), total

@@ -1,4 +1,4 @@
-"""The choice of next tokens on a GPU, without a wait for the host."""
+"""Chooses next tokens on a GPU without waiting for the host."""
 
 from kernels.sampling.op import sample
 

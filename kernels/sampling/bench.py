@@ -1,4 +1,4 @@
-"""Speed of sampling beside a sort by torch."""
+"""Times sampling beside a sort by torch."""
 
 from pathlib import Path
 

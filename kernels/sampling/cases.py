@@ -1,4 +1,4 @@
-"""Options for the sampling test and bench."""
+"""Options for the test and the bench of sampling."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ OFF = 1 << 31  # of top_k
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The vocabulary of a model and a row's options."""
+    """The size of a model's vocabulary and a row's options."""
 
     vocab_size: int
     temperature: float = 1.0

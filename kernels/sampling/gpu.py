@@ -1,4 +1,4 @@
-"""Sampling on a GPU: one program a row."""
+"""Launches sampling on a GPU, one program per row."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ NUM_WARPS = 8
 def sample(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
 ) -> Tensor:
-    """Launch what `kernels.sampling.sample` describes."""
+    """Return the token of each row as `kernels.sampling.sample` does."""
     num_rows, vocab_size = logits.shape
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows:

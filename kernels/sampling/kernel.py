@@ -1,8 +1,8 @@
-"""Triton: the choice of a row's next token, without a sort.
+"""Triton kernel that chooses a row's next token without a sort.
 
-What top-k and top-p keep are the tokens above some logit, and some of those equal to it. That logit is found
-by bisection over its bits, which ends early where no token lies between: a pass over the row for each
-halving, 32 at most, and none where the option is off.
+Top-k and top-p keep the tokens above some logit, and some of the tokens equal to it. Bisection over its bits
+finds that logit, with one pass over the row per halving: at most 32 passes, fewer where no token remains
+between the bounds, and none where the option is off.
 """
 
 import triton
@@ -33,7 +33,7 @@ def sample(
         top_k = tl.load(top_ks + row)
         top_p = tl.load(top_ps + row)
         min_p = tl.load(min_ps + row).to(tl.float32)
-        # Keys above `high` stay, those in low..high stay as far as the quota goes, the rest is dropped.
+        # Keys above `high` are kept, of those in low..high as many as `quota`, and the rest is dropped.
         low = tl.full((), -0x80000000, tl.int64)
         high = low - 1
         quota = tl.zeros((), tl.float64)
@@ -67,14 +67,14 @@ def sample(
             first = tl.minimum(first, tl.min(tl.where(is_passed, start + lane, 0x7FFFFFFF), 0))
             last = tl.maximum(last, tl.max(tl.where(weight > 0, start + lane, 0), 0))
             passed += tl.sum(weight, 0)
-        # Sums in another order may fall short of the total by a rounding.
+        # Sums in another order may fall short of the total by a rounding error.
         token = tl.minimum(first, last)
     tl.store(out + row, token.to(tl.int64))
 
 
 @triton.jit
 def _find_top_k(source, top_k, low, highest, largest, scale, vocab_size, BLOCK: tl.constexpr):
-    # At least top_k keys are above `below`, fewer above `above`.
+    # Invariant: at least top_k keys are above `below`, and fewer than top_k above `above`.
     below, above = low - 1, highest
     num_left = tl.full((), 0, tl.int32) + vocab_size
     quota = tl.zeros((), tl.float64)
@@ -102,7 +102,7 @@ def _find_top_p(
     if high >= low:
         kept += quota * _weight(_value(high.to(tl.int32)), largest, scale).to(tl.float64)
     target = top_p * kept
-    # What is above `bound` is short of the target, what is above `below` is not.
+    # Invariant: the mass above `bound` is less than the target, and the mass above `below` is not.
     below, bound = low - 1, highest
     num_above = tl.zeros((), tl.int32)
     mass = tl.zeros((), tl.float64)
@@ -125,7 +125,7 @@ def _find_top_p(
 
 @triton.jit
 def _key(value):
-    # Whole numbers in the order of the floats.
+    # Maps floats to integers of the same order.
     bits = value.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -142,7 +142,7 @@ def _weight(value, largest, scale):
 
 @triton.jit
 def _above(source, bound, largest, scale, vocab_size, BLOCK: tl.constexpr):
-    # How many keys are above a bound, and what they weigh together.
+    # Returns the number of keys above a bound, and the sum of their weights.
     lane = tl.arange(0, BLOCK)
     count = tl.zeros((BLOCK,), tl.int32)
     mass = tl.zeros((BLOCK,), tl.float32)
@@ -157,7 +157,7 @@ def _above(source, bound, largest, scale, vocab_size, BLOCK: tl.constexpr):
 
 @triton.jit
 def _kept(source, start, num_tied, low, high, quota, min_p, largest, scale, vocab_size, BLOCK: tl.constexpr):
-    # The weights of a block of tokens, 0 for what is dropped, and the tokens at the cut so far.
+    # Returns the weights of a block of tokens, 0 for dropped ones, and the number of tied tokens so far.
     token = start + tl.arange(0, BLOCK)
     in_row = token < vocab_size
     value = tl.load(source + token, mask=in_row, other=float("-inf")).to(tl.float32)

@@ -1,4 +1,4 @@
-"""Sampling: checks arguments. On a GPU only; a CPU's sampler is the engine's own."""
+"""Checks the arguments of sampling; GPU only, as the engine itself samples on a CPU."""
 
 import torch
 from torch import Tensor
@@ -9,12 +9,12 @@ def sample(
 ) -> Tensor:
     """Return the chosen token of each row, [num_rows] int64, still on the device.
 
-    `logits` is [num_rows, vocab_size] with a dense last axis, everything else [num_rows] float64: a
-    `temperature` of 0 takes the likeliest token; `top_k` counts tokens, as many as there are when off; of
-    what it leaves, `top_p` keeps the likeliest up to that share, at least one; of what that leaves, `min_p`
-    keeps what is at least so likely as that share of the likeliest. The token is where the cumulative
-    distribution of what is kept, in the order of the vocabulary, passes `uniform` in [0, 1). A row's token
-    does not depend on other rows. Raises ValueError on shapes that do not fit.
+    `logits` is [num_rows, vocab_size] with a dense last axis; everything else is [num_rows] float64. A
+    `temperature` of 0 takes the most likely token. `top_k` keeps that many tokens; at vocab_size or more, it
+    is off. Of those, `top_p` keeps the most likely ones up to that share of probability, at least one. Of
+    those, `min_p` keeps tokens with at least that share of the most likely token's probability. The chosen
+    token is where the cumulative distribution of the kept ones, in vocabulary order, exceeds `uniform` in
+    [0, 1). A row's token does not depend on other rows. Raises ValueError on shapes that do not fit.
     """
     options = (temperature, top_k, top_p, min_p, uniform)
     if (

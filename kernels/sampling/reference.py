@@ -1,4 +1,4 @@
-"""What sampling draws from, written as its rules read, in float64."""
+"""Computes the distribution of sampling in float64 by its rules."""
 
 import torch
 from torch import Tensor

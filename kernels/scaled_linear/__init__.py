@@ -1,4 +1,4 @@
-"""Products of tokens and weights that are both in 8 bits, int8 or fp8."""
+"""Products of tokens and weights that both have 8 bits, int8 or fp8."""
 
 from kernels.scaled_linear.op import scaled_linear
 from kernels.scaled_linear.weight import ScaledWeight, has_row_scales, pack_scaled_weight

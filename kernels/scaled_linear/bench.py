@@ -1,4 +1,4 @@
-"""Speed of 8-bit products, tokens quantized on the way, beside cuBLAS, torch's 8-bit ones and gemlite.
+"""Times 8-bit products, including token quantization, beside cuBLAS, torch's 8-bit products and gemlite.
 
 python -m kernels.scaled_linear.bench [--tune]     with --tune, first fills this GPU's table
 """
@@ -65,7 +65,7 @@ def _tune() -> None:
 def _rivals(
     x: Tensor, dense: Tensor, quantized: Int8Weight | Fp8Weight, expected: Tensor
 ) -> dict[str, Timing | str]:
-    """Time torch's products of tokens that are quantized already, and gemlite's, which quantizes them."""
+    """Time torch's products of quantized tokens, and gemlite's product, which quantizes them itself."""
     tokens, token_scales = quantize_tokens(x, quantized.levels.dtype)
     rivals: dict[str, Timing | str] = dict.fromkeys(RIVALS, NONE)
     rivals["cuBLAS bf16"] = time_call(partial(torch.mm, x, dense.T))
@@ -83,7 +83,7 @@ def _rivals(
 
 
 def main() -> None:
-    """Check every product against its float32 truth, then time it."""
+    """Check every product against its float32 reference, then time it."""
     require_gpu()
     if sys.argv[1:] == ["--tune"]:
         _tune()

@@ -1,4 +1,4 @@
-"""What `gpu.py` may launch: every table's every regime, in int8 and fp8."""
+"""Lists the builds that `gpu.py` may launch: every regime of every table, in int8 and fp8."""
 
 from collections.abc import Iterator
 

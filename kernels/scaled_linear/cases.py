@@ -1,8 +1,8 @@
-"""Shapes for the 8-bit product test and bench."""
+"""Shapes for the test and the bench of the 8-bit product."""
 
 # Each: num_tokens, in_features, out_features
 CASES: tuple[tuple[int, int, int], ...] = ((1, 1, 2), (17, 77, 34), (33, 640, 70))
-# Of Llama 3.1 8B: in_features, out_features.
+# Llama 3.1 8B: in_features, out_features.
 BENCH_SHAPES: tuple[tuple[int, int], ...] = (
     (4096, 6144),
     (4096, 4096),

@@ -1,4 +1,4 @@
-"""8-bit products on a GPU, in the regime that is asked for."""
+"""Launches 8-bit products on a GPU in a given regime."""
 
 import torch
 import triton

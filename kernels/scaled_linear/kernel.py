@@ -1,4 +1,4 @@
-"""Triton: products of 8-bit tokens and 8-bit weights, scaled afterwards."""
+"""Triton kernels that multiply 8-bit tokens with 8-bit weights and then scale the sums."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ from kernels.epilogue import add_gate_store
 
 @triton.jit
 def finish(tile, x_scales, scales, bias, out, tokens, row, num_tokens, out_features, GATED: tl.constexpr):
-    """Scale sums [tokens, rows], of which the rows start at `row`, then add the bias, gate and store."""
+    """Scale sums [tokens, rows] whose first row is `row`, then add the bias, gate and store."""
     rows = row + tl.arange(0, tile.shape[1])
     x_scale = tl.load(x_scales + tokens, mask=tokens < num_tokens, other=0.0)
     scale = tl.load(scales + rows, mask=rows < out_features, other=0.0)
@@ -35,9 +35,10 @@ def multiply(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """BLOCK_M tokens by BLOCK_N rows a program; SWAPPED has the weight on the left, for few tokens.
+    """Multiply BLOCK_M tokens with BLOCK_N rows in each program.
 
-    With SPLIT, `out` is [num_splits, num_tokens, out_features] in the dtype of sums, and `reduce` finishes.
+    SWAPPED makes the weight the left operand, for few tokens. With SPLIT, `out` is [num_splits, num_tokens,
+    out_features] in the dtype of sums, and `reduce` finishes the product.
     """
     row = tl.program_id(0) * BLOCK_N
     rows = row + tl.arange(0, BLOCK_N)
@@ -96,7 +97,7 @@ def reduce(
     GATED: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Add what the splits have summed, always in one order, and finish."""
+    """Add the sums of all splits, always in the same order, and finish the product."""
     token = tl.program_id(0)
     row = tl.program_id(1) * BLOCK_N
     rows = row + tl.arange(0, BLOCK_N)

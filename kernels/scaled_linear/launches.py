@@ -1,4 +1,4 @@
-"""How kernels are launched, for those that launch them and those that compile them ahead of time."""
+"""Launch parameters that `gpu.py` and ahead-of-time compilation share."""
 
 from pathlib import Path
 

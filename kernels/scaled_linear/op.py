@@ -1,4 +1,4 @@
-"""8-bit products: checks arguments and chooses by the GPU's table."""
+"""Checks the arguments of 8-bit products and chooses the regime from the GPU's table."""
 
 import torch
 from torch import Tensor
@@ -13,10 +13,10 @@ FORMATS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 
 
 def scaled_linear(x: Tensor, weight: ScaledWeight) -> Tensor:
-    """Return `x @ weight.T + bias` in the dtype of `x`, [num_tokens, out_features]; gated, half as wide.
+    """Return `x @ weight.T + bias` in the dtype of `x`, [num_tokens, out_features]; half as wide if gated.
 
     `x` is [num_tokens, in_features], float16 or bfloat16 on a GPU; each token is quantized by its own largest
-    value. int8 is summed in integers, fp8 in float32. Raises ValueError on anything else.
+    value. Sums are in integers for int8, in float32 for fp8. Raises ValueError on anything else.
     """
     if x.dim() != 2 or x.shape[1] != weight.levels.shape[1] or x.stride(1) != 1:
         raise ValueError(

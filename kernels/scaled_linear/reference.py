@@ -1,4 +1,4 @@
-"""The 8-bit product in float32, with sums of integers in float64, where they are exact."""
+"""Computes the 8-bit product in float32; sums of integers are in float64, where they are exact."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ def scaled_linear(
     *,
     is_gated: bool = False,
 ) -> Tensor:
-    """Return the float32 truth for tokens [num_tokens, in_features] with scales [num_tokens, 1]."""
+    """Return the float32 reference result of tokens [num_tokens, in_features], scales [num_tokens, 1]."""
     out = (levels.double() * scales.double()) @ weight.dequantize().double().T
     if bias is not None:
         out = out + bias.double()

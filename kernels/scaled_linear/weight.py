@@ -1,4 +1,4 @@
-"""A weight in 8 bits with a scale a row, as the kernels read it."""
+"""Packs an 8-bit weight with one scale per row as the kernels read it."""
 
 from dataclasses import dataclass, replace
 from typing import Self, TypeGuard
@@ -13,7 +13,7 @@ from kernels.quantization.shapes import num_bytes
 
 @dataclass(frozen=True, slots=True)
 class ScaledWeight:
-    """Levels and what their products are scaled by."""
+    """An 8-bit weight: levels, one scale per row, and a bias."""
 
     levels: Tensor  # int8 or float8_e4m3fn [out_features, in_features]
     scales: Tensor  # float32 [out_features]
@@ -22,21 +22,21 @@ class ScaledWeight:
 
     @property
     def in_features(self) -> int:
-        """Columns of the weight."""
+        """The columns of the weight."""
         return self.levels.shape[1]
 
     @property
     def out_features(self) -> int:
-        """Rows of the weight; a gated product gives half as many."""
+        """The rows of the weight; a gated product gives half as many."""
         return self.levels.shape[0]
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory."""
+        """The bytes of all its tensors."""
         return num_bytes(self.levels, self.scales, self.bias)
 
     def to(self, device: torch.device) -> Self:
-        """Return it on a device."""
+        """Return a copy on `device`."""
         return replace(
             self,
             levels=self.levels.to(device),
@@ -46,7 +46,7 @@ class ScaledWeight:
 
 
 def has_row_scales(weight: QuantizedWeight) -> TypeGuard[Int8Weight | Fp8Weight]:
-    """Whether `pack_scaled_weight` takes it: 8 bits, one scale a row or several rows, no zero points."""
+    """Return whether `pack_scaled_weight` takes it: 8 bits, scales per whole rows, no zero points."""
     if isinstance(weight, Int8Weight):
         return weight.zero_points is None
     return isinstance(weight, Fp8Weight) and weight.block[1] == weight.shape[1]
@@ -55,10 +55,10 @@ def has_row_scales(weight: QuantizedWeight) -> TypeGuard[Int8Weight | Fp8Weight]
 def pack_scaled_weight(
     weight: Int8Weight | Fp8Weight, bias: Tensor | None = None, *, is_gated: bool = False
 ) -> ScaledWeight:
-    """Return `weight` for `scaled_linear`; with `is_gated` its first half of rows is gate, its second up.
+    """Pack `weight` for `scaled_linear`; with `is_gated`, its first half of rows is gate, its second up.
 
-    Raises ValueError when it has zero points or a row has several scales, the bias does not fit, or rows to
-    be gated are odd.
+    Raises ValueError when the weight has zero points or several scales per row, when the bias does not fit,
+    or when a gated weight has an odd number of rows.
     """
     out_features, in_features = weight.shape
     check_rows("scaled_linear", out_features, bias, is_gated=is_gated)

@@ -1,4 +1,4 @@
-"""Speed of weight-only products beside bf16 in cuBLAS, torch's own int4 and gemlite.
+"""Times weight-only products beside bf16 in cuBLAS, torch's own int4 product and gemlite.
 
 python -m kernels.weight_only_linear.bench [--tune]     with --tune, first fills this GPU's table
 """
@@ -81,7 +81,7 @@ def _time_torch_int4(x: Tensor, quantized: QuantizedWeight, expected: Tensor) ->
 
 
 def _as_torch_packs(weight: Int4Weight) -> tuple[Tensor, int, Tensor]:
-    """Return tiles, group size, and scale and offset pairs: a level is `(level - 8) * scale + offset`."""
+    """Return tiles, group size, and pairs of scale and offset: a value is `(level - 8) * scale + offset`."""
     levels = unpack_nibbles(weight.packed)
     tiles = torch._convert_weight_to_int4pack((levels[:, ::2] << 4) | levels[:, 1::2], TORCH_INNER_TILES)  # noqa: SLF001
     scales = weight.scales.bfloat16().T
@@ -89,7 +89,7 @@ def _as_torch_packs(weight: Int4Weight) -> tuple[Tensor, int, Tensor]:
 
 
 def main() -> None:
-    """Check every product against its float32 truth, then time it."""
+    """Check every product against its float32 reference, then time it."""
     require_gpu()
     if sys.argv[1:] == ["--tune"]:
         _tune()

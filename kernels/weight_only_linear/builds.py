@@ -1,4 +1,4 @@
-"""What `gpu.py` may launch: every table's every regime, in every format it serves."""
+"""Lists the builds that `gpu.py` may launch: every regime of every table, in every format it serves."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ NO_FP8 = ("sm_90", "gfx942")  # sm_80 has no conversion from it
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One layout of a format, and what is drawn beside it so that all epilogues are built."""
+    """One layout of a format; gates and dtypes vary over the variants so that all epilogues are built."""
 
     name: str
     group_size: int
@@ -24,7 +24,7 @@ class Variant:
     dtype: str = "*bf16:16"
 
     def types(self) -> dict[str, str]:
-        """Return the types of the weight's tensors that are there."""
+        """Return the types of the tensors that this weight has."""
         zero = "*i8:16" if self.name == "int8" else "*u8:16"
         data = {"plain": self.dtype, "int8": "*i8:16"}.get(self.name, "*u8:16")
         return {
@@ -36,14 +36,14 @@ class Variant:
         }
 
     def constants(self) -> dict[str, object]:
-        """Return what is fixed: the format, and tensors that are not there."""
+        """Return the constants: the format, the group size, and None for each absent tensor."""
         tensors = ("scales", "zero_points", "nested_scales", "nested_offset", "codebook")
         absent = {name: None for name in tensors if name not in self.types()}
         return {**absent, "FORMAT": self.name, "GROUP": self.group_size}
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Chips that have the format."""
+        """The chips that support the format."""
         return NO_FP8 if self.name == "fp8" else ("sm_80", "sm_90", "gfx942")
 
 

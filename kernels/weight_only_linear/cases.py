@@ -1,4 +1,4 @@
-"""Shapes and formats for the weight-only product test and bench."""
+"""Shapes and formats for the test and the bench of the weight-only product."""
 
 from collections.abc import Callable
 
@@ -18,13 +18,13 @@ FORMATS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "nf4": quantize_nf4,
     "nf4-nested": lambda weight: quantize_nf4(weight, is_nested=True),
 }
-# Each: num_tokens, in_features, out_features. Columns are whole groups of all formats.
+# Each: num_tokens, in_features, out_features. Columns are whole groups in all formats.
 CASE = (3, 256, 22)
-# For formats with a scale a row, any number of columns.
+# For formats with one scale per row, any number of columns.
 ODD_CASES: tuple[tuple[int, int, int], ...] = ((1, 1, 2), (17, 77, 34))
-# More tokens than a tile has, columns that no number of splits divides.
+# More tokens than a tile holds, and columns that no number of splits divides.
 LONG_CASE = (19, 640, 38)
-# Of Llama 3.1 8B, and the square shapes that others publish: in_features, out_features.
+# Llama 3.1 8B, and the square shapes for which others publish timings: in_features, out_features.
 BENCH_SHAPES: tuple[tuple[int, int], ...] = (
     (4096, 6144),
     (4096, 28672),

@@ -1,4 +1,4 @@
-"""Weight-only products on a GPU, in the regime that is asked for."""
+"""Launches weight-only products on a GPU in a given regime."""
 
 import functools
 
@@ -48,7 +48,7 @@ def _tile(x: Tensor, weight: LinearWeight, regime: Regime, out: Tensor) -> None:
     num_tokens, rows = x.shape[0], weight.out_features
     block_k = min(regime.block_k, weight.group_size or regime.block_k)
     num_splits = regime.num_splits(rows, weight.in_features)
-    # Whole groups, so that every split starts at a scale of its own.
+    # A split has whole groups, so that every split starts with its own scale.
     split_size = -(-weight.in_features // num_splits // 128) * 128 if num_splits > 1 else weight.in_features
     num_splits = -(-weight.in_features // split_size)
     target = out

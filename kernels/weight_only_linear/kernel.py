@@ -1,8 +1,8 @@
-"""Triton: products of 16-bit activations with quantized weights.
+"""Triton kernels that multiply 16-bit activations with quantized weights.
 
-A weight is `data` [out_features, in_features or half of it] with scales a row (GROUP 0) or a group of
-GROUP columns. Packed bytes follow `kernels.quantization.nibbles`: of 16 bytes, the low halves are 16
-neighbours, the high halves the 16 after them.
+A weight is `data` [out_features, in_features or half of it] with one scale per row (GROUP 0) or per GROUP
+columns of a row. Packed bytes follow `kernels.quantization.nibbles`: the low halves of 16 bytes are 16
+neighbouring levels, the high halves the next 16.
 """
 
 import triton
@@ -13,9 +13,9 @@ from kernels.epilogue import add_gate_store
 
 @triton.jit
 def decode(levels, zero, codebook, dtype: tl.constexpr, FORMAT: tl.constexpr):
-    """Levels as exact numbers, not yet scaled; what is plain was never quantized."""
+    """Return levels as exact numbers that are not yet scaled; FORMAT "plain" is not quantized."""
     if FORMAT == "int4":
-        # The bits of 1024 (float16) or 128 (bfloat16) plus the level: no conversion from integers.
+        # Build the bits of 1024 (float16) or 128 (bfloat16) plus the level, instead of converting integers.
         if dtype == tl.float16:
             value = (levels.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True) - (zero + 1024).to(tl.float16)
         else:
@@ -70,7 +70,7 @@ def gemv(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One token and BLOCK_N rows a program, products in float32 lanes that are summed once at the end."""
+    """Multiply one token with BLOCK_N rows in each program; float32 lanes are summed once at the end."""
     PACKED: tl.constexpr = FORMAT == "int4" or FORMAT == "nf4"
     SPAN: tl.constexpr = GROUP if GROUP > 0 else BLOCK_K
     GROUPS: tl.constexpr = BLOCK_K // SPAN
@@ -127,7 +127,7 @@ def accumulate(
     dtype: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Sum columns begin..end, scaled: [rows, tokens]. `source` [1, tokens] points at each token."""
+    """Return the scaled sums [rows, tokens] of columns begin..end; `source` [1, tokens] points at tokens."""
     PACKED: tl.constexpr = FORMAT == "int4" or FORMAT == "nf4"
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     if GROUP == 0:
@@ -188,9 +188,10 @@ def multiply(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """BLOCK_N rows by BLOCK_M tokens a program: the weight is the left operand, which may lie in registers.
+    """Multiply BLOCK_N rows with BLOCK_M tokens in each program.
 
-    With SPLIT, `out` is float32 [num_splits, num_tokens, out_features] and `reduce` finishes.
+    The weight is the left operand because that one may lie in registers. With SPLIT, `out` is float32
+    [num_splits, num_tokens, out_features] and `reduce` finishes the product.
     """
     dtype: tl.constexpr = x.dtype.element_ty
     row = tl.program_id(0) * BLOCK_N
@@ -216,7 +217,7 @@ def multiply(
 def reduce(
     partial, bias, out, num_tokens, out_features, num_splits, GATED: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """Add what the splits have summed, always in one order, and finish."""
+    """Add the sums of all splits, always in the same order, and finish the product."""
     token = tl.program_id(0)
     row = tl.program_id(1) * BLOCK_N
     rows = row + tl.arange(0, BLOCK_N)
@@ -244,7 +245,7 @@ def dequantize(
     GROUP: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Write BLOCK_K weights of one row, for a dense product."""
+    """Write BLOCK_K dequantized weights of one row, for a dense product."""
     PACKED: tl.constexpr = FORMAT == "int4" or FORMAT == "nf4"
     dtype: tl.constexpr = out.dtype.element_ty
     row = tl.program_id(0)

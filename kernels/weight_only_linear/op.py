@@ -1,4 +1,4 @@
-"""Weight-only products: checks arguments and chooses by the GPU's table."""
+"""Checks the arguments of weight-only products and chooses the regime from the GPU's table."""
 
 import torch
 from torch import Tensor
@@ -10,11 +10,11 @@ from kernels.weight_only_linear.weight import LinearWeight
 
 
 def weight_only_linear(x: Tensor, weight: LinearWeight) -> Tensor:
-    """Return `x @ weight.T + bias` in the dtype of `x`, [num_tokens, out_features]; gated, half as wide.
+    """Return `x @ weight.T + bias` in the dtype of `x`, [num_tokens, out_features]; half as wide if gated.
 
     `x` is [num_tokens, in_features], float16 or bfloat16 on a GPU, with a dense last axis. A gated weight
-    gives `silu(gate) * up`. Sums are in float32, in an order that does not depend on the other tokens of the
-    same regime. Raises ValueError on anything else.
+    gives `silu(gate) * up`. Sums are in float32; within a regime, their order does not depend on other
+    tokens. Raises ValueError on anything else.
     """
     if x.dim() != 2 or x.shape[1] != weight.in_features or x.stride(1) != 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The weight-only product in float32."""
+"""Computes the weight-only product in float32."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from kernels.quantization import QuantizedWeight
 def weight_only_linear(
     x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, is_gated: bool = False
 ) -> Tensor:
-    """Return the float32 truth for a weight packed with this bias."""
+    """Return the float32 reference result for a weight packed with this bias."""
     out = x.float() @ weight.dequantize().T
     if bias is not None:
         out = out + bias.float()

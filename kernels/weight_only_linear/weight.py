@@ -1,4 +1,4 @@
-"""A quantized weight as the kernels read it."""
+"""Packs a quantized weight as the kernels read it."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -16,7 +16,7 @@ FP8_BLOCKS = (32, 64, 128)  # columns, where not whole rows share a scale
 
 @dataclass(frozen=True, slots=True)
 class LinearWeight:
-    """Levels with scales a row, or a row and group of columns; or floats, for experts."""
+    """Levels with one scale per row, or per row and group of columns; or plain floats, for experts."""
 
     format: str  # "int8", "int4", "fp8", "nf4"; "plain": not quantized
     data: Tensor  # int8 or uint8 [out_features, in_features], or half of it: bytes of two levels
@@ -29,27 +29,27 @@ class LinearWeight:
 
     @property
     def in_features(self) -> int:
-        """Columns of the weight."""
+        """The columns of the weight."""
         return self.data.shape[1] * (2 if self.format in {"int4", "nf4"} else 1)
 
     @property
     def out_features(self) -> int:
-        """Rows of the weight; a gated product gives half as many."""
+        """The rows of the weight; a gated product gives half as many."""
         return self.data.shape[0]
 
     @property
     def num_groups(self) -> int:
-        """Scales of a row."""
+        """The number of scales of a row."""
         return 1 if self.scales is None else self.scales.shape[1]
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory."""
+        """The bytes of all its tensors."""
         nested = () if self.nested is None else (self.nested.scales, self.nested.offset)
         return num_bytes(self.data, self.scales, self.zero_points, self.bias, *nested)
 
     def to(self, device: torch.device) -> Self:
-        """Return it on a device."""
+        """Return a copy on `device`."""
 
         def moved(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(device)
@@ -70,7 +70,7 @@ class LinearWeight:
 
 
 def takes(weight: QuantizedWeight) -> bool:
-    """Whether `pack_linear_weight` does: all formats, but of fp8 blocks only some widths."""
+    """Return whether `pack_linear_weight` takes it: all formats, but only some widths of fp8 blocks."""
     return not isinstance(weight, Fp8Weight) or weight.block[1] in {*FP8_BLOCKS, weight.shape[1]}
 
 
@@ -81,14 +81,15 @@ def pack_linear_weight(
     is_gated: bool = False,
     num_experts: int = 1,
 ) -> LinearWeight:
-    """Return `weight` for `weight_only_linear`; if gated, its first half of rows is gate, its second up.
+    """Pack `weight` for `weight_only_linear`; if gated, its first half of rows is gate, its second up.
 
-    Of several experts' rows, one expert's after the other's, that holds for each. Raises ValueError when fp8
-    blocks are not 32, 64 or 128 columns or whole rows, the bias does not fit, or rows to be gated are odd.
+    With several experts, one expert's rows follow another's, and that order holds within each expert. Raises
+    ValueError when fp8 blocks are not 32, 64 or 128 columns or whole rows, when the bias does not fit, or
+    when a gated weight has an odd number of rows.
     """
     check_rows("weight_only_linear", weight.shape[0], bias, is_gated=is_gated)
     if isinstance(weight, Nf4Weight) and isinstance(weight.scales, NestedScales) and is_gated:
-        # Nested scales lie in blocks of several rows, which are about to part.
+        # A block of nested scales spans several rows, which the reordering will separate.
         weight = Nf4Weight(weight.packed, weight.scales.dequantize())
     packed = _pack(weight)
 

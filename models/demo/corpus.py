@@ -1,6 +1,6 @@
-"""The demo model's text: this Python's standard library, split by hash, and a byte-level BPE over it.
+"""Builds the demo model's corpus from this Python's standard library, split by hash, and its byte-level BPE.
 
-Knows files and strings only; it must not import torch.
+It knows files and strings only and must not import torch.
 """
 
 import hashlib
@@ -23,14 +23,14 @@ TEST_SLICES = 6
 SKIPPED_PARTS = {"site-packages", "dist-packages", "__pycache__", "encodings", "turtledemo", "pydoc_data"}
 SKIPPED_NAMES = re.compile(r"_sysconfigdata|bad_?coding|badsyntax|nullbyte|pep3131|_pyrepl")
 
-# A newline and the indentation after it are one piece, so a prompt may end at either side of a line break.
-# A word takes one mark before it ("_path", ".join", " the"); digits come in threes at most.
+# A newline and the indentation after it are one piece, so a prompt may end on either side of a line break.
+# A word includes one mark before it ("_path", ".join", " the"); a piece has at most three digits.
 PIECES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\n[\n ]*|[ \t]+(?=\S)|\s+"
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Training documents by kind; `tests` are cut in slices so that each epoch reads a different one."""
+    """Training documents by kind; `tests` are cut into slices, and each epoch reads a different one."""
 
     files: list[str]
     snippets: list[str]
@@ -53,7 +53,7 @@ class Corpus:
 
 
 def _rank(name: str) -> str:
-    """Return the hash that orders a name for every choice made here, the same on every machine."""
+    """Return the hash by which names are ordered for every choice here; it is the same on every machine."""
     return hashlib.sha256(f"headrace-demo:{name}".encode()).hexdigest()
 
 

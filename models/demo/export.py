@@ -1,4 +1,4 @@
-"""Write a trained model as a Hugging Face checkpoint, beside its held-out text and its metrics."""
+"""Writes a trained model as a Hugging Face checkpoint, with its held-out text and its metrics."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 def export(
     out: Path, model: Llama, tokenizer: Tokenizer, corpus: Corpus, run: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write the checkpoint, `heldout.txt` and `metrics.json` under out; return the metrics."""
+    """Write the checkpoint, `heldout.txt` and `metrics.json` to the folder `out`; return the metrics."""
     out.mkdir(parents=True, exist_ok=True)
     shape = model.shape
     bos, eos = token_id(tokenizer, BOS), token_id(tokenizer, EOS)

@@ -1,8 +1,8 @@
-"""Held-out perplexity, defined so that any engine can match it.
+"""Measures held-out perplexity by a definition that any engine can reproduce.
 
-The text is tokenized once without specials and cut in consecutive windows of `window - 1` tokens; each
-window is read after one BOS and every token is scored exactly once (the stride is the window's length).
-Perplexity is exp of the mean negative log-likelihood a token; bits per byte divides by the bytes scored.
+The text is tokenized once without special tokens and cut into consecutive windows of `window - 1` tokens.
+Each window is read after one BOS, and every token is scored exactly once (the stride is the window's length).
+Perplexity is exp of the mean negative log-likelihood per token; bits per byte divides by the bytes scored.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""The demo model in plain torch, with Hugging Face Llama's parameter names and arithmetic.
+"""Defines the demo model in plain torch, with the parameter names and arithmetic of Hugging Face's Llama.
 
-Written for training: whole sequences, no cache, no sampling.
+It is for training: whole sequences, no cache, no sampling.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Shape:
 
 
 def rope_tables(shape: Shape) -> tuple[Tensor, Tensor]:
-    """Return cos and sin, each [max_positions, head_dim], both halves alike (the rotate_half convention)."""
+    """Return cos and sin, each [max_positions, head_dim] with equal halves (the rotate_half convention)."""
     exponent = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
     angles = torch.outer(torch.arange(shape.max_positions).float(), shape.rope_theta**-exponent)
     angles = torch.cat([angles, angles], dim=-1)
@@ -36,15 +36,15 @@ def rope_tables(shape: Shape) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary positions to x: [batch, heads, length, head_dim]."""
+    """Apply rotary position embeddings to x [batch, heads, length, head_dim]."""
     left, right = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-right, left], dim=-1) * sin
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Mean cross entropy of states @ weight.T, with both gradients taken in the forward pass.
+    """Mean cross entropy of states @ weight.T; the forward pass also computes both gradients.
 
-    A chunk's logits fit in cache; all of them at once cost this CPU more than the rest of the model.
+    The logits of one chunk fit in cache; all logits at once would take longer than the rest of the model.
     """
 
     CHUNK = 512
@@ -71,7 +71,7 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Scale the gradients the forward pass kept."""
+        """Return the gradients that the forward pass kept, scaled."""
         d_states, d_weight = ctx.saved_tensors
         scale = grads[0] / ctx.num_tokens
         return d_states * scale.to(d_states.dtype), d_weight * scale, None
@@ -90,7 +90,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(q_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Attend within x: [batch, length, hidden]."""
+        """Attend within x [batch, length, hidden]."""
         batch, length, _ = x.shape
         q, k, v = (
             proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
@@ -107,7 +107,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """SwiGLU."""
+    """SwiGLU feed-forward layer."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class Llama(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / (2 * shape.num_layers) ** 0.5 if is_output else 0.02)
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """Return the normed final states [batch, length, hidden] for ids [batch, length]."""
+        """Return the normalised final states [batch, length, hidden] for ids [batch, length]."""
         x = self.embed_tokens(ids)
         cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
         if torch.is_autocast_enabled("cpu"):

@@ -1,4 +1,4 @@
-"""Continue a few prompts with the exported checkpoint, with plain transformers in float32."""
+"""Continues a few prompts with the exported checkpoint, in plain transformers and float32."""
 
 import argparse
 from pathlib import Path
@@ -19,7 +19,7 @@ PROMPTS = (
 
 
 def main() -> None:
-    """Print each prompt and its continuation, marked where the model stopped by itself."""
+    """Print each prompt and its continuation; mark where the model stopped by itself."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prompts", nargs="*", default=PROMPTS)
     parser.add_argument("--model", type=Path, default=HERE)

@@ -1,4 +1,7 @@
-"""Short documents cut from a module: functions, classes, docstrings; they teach short prompts and endings."""
+"""Cuts short documents from a module: functions, classes, docstrings.
+
+They teach the model short prompts and endings.
+"""
 
 import ast
 import re
@@ -21,7 +24,7 @@ def parse(text: str) -> ast.Module | None:
 
 
 def _imports(tree: ast.Module) -> dict[str, str]:
-    """Return the import line that binds each module-level name."""
+    """Return, by module-level name, the import line that binds it."""
     found: dict[str, str] = {}
     for node in tree.body:
         if isinstance(node, ast.Import):
@@ -33,7 +36,7 @@ def _imports(tree: ast.Module) -> dict[str, str]:
 
 
 def _source(node: Definition, lines: list[str]) -> str | None:
-    """Return the definition's text at margin 0; a long class ends where a member of it ends."""
+    """Return the definition's unindented text; a long class is cut after one of its members."""
 
     def text(end: int | None) -> str:
         return textwrap.dedent("\n".join(lines[node.lineno - 1 : end or node.lineno])) + "\n"

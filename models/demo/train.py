@@ -1,7 +1,7 @@
-"""Train the demo model on the standard library and export it in the Hugging Face layout.
+"""Trains the demo model on the standard library and exports it in the Hugging Face layout.
 
-`python models/demo/train.py --minutes 90` trains, or goes on from its last checkpoint, under `.cache/demo/`,
-then writes the weights, tokenizer, held-out text and metrics beside this file. Needs CPUs only.
+`python models/demo/train.py --minutes 90` trains under `.cache/demo/`, or continues from the last checkpoint
+there, then writes the weights, tokenizer, held-out text and metrics beside this file. It needs only a CPU.
 """
 
 import argparse
@@ -28,7 +28,7 @@ LONG_FROM = 0.80
 
 @dataclass(slots=True)
 class Progress:
-    """What a checkpoint remembers besides weights; `seconds` is training time, not wall time."""
+    """Progress that a checkpoint keeps beside the weights; `seconds` is training time, not wall time."""
 
     step: int = 0
     tokens: int = 0
@@ -38,7 +38,7 @@ class Progress:
 
 
 class Rows:
-    """Epochs of documents, cut in rows of one length that start with BOS, in shuffled order."""
+    """Epochs of documents, cut into shuffled rows of one length that start with BOS."""
 
     def __init__(self, corpus: Corpus, tokenizer: Tokenizer) -> None:
         self.corpus, self.tokenizer = corpus, tokenizer
@@ -47,12 +47,12 @@ class Rows:
         self.rows = torch.empty(0)
 
     def open(self, epoch: int, cursor: int, length: int) -> None:
-        """Cut an epoch in rows of `length`; the long rows of the last phase come from the refined mix."""
+        """Cut an epoch into rows of `length`; the long rows of the last phase come from the refined mix."""
         documents = self.corpus.epoch(epoch, refined=length == LONG)
         encodings = self.tokenizer.encode_batch_fast(documents)
         stream = torch.tensor([i for encoding in encodings for i in (*encoding.ids, self.eos)])
-        # A row's first token was the last target of the row before, so BOS may take its place. Rows are
-        # shuffled because one long module would otherwise fill many batches on end.
+        # A row's first token was the last target of the row before, so BOS may replace it. Rows are shuffled
+        # because one long module would otherwise fill many batches in a row.
         rows = stream.unfold(0, length + 1, length).clone()
         rows[:, 0] = self.bos
         self.rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(epoch))]
@@ -68,20 +68,20 @@ class Rows:
 
 
 class Threads:
-    """Uses all threads or one, whichever is faster now: a busy neighbour stalls every parallel loop."""
+    """Chooses between all threads and one by speed, since other load stalls every parallel loop."""
 
     def __init__(self, most: int) -> None:
         self.seconds = dict.fromkeys({1, most}, 0.0)
         self.now = most
 
     def before(self, step: int) -> None:
-        """Set the count for this step; one step in 24 tries the count that lost last time."""
+        """Set the number of threads for this step; one step in 24 tries the currently slower number."""
         best = min(self.seconds, key=lambda count: self.seconds[count])
         self.now = best if step % 24 else max(self.seconds, key=lambda count: self.seconds[count])
         torch.set_num_threads(self.now)
 
     def after(self, seconds: float) -> None:
-        """Remember how long a step took with the count in use."""
+        """Record how long a step took with the number of threads in use."""
         known = self.seconds[self.now]
         self.seconds[self.now] = seconds if known == 0.0 else 0.5 * known + 0.5 * seconds
 
@@ -96,13 +96,13 @@ def optimizers(model: Llama, lr: float) -> list[torch.optim.Optimizer]:
 
 
 def learning_rate(done: float, step: int) -> float:
-    """Return the multiplier for a share of the time budget: warm up, stay, decay to zero."""
+    """Return the learning-rate multiplier for a share of the time budget: warm up, hold, decay to zero."""
     warm = min(1.0, (step + 1) / WARMUP_STEPS)
     return warm * min(1.0, max(0.0, (1.0 - done) / (1.0 - DECAY_FROM)))
 
 
 def train(args: argparse.Namespace, corpus: Corpus, tokenizer: Tokenizer) -> tuple[Llama, Progress]:
-    """Train until the time budget is spent, saving every few minutes; return the model."""
+    """Train until the time budget is spent, with a save every few minutes; return model and progress."""
     torch.manual_seed(0)
     shape = Shape(vocab_size=args.vocab)
     model, state, saved = Llama(shape), Progress(), args.cache / "checkpoint.pt"
@@ -152,7 +152,7 @@ def train(args: argparse.Namespace, corpus: Corpus, tokenizer: Tokenizer) -> tup
 
 
 def save(path: Path, model: Llama, steppers: list[torch.optim.Optimizer], state: Progress) -> None:
-    """Write a checkpoint whole or not at all."""
+    """Write a checkpoint atomically."""
     kept: dict[str, Any] = {
         "model": model.state_dict(),
         "optimizers": [stepper.state_dict() for stepper in steppers],
@@ -163,7 +163,7 @@ def save(path: Path, model: Llama, steppers: list[torch.optim.Optimizer], state:
 
 
 def documents(args: argparse.Namespace) -> tuple[Corpus, Tokenizer]:
-    """Return the corpus and its tokenizer; the tokenizer is kept so that a resumed run has the same ids."""
+    """Return the corpus and its tokenizer; the saved tokenizer gives a resumed run the same ids."""
     corpus, path = build(), args.cache / "tokenizer.json"
     if not path.exists():
         train_tokenizer(corpus, args.vocab).save(str(path))

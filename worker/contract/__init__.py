@@ -1,1 +1,1 @@
-"""What api and worker agree on: states, messages, events, sampling parameters. Imports nothing of ours."""
+"""Define what api and worker share: states, messages, events, meters. Must import only `worker.values`."""

@@ -1,17 +1,17 @@
-"""Who may do what: tenants and the scopes of their API keys, as api and worker agree on them."""
+"""Define well-known tenants and the scopes of API keys, for api and worker."""
 
 from enum import StrEnum
 
-# Whose work it is where nobody says: every batch of a deployment without keys.
+# The tenant of work that names none: every batch of a deployment without keys.
 DEFAULT_TENANT = "default"
-# Whose the batches are that were deleted, until the last of their rows is gone.
+# The tenant of deleted batches, until the last of their rows is gone.
 NOBODY = ""
 
 
 class Scope(StrEnum):
-    """What an API key allows. None implies another."""
+    """Permission of an API key. No scope implies another."""
 
-    READ = "read"  # look at the tenant's own batches, results and usage
-    SUBMIT = "submit"  # make, change and cancel them
-    ADMIN = "admin"  # what concerns the tenant as a whole: its webhook endpoints, audit log, response cache
-    DEPLOYMENT = "deployment"  # what concerns all tenants: those of everybody, and what is measured
+    READ = "read"  # read the tenant's own batches, results and usage
+    SUBMIT = "submit"  # make, change and cancel batches
+    ADMIN = "admin"  # administer the tenant: its webhook endpoints, audit log, response cache
+    DEPLOYMENT = "deployment"  # administer all tenants: audit logs, response caches, overview, metrics

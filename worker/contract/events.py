@@ -1,4 +1,4 @@
-"""Webhook events: what a receiver is told when a batch ends.
+"""Define webhook events, which tell a receiver that a batch has ended.
 
 The shape follows Standard Webhooks (https://www.standardwebhooks.com) and OpenAI's batch events.
 """
@@ -22,7 +22,7 @@ BATCH_EVENTS = tuple(f"batch.{status}" for status in BatchStatus if status.is_te
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Nothing has happened: an endpoint's owner wants to see that it works."""
+    """Test event with which an endpoint's owner sees that the endpoint works."""
 
     event_id: str
     created_at: datetime
@@ -43,7 +43,7 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class BatchEnded:
-    """A batch's terminal state."""
+    """Event of a batch that has reached its terminal state."""
 
     event_id: str
     created_at: datetime
@@ -52,13 +52,13 @@ class BatchEnded:
     counts: Mapping[str, int]
     usage: Mapping[str, Any]
     metadata: Mapping[str, Any]
-    outputs: list[Output] | None  # in the order of the requests; None: fetch them
+    outputs: list[Output] | None  # in the order of the requests; None: too many to send
     error: RequestError | None = None  # why it failed
-    files: Mapping[str, str] = field(default_factory=dict)  # of one made from a file: name -> id
+    files: Mapping[str, str] = field(default_factory=dict)  # of a batch from a file: link name -> id
 
     @property
     def type(self) -> str:
-        """`batch.completed`, `batch.cancelled` and so on."""
+        """The event's type: `batch.completed`, `batch.cancelled` and so on."""
         return f"batch.{self.status}"
 
     def to_body(self) -> str:

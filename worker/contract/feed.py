@@ -1,4 +1,4 @@
-"""What a worker tells of interactive work while it runs: a hint that may be lost, never the result."""
+"""Define the messages of a Feed: progress of running interactive work. May be lost; never the result."""
 
 import json
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from worker.values.results import Logprobs, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one output has grown by. Those of a choice, put together, are its text."""
+    """Increment of one output: the texts of a choice's messages, joined, are its output."""
 
     position: int  # of the request in its batch
     index: int  # of the choice, over all prompts of the request
-    offset: int  # characters of the output before it: another number than expected says that some were lost
+    offset: int  # characters of the output before this text; a gap shows that messages were lost
     text: str
     num_tokens: int
     logprobs: Logprobs | None = None
-    finish_reason: str | None = None  # of the last one
+    finish_reason: str | None = None  # on the choice's last message only
 
     def to_json(self) -> str:
         """Return the text of the message."""
@@ -37,7 +37,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Results were committed: it is worth looking at them."""
+    """Notice that results were committed and can be read."""
 
     def to_json(self) -> str:
         """Return the text of the message."""
@@ -58,5 +58,5 @@ def read_message(text: str | bytes) -> Message:
 
 
 def channel(batch_id: str) -> str:
-    """Return the name of the channel on which a batch's messages are told."""
+    """Return the name of the Redis channel for a batch's messages."""
     return f"headrace:feed:{batch_id}"

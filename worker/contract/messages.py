@@ -1,4 +1,4 @@
-"""Messages: ids in Redis, a hint that a row is due. Losing or doubling one does no harm."""
+"""Define Messages: ids in Redis, a hint that a row is due. Losing or repeating one does no harm."""
 
 from dataclasses import dataclass
 
@@ -13,21 +13,21 @@ DELIVER_EVENT = "deliver_event"
 
 
 def gpu_queue(model_fingerprint: str | None) -> str:
-    """Return the queue for shards that wait for a model; None: for any."""
+    """Return the queue for shards that need a model; None: for shards that any model may run."""
     return GPU_QUEUE if model_fingerprint is None else f"{GPU_QUEUE}.{model_fingerprint[:QUEUE_DIGITS]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One message: run this task for this row. `issue` counts the tickets the row has had."""
+    """One Message that asks to run a task for a row. `issue` counts the tickets that the row has had."""
 
     task: str
     queue: str
     row_id: int | str
     issue: int
-    label: str  # what Flower shows as the arguments
+    label: str  # shown as the arguments in Flower
 
     @property
     def task_id(self) -> str:
-        """Readable in Flower: `<row>.<issue number>`."""
+        """The Celery task id, readable in Flower: `<row>.<issue number>`."""
         return f"{self.row_id}.{self.issue}"

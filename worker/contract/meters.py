@@ -1,4 +1,4 @@
-"""What processes count, by name. Every reading only grows; what is shown is made of differences."""
+"""Name the counters of processes. Every reading only grows; rates come from differences of readings."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ LATENCY_BOUNDS = (
     *(1.0, 2.5, 5.0, 10.0, 30.0),
     *(60.0, 120.0, 300.0, 600.0, 1800.0),
 )
-# What each name counts; Prometheus shows this text.
+# Description of each counter; Prometheus shows this text.
 COUNTERS = {
     "requests_completed": "Requests that completed, however they were answered",
     "requests_failed": "Requests that failed",
@@ -41,25 +41,25 @@ LATENCY_SUM = "latency_seconds"
 
 
 def latency_bucket(seconds: float) -> str:
-    """Return the reading that counts requests of such a latency."""
+    """Return the name of the reading that counts requests of this latency."""
     index = bisect_left(LATENCY_BOUNDS, seconds)
     return bucket_name(LATENCY_BOUNDS[index] if index < len(LATENCY_BOUNDS) else None)
 
 
 def bucket_name(bound: float | None) -> str:
-    """Return the reading that counts latencies up to a bound, and over the one before; None: without end."""
+    """Return the name of the reading for latencies up to a bound, above the one before; None: no bound."""
     return "latency_over" if bound is None else f"latency_{bound:g}"
 
 
 def latency_counts(readings: Readings) -> list[float]:
-    """Return how many requests fell into each bucket; the last is that without end."""
+    """Return how many requests fell into each bucket; the last bucket has no upper bound."""
     return [readings.get(bucket_name(bound), 0.0) for bound in (*LATENCY_BOUNDS, None)]
 
 
 def latency_quantile(readings: Readings, share: float) -> float | None:
-    """Return the latency in seconds that a share of requests stayed under, by the buckets; None: no request.
+    """Return the latency in seconds that `share` of the requests did not exceed; None: there is no request.
 
-    Within a bucket latencies are taken to be spread evenly, and none is longer than the last bound.
+    Assumes that latencies are spread evenly within a bucket, and that none exceeds the last bound.
     """
     counts = latency_counts(readings)
     wanted = share * sum(counts)

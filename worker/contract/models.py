@@ -1,4 +1,4 @@
-"""Which model is served: its name, and a fingerprint of its files that API and workers agree on."""
+"""Identify a model by its name and a fingerprint of its files, alike in the API and in workers."""
 
 import hashlib
 import json
@@ -16,11 +16,11 @@ SHOWN_DIGITS = 8  # of a fingerprint, beside a name
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model directory: two with one fingerprint answer alike, whatever they are called."""
+    """Identity of a model directory: two with the same fingerprint answer alike, whatever their names."""
 
     name: str
     fingerprint: str  # of weights, config, tokenizer and chat template; 32 hexadecimal digits
-    tokenizer: str  # the same of tokenizer and chat template: all that makes tokens of a prompt
+    tokenizer: str  # fingerprint of tokenizer and chat template: all that turns a prompt into tokens
 
     @property
     def label(self) -> str:
@@ -30,11 +30,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model as a worker runs it. Results name it by `id`, which the store gives."""
+    """A Model as a worker runs it. Results name it by `id`, which the store assigns."""
 
     model: Model
-    weight_format: str  # how the checkpoint holds its weights
-    dtype: str  # what the engine computes in
+    weight_format: str  # of the checkpoint
+    dtype: str  # of the engine's arithmetic
     id: int | None = None
 
     @property
@@ -49,10 +49,10 @@ def label(name: str, fingerprint: str) -> str:
 
 
 def identify(directory: Path) -> Model:
-    """Read what tells a model directory from another; raises OSError.
+    """Compute the identity of a model directory; raises OSError.
 
-    Weights are too large to be read whole: of each file its size counts, its header, and pieces from all
-    over it, among which training leaves none as it was.
+    Weights are too large to be read whole: the fingerprint takes each file's size, its header, and pieces
+    spread over all of it. Training changes every piece.
     """
     files = sorted(path for path in directory.iterdir() if path.is_file())
     descriptions = [path for path in files if path.suffix in DESCRIPTIONS]
@@ -65,7 +65,7 @@ def identify(directory: Path) -> Model:
 
 
 def weight_format(directory: Path) -> str:
-    """Return how a checkpoint holds its weights, by its config.json; raises OSError, ValueError."""
+    """Return the weight format that a checkpoint's config.json names; raises OSError, ValueError."""
     config: dict[str, Any] = json.loads((directory / "config.json").read_text("utf-8"))
     section = config.get("quantization_config")
     if isinstance(section, dict):

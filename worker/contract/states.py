@@ -1,14 +1,14 @@
-"""The states of each row, and who moves a row out of each."""
+"""Define the states of each row, and who moves a row out of each."""
 
 from enum import StrEnum
 
 
 class BatchStatus(StrEnum):
-    """Where a Batch stands."""
+    """State of a Batch."""
 
     PENDING = "pending"  # the first claim of one of its shards, or a cancel, moves it on
     PROCESSING = "processing"  # the save of the last result, a cancel, or its deadline moves it on
-    CANCELLING = "cancelling"  # or stopping itself: the last shard to stop, or the dispatcher, moves it on
+    CANCELLING = "cancelling"  # or stopping itself; its last shard to stop, or the dispatcher, moves it on
     COMPLETED = "completed"  # terminal: every request has a result of its own
     FAILED = "failed"  # terminal: a stop rule ended it
     CANCELLED = "cancelled"  # terminal: the customer stopped it, and some request was not done
@@ -16,7 +16,7 @@ class BatchStatus(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether nothing moves a batch out of this status."""
+        """Return whether no event moves a batch out of this status."""
         return self not in LIVE_STATUSES
 
 
@@ -24,31 +24,31 @@ LIVE_STATUSES = frozenset({BatchStatus.PENDING, BatchStatus.PROCESSING, BatchSta
 
 
 class ShardState(StrEnum):
-    """Where a Shard stands."""
+    """State of a Shard."""
 
     READY = "ready"  # a claim moves it on, or the end of its batch
     RUNNING = "running"  # its holder finishes or releases it; the dispatcher returns an expired lease
     FINISHED = "finished"  # terminal: every request in it has a result
-    DROPPED = "dropped"  # terminal: its batch ended before it ran to the end
+    DROPPED = "dropped"  # terminal: its batch ended first
 
 
 class Lane(StrEnum):
-    """Which work a Batch and its Shards are."""
+    """Kind of work that a Batch and its Shards are."""
 
-    BATCH = "batch"  # waits its turn; the dispatcher tickets its Shards
+    BATCH = "batch"  # waits its turn; the dispatcher issues Tickets for its Shards
     INTERACTIVE = "interactive"  # somebody waits for the answer; no list of batches shows it
 
 
 class AttemptCause(StrEnum):
-    """Why a try at a Request brought no Result."""
+    """Cause of a RequestAttempt, a try at a Request that brought no Result."""
 
     WORKER_LOST = "worker_lost"  # its worker died, hung or lost Postgres until the lease expired
     HANDED_BACK = "handed_back"  # its worker was shutting down
-    PAUSED = "paused"  # its batch was
+    PAUSED = "paused"  # its batch was paused
 
 
 class EventState(StrEnum):
-    """Where the delivery of a WebhookEvent stands."""
+    """State of a Delivery of a WebhookEvent."""
 
     PENDING = "pending"  # a claim by a callbacks worker moves it on, when it is due
     SENDING = "sending"  # the attempt's outcome, or the dispatcher once its lease expires, moves it on
@@ -57,17 +57,17 @@ class EventState(StrEnum):
 
 
 class FilesStage(StrEnum):
-    """Where the files of a Batch stand."""
+    """State of a Batch's files."""
 
     READING = "reading"  # the files process moves it on, when every line is a request or none can be
     RUNNING = "running"  # the files process moves it on, when the batch has ended and its files are written
-    DONE = "done"  # terminal: what there is to download is there
+    DONE = "done"  # terminal: every file that can be downloaded exists
 
 
 class UploadStatus(StrEnum):
-    """Where an Upload stands."""
+    """State of an Upload."""
 
-    PENDING = "pending"  # its completion or cancellation moves it on, or its expiry
+    PENDING = "pending"  # completion, cancellation or expiry moves it on
     COMPLETED = "completed"  # terminal: it has become a file
     CANCELLED = "cancelled"  # terminal: its parts are gone
     EXPIRED = "expired"  # terminal: it was not completed in time

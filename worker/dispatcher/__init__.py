@@ -1,1 +1,1 @@
-"""A leaderless loop over Postgres: expired leases, deadlines, the bounded window of tickets."""
+"""Keep work moving, in a leaderless loop over Postgres: expired leases, deadlines, windows of tickets."""

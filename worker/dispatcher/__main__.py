@@ -1,4 +1,7 @@
-"""`python -m worker.dispatcher`: issue tickets on every notification, sweep every second, until SIGTERM."""
+"""Run a dispatcher until SIGTERM: issue tickets on every notification, sweep every HEADRACE_SWEEP_SECONDS.
+
+Usage: `python -m worker.dispatcher`.
+"""
 
 import logging
 import signal
@@ -21,7 +24,7 @@ TIDY_SECONDS = 60.0
 
 
 def run(config: Settings, stopping: threading.Event) -> None:
-    """Dispatch until `stopping` is set; survive Postgres and Redis going away."""
+    """Dispatch until `stopping` is set; keep trying while Postgres or Redis is away."""
     store = Store(config.database_url, pool_size=2)
     days = config.retention_days
     dispatcher = Dispatcher(
@@ -58,7 +61,7 @@ def run(config: Settings, stopping: threading.Event) -> None:
 if __name__ == "__main__":
     configure_logging(settings().log_level, settings().log_format)
     stopping = threading.Event()
-    # Not sys.exit: Python drops what a handler raises while a weak reference's callback runs.
+    # Not sys.exit: Python drops an exception that a handler raises during a weak reference's callback.
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stopping.set())
     run(settings(), stopping)

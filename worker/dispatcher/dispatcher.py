@@ -1,6 +1,6 @@
-"""One sweep: return what the dead held, end what is over, ticket what is due.
+"""Sweep: return shards and deliveries of dead workers, end stopping batches, issue tickets for due rows.
 
-Any number of dispatchers may run: each step locks what it changes and skips what another has locked.
+Any number of dispatchers may run: each step locks the rows it changes and skips rows that another has locked.
 """
 
 import logging
@@ -29,17 +29,17 @@ logger = logging.getLogger(__name__)
 # Tickets in Redis per task slot: enough that no slot waits, few enough that FLUSHALL costs little.
 WINDOW_PER_SLOT = 2
 MIN_WINDOW = 8
-# An unclaimed ticket this old is lost if its queue is empty; one this old is lost in any case.
+# An unclaimed ticket counts as lost after the first time if its queue is empty, after the second always.
 REISSUE_WHEN_EMPTY = timedelta(seconds=2)
 REISSUE_ALWAYS = timedelta(seconds=60)
 SWEEP_LIMIT = 100
-# Requests that one sweep drops: enough to keep up with what comes in, few enough to be done at once.
+# Requests that one sweep drops: enough to keep up with new ones, few enough to finish quickly.
 DROP_LIMIT = 2000
 
 
 @dataclass(slots=True)
 class Dispatcher:
-    """Keeps work moving. `publish` is a parameter so that a test can watch it."""
+    """Keeps work moving. `publish` is a parameter so that a test can observe it."""
 
     store: Store
     broker: Broker
@@ -53,7 +53,7 @@ class Dispatcher:
         self.lost_workers = LostWorkers(self.store, self.max_attempts)
 
     def sweep(self) -> None:
-        """Do everything that is due, once."""
+        """Run one sweep over everything that is due."""
         self.lost_workers.sweep(limit=SWEEP_LIMIT)
         self._return_expired_deliveries()
         with self.store.transaction() as session:
@@ -66,19 +66,19 @@ class Dispatcher:
                 retention.drop_old_results(session, kept_for=self.results_kept_for, limit=DROP_LIMIT)
 
     def issue(self) -> None:
-        """Ticket what is due: all that a notification calls for."""
-        # Somebody waits for a webhook; shards have tickets ahead of what runs.
+        """Issue tickets for due rows; a notification calls for no more than this."""
+        # Deliveries first: somebody waits for a webhook, while shards have spare tickets out.
         callbacks = partial(tickets.issue_deliveries, most_at_once=self.callbacks_per_receiver)
         self._issue(CALLBACKS_QUEUE, 0, callbacks)
         with self.store.transaction() as session:
-            # For a model that nobody serves there are no tickets: its shards wait for a worker, as rows.
+            # A model without a worker gets no tickets: its shards wait as rows.
             models = [None, *workers.models(session, GPU_QUEUE)]
             slots = {model: workers.slots(session, GPU_QUEUE, model=model) for model in models}
         for model, count in slots.items():
             self._issue(gpu_queue(model), count, partial(tickets.issue_shards, model=model))
 
     def tidy(self) -> None:
-        """Drop rows nobody will ask for again."""
+        """Drop rows that nobody will ask for again."""
         with self.store.transaction() as session:
             idempotency.forget_the_old(session)
             workers.forget_the_dead(session)

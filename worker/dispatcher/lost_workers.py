@@ -1,4 +1,4 @@
-"""Returns what dead workers held: at once where the death shows, else at the end of a lease."""
+"""Return shards of lost workers: soon after their Presence ends, else when their leases expire."""
 
 import logging
 import time
@@ -11,13 +11,13 @@ from worker.store.shards import shards
 
 logger = logging.getLogger(__name__)
 
-# What a worker needs to come back, and to renew its leases, that was cut off from Postgres and lives.
+# Grace period in which a disconnected worker can reconnect and renew its leases.
 GRACE = timedelta(seconds=3)
 
 
 @dataclass(slots=True)
 class LostWorkers:
-    """One dispatcher's view of which workers there are."""
+    """Tracks which workers are present, as one dispatcher sees it."""
 
     store: Store
     max_attempts: int
@@ -26,12 +26,12 @@ class LostWorkers:
     _judges_from: float = field(default=float("-inf"))
 
     def connected(self) -> None:
-        """Start afresh: while Postgres was away nobody could renew a lease, nor show that it lives."""
+        """Forget who was present and allow a grace period: without Postgres no worker could renew a lease."""
         self._present = frozenset()
         self._judges_from = time.monotonic() + self.grace.total_seconds()
 
     def sweep(self, *, limit: int) -> None:
-        """Return expired leases, and cut those of workers that have gone."""
+        """Return shards whose lease expired, and shorten the leases of workers that have gone."""
         with self.store.transaction() as session:
             present = presence.present(session)
             if gone := self._present - present:

@@ -1,4 +1,4 @@
-"""The engine: takes requests and advances all of them together, a Step at a time. One thread's property."""
+"""Runs all requests of one device together, one Step at a time. Only one thread may use an Engine."""
 
 import itertools
 import secrets
@@ -40,11 +40,16 @@ from worker.engine.text.tokenizer import Tokenizer
 
 
 class Engine:
-    """Continuous batching over one model on one device.
+    """Runs requests with continuous batching over one model on one device.
 
-    Built on the thread that will call it. Raises ConfigError and CheckpointError while it loads; after that
-    a request that cannot run is that request's outcome, and an exception out of `step` means the engine is
-    broken.
+        engine = Engine(EngineConfig(model=path))
+        engine.add(GenerationRequest("a", "Once upon a time"))
+        while engine.has_unfinished:
+            output = engine.step()
+
+    The thread that calls it must build it. Raises ConfigError or CheckpointError while it loads. After that,
+    a request that cannot run gets an outcome with an error, and an exception from `step` means that the
+    engine is broken.
     """
 
     def __init__(self, config: EngineConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,7 +77,7 @@ class Engine:
         self._meter = StepMeter(self.stats, num_rows=config.max_num_sequences)
         self._open: dict[Hashable, OpenRequest] = {}
         self._stop_checkers: dict[Sequence, StopChecker] = {}
-        self._running: Chosen | None = None  # what the last Step chooses, while only the device knows
+        self._running: Chosen | None = None  # tokens of the last Step that are only on the device yet
         self._streams: dict[Sequence, OutputStream] = {}
         self._deltas: list[Delta] = []  # since the last Step
         self._completions: list[Completion] = []  # of requests that ended outside a Step
@@ -83,38 +88,38 @@ class Engine:
 
     @property
     def model_info(self) -> ModelInfo:
-        """What was loaded and the limits it runs under."""
+        """The loaded model and the limits it runs under."""
         return self._runner.model_info
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is without its outcome."""
+        """True while any request lacks its outcome."""
         return bool(self._open or self._completions or self._readings)
 
     @property
     def wait_seconds(self) -> float | None:
-        """How long a `step` would bring nothing, while readings wait for others; None: until `add`."""
+        """Seconds until `step` has work, while readings wait to form a batch; None: not before `add`."""
         return 0.0 if self._open or self._completions else self._readings.wait_seconds
 
     @property
     def costs(self) -> Costs | None:
-        """What Steps cost by their size; None before enough of them were measured."""
+        """The measured costs of Steps by size; None until enough Steps were measured."""
         return self._meter.costs.fit()
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold Blocks."""
+        """Number of Sequences that hold Blocks."""
         return self._scheduler.num_running
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that hold none, and readings that no batch has taken yet."""
+        """Number of Sequences that hold no Blocks, plus readings that are in no batch yet."""
         return self._scheduler.num_waiting + self._readings.num_queued
 
     def add(self, request: Request) -> None:
-        """Queue a request; one that cannot run completes in the next `step` with an error.
+        """Queue a request; one that cannot run completes with an error in the next `step`.
 
-        Raises ValueError when the id is that of a request still unfinished.
+        Raises ValueError when an unfinished request has the same id.
         """
         if request.id in self._open or request.id in self._readings:
             raise ValueError(f"request {request.id!r} is already running")
@@ -135,7 +140,7 @@ class Engine:
             self._scheduler.add(sequence)
 
     def cancel(self, request_id: Hashable) -> None:
-        """End a request with what it has; the next `step` brings its outcome. Unknown ids are ignored."""
+        """End a request with the output so far; the next `step` returns its outcome. Ignores unknown ids."""
         self._readings.cancel(request_id)
         opened = self._open.get(request_id)
         if opened is not None:
@@ -144,9 +149,10 @@ class Engine:
             self._completions.append(self._close(opened, is_cancelled=True))
 
     def output_so_far(self, request_id: Hashable) -> tuple[int, ...] | None:
-        """Return an open request's tokens as `GenerationRequest.output_token_ids` takes them, else None.
+        """Return the output tokens of an open request, ready for `GenerationRequest.output_token_ids`.
 
-        May be called from any thread: it reads one list, once, that only grows.
+        Returns None for an unknown request and for one that cannot resume (several choices, or logprobs).
+        Safe to call from any thread: it reads once a list that only grows.
         """
         opened = self._open.get(request_id)
         if opened is None or len(opened.sequences) > 1 or opened.sequences[0].needs_logprobs:
@@ -155,10 +161,11 @@ class Engine:
         return tuple(sequence.token_ids[sequence.num_prompt_tokens :])
 
     def step(self) -> StepOutput:
-        """Advance every request that the next Step has room for; without any, only hand out outcomes.
+        """Run one Step over the requests that fit in it; return new tokens and outcomes.
 
-        On a GPU it starts a Step before it looks at what the one before has chosen, which is still on the
-        device then. What ends with that is seen a Step late, and what the new one adds to it is dropped.
+        With nothing to run it only returns outcomes. On a GPU it starts a Step before it reads the tokens
+        that the previous Step chose, which are still on the device. So it notices the end of a Sequence one
+        Step late, and drops the token that the new Step chose for it.
         """
         self._meter.resume()
         self._readings.release()
@@ -192,11 +199,11 @@ class Engine:
         return StepOutput(new_tokens, tuple(ended), self._readings.collect(plan), tuple(deltas))
 
     def clear_prefix_cache(self) -> None:
-        """Forget what cached Blocks hold; what runs is not disturbed."""
+        """Forget the contents of cached Blocks; running Sequences keep theirs."""
         self._scheduler.block_pool.clear_cache()
 
     def check_integrity(self) -> None:
-        """Compare the Block pool's books with the live Sequences; raises IntegrityError."""
+        """Check the Block pool's reference counts against the live Sequences; raises IntegrityError."""
         self._scheduler.check_integrity()
 
     def _sequences(self, request: GenerationRequest) -> tuple[Sequence, ...]:
@@ -257,7 +264,7 @@ class Engine:
         return tuple(sequences)
 
     def _start(self, sequence: Sequence, output_token_ids: Tokens[int]) -> None:
-        """Bring a new Sequence to where an earlier run of it was after these tokens."""
+        """Resume a new Sequence after the output tokens of an earlier run."""
         params = sequence.params
         stop_checker = None
         if params.stop:
@@ -267,7 +274,7 @@ class Engine:
             self._stop_checkers[sequence] = stop_checker
 
     def _shrink(self, plan: StepPlan, error: OutOfMemoryError) -> StepOutput:
-        """Go on with smaller Steps; a request that does not fit in the smallest fails alone."""
+        """Continue with smaller Steps; a request that does not fit the smallest Step fails alone."""
         self.stats.shrunk_steps += 1
         if self._running is not None:
             self._meter.pause()
@@ -281,13 +288,14 @@ class Engine:
         return StepOutput({}, (failed,))
 
     def _take(self, chosen: Chosen, new_tokens: Counter[Hashable]) -> list[Completion]:
-        """Give Sequences what a Step chose for them, count it, and return what ended with it."""
+        """Append a Step's chosen tokens to their Sequences and count them; return the requests that ended."""
         ended = []
         token_ids = chosen.tokens()
         self._scheduler.took(*self._meter.ended())
         for sequence, token_id in zip(chosen.sequences, token_ids, strict=True):
             sequence.num_pending_tokens = 0
-            # It may be over: by the token before, `cancel`, or another choice of its request that failed.
+            # The Sequence may have ended already: by its previous token, by `cancel`, or because another
+            # choice of its request failed.
             if sequence.state is SequenceState.FINISHED:
                 continue
             new_tokens[sequence.request_id] += token_id is not None
@@ -297,9 +305,9 @@ class Engine:
         return ended
 
     def _append(self, sequence: Sequence, token_id: int | None) -> Completion | None:
-        """Add a chosen token, and end the Sequence if it was the last one."""
+        """Append a chosen token and end the Sequence if it was its last; return the request's Completion."""
         if token_id is None:
-            # What its Blocks hold is no better than its logits: nobody may share them.
+            # Its Blocks may hold the same bad values as its logits, so no other Sequence may share them.
             self.clear_prefix_cache()
             return self._fail(self._open[sequence.request_id], "the model's logits are not finite numbers")
         sequence.token_ids.append(token_id)
@@ -322,7 +330,7 @@ class Engine:
         return None if opened.unfinished else self._close(opened)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Take a Sequence out and note its choice."""
+        """Remove a Sequence from the scheduler and record its Choice."""
         self._scheduler.finish(sequence, reason)
         stop_checker = self._stop_checkers.pop(sequence, None)
         text, has_stop = output_text(sequence, self.tokenizer, stop_checker)

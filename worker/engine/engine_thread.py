@@ -1,4 +1,4 @@
-"""One thread that owns an Engine for its whole life; every other thread talks to the engine through it."""
+"""Runs an Engine on one thread of its own; all other threads reach the engine through EngineThread."""
 
 import logging
 import threading
@@ -28,12 +28,15 @@ from worker.engine.text.encoding import encode_requests
 
 logger = logging.getLogger(__name__)
 
-_Key = tuple[Submission[Any], Hashable]  # what the engine knows a request by
+_Key = tuple[Submission[Any], Hashable]  # the request's id inside the engine
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What another thread asks: requests to add, or (without any) what to cancel; no ids: all of it."""
+    """A message from another thread: requests to add or, if there are none, requests to cancel.
+
+    Without `cancelled_ids` it cancels the whole Submission.
+    """
 
     submission: Submission[Any]
     requests: tuple[Request, ...] = ()
@@ -43,8 +46,12 @@ class _Order:
 class EngineThread:
     """Runs Steps while there is work and sleeps on a condition while there is none.
 
-    `on_failure` is called on the engine's thread when a Step raises, after every open Submission was woken:
-    the engine is then broken for good.
+        thread = EngineThread(lambda: Engine(config))
+        thread.start()
+        submission = thread.submit(requests)
+
+    When a Step raises, the engine is broken for good. Every open Submission is woken with the error, then
+    `on_failure` is called on the engine's thread.
     """
 
     def __init__(
@@ -62,23 +69,23 @@ class EngineThread:
         self._wake = threading.Condition()  # guards the inbox and the three fields below it
         self._inbox: deque[_Order] = deque()
         self._is_closed = False
-        self._must_clear = False  # the prefix cache
+        self._must_clear = False  # clear the prefix cache before the next Step
         self._drain_deadline: float | None = None
-        self._busy_since: float | None = None  # the last completed Step; None while idle
-        # The engine's thread only: open requests of each Submission.
+        self._busy_since: float | None = None  # time of the last completed Step; None while idle
+        # Open requests of each Submission; used by the engine's thread only.
         self._open: dict[Submission[Any], set[Hashable]] = {}
 
     def start(self) -> None:
-        """Start the thread and wait until the engine is loaded; re-raises what loading raised."""
+        """Start the thread and wait until the engine is loaded; re-raises an exception from loading."""
         self._thread.start()
         self._loaded.wait()
         if self.failure is not None:
             raise self.failure
 
     def stop(self, drain_seconds: float = 0.0) -> None:
-        """Take no more work, finish what is open within `drain_seconds`, and end the thread.
+        """Refuse new work, finish open requests within `drain_seconds`, and end the thread.
 
-        Submissions that are open after that are woken with EngineStoppedError.
+        Submissions still open after that are woken with EngineStoppedError.
         """
         with self._wake:
             self._is_closed = True
@@ -106,12 +113,14 @@ class EngineThread:
     def submit(
         self, requests: Sequence[Request], on_delta: Callable[[Delta], None] | None = None
     ) -> Submission[Any]:
-        """Queue requests and return the handle on their outcomes; ids need to be unique among them only.
+        """Queue requests and return the handle on their outcomes.
 
-        `on_delta` is told the text of streamed ones as it comes, on the engine's thread: it must be quick.
+        Ids must be unique only among these requests. `on_delta` receives the text of streamed requests as it
+        comes; it is called on the engine's thread, so it must be quick. Text is tokenized and grammars are
+        compiled here, in the caller's thread.
 
-        Text is tokenized and grammars are compiled here, in the caller's thread. Raises ValueError on a
-        repeated id, EngineStoppedError or EngineFailedError once the thread takes no more work.
+        Raises ValueError on a repeated id, and EngineStoppedError or EngineFailedError once the thread takes
+        no more work.
         """
         if len({request.id for request in requests}) != len(requests):
             raise ValueError("a request id is repeated")
@@ -132,24 +141,24 @@ class EngineThread:
         return submission
 
     def clear_prefix_cache(self) -> None:
-        """Have the engine forget what cached Blocks hold before its next Step."""
+        """Make the engine forget the contents of cached Blocks before its next Step."""
         with self._wake:
             self._must_clear = True
             self._wake.notify_all()
 
     @property
     def last_progress_at(self) -> float:
-        """`time.monotonic()` of the last completed Step, or of now while there is nothing to do."""
+        """`time.monotonic()` at the last completed Step; the current time while there is nothing to do."""
         return self._busy_since or time.monotonic()
 
     @property
     def model_info(self) -> ModelInfo:
-        """What was loaded; raises EngineStoppedError before `start`."""
+        """The loaded model; raises EngineStoppedError before `start`."""
         return self._loaded_engine().model_info
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What the engine was told to keep to, beside `model_info`."""
+        """The configured limits of the engine, beside those in `model_info`."""
         config = self._loaded_engine().config
         return {
             "max_num_sequences": config.max_num_sequences,
@@ -165,17 +174,17 @@ class EngineThread:
 
     @property
     def costs(self) -> Costs | None:
-        """What Steps cost by their size; None before enough of them were measured."""
+        """The measured costs of Steps by size; None until enough Steps were measured."""
         return self._loaded_engine().costs
 
     @property
     def num_running(self) -> int:
-        """Requests that hold Blocks."""
+        """Number of Sequences that hold Blocks."""
         return self._loaded_engine().num_running
 
     @property
     def num_waiting(self) -> int:
-        """Requests the engine has queued, without those still in the inbox."""
+        """Number of Sequences and readings that wait in the engine, without requests still in the inbox."""
         return self._loaded_engine().num_waiting
 
     def _loaded_engine(self) -> Engine:
@@ -186,9 +195,9 @@ class EngineThread:
     def partial_output(
         self, submission: Submission[Any], request_id: Hashable, *, least: int
     ) -> PartialOutput | None:
-        """Return what an open request has generated, once that is at least `least` tokens.
+        """Return the output so far of an open request; None while it has fewer than `least` tokens.
 
-        None also for a request that cannot go on from known tokens.
+        Also None for a request that cannot resume from known tokens.
         """
         engine = self._loaded_engine()
         token_ids = engine.output_so_far((submission, request_id))
@@ -222,7 +231,7 @@ class EngineThread:
             self._end(EngineStoppedError("the engine stopped before this was done"), None)
 
     def _receive(self, engine: Engine) -> bool:
-        """Take in what other threads asked, sleeping while there is nothing to do; False: time to end."""
+        """Apply orders from other threads, sleeping while there is no work; return False to end the loop."""
         with self._wake:
             while not (self._inbox or self._must_clear) and (seconds := self._idle_seconds(engine)) != 0:
                 self._busy_since = None
@@ -246,7 +255,7 @@ class EngineThread:
         return deadline is None or (engine.has_unfinished and time.monotonic() < deadline)
 
     def _idle_seconds(self, engine: Engine) -> float | None:
-        """How long there is nothing to do; None: until somebody asks."""
+        """Return the seconds until there is work; None: until another thread asks for something."""
         seconds = engine.wait_seconds
         if self._drain_deadline is None:
             return seconds
@@ -270,7 +279,7 @@ class EngineThread:
             submission.deliver(outcomes)
 
     def _end(self, error: EngineError, cause: BaseException | None) -> None:
-        """Close the inbox and wake everyone who still waits."""
+        """Close the inbox and fail all open Submissions with `error`."""
         error.__cause__ = cause
         with self._wake:
             self.failure = cause

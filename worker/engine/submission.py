@@ -1,4 +1,4 @@
-"""The caller's side of work given to the engine's thread. Safe to use from any thread."""
+"""Gives callers a handle on requests that the engine's thread runs. Safe to use from any thread."""
 
 import threading
 import time
@@ -12,7 +12,10 @@ OutcomeT = TypeVar("OutcomeT", bound=Outcome)
 
 
 class Submission(Generic[OutcomeT]):
-    """Requests submitted together, and what has become of them so far."""
+    """Handle on requests submitted together: takes their outcomes, cancels them, and counts their tokens.
+
+    Call `take(timeout=5.0)` until `is_done`.
+    """
 
     def __init__(
         self,
@@ -25,22 +28,21 @@ class Submission(Generic[OutcomeT]):
         self.num_open = num_requests  # requests whose outcome has not arrived; likewise
         self._cancel = cancel
         self._arrived = threading.Condition()
-        self._outcomes: list[OutcomeT] = []  # arrived and not taken
+        self._outcomes: list[OutcomeT] = []  # arrived, not yet taken
         self._error: EngineError | None = None
         self._is_woken = False
 
     @property
     def is_done(self) -> bool:
-        """Whether every outcome has arrived and been taken."""
+        """True once every outcome has arrived and been taken."""
         return not self.num_open and not self._outcomes
 
     def take(self, timeout: float) -> list[OutcomeT]:
         """Return the outcomes that arrived since the last call.
 
-        Waits up to `timeout` seconds for at least one; returns none when time is up, at `wake`, or when all
-        were taken. Once
-        the engine's thread has ended, and what had arrived was taken, raises EngineFailedError or
-        EngineStoppedError.
+        Waits up to `timeout` seconds for at least one. Returns an empty list when time is up, after `wake`,
+        or when all were taken. Once the engine's thread has ended and every outcome that arrived was taken,
+        raises EngineFailedError or EngineStoppedError.
         """
         deadline = time.monotonic() + timeout
         with self._arrived:
@@ -55,15 +57,15 @@ class Submission(Generic[OutcomeT]):
             return taken
 
     def wake(self) -> None:
-        """Have the `take` that waits now, or the next one, return without waiting any longer."""
+        """Make the current `take`, or else the next one, return without waiting."""
         with self._arrived:
             self._is_woken = True
             self._arrived.notify_all()
 
     def cancel(self, *request_ids: Hashable) -> None:
-        """End what is still open, or of it these requests only.
+        """Cancel all open requests, or only those with these ids.
 
-        Outcomes arrive as cancelled, a Completion with the text so far.
+        Their outcomes arrive as cancelled; a Completion has the text so far.
         """
         self._cancel(self, request_ids)
 
@@ -75,7 +77,7 @@ class Submission(Generic[OutcomeT]):
             self._arrived.notify_all()
 
     def fail(self, error: EngineError) -> None:
-        """Wake whoever waits with an error; called by the engine's thread as it ends."""
+        """Make `take` raise this error; called by the engine's thread as it ends."""
         with self._arrived:
             self._error = error
             self._arrived.notify_all()

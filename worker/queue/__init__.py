@@ -1,1 +1,1 @@
-"""Redis and Celery: a hint that a row is due. Nothing here has to survive."""
+"""Carry Messages over Redis and Celery: hints that a row is due. Nothing here has to survive."""

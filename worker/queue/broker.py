@@ -1,4 +1,4 @@
-"""What can be asked of Redis itself: whether it answers, and how long a queue is."""
+"""Ask Redis itself whether it answers, and how long a queue is."""
 
 from redis import Redis
 
@@ -13,7 +13,7 @@ class Broker:
         self._redis = Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2)
 
     def ping(self) -> None:
-        """Return if Redis answers."""
+        """Check that Redis answers."""
         self._redis.ping()
 
     def length(self, queue: str) -> int:

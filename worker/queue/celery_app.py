@@ -1,6 +1,6 @@
-"""The Celery application. Each setting that is not a default avoids a trap seen in practice.
+"""Configure the Celery application. Each setting that is not a default avoids a trap seen in practice.
 
-docs/decisions/0001-messages-are-hints.md has the traps. Workers are started on a module of
+docs/decisions/0001-messages-are-hints.md lists the traps. Workers are started on a module of
 worker.tasks, so that only the process that needs the engine imports it.
 """
 
@@ -14,7 +14,7 @@ from worker.contract.messages import GPU_QUEUE
 from worker.settings import settings
 from worker.telemetry import configure_logging
 
-# By these names Connection finds what it speaks to Redis with.
+# kombu's Connection looks its Redis transport up by these names.
 TRANSPORT_ALIASES.update(dict.fromkeys(("redis", "rediss"), "worker.queue.transport:TicketTransport"))
 
 app = Celery("headrace", broker=settings().redis_url, set_as_current=True)
@@ -22,7 +22,7 @@ app.conf.update(
     task_serializer="json",
     accept_content=["json"],
     task_ignore_result=True,
-    # Rows are the truth: a message is done with once it is read. Late acks would run work twice on any
+    # Rows hold the state, so a message is acknowledged once it is read. Late acks would run work twice on any
     # connection reset, and make the worker exit when Redis dies.
     task_acks_late=False,
     worker_disable_prefetch=True,
@@ -30,7 +30,7 @@ app.conf.update(
     # Threads share the one engine of the process, and CUDA does not survive a fork.
     worker_pool="threads",
     task_default_queue=GPU_QUEUE,
-    # Flower draws what these events say.
+    # Flower shows these events.
     worker_send_task_events=True,
     task_send_sent_event=True,
     worker_hijack_root_logger=False,

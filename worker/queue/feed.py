@@ -1,4 +1,4 @@
-"""Tokens from a worker to whoever waits for them, by Redis: published and forgotten."""
+"""Stream tokens from workers to waiting clients through Redis, which publishes and does not store them."""
 
 import asyncio
 import logging
@@ -19,13 +19,13 @@ logger = logging.getLogger(__name__)
 
 TIMEOUTS: dict[str, Any] = {"socket_timeout": 2, "socket_connect_timeout": 2}
 AT_ONCE = 256
-IDLE_CHANNEL = "headrace:feed"  # there is always one, so that the connection can wait for a message
-SILENT_SECONDS = 5.0  # then Redis is asked whether it is there
+IDLE_CHANNEL = "headrace:feed"  # always subscribed, so that the connection can wait for a message
+SILENT_SECONDS = 5.0  # then Redis is pinged
 RECONNECT_SECONDS = 0.5
 
 
 class FeedWriter:
-    """Publishes from a thread of its own, so that telling never waits for Redis."""
+    """Publishes messages from its own thread, so that callers never wait for Redis."""
 
     def __init__(self, url: str) -> None:
         self._redis = Redis.from_url(url, **TIMEOUTS)
@@ -34,11 +34,11 @@ class FeedWriter:
         self._thread.start()
 
     def tell(self, batch_id: str, message: Message) -> None:
-        """Have a message published soon, after those before it."""
+        """Queue a message, to be published after those before it."""
         self._queue.put((batch_id, message))
 
     def close(self) -> None:
-        """Publish what was told, and end."""
+        """Publish the queued messages, end the thread and close the connection."""
         self._queue.put(None)
         self._thread.join()
         self._redis.close()
@@ -61,17 +61,17 @@ class FeedWriter:
 
 
 class Feed:
-    """What is told of one batch from now on."""
+    """Queue of the messages about one batch, from its opening on."""
 
     def __init__(self) -> None:
         self._told: asyncio.Queue[Message] = asyncio.Queue()
 
     def put(self, message: Message) -> None:
-        """Add what was told."""
+        """Add a message."""
         self._told.put_nowait(message)
 
     async def next(self, seconds: float) -> Message | None:
-        """Return the next message, or None when none came in time, as when Redis is away."""
+        """Return the next message; None: none came within `seconds`, for instance because Redis is away."""
         try:
             async with asyncio.timeout(seconds):
                 return await self._told.get()
@@ -80,24 +80,24 @@ class Feed:
 
 
 class FeedReader:
-    """Opens feeds, for one event loop. All of them share one connection, so that any number may be open."""
+    """Opens feeds for one event loop. They share one connection, so any number may be open."""
 
     def __init__(self, url: str) -> None:
         self._redis = async_redis.Redis.from_url(url, **TIMEOUTS, retry=Retry(NoBackoff(), 0))
         self._feeds: dict[str, Feed] = {}  # by channel
         self._listening: asyncio.Task[None] | None = None
         self._subscription: Any | None = None  # None: Redis does not answer
-        self._was_tried = asyncio.Event()  # to connect
-        self._lock = asyncio.Lock()  # over what is sent
+        self._was_tried = asyncio.Event()  # set once connecting was tried
+        self._lock = asyncio.Lock()  # guards commands to Redis
 
     @property
     def is_there(self) -> bool:
-        """Whether what is told arrives now."""
+        """Return whether messages arrive now."""
         return self._subscription is not None
 
     @asynccontextmanager
     async def open(self, batch_id: str) -> AsyncIterator[Feed]:
-        """Listen to a batch that is about to be submitted, so that nothing told of it is missed."""
+        """Open the feed of a batch that is about to be submitted, so that no message about it is missed."""
         name = channel(batch_id)
         self._feeds[name] = feed = Feed()
         try:
@@ -119,7 +119,7 @@ class FeedReader:
         await self._redis.aclose()
 
     async def _send(self, command: str, name: str) -> None:
-        with suppress(RedisError, OSError):  # whoever listens sees it too, and subscribes to all there are
+        with suppress(RedisError, OSError):  # `_listen` sees the error too, and subscribes to all feeds again
             async with self._lock:
                 if self._subscription is not None:
                     await getattr(self._subscription, command)(name)

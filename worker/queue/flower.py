@@ -1,6 +1,6 @@
-"""Flower, with every page behind its password, and an end when it is told to end.
+"""Run Flower with every page behind its password, and end it promptly on SIGTERM.
 
-Run as `python -m worker.queue.flower [OPTION...]`.
+Usage: `python -m worker.queue.flower [OPTION...]`.
 """
 
 import atexit
@@ -27,7 +27,7 @@ class _Healthcheck(monitor.Healthcheck):
         await super().get()
 
 
-# Flower itself asks nobody who they are before it shows these, task names and workers included.
+# Flower shows these pages, with task names and workers, without authentication.
 OURS: dict[Any, Any] = {monitor.Metrics: _Metrics, monitor.Healthcheck: _Healthcheck}
 
 
@@ -44,7 +44,7 @@ def main(options: list[str]) -> None:
         status = app.start(["flower", *options]) or 0
     except SystemExit as ended:
         status = ended.code
-    # Without Redis its threads ask for it on and on, and an orderly end would wait for them.
+    # Without Redis its threads retry for ever, and an orderly exit would wait for them.
     atexit._run_exitfuncs()  # noqa: SLF001 - Flower's own among them
     sys.stdout.flush()
     os._exit(status if isinstance(status, int) else 1)

@@ -1,4 +1,4 @@
-"""The only place that sends a message."""
+"""Send Messages, which no other module does."""
 
 from worker.contract.messages import Ticket
 from worker.queue.celery_app import app

@@ -1,7 +1,7 @@
-"""What comes out of Redis, looked at before Celery sees it: what is no ticket of ours is dropped.
+"""Drop messages in Redis that are not our tickets, before Celery sees them.
 
-Celery and kombu take a message's shape for granted: one without a body ends the worker, and one that names
-an unknown task is put back for the next worker to end on.
+Celery and kombu do not check a message's shape: one without a body ends the worker, and one that names
+an unknown task is put back, so that it ends the next worker.
 """
 
 import base64
@@ -16,20 +16,20 @@ from redis import Redis
 
 logger = logging.getLogger(__name__)
 
-SHOWN = 200  # of what is dropped, in the log
-# What our tickets never ask for, and a worker would do.
+SHOWN = 200  # of a dropped message, in the log
+# Headers that a worker would obey and that our tickets never set.
 UNUSED_HEADERS = ("chain", "compression", "errbacks", "eta", "expires", "group", "shadow", "stamps")
-# Of the queues that answers to a ping and the like come in: they are for whoever asked, no worker reads them.
+# Suffix of the queues for replies to remote commands such as ping: the sender reads them, no worker does.
 REPLIES = b".reply.celery.pidbox"
 NO_LIMITS: tuple[Any, ...] = (None, [], [None, None])
 
 
 class NotATicketError(Exception):
-    """A message is none of ours. The text says what is wrong with it."""
+    """A message is not one of our tickets. The text says what is wrong with it."""
 
 
 def check(raw: bytes, tasks: Iterable[str]) -> None:
-    """Return if a message is a ticket for one of these tasks.
+    """Check that a message is a ticket for one of these tasks.
 
     Raises:
         NotATicketError: it is not.
@@ -92,7 +92,7 @@ def _require(is_met: bool, otherwise: str) -> None:
 
 
 class _Client(Redis):
-    """A client whose BRPOP gives tickets and answers only; anything else is as if nothing had come."""
+    """Redis client whose BRPOP returns only tickets and replies; it drops every other message."""
 
     def parse_response(self, connection: Any, command_name: Any, **options: Any) -> Any:
         found = super().parse_response(connection, command_name, **options)
@@ -133,6 +133,6 @@ class _Channel(kombu_redis.Channel):
 
 
 class TicketTransport(kombu_redis.Transport):
-    """kombu's Redis, of which workers see nothing but tickets."""
+    """kombu's Redis transport, which passes only tickets on to workers."""
 
     Channel = _Channel

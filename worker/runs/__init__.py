@@ -1,1 +1,1 @@
-"""Runs claimed shards through the engine and saves what comes of them."""
+"""Run claimed shards through the engine and save their results."""

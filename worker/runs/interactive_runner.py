@@ -1,4 +1,4 @@
-"""Runs one interactive shard: claim, submit as urgent, tell what comes, save at once. Knows no Celery."""
+"""Run one interactive shard: claim, submit as urgent, stream outputs, save at once. Must not know Celery."""
 
 import logging
 import time
@@ -39,10 +39,10 @@ URGENT = 1
 
 
 class Feed(Protocol):
-    """Where to tell what comes."""
+    """Takes messages about interactive work."""
 
     def tell(self, batch_id: str, message: Message) -> None:
-        """Tell whoever listens to a batch."""
+        """Send a message to the listeners of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class InteractiveRunner:
     draining: Event
     meters: RunMeters = field(default_factory=RunMeters)
     cache: ResponseCache | None = None
-    _runs: set["_Run"] = field(default_factory=set)  # those that go on now
+    _runs: set["_Run"] = field(default_factory=set)  # in progress
 
     def run(self, shard_id: int) -> None:
-        """Run a shard to its end, if it is ready and nobody else has it."""
+        """Run a shard to its end, if it is ready and nobody else holds it."""
         if self.draining.is_set():
             return
         with self.keeper.hold(shard_id) as held:
@@ -84,7 +84,7 @@ class InteractiveRunner:
         return lookup
 
     def batch_changed(self, batch_id: str) -> None:
-        """Have the runs of this batch save now, and hear what has changed."""
+        """Make the runs of this batch save now; the save's answer says what has changed."""
         for run in self._runs.copy():
             if run.held.batch_id == batch_id:
                 run.must_save.set()
@@ -125,7 +125,7 @@ class InteractiveRunner:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """What one run has in hand."""
+    """State of one run of a shard."""
 
     held: Claim
     feed: Feed
@@ -140,11 +140,11 @@ class _Run:
 
     @property
     def running_tokens(self) -> int:
-        """Tokens generated so far by requests that are not finished."""
+        """The tokens generated so far by unfinished requests."""
         return max(0, self.work.num_output_tokens - self.finished_tokens)
 
     def submit(self, engine: EngineThread) -> None:
-        """Give the engine what the shard holds."""
+        """Submit the shard's requests to the engine, except those that the cache answered."""
         answered = {answer.request_id for answer in self.known.answers}
         to_run = [request for request in self.held.requests if request.id not in answered]
         self.unsaved += self.known.answers
@@ -159,7 +159,7 @@ class _Run:
         self.work = engine.submit(asked, self._tell)
 
     def collect(self, seconds: float) -> bool:
-        """Take what finishes within `seconds`; say whether that was the last."""
+        """Collect outcomes for at most `seconds`, or until `must_save`; return whether all have arrived."""
         deadline = time.monotonic() + seconds
         while not self.work.is_done and not self.must_save.is_set():
             wait = deadline - time.monotonic()
@@ -170,7 +170,7 @@ class _Run:
         return self.work.is_done
 
     def _tell(self, delta: Delta) -> None:
-        if delta.finish_reason is FinishReason.CANCELLED:  # handed back: no end for whoever reads
+        if delta.finish_reason is FinishReason.CANCELLED:  # handed back: the reader's stream goes on
             return
         request_id, part = cast("PartId", delta.id)
         request = self.parts.requests[request_id]

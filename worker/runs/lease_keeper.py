@@ -1,4 +1,4 @@
-"""Claims shards for one worker process and keeps its leases, in a thread of its own. Knows no results."""
+"""Claim shards for one worker process, and renew their leases in a thread. Must not know results."""
 
 import logging
 import threading
@@ -16,13 +16,13 @@ from worker.store.shards.shards import Claim
 logger = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 4
-# An engine that has finished no Step for this long loses what it holds: a long Step is not a death.
+# An engine that finishes no Step for this long loses its leases; a shorter pause is only a long Step.
 STALL_SECONDS = 15.0
 CONFIRM_SECONDS = 0.5
 
 
 class LeaseKeeper:
-    """Holds claims on shards for runners, a thread each. `stop` after the last of them."""
+    """Holds claims on shards for runners, a thread each. Call `stop` after the last runner has ended."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class LeaseKeeper:
         model: ServedModel | None = None,
     ) -> None:
         self.worker = worker
-        self.model = model  # None: what waits for no model in particular is all that is claimed
+        self.model = model  # None: claims only shards that any model may run
         self._store = store
         self._engine = engine
         self._lease = lease
@@ -43,18 +43,18 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._renew_for_ever, name="leases", daemon=True)
 
     def start(self) -> None:
-        """Begin to renew."""
+        """Start to renew leases."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Renew no more."""
+        """Stop renewing leases."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
 
     @contextmanager
     def hold(self, shard_id: int) -> Iterator[Claim | None]:
-        """Claim a shard and keep its lease while the block runs; None when there is nothing to take."""
+        """Claim a shard and renew its lease while the block runs; yield None if it cannot be claimed."""
         held = self._claim(shard_id)
         if held is None:
             yield None
@@ -72,12 +72,12 @@ class LeaseKeeper:
 
     @property
     def model_id(self) -> int | None:
-        """What results and partial outputs name that model by."""
+        """The id by which results and partial outputs name that model."""
         return None if self.model is None else self.model.id
 
     @property
     def lease(self) -> timedelta | None:
-        """For how long what is held may be held from now on; None while the engine makes no progress."""
+        """The lease that held shards get from now; None while the engine makes no progress."""
         is_stalled = time.monotonic() - self._engine.last_progress_at > STALL_SECONDS
         return None if is_stalled else self._lease
 
@@ -95,9 +95,9 @@ class LeaseKeeper:
         return held
 
     def _is_ours(self, held: Claim) -> bool:
-        """Ask until there is an answer whether a claim was committed whose commit was cut off.
+        """Return whether a claim was committed whose commit was cut off; ask until Postgres answers.
 
-        Left alone, it would look like a worker that died of its shard.
+        Left alone, the claim would look like that of a worker which its shard has killed.
         """
         deadline = time.monotonic() + self._lease.total_seconds()
         while time.monotonic() < deadline and not self._stopping.wait(CONFIRM_SECONDS):

@@ -1,4 +1,4 @@
-"""Answers requests of a claimed shard from the response cache, and says what is to be kept of the others."""
+"""Answer requests of a claimed shard from the response cache, and prepare entries for the other answers."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -17,22 +17,22 @@ from worker.values.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-# One vector a prompt, in order; empty where there is none.
+# One vector for each request, in order; empty for a prompt that has none.
 Embed = Callable[[Sequence[ShardRequest]], list[Sequence[float]]]
 
 
 @dataclass(slots=True)
 class Lookup:
-    """What became of the requests of a shard."""
+    """Outcome of a shard's cache lookup: the answers found, and entries for answers to come."""
 
     num_asked: int = 0  # copies included
     answers: list[NewResult] = field(default_factory=list)
-    entries: dict[int, CacheEntry] = field(default_factory=dict)  # of requests to run, by id
+    entries: dict[int, CacheEntry] = field(default_factory=dict)  # of requests that must run, by request id
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseCache:
-    """The response cache of one model, as a worker uses it."""
+    """A worker's access to the response cache of one model."""
 
     store: Store
     model_fingerprint: str
@@ -40,7 +40,7 @@ class ResponseCache:
     embed: Embed
 
     def look_up(self, held: Claim) -> Lookup:
-        """Ask the cache for every request that may be answered by it; a cache that is away has no answers."""
+        """Look up every request that may use the cache; an unreachable cache has no answers."""
         asked = [request for request in held.requests if self._mode(held, request) is not CacheMode.OFF]
         lookup = Lookup(sum(request.num_copies for request in asked))
         if not asked:
@@ -64,7 +64,7 @@ class ResponseCache:
     def _mode(self, held: Claim, request: ShardRequest) -> CacheMode:
         mode = CacheMode.OFF if request.digest is None else request.cache or held.cache
         if mode is CacheMode.SEMANTIC and not held.may_use_semantic_cache:
-            return CacheMode.EXACT  # the leave was taken back since
+            return CacheMode.EXACT  # the tenant's right was withdrawn since
         return mode
 
     def _entry(self, held: Claim, request: ShardRequest) -> CacheEntry:
@@ -121,7 +121,7 @@ def _answer(
         payload=None if payload["payload"] is None else Payload.from_json(payload["payload"]),
         finish_reason=payload["finish_reason"],
         num_prompt_tokens=num_prompt_tokens,
-        num_cached_tokens=num_prompt_tokens,  # none was computed
+        num_cached_tokens=num_prompt_tokens,  # all of them: none was computed
         num_output_tokens=int(payload["num_output_tokens"]),
         max_tokens=request.max_output_tokens,
         source=source,

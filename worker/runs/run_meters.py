@@ -1,4 +1,4 @@
-"""What the shard runners of one process count. Its readings only grow; any thread may add to them."""
+"""Count the work of one process's shard runners. Readings only grow; any thread may add to them."""
 
 import threading
 from collections import Counter
@@ -13,14 +13,14 @@ HITS = {Source.EXACT_CACHE: "cache_hits_exact", Source.SEMANTIC_CACHE: "cache_hi
 
 
 class RunMeters:
-    """Counters of results, of the response cache, and of how long requests took."""
+    """Counts results, lookups and hits of the response cache, and latencies of requests."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._readings: Counter[str] = Counter()
 
     def saved(self, results: Iterable[NewResult]) -> None:
-        """Count results that are now stored, with the copies they answered."""
+        """Count stored results, with the copies that they answered."""
         counted: Counter[str] = Counter()
         for result in results:
             copies = result.num_copies
@@ -38,17 +38,17 @@ class RunMeters:
         self._add(counted)
 
     def looked_up(self, num_requests: int) -> None:
-        """Count requests for which the response cache was asked."""
+        """Count requests that were looked up in the response cache."""
         self._add(Counter(cache_lookups=num_requests))
 
     def took(self, seconds: float, num_requests: int) -> None:
-        """Count requests whose outcome came so long after their shard was claimed."""
+        """Count requests whose outcome came `seconds` after their shard was claimed."""
         counted: Counter[str] = Counter({latency_bucket(seconds): num_requests})
         counted[LATENCY_SUM] = seconds * num_requests  # type: ignore[assignment]
         self._add(counted)
 
     def readings(self) -> Counter[str]:
-        """Return a copy of what was counted so far."""
+        """Return a copy of the counts so far."""
         with self._lock:
             return self._readings.copy()
 

@@ -1,6 +1,6 @@
-"""Runs one shard: claim, submit, save as it goes, finish. Knows no Celery.
+"""Run one shard: claim, submit, save results as they come, finish. Must not know Celery.
 
-Several runners, a thread each, feed one engine, so its batch does not drain at a shard's border.
+Several runners, a thread each, feed one engine, so it does not run empty when a shard ends.
 """
 
 import logging
@@ -44,20 +44,20 @@ logger = logging.getLogger(__name__)
 
 # Results are saved at once when this many wait, else every `save_seconds`.
 SAVE_AT = 64
-# How long a run waits for the engine to end what it was told to end: that takes one Step.
+# How long a run waits for the engine to end cancelled requests, which takes one Step.
 CUT_SECONDS = 10.0
-# Other workers may take what this one finds; more of them than this in a row have work for it elsewhere.
+# Other workers may claim the shard that this one chose; after this many tries in a row a run gives up.
 CLAIM_ATTEMPTS = 16
 
 
 class Ending(StrEnum):
-    """How a run of a shard ended."""
+    """Reason for the end of a shard's run."""
 
     FINISHED = "finished"
-    NOTHING_TO_DO = "nothing to do"  # somebody else has it, its batch is over, or we are draining
+    NOTHING_TO_DO = "nothing to do"  # another worker holds it, its batch ended, or this worker drains
     STOPPED = "stopped"  # its batch was cancelled or expired
     HANDED_BACK = "handed back"  # this worker is shutting down
-    LOST = "lost"  # the lease ran out and somebody else took it
+    LOST = "lost"  # the lease expired and another worker claimed it
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +73,23 @@ class ShardRunner:
     draining: Event
     meters: RunMeters = field(default_factory=RunMeters)
     cache: ResponseCache | None = None
-    checkpoint_tokens: int = 256  # a request is saved each time it has generated so many more
+    checkpoint_tokens: int = 256  # a partial output is saved each time it has grown by so many
     _solo: Solo = field(default_factory=Solo)
-    _runs: set["_Run"] = field(default_factory=set)  # those that go on now
+    _runs: set["_Run"] = field(default_factory=set)  # in progress
     _choosing: Lock = field(default_factory=Lock)
-    _chosen: set[int] = field(default_factory=set)  # shards that runs here have found, until they end
-    _orders: Iterator[bool] = field(default_factory=lambda: cycle((True, False)))  # of `fair_share.first`
+    _chosen: set[int] = field(default_factory=set)  # shards that runs here have chosen, until they end
+    _orders: Iterator[bool] = field(default_factory=lambda: cycle((True, False)))  # values of `fewest`
 
     @property
     def num_running(self) -> int:
-        """Shards that run now."""
+        """The number of shards that run now."""
         return len(self._runs)
 
     def run(self, shard_id: int) -> Ending:
-        """Run the shard whose turn it is, once for each ticket, to its end or as far as it may go."""
+        """Run the shard whose turn it is, as one ticket allows, to its end or until it must stop."""
         tried: set[int] = set()
         while len(tried) < CLAIM_ATTEMPTS and not self.draining.is_set():
-            # The shard whose turn it is need not be the one that the ticket names.
+            # The ticket may name another shard than the one whose turn it is.
             with self._choose(tried, otherwise=shard_id) as chosen:
                 if chosen in tried:
                     break
@@ -101,7 +101,7 @@ class ShardRunner:
 
     @contextmanager
     def _choose(self, tried: AbstractSet[int], *, otherwise: int) -> Iterator[int]:
-        """Find the shard whose turn it is; while the block runs, no other run of this process finds it."""
+        """Choose the shard whose turn it is; during the block no other run of this process chooses it."""
         with self._choosing:
             with self.store.transaction() as session:
                 found = fair_share.first(
@@ -125,7 +125,7 @@ class ShardRunner:
             return self._claim_and_run(shard_id) if is_in else Ending.NOTHING_TO_DO
 
     def batch_changed(self, batch_id: str) -> None:
-        """Have each run of this batch save now, and hear what has changed."""
+        """Make the runs of this batch save now; the save's answer says what has changed."""
         for run in self._runs.copy():
             if run.held.batch_id == batch_id:
                 run.must_save.set()
@@ -192,7 +192,7 @@ class ShardRunner:
                     return self._hand_back(run)
                 self._obey(run, saved, must_leave=must_leave)
             except DATABASE_AWAY as error:
-                # The results stay with us until Postgres is back, or until somebody claims the shard.
+                # Keep the results until Postgres is back, or until another worker claims the shard.
                 logger.warning("shard %s is not saved yet: %s", run.held.shard_id, str(error).splitlines()[0])
                 if must_leave:
                     return Ending.LOST
@@ -222,7 +222,7 @@ class ShardRunner:
         return saved
 
     def _fresh_checkpoints(self, run: "_Run") -> dict[int, PartialOutput]:
-        """Return the outputs of requests that have grown enough since they were last saved."""
+        """Return the partial outputs that have grown enough since they were last saved."""
         fresh = {}
         for request_id, count in run.checkpoints.items():
             (part,) = run.parts.ids([request_id])
@@ -251,52 +251,52 @@ class ShardRunner:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """What one run of a shard has in hand."""
+    """State of one run of a shard."""
 
     held: Claim
     work: Submission[Outcome]
     parts: Parts
     unsaved: list[NewResult]
     meters: RunMeters
-    entries: dict[int, CacheEntry]  # of requests whose answers are to be kept, by id
-    checkpoints: dict[int, int]  # id of each request that can be resumed -> tokens of it that are stored
+    entries: dict[int, CacheEntry]  # of requests whose answers will be cached, by request id
+    checkpoints: dict[int, int]  # id of each resumable request -> its number of stored tokens
     resumed_tokens: int  # generated by earlier runs
     finished_tokens: int = 0
     must_save: Event = field(default_factory=Event)
     ending: Ending = Ending.FINISHED
     must_leave_at: float = float("inf")
     cut_at: float | None = None
-    unfinished: dict[int, Outcome] = field(default_factory=dict)  # of the first prompt; to go on elsewhere
+    unfinished: dict[int, Outcome] = field(default_factory=dict)  # of the first prompt, by id; to resume
     unwanted: set[int] = field(default_factory=set)  # requests cancelled one by one
     began_at: float = field(default_factory=time.monotonic)
 
     @property
     def running_tokens(self) -> int:
-        """Tokens generated so far by requests that are not finished."""
+        """The tokens generated so far by unfinished requests."""
         return max(0, self.resumed_tokens + self.work.num_output_tokens - self.finished_tokens)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the engine was told to end this long ago and has not; somebody else sees to the engine."""
+        """Return whether the engine has not ended cancelled requests in time; the heartbeat handles it."""
         return self.cut_at is not None and time.monotonic() - self.cut_at > CUT_SECONDS
 
     def cut(self, ending: Ending) -> None:
-        """End what still runs: its output so far is its result, or to be handed back."""
+        """Cancel running requests: their outputs so far become results, or are handed back."""
         if self.cut_at is None:
             self.ending = ending
             self.cut_at = time.monotonic()
             self.work.cancel()
 
     def cancel_some(self, request_ids: Sequence[int]) -> None:
-        """End these requests, with what they have."""
+        """Cancel these requests; their outputs so far become their results."""
         if fresh := (set(request_ids) & self.parts.requests.keys()) - self.unwanted:
             self.unwanted |= fresh
             self.work.cancel(*self.parts.ids(fresh))
 
     def collect(self, seconds: float) -> bool:
-        """Take what finishes until the clock's next multiple of `seconds`; say whether that was the last.
+        """Collect outcomes until the clock's next multiple of `seconds`; return whether all have arrived.
 
-        All runs meet at those times, and save together; one that was told to comes at once.
+        All runs share those times, so they save together. `must_save` or SAVE_AT results end it early.
         """
         deadline = (time.monotonic() // seconds + 1) * seconds
         while not self.work.is_done and len(self.unsaved) < SAVE_AT and not self.must_save.is_set():

@@ -1,7 +1,7 @@
-"""Saves the shards that a worker runs together, in one transaction a batch.
+"""Save the shards that one worker runs together, in one transaction for each batch.
 
-Each runner has its own thread; each transaction is some statements of Python that the engine's thread has to
-wait for. So runners that want to save at about the same time go through one of them.
+Each runner has its own thread, and the engine's thread has to wait while a transaction runs Python. So one
+of the runners that want to save at about the same time saves for all of them.
 """
 
 import threading
@@ -15,7 +15,7 @@ from worker.store.database.session import Store
 from worker.store.shards import shards
 from worker.store.shards.shards import Progress, Saved
 
-# How long the first who wants to save waits for others.
+# How long the first save waits for others.
 GATHER_SECONDS = 0.02
 
 
@@ -29,7 +29,7 @@ class _Waiting:
 
 
 class ShardSaver:
-    """Takes saves from many threads and commits those that meet."""
+    """Takes saves from many threads and commits those that arrive together."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -37,7 +37,7 @@ class ShardSaver:
         self._waiting: list[_Waiting] = []
 
     def save(self, progress: Progress, *, lease: timedelta | None) -> Saved:
-        """Save a shard, with whatever else is to be saved now; raises what its transaction raised."""
+        """Save a shard, together with other waiting saves; raise the error of its transaction, if any."""
         own = _Waiting(progress, lease)
         with self._lock:
             self._waiting.append(own)
@@ -62,7 +62,7 @@ class ShardSaver:
                 with self._store.transaction() as session:
                     progress = [one.progress for one in together]
                     saved = shards.save(session, progress, lease=together[0].lease)
-            except Exception as error:  # noqa: BLE001 - each thread raises it in its own place
+            except Exception as error:  # noqa: BLE001 - each waiting thread raises it itself
                 for one in together:
                     one.error = error
             else:

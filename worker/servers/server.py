@@ -1,4 +1,4 @@
-"""A server that runs as our child: started, started again at the same address when it dies, and stopped."""
+"""Run a server as a child: start it, restart it at the same address when it dies, and stop it."""
 
 import logging
 import signal
@@ -14,20 +14,20 @@ from worker.child import with_parent
 
 logger = logging.getLogger(__name__)
 
-# The waits between tries. A server that has answered for STEADY_SECONDS has all of them again.
+# Seconds between restarts. A server that has run for STEADY_SECONDS gets all of them again.
 WAITS = (0.1, 0.5, 1.0, 2.0, 4.0)
 STEADY_SECONDS = 10.0
-START_SECONDS = 300.0  # what a long log may take to be read again
+START_SECONDS = 300.0  # time to replay a long log
 STOP_SECONDS = 30.0
 LOOK_SECONDS = 0.03
 
 
 class ServerError(Exception):
-    """A server does not run, and is not started again. The message says why and where to look."""
+    """A server does not run and is not restarted. The message says why and where to look."""
 
 
 class Server(ABC):
-    """One server and the thread that keeps it running."""
+    """Keeps one server running, in a thread of its own."""
 
     name: str
     stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGKILL)  # the gentlest first
@@ -44,9 +44,9 @@ class Server(ABC):
 
     @contextmanager
     def running(self, interrupted: threading.Event, on_failure: Callable[[str], None]) -> Iterator[str]:
-        """Yield the server's URL once it answers, and keep it running until the end of the block.
+        """Yield the server's URL once it answers, and keep the server running until the block ends.
 
-        `on_failure` is told, from another thread, when it is given up after that.
+        `on_failure` gets the reason, from another thread, when the server is given up after that.
 
         Raises:
             ServerError: it does not start, or `interrupted` was set meanwhile.
@@ -76,16 +76,16 @@ class Server(ABC):
         """Return the command line."""
 
     def settings(self) -> bytes:
-        """Return what the server reads on its standard input."""
+        """Return the bytes that the server reads on its standard input."""
         return b""
 
     @abstractmethod
     def answers(self) -> bool:
-        """Whether the server does what is asked of it."""
+        """Return whether the server answers a client."""
 
     @abstractmethod
     def clear_the_way(self) -> None:
-        """Stop what an earlier parent left on the same data; before each start.
+        """Stop a server that an earlier parent left on the same data; called before each start.
 
         Raises:
             ServerError: it does not stop.
@@ -142,7 +142,7 @@ class Server(ABC):
             )
             self._process = process
         assert process.stdin is not None  # noqa: S101 - it is a pipe
-        with suppress(BrokenPipeError), process.stdin as stdin:  # who has ended already says why in its log
+        with suppress(BrokenPipeError), process.stdin as stdin:  # a server that has ended says why in its log
             stdin.write(self.settings())
         return process
 

@@ -1,1 +1,1 @@
-"""Celery's entry points. Each is short: the work is elsewhere."""
+"""Define Celery's entry points. Each is short: the work is elsewhere."""

@@ -1,4 +1,4 @@
-"""`deliver_event`: one attempt at one delivery. For `celery -A worker.tasks.deliver_event worker`."""
+"""Define the task `deliver_event`: attempt one delivery. `celery -A worker.tasks.deliver_event worker`."""
 
 import logging
 from datetime import timedelta
@@ -34,7 +34,7 @@ def _deliverer() -> Deliverer:
 
 @app.task(name=DELIVER_EVENT)
 def deliver_event(delivery_id: str) -> None:
-    """Try to deliver a webhook event to one receiver, if it is due and nobody else is at it."""
+    """Try to deliver a webhook event to one receiver, if it is due and no other worker holds it."""
     try:
         _deliverer().deliver(delivery_id)
     except DATABASE_AWAY as error:  # it gets another ticket, or its lease runs out

@@ -1,4 +1,4 @@
-"""Embeds prompts on the worker's engine, for the semantic cache."""
+"""Embed prompts on the worker's engine, for the semantic cache."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from worker.store.requests.requests import ShardRequest
 
 
 def embed(engine: EngineThread, requests: Sequence[ShardRequest]) -> list[Sequence[float]]:
-    """Return the vector of each request's prompt, of length one; empty for one that cannot have any."""
+    """Return the unit vector of each request's prompt; empty for a prompt that cannot be embedded."""
     work = engine.submit(
         [
             EmbeddingRequest(

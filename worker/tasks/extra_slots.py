@@ -1,8 +1,8 @@
-"""Slots over a worker's own, for what must not wait until a shard ends.
+"""Run shards in slots beyond a worker's own, where they must not wait until another shard ends.
 
-That is a shard of a tenant that others leave no slot, one that a worker had begun that has died, and one that
-goes before what its own tenant has here. The engine shares itself out among all that runs, by the same rules,
-so a shard more costs the others nothing but their due.
+Such a shard belongs to a tenant that others leave no slot, was begun by a worker that has died, or goes
+before the work that its own tenant has here. The engine shares its time among all running shards by the
+same rules, so one more shard takes from the others only its fair share.
 """
 
 import logging
@@ -16,27 +16,27 @@ from worker.store.shards import fair_slots
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-AGAIN_SECONDS = 0.1  # when the last look has found something
+AGAIN_SECONDS = 0.1  # after a look that found a shard
 
 
 class ExtraSlots:
-    """Starts shards while all slots are taken, a thread each. `stop` before the engine."""
+    """Starts shards while all slots are taken, a thread each. Call `stop` before the engine stops."""
 
     def __init__(self, runner: ShardRunner, store: Store, *, slots: int) -> None:
         self._runner = runner
         self._store = store
         self._slots = slots
         self._stopping = threading.Event()
-        self._has_ended = threading.Event()  # a shard in an extra slot: look whether another waits for it
+        self._has_ended = threading.Event()  # a shard in an extra slot ended: look for another
         self._pool = ThreadPoolExecutor(slots, "extra-slot")
         self._thread = threading.Thread(target=self._look, name="extra-slots", daemon=True)
 
     def start(self) -> None:
-        """Begin to take work."""
+        """Start to take work."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more, and wait for what runs; a draining runner hands back what takes too long."""
+        """Take no more work, and wait for running shards; a draining runner hands back slow ones."""
         self._stopping.set()
         self._has_ended.set()
         self._thread.join()
@@ -49,11 +49,11 @@ class ExtraSlots:
             self._has_ended.clear()
             found = self._find()
             for shard_id in found:
-                self._pool.submit(self._run, shard_id)  # found again before it is claimed: claimed once
+                self._pool.submit(self._run, shard_id)  # may be found twice, is claimed once
             seconds = AGAIN_SECONDS if found else LOOK_SECONDS
 
     def _find(self) -> list[int]:
-        """Return shards to start now; none while a slot of the worker's own is free."""
+        """Return shards to start now; none while one of the worker's own slots is free."""
         keeper, slots = self._runner.keeper, self._slots
         worker, model = keeper.worker, keeper.serves
         num_extra = self._runner.num_running - slots
@@ -64,7 +64,7 @@ class ExtraSlots:
                 if begun := fair_slots.begun(session, limit=slots - num_extra, model=model):
                     return begun
                 found = fair_slots.next_shard(session, worker=worker, slots=slots, model=model)
-                # What is a tenant's own affair leaves some of them to others.
+                # A tenant's order among its own work may take only half of the extra slots.
                 if found is None and num_extra < (slots + 1) // 2:
                     found = fair_slots.next_of_own(session, worker=worker, slots=slots, model=model)
         except DATABASE_AWAY as error:

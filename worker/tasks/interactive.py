@@ -1,4 +1,4 @@
-"""Takes interactive shards without a ticket: a notification, or a look round, and they run at once.
+"""Run interactive shards without tickets, as soon as a notification or a sweep finds them.
 
 They have slots of their own, which no batch can fill.
 """
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class InteractiveLane:
-    """Runs what is ready, a thread each. `stop` before the engine does."""
+    """Runs ready interactive shards, a thread each. Call `stop` before the engine stops."""
 
     def __init__(
         self, runner: InteractiveRunner, store: Store, url: str, *, slots: int, sweep_seconds: float
@@ -33,11 +33,11 @@ class InteractiveLane:
         self._thread = threading.Thread(target=self._listen, name="interactive", daemon=True)
 
     def start(self) -> None:
-        """Begin to take work."""
+        """Start to take work."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more, and wait for what runs; a draining runner hands back what takes too long."""
+        """Take no more work, and wait for running shards; a draining runner hands back slow ones."""
         self._stopping.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -56,7 +56,7 @@ class InteractiveLane:
                 return
 
     def _ready(self) -> list[int]:
-        """Return what a lost notification, a lapsed lease or a hand-back has left."""
+        """Return shards left ready by a lost notification, an expired lease or a release."""
         with self._store.transaction() as session:
             model = self._runner.keeper.serves
             return shards.ready_interactive(session, limit=self._slots, model=model)

@@ -1,4 +1,4 @@
-"""The bootstep that owns the Engine: loaded before the first task, drained before the pool stops."""
+"""Own the Engine in a Celery bootstep: load it before the first task, drain it before the pool stops."""
 
 import logging
 import os
@@ -41,9 +41,9 @@ from worker.tasks.meters import MeterWriter
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 5.0
-# A save takes milliseconds; what one that is cut off has locked, no other worker can take over.
+# A save takes milliseconds; while one that is cut off holds its locks, no other worker can take over.
 TRANSACTION_SECONDS = 7.0
-EXIT_ENGINE_FAILED = 70  # EX_SOFTWARE of sysexits.h: whoever supervises this process starts it again
+EXIT_ENGINE_FAILED = 70  # EX_SOFTWARE of sysexits.h: the supervisor starts this process again
 
 _runner: ShardRunner | None = None
 
@@ -61,7 +61,7 @@ def runner() -> ShardRunner:
 
 
 class EngineStep(bootsteps.StartStopStep):
-    """Loads the engine once the pool exists, and hands back what is unfinished when the worker stops."""
+    """Loads the engine once the pool exists, and hands unfinished work back when the worker stops."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -72,7 +72,7 @@ class EngineStep(bootsteps.StartStopStep):
         self._info: dict[str, Any] = {}
 
     def start(self, parent: Any) -> None:
-        """Load the model, then say that this worker is alive for as long as it makes progress."""
+        """Load the model, start the runners, and send heartbeats for as long as the engine makes progress."""
         global _runner  # noqa: PLW0603 - one engine a process is the point
         config = settings()
         self._store = Store(
@@ -80,7 +80,7 @@ class EngineStep(bootsteps.StartStopStep):
             pool_size=2 * config.shards_in_flight + config.interactive_in_flight + 4,
             transaction_seconds=TRANSACTION_SECONDS,
         )
-        # Another process may have been started under the same name: on each device one, perhaps.
+        # Several processes may run under one Celery name, perhaps one for each device.
         worker = f"{parent.hostname}/{os.getpid()}-{uuid4().hex[:6]}"
         self._engine = EngineThread(lambda: _warm_engine(config), on_failure=_exit_failed)
         model = identify(config.model)
@@ -169,9 +169,9 @@ class EngineStep(bootsteps.StartStopStep):
             logger.warning("meters are not written yet: %s", str(error).splitlines()[0])
 
     def _keep_beating(self, name: str, model: Model) -> None:
-        """Say every few seconds that this worker lives; without slots while it loads its model."""
+        """Send heartbeats, with 0 slots while the model loads; end the process if the engine hangs."""
         config = settings()
-        is_known = False  # to the dispatcher, which has no tickets for a model that nobody serves
+        is_known = False  # to the dispatcher: it issues no tickets for a model without a worker
         while True:
             if time.monotonic() - self._engine.last_progress_at > config.step_timeout_seconds:
                 logger.critical("no engine step for %g s", config.step_timeout_seconds)
@@ -208,7 +208,7 @@ class EngineStep(bootsteps.StartStopStep):
 
 
 def _warm_engine(config: Settings) -> Engine:
-    """Return the engine after a first request: an installation's first engine compiles its kernels in it."""
+    """Return the engine after a first request, in which a new installation compiles its kernels."""
     engine = Engine(engine_config(config))
     engine.add(GenerationRequest("warm-up", (0,), SamplingParams(max_tokens=2)))
     while engine.has_unfinished:
@@ -217,7 +217,7 @@ def _warm_engine(config: Settings) -> Engine:
 
 
 def engine_config(config: Settings) -> EngineConfig:
-    """Return what the settings say of the engine."""
+    """Build the engine's configuration from the settings."""
     return EngineConfig.for_device(
         config.device,
         model=config.model,
@@ -233,11 +233,11 @@ def engine_config(config: Settings) -> EngineConfig:
 
 
 def _arithmetic(config: Settings, model: Model) -> str:
-    """Return what two engines share that give the same answers: the model, and how they compute it."""
+    """Return a key that engines with the same answers share: the model, and how they compute it."""
     return f"{model.fingerprint} {config.dtype} {config.kv_cache_dtype} {config.device}"
 
 
 def _exit_failed(error: BaseException) -> None:
     logger.critical("the engine failed; this process ends so that a fresh one starts", exc_info=error)
-    # Not sys.exit: every thread's state hangs on the engine, and leases expire by themselves.
+    # Not sys.exit: every thread depends on the failed engine, and leases expire by themselves.
     os._exit(EXIT_ENGINE_FAILED)

@@ -1,6 +1,6 @@
-"""Hears from Postgres that a batch was cancelled, paused or stopped, so that its runs save at once.
+"""Listen to Postgres for cancelled, paused or stopped batches, so that their runs save at once.
 
-Its connection is what shows that this worker is there.
+Its connection also holds this worker's Presence.
 """
 
 import logging
@@ -24,7 +24,7 @@ def listen(
     *,
     worker: str,
 ) -> threading.Thread:
-    """Start a thread that passes on what it hears, until `stopping`; survive Postgres going away."""
+    """Start a thread that tells the runners of changed batches until `stopping`; reconnect to Postgres."""
 
     def follow() -> None:
         while not stopping.is_set():

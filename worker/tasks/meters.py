@@ -1,4 +1,4 @@
-"""Takes what a gpu worker has counted to Postgres, where every API process can show it."""
+"""Write a gpu worker's counts to Postgres, where every API process can read them."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ from worker.runs.run_meters import RunMeters
 from worker.store.counts import meters
 from worker.store.database.session import Store
 
-# Names of the engine's counters that say too little outside it.
+# The engine's counters whose names are too vague outside it.
 RENAMED = {
     "queried_tokens": "prefix_queried_tokens",
     "cached_tokens": "prefix_cached_tokens",
@@ -21,7 +21,7 @@ SHOWN = (
 
 
 class MeterWriter:
-    """Writes what is new since the last time; a write that failed is made up for by the next."""
+    """Writes what was counted since the last successful write, so nothing is lost when a write fails."""
 
     def __init__(self, store: Store, worker: str, run_meters: RunMeters, *, model: str | None = None) -> None:
         self._store = store
@@ -31,7 +31,7 @@ class MeterWriter:
         self._written: Counter[str] = Counter()
 
     def write(self, stats: EngineStats) -> None:
-        """Add what was counted since the last write to this minute's row."""
+        """Add the counts since the last write to this minute's row."""
         readings = self._run_meters.readings()
         readings.update({RENAMED.get(name, name): getattr(stats, name) for name in SHOWN})
         new = readings.copy()

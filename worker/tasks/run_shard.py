@@ -1,4 +1,4 @@
-"""`run_shard`: run one shard on this process's engine. `celery -A worker.tasks.run_shard worker -Q gpu`."""
+"""Define the task `run_shard`: run one shard. `celery -A worker.tasks.run_shard worker -Q gpu`."""
 
 import logging
 
@@ -18,7 +18,7 @@ app.steps["worker"].add(lifecycle.EngineStep)
 
 @app.task(name=RUN_SHARD)
 def run_shard(shard_id: int) -> None:
-    """Run a shard, if it is ready and nobody else has it."""
+    """Run a shard on this process's engine, for one ticket."""
     try:
         ending = lifecycle.runner().run(shard_id)
     except DATABASE_AWAY as error:  # the shard gets another ticket, or its lease runs out

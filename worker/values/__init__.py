@@ -1,1 +1,1 @@
-"""Plain values that the API, the store and the runs speak in. Imports nothing of ours."""
+"""Define plain values that the API, the store and the runs share. Must not import our other packages."""

@@ -1,4 +1,4 @@
-"""Which requests have one answer for ever, what such an answer is known by, and where an answer came from."""
+"""Decide which requests always get the same answer, key such answers, and name an answer's source."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ DEFAULT_SIMILARITY = 0.95
 
 
 class CacheMode(StrEnum):
-    """Which earlier answers a request may be given instead of being run."""
+    """Kind of earlier answers that a request may get instead of being run."""
 
     OFF = "off"
     EXACT = "exact"  # of the same tokens under the same sampling
@@ -20,7 +20,7 @@ class CacheMode(StrEnum):
 
 
 class Source(StrEnum):
-    """Where a Result came from."""
+    """Origin of a Result."""
 
     ENGINE = "engine"  # run for this request
     DUPLICATE = "duplicate"  # run for an identical request of the batch
@@ -29,26 +29,26 @@ class Source(StrEnum):
 
 
 def is_deterministic(params: Params) -> bool:
-    """Whether the same request brings the same answer: greedy, or with a seed, or without sampling at all."""
+    """Return whether a request always gets the same answer: greedy, seeded, or without sampling."""
     return not isinstance(params, SamplingParams) or params.temperature == 0 or params.seed is not None
 
 
 def request_digest(
     prompts: Sequence[Prompt], params: Params, *, max_tokens: int, add_special_tokens: bool
 ) -> bytes | None:
-    """Return what identical requests of one model share, 16 bytes; None where answers differ each time."""
+    """Return the 16-byte digest that identical requests of one model share; None: answers vary."""
     if not is_deterministic(params):
         return None
     return _digest([prompts, add_special_tokens, _sampling(params, max_tokens)])
 
 
 def sampling_digest(params: Params, *, max_tokens: int) -> bytes:
-    """Return what requests share that differ in their prompt only, 16 bytes."""
+    """Return the 16-byte digest that requests share which differ in their prompt only."""
     return _digest(_sampling(params, max_tokens))
 
 
 def cache_key(tenant_id: str, model_fingerprint: str, digest: bytes) -> bytes:
-    """Return what an answer of one model is stored under, 16 bytes; one tenant's is never another's."""
+    """Return the 16-byte key under which a model's answer is stored; tenants never share a key."""
     return hashlib.blake2b(
         b"\0".join((tenant_id.encode(), model_fingerprint.encode(), digest)), digest_size=16
     ).digest()

@@ -1,4 +1,4 @@
-"""JSON schemas by which no value is valid, since each would have to hold another without end."""
+"""Detect JSON schemas that no finite value satisfies, since each value would have to contain another."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
@@ -6,13 +6,13 @@ from typing import Any
 from urllib.parse import unquote
 
 SCALARS = frozenset({"string", "number", "integer", "boolean", "null"})
-Rule = tuple[Hashable, list[Hashable]]  # the first has a finite value if all of the others have one
+Rule = tuple[Hashable, list[Hashable]]  # (head, needed): the head has a finite value if all needed ones do
 
 
 def is_endless(schema: Any) -> bool:
-    """Whether no finite value is valid by a schema, as far as `$ref`, `required` and items can tell.
+    """Return whether no finite value satisfies a schema, judged by `$ref`, `required` and items.
 
-    Takes time in proportion to the schema. What it does not understand may have a value.
+    Takes time in proportion to the schema. A part that it does not understand counts as satisfiable.
     """
     waiting: defaultdict[Hashable, list[int]] = defaultdict(list)
     heads: list[Hashable] = []
@@ -39,7 +39,7 @@ def is_endless(schema: Any) -> bool:
 
 
 def _rules(root: Any) -> Iterator[Rule]:
-    """Yield what each schema within `root` needs; a schema is known by its id, as `root` keeps it alive."""
+    """Yield the rules of every schema within `root`; its `id()` names a schema, as `root` keeps it alive."""
     seen: set[int] = set()
     left = [root]
     while left:
@@ -53,14 +53,14 @@ def _rules(root: Any) -> Iterator[Rule]:
 
 
 def _needs(schema: Any, root: Any) -> Iterator[tuple[Hashable, list[Any]]]:
-    """Yield the rules of one schema, of schemas and of its alternatives, which are tuples."""
+    """Yield the rules of one schema; they need schemas, or its own alternatives, named by tuples."""
     own = id(schema)
     if schema is False:
         return
     if not isinstance(schema, dict):
         yield own, []
         return
-    if "$ref" in schema:  # older drafts ignore what stands beside it
+    if "$ref" in schema:  # older drafts ignore the keywords beside it
         target = _target(root, schema["$ref"])
         yield own, [] if target is None else [target]
         return

@@ -1,6 +1,6 @@
-"""What an output must be: JSON by a schema, a regular expression, one of a list. Knows no tensors.
+"""Constrain an output to a JSON schema, a regular expression, or one of a list. Must not know tensors.
 
-The door refuses a bad one early; the engine compiles it for its tokens (worker/engine/text/grammar.py).
+The API refuses a bad grammar early; the engine compiles it for its tokens (worker/engine/text/grammar.py).
 """
 
 import json
@@ -14,22 +14,22 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from worker.values.endless_schema import is_endless
 
-# Between the tokens of JSON. One space, because a model that is unsure writes all the white space it may.
+# White space between JSON tokens: one space, because a model that is unsure writes as much as it may.
 JSON_WHITESPACE = " ?"
-# The library recurses along references and overflows a common stack, which kills the process: a thousand
-# definitions that refer each to the next do it. At most 400 bytes of stack for each of the source were seen.
+# The library recurses along references and overflows a common stack, which kills the process: a chain of a
+# thousand definitions is enough. At most 400 bytes of stack for each byte of the source were seen.
 MAX_SOURCE_CHARACTERS = 1 << 17
-STACK_BYTES = 1 << 28  # of address space; only what is touched is memory
-# A seventh of the library's own, with which `((((a)))){1000}{1000}` took 220 MB and a second to be refused:
+STACK_BYTES = 1 << 28  # of address space; only touched pages take memory
+# A seventh of the library's default, with which refusing `((((a)))){1000}{1000}` took 220 MB and a second:
 # now 40 MB and 0.1 s. A chain of 2,000 definitions still fits.
 LIMITS = LLParserLimits(initial_lexer_fuel=150_000)
 
 
-# What the door follows of a new grammar: under 20 ms as a rule, a second if made to hurt.
+# Tokens that the API tries with a new grammar: usually under 20 ms, a second for a malicious grammar.
 TRIAL_TOKENS = 8
 NOT_UNDERSTOOD = "the grammar is not understood"
 ENDLESS = "no value can match it: each would have to hold another without end"
-DEAD_END = "NoExtension"  # how the library begins when no token may come next
+DEAD_END = "NoExtension"  # start of the library's message when no token may come next
 PANIC = "PanicException"  # pyo3 does not export it
 _stack_size = threading.Lock()
 Result = TypeVar("Result")
@@ -40,14 +40,14 @@ class GrammarError(ValueError):
 
 
 class LibraryPanicError(Exception):
-    """The library gave up on a grammar in a way it did not mean to."""
+    """The library panicked on a grammar, which it never intends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the whole output must be; made by one of the methods below, compiled by the engine.
+    """Constraint on a whole output, as `Grammar.regex("[a-z]+")`; the engine compiles it.
 
-    They raise GrammarError for what is not even well-formed text; `check` judges the rest.
+    The methods that make one raise GrammarError for malformed text; `check` judges the rest.
     """
 
     kind: str  # the method that made it
@@ -72,7 +72,7 @@ class Grammar:
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
-        """Accept what `pattern` matches as a whole, by the syntax of Rust's regex without look-around."""
+        """Accept text that `pattern` matches as a whole, in the syntax of Rust's regex (no look-around)."""
         try:
             return cls("regex", LLMatcher.grammar_from_regex(pattern))
         except ValueError as error:
@@ -122,11 +122,11 @@ class Grammar:
         return matcher
 
     def _follow(self, matcher: LLMatcher, vocabulary: LLTokenizer) -> None:
-        """Take some tokens that it allows: what is too large to follow mostly shows at the first ones."""
+        """Try TRIAL_TOKENS allowed tokens: a grammar too complex to follow mostly fails at the first ones."""
         ends = sum(1 << token_id for token_id in vocabulary.eos_tokens)
         for _ in range(TRIAL_TOKENS):
             allowed = int.from_bytes(matcher.compute_bitmask(), "little") & ~ends
-            # The first one: vocabularies begin with the shortest, which leave nothing out.
+            # The lowest id: vocabularies begin with the shortest tokens, which skip no step.
             if not allowed or not matcher.consume_token((allowed & -allowed).bit_length() - 1):
                 break
         problem = matcher.get_error()
@@ -134,8 +134,8 @@ class Grammar:
             raise GrammarError(self.explain(f"it is too complex to follow: {problem}"))
 
     def explain(self, problem: str) -> str:
-        """Return the library's message as a client can read it."""
-        # What follows is the library's own debugging.
+        """Return the library's message in a form for clients."""
+        # The rest is the library's own debugging output.
         for mark in ("<state>", "<backtrace>"):
             problem = problem.partition(mark)[0].strip()
         if problem.startswith("panic:"):
@@ -148,10 +148,10 @@ class Grammar:
 def vocabulary_of(
     tokenizer: str, *, tokenizer_size: int, vocab_size: int, end_token_ids: Collection[int]
 ) -> LLTokenizer:
-    """Return the tokens that grammars are compiled for; `tokenizer` is the text of a tokenizer.json.
+    """Return the vocabulary that grammars are compiled for; `tokenizer` is the text of a tokenizer.json.
 
     Raises:
-        GrammarError: no grammar can be used with it.
+        GrammarError: no grammar can be used with this tokenizer.
 
     """
     ends = sorted(token_id for token_id in end_token_ids if token_id < tokenizer_size)
@@ -164,10 +164,10 @@ def vocabulary_of(
 
 
 def on_deep_stack(work: Callable[[], Result]) -> Result:
-    """Run `work` on a thread of its own that has STACK_BYTES, and return its result.
+    """Run `work` in a new thread with a stack of STACK_BYTES, and return its result.
 
     Raises:
-        LibraryPanicError: Rust panicked, which Python is told by a BaseException that would end a process.
+        LibraryPanicError: Rust panicked, for which pyo3 raises a BaseException that would end a process.
 
     """
     with ThreadPoolExecutor(1, "grammar") as executor:

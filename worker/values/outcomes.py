@@ -1,10 +1,10 @@
-"""How a request ended."""
+"""Define the outcomes of a request."""
 
 from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """How a Request ended. A Result never changes."""
+    """Final outcome of a Request. A Result never changes."""
 
     COMPLETED = "completed"
     FAILED = "failed"  # its own error: the rest of the batch goes on

@@ -1,4 +1,4 @@
-"""The kinds of request, and the parameters that each is stored with."""
+"""Define the kinds of request, and the parameters that each is stored with."""
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -11,21 +11,21 @@ Prompt = str | tuple[int, ...]
 
 
 class RequestKind(StrEnum):
-    """What is wanted of a request's prompts."""
+    """Kind of output that a request asks for."""
 
-    GENERATION = "generation"  # their continuations
-    EMBEDDING = "embedding"  # a vector for each
+    GENERATION = "generation"  # continuations of its prompts
+    EMBEDDING = "embedding"  # a vector for each prompt
     SCORING = "scoring"  # how likely given continuations are
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingParams:
-    """How texts become vectors, as worker/engine/requests/embedding.py explains."""
+    """Parameters of an embedding; worker/engine/requests/embedding.py explains them."""
 
     pooling: Literal["last", "mean"] = "last"
     normalize: bool = True
     dimensions: int | None = None  # None: all
-    encoding: Literal["float", "base64"] = "float"  # how the client wants to read them
+    encoding: Literal["float", "base64"] = "float"  # in which the client reads vectors
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back."""
@@ -39,7 +39,7 @@ class EmbeddingParams:
 
 @dataclass(frozen=True, slots=True)
 class ScoringParams:
-    """The continuations to score, each tokenized on its own; the space before one belongs to it."""
+    """Continuations to score, each tokenized on its own; the space before a continuation belongs to it."""
 
     continuations: tuple[str, ...]
 
@@ -68,12 +68,12 @@ def params_from_json(kind: RequestKind, value: dict[str, Any]) -> Params:
 
 
 def kind_of(params: Params | None) -> RequestKind:
-    """Return the kind of request that has these parameters; None, the batch's, is a generation."""
+    """Return the kind of request that has these parameters; None (the batch's own) is a generation."""
     if params is None:
         return RequestKind.GENERATION
     return next(kind for kind, type_ in _BY_KIND.items() if isinstance(params, type_))
 
 
 def max_output_tokens(params: Params, *, max_tokens: int, num_prompts: int) -> int:
-    """Return the most tokens that a request generates; none of them for a reading."""
+    """Return the most tokens that a request can generate; 0 for a reading."""
     return max_tokens * params.num_choices * num_prompts if isinstance(params, SamplingParams) else 0

@@ -1,4 +1,4 @@
-"""One request's outcome, on its way from the engine to the store and from there to the client."""
+"""Define a request's result, as it goes from the engine to the store and from there to the client."""
 
 import base64
 import struct
@@ -10,12 +10,12 @@ from typing import Any, Self
 from worker.values.caching import Source
 from worker.values.outcomes import Outcome
 
-MIN_LOGPROB = -9999.0  # what stands for minus infinity, which JSON cannot say
+MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot express
 
 
 @dataclass(frozen=True, slots=True)
 class RequestError:
-    """Why a request has no complete output. `code` is stable; `message` is for people."""
+    """Reason that a request has no complete output. `code` is stable; `message` is for people."""
 
     code: str
     message: str
@@ -23,7 +23,7 @@ class RequestError:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSeconds:
-    """What a request cost on the device: for its prompt's tokens, its output's, and filling beside them."""
+    """Device time of a request, in seconds: for its prompt's tokens, its output's tokens, and padding."""
 
     prefill: float = 0.0
     decode: float = 0.0
@@ -32,17 +32,17 @@ class DeviceSeconds:
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """Under what an answer is kept in the response cache, and for how long."""
+    """Keys and lifetime of an answer in the response cache."""
 
-    key: bytes  # of model, prompt and sampling
-    group: bytes  # of model and sampling
+    key: bytes  # of tenant, model, prompt and sampling
+    group: bytes  # of tenant, model and sampling
     ttl: timedelta
     embedding: tuple[float, ...] | None = None  # of the prompt, for the semantic cache
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The natural logarithm of a token's probability, and of the likeliest ones' at its place."""
+    """Natural logarithm of a token's probability, and of the likeliest tokens' at its position."""
 
     token_id: int
     logprob: float
@@ -50,7 +50,7 @@ class TokenLogprob:
 
     @property
     def top_and_own(self) -> tuple[tuple[int, float], ...]:
-        """The likeliest tokens and, unless it is one of them, this one after them."""
+        """The likeliest tokens, followed by this token unless it is one of them."""
         if any(token == self.token_id for token, _ in self.top):
             return self.top
         return (*self.top, (self.token_id, self.logprob))
@@ -66,15 +66,15 @@ class TokenLogprob:
         return cls(token_id, logprob, tuple((token, one) for token, one in top))
 
 
-# What is shown of a request in a list of outputs: a text, the texts of its choices, or nothing (yet).
+# A request's entry in a list of outputs: a text, the texts of its choices, or nothing (yet).
 Output = str | list[str] | None
 Logprobs = tuple[TokenLogprob, ...]
-CUT = "length"  # why an output ended that its limit ended
+CUT = "length"  # finish reason of an output that its limit ended
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceResult:
-    """One output of a request that has several, or logprobs."""
+    """One choice of a request that has several choices, or logprobs."""
 
     text: str
     finish_reason: str
@@ -83,7 +83,7 @@ class ChoiceResult:
 
 @dataclass(frozen=True, slots=True)
 class ScoreResult:
-    """A continuation's logprobs, token by token; greedy: each token is the most likely one."""
+    """Logprobs of a continuation's tokens; greedy: each token is the most likely one."""
 
     logprobs: tuple[float, ...]
     is_greedy: bool
@@ -91,12 +91,12 @@ class ScoreResult:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What an outcome holds beside one text. Each prompt's choices follow each other, as do its siblings'."""
+    """Parts of a Result beside one text. Choices and scores are grouped by prompt, in order."""
 
     choices: tuple[ChoiceResult, ...] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()  # by prompt; of each token after the first
     embeddings: tuple[bytes, ...] = ()  # by prompt; little-endian float32 values
-    is_base64: bool = False  # how the client wants to read them
+    is_base64: bool = False  # the client reads embeddings as base64
     scores: tuple[ScoreResult, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class NewResult:
-    """What the store records of one request, once."""
+    """Result of one request, which the store records once."""
 
     request_id: int
     outcome: Outcome
@@ -149,33 +149,33 @@ class NewResult:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
-    max_tokens: int  # it could have generated, over all its choices
+    max_tokens: int  # the limit over all its choices
     error: RequestError | None = None
     payload: Payload | None = None  # None: output says it all
     seconds: DeviceSeconds = DeviceSeconds()
     source: Source = Source.ENGINE
-    similarity: float | None = None  # of the prompt whose answer it is, from the semantic cache
-    num_copies: int = 1  # requests of its shard that it answers: itself, and those identical to it
-    keep: CacheEntry | None = None  # for whoever asks the same later
+    similarity: float | None = None  # to the prompt whose answer the semantic cache gave
+    num_copies: int = 1  # requests of its shard that it answers: its own, and identical ones
+    keep: CacheEntry | None = None  # for later identical requests
 
     @property
     def is_cut(self) -> bool:
-        """Whether it completed because its limit ended it."""
+        """Return whether it completed because its limit ended it."""
         return self.outcome is Outcome.COMPLETED and self.finish_reason == CUT
 
 
 def storable(text: str) -> str:
-    """Return a text as Postgres takes it: NUL, which a model can say, reads back as no character does."""
+    """Return a text that Postgres accepts: NUL, which a model can generate, becomes U+FFFD."""
     return text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
 
 
 def to_floats(vector: bytes) -> list[float]:
-    """Return the values of an embedding as a Payload holds it."""
+    """Return the values of an embedding from its bytes in a Payload."""
     return list(struct.unpack(f"<{len(vector) // 4}f", vector))
 
 
 def num_bytes(output: Output) -> int:
-    """Return how much room an output takes in a list of them."""
+    """Return how many bytes of UTF-8 an output takes in a list of outputs."""
     return sum(len(text.encode()) for text in ([output] if isinstance(output, str) else output or ()))
 
 

@@ -1,4 +1,4 @@
-"""Sampling parameters as they are stored with a batch or a request."""
+"""Define sampling parameters as they are stored with a batch or a request."""
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -9,7 +9,7 @@ MAX_CHOICES = 128  # of one prompt
 
 
 class FormatKind(StrEnum):
-    """How an output's form is given."""
+    """Kind of constraint on an output's form."""
 
     JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"
@@ -18,7 +18,7 @@ class FormatKind(StrEnum):
 
 
 class Optimization(StrEnum):
-    """What may make a request cheaper. Its tokens do not depend on it."""
+    """Measures that may make a request cheaper. Its tokens do not depend on them."""
 
     NONE = "none"  # alone in its Steps, nothing cached
     BASIC = "basic"  # batched with others
@@ -27,7 +27,7 @@ class Optimization(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """What a whole output must be. `source` is a schema's text, a pattern or a list of options, by `kind`."""
+    """Constraint on a whole output. `source`: a schema's text, a pattern or a list of options, by `kind`."""
 
     kind: FormatKind
     source: Any = None  # None for json_object
@@ -35,10 +35,10 @@ class OutputFormat:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen: worker/engine/requests/sampling.py. None and the defaults are off."""
+    """Parameters of sampling; worker/engine/requests/sampling.py explains them. None is off."""
 
     max_tokens: int = 256
-    must_fit: bool = False  # max_tokens was asked for: a context that is too short for it refuses it
+    must_fit: bool = False  # the client asked for max_tokens: a context too short for it refuses the request
     temperature: float = 0.7
     top_p: float = 1.0
     top_k: int = 0
@@ -51,7 +51,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added)
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, value added to its logit)
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
@@ -61,7 +61,7 @@ class SamplingParams:
 
     @property
     def num_choices(self) -> int:
-        """How many outputs are generated for each prompt."""
+        """The number of outputs generated for each prompt."""
         return self.best_of or self.n
 
     def to_json(self) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Signing and sending webhooks. Knows no Celery and no database."""
+"""Sign and send webhooks. Must not know Celery or tables."""

@@ -1,4 +1,4 @@
-"""When to try a webhook again: ten attempts over about three days."""
+"""Schedule the retries of a webhook: ten attempts over about three days."""
 
 import random
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""One attempt from claim to record: the delivery's row says what comes next."""
+"""Make one attempt at a delivery, from claim to record; the delivery's row then says what comes next."""
 
 import logging
 from dataclasses import dataclass
@@ -27,15 +27,15 @@ RENEW_SECONDS = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Deliverer:
-    """Delivers events: signs them, posts them, and says what follows.
+    """Delivers events: signs them, posts them, and records the outcomes.
 
     Args:
         store: Where deliveries are claimed and recorded.
         secrets: `whsec_...`, the deployment's own; callbacks are signed with each of them.
         sealer: Opens the secrets of endpoints.
-        targets: What may be connected to.
-        timeout: For the whole of one attempt.
-        most_at_once: Deliveries to one receiver, over all workers.
+        targets: Decides which addresses may be connected to.
+        timeout: Limit for the whole of one attempt.
+        most_at_once: Limit of deliveries to one receiver at once, over all workers.
 
     """
 
@@ -47,7 +47,7 @@ class Deliverer:
     most_at_once: int
 
     def deliver(self, delivery_id: str) -> Answer | None:
-        """Claim a delivery, post it, record the attempt; None when there was nothing to deliver."""
+        """Claim a delivery, post it, record the attempt; return None if it could not be claimed."""
         with self.store.transaction() as session:
             held = deliveries.claim(session, delivery_id, lease=LEASE, most_at_once=self.most_at_once)
         if held is None:

@@ -1,7 +1,7 @@
-"""Connections to checked addresses only, from which no more than a little is read.
+"""Connect to checked addresses only, and read no more than a little from them.
 
 The host is resolved once, every address is checked, and the connection goes to one of those: a name
-that answers differently the second time gains nothing. TLS still verifies the host's name.
+that resolves differently the second time gains nothing. TLS still verifies the host's name.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ MAX_RECEIVED_BYTES = 64 * 1024
 
 
 class TooMuchReceivedError(Exception):
-    """The receiver sent more than anybody needs to say yes or no."""
+    """The receiver sent more than MAX_RECEIVED_BYTES, which is ample for any answer."""
 
 
 class CheckedBackend(httpcore.AsyncNetworkBackend):
@@ -39,7 +39,7 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Resolve the host, demand that all of its addresses pass, connect to the first that answers."""
+        """Resolve the host, check all of its addresses, and connect to the first that answers."""
         addresses = await resolve(host, port)
         for address in addresses:
             self._targets.check_address(address, port, is_tls=self._is_tls)
@@ -61,7 +61,7 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         timeout: float | None = None,  # noqa: ARG002, ASYNC109 - httpcore's interface
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,  # noqa: ARG002
     ) -> httpcore.AsyncNetworkStream:
-        """Refuse: no callback is a file."""
+        """Refuse: a callback cannot be a socket file."""
         raise ForbiddenTargetError(f"a callback cannot be a socket file: {path}")
 
     async def sleep(self, seconds: float) -> None:
@@ -77,7 +77,7 @@ class CappedStream(httpcore.AsyncNetworkStream):
         self._left = most
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
-        """Read what has come, up to the cap.
+        """Read the bytes that have come, up to the cap.
 
         Raises:
             TooMuchReceivedError: there is more.
@@ -91,11 +91,11 @@ class CappedStream(httpcore.AsyncNetworkStream):
         return found
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """Send."""
+        """Send the bytes."""
         await self._stream.write(buffer, timeout)
 
     async def aclose(self) -> None:
-        """Close."""
+        """Close the stream."""
         await self._stream.aclose()
 
     async def start_tls(
@@ -110,15 +110,14 @@ class CappedStream(httpcore.AsyncNetworkStream):
         )
 
     def get_extra_info(self, info: str) -> object:
-        """Return what the transport knows."""
+        """Return information from the underlying stream."""
         return self._stream.get_extra_info(info)
 
 
 async def resolve(host: str, port: int) -> list[str]:
     """Return every address of a host, each once, in the resolver's order.
 
-    A thread of its own: the loop's executor is waited for when the loop ends, however long a name
-    server takes.
+    Uses a thread of its own: a loop that ends waits for its executor, however long a name server takes.
 
     Raises:
         httpcore.ConnectError: the name has no address.

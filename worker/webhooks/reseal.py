@@ -1,6 +1,6 @@
 """`python -m worker.webhooks.reseal`: seal every endpoint's secret with the first of HEADRACE_SECRET_KEY.
 
-After it has run, the keys behind the first are no longer needed.
+After it has run, the keys after the first are no longer needed.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Endpoints' secrets as they lie in the database: encrypted and authenticated with Fernet.
+"""Seal endpoints' secrets for the database: encrypt and authenticate them with Fernet.
 
 `python -m worker.webhooks.sealing` prints a fresh key for HEADRACE_SECRET_KEY.
 """
@@ -14,7 +14,7 @@ class SealError(Exception):
 
 
 class Sealer:
-    """Seals with the first key, opens with any: a new key goes in front of the old one.
+    """Seals with the first key, opens with any key: put a new key in front of the old one.
 
     Args:
         keys: 32 random bytes each, in URL-safe base64.
@@ -34,10 +34,10 @@ class Sealer:
         return self._keys().encrypt(secret.encode()).decode()
 
     def open(self, sealed: str) -> str:
-        """Return what was sealed.
+        """Return the secret that was sealed.
 
         Raises:
-            SealError: there is no key, or none of them is the one it was sealed with.
+            SealError: there is no key, or none of them sealed the secret.
 
         """
         try:
@@ -46,7 +46,7 @@ class Sealer:
             raise SealError("no key in HEADRACE_SECRET_KEY opens this endpoint's secret") from error
 
     def reseal(self, sealed: str) -> str:
-        """Return a sealed secret under the first key.
+        """Seal a sealed secret again, with the first key.
 
         Raises:
             SealError: as `open`.

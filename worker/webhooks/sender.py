@@ -1,4 +1,4 @@
-"""One attempt at delivering a webhook over HTTP. Redirects and proxies are not followed."""
+"""Make one attempt at delivering a webhook over HTTP. Follows no redirects and uses no proxies."""
 
 import asyncio
 import ssl
@@ -23,17 +23,17 @@ USER_AGENT = "headrace-webhooks/1"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the receiver said, or why it was not heard."""
+    """Receiver's answer to one attempt, or the reason that there is none."""
 
     duration_ms: int
     status_code: int | None = None
     error: str | None = None
     retry_after: float | None = None
-    was_sent: bool = True  # False: nothing was tried, for a reason of ours
+    was_sent: bool = True  # False: not sent, for a reason on our side
 
     @property
     def is_delivered(self) -> bool:
-        """Only 2xx is success; a redirect is not."""
+        """Return whether the status is 2xx: nothing else is success, nor is a redirect."""
         return self.status_code is not None and 200 <= self.status_code < 300
 
 
@@ -48,7 +48,7 @@ def checked_transport(targets: Targets, *, is_tls: bool) -> httpx.AsyncHTTPTrans
 def send(
     url: str, *, event_id: str, body: str, secrets: Sequence[str], timeout_seconds: float, targets: Targets
 ) -> Answer:
-    """Sign and post one event; never raises for what a receiver does.
+    """Sign and post one event; never raise because of a receiver's behaviour.
 
     The whole attempt, from resolving the name on, ends within `timeout_seconds`.
     """
@@ -98,7 +98,7 @@ async def _post(
 
 
 async def _read_a_little(response: httpx.Response) -> None:
-    """Let the receiver finish a short answer. What it says after its status line changes nothing."""
+    """Let the receiver finish a short answer. Nothing after its status line and headers is used."""
     read = 0
     try:
         async for chunk in response.aiter_raw():
@@ -110,7 +110,7 @@ async def _read_a_little(response: httpx.Response) -> None:
 
 
 def _retry_after(response: httpx.Response) -> float | None:
-    """Return the header's seconds from now: it is a number, or a date by RFC 9110, section 10.2.3."""
+    """Return the header's wait in seconds: it is a number, or a date (RFC 9110, section 10.2.3)."""
     value = response.headers.get("retry-after", "")
     if value.isascii() and value.isdigit() and len(value) < 10:
         return float(value)

@@ -1,4 +1,4 @@
-"""Standard Webhooks signatures (https://www.standardwebhooks.com).
+"""Sign webhooks by Standard Webhooks (https://www.standardwebhooks.com).
 
 `python -m worker.webhooks.signing` prints a fresh secret.
 """
@@ -23,7 +23,7 @@ def sign(keys: Sequence[str], *, event_id: str, timestamp: int, body: bytes) -> 
     """Return the `webhook-signature` value: `v1,` and HMAC-SHA256 of `<id>.<timestamp>.<body>`.
 
     Args:
-        keys: `whsec_<base64>`, one signature each: a receiver takes any that it can verify.
+        keys: `whsec_<base64>`, one signature each: a receiver accepts any that it can verify.
         event_id: The `webhook-id` header, the same on every retry.
         timestamp: The `webhook-timestamp` header, Unix seconds.
         body: The exact bytes that are sent.

@@ -1,4 +1,4 @@
-"""Which addresses a callback may reach: public ones over https, and what the operator allows."""
+"""Decide which addresses a callback may reach: public ones over https, and those the operator allows."""
 
 import re
 import socket
@@ -15,7 +15,7 @@ MAX_HOST_LENGTH = 253
 PUBLIC_PORTS = (443, 8443)
 DEFAULT_PORTS = {"https": 443, "http": 80}
 
-# What `is_global` lets through although it ends inside somebody's network, or nowhere.
+# Networks that `is_global` accepts although they lead into somebody's private network, or nowhere.
 NEVER_GLOBAL = tuple(
     ip_network(network)
     for network in (
@@ -42,11 +42,11 @@ class ForbiddenTargetError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What callbacks may reach.
+    """Rules for the addresses that callbacks may reach.
 
     Args:
-        allowed: The operator's own networks: there http will do, and any port unless `ports` are given.
-        ports: The only ports; None: 443 and 8443, and every port of the allowed networks.
+        allowed: The operator's own networks, where http is allowed, and any port unless `ports` are given.
+        ports: The only allowed ports; None: 443 and 8443, and every port of the allowed networks.
 
     """
 
@@ -54,10 +54,10 @@ class Targets:
     ports: tuple[int, ...] | None = None
 
     def check_url(self, url: str) -> httpx.URL:
-        """Check what can be told without resolving the host, and return the URL as it will be used.
+        """Check a URL as far as possible without resolving its host; return the URL as it will be used.
 
         Raises:
-            ForbiddenTargetError: malformed, not http(s), credentials in it, or never to be connected to.
+            ForbiddenTargetError: it is malformed, not http(s), has credentials, or is a forbidden target.
 
         """
         parsed = _parse(url)
@@ -83,7 +83,7 @@ class Targets:
         """Check an address that a host name resolved to, before connecting to it.
 
         Raises:
-            ForbiddenTargetError: neither a public address at a public port over TLS, nor an allowed one.
+            ForbiddenTargetError: it is neither public at a public port over TLS, nor allowed.
 
         """
         ip = ip_address(address.partition("%")[0])
@@ -107,7 +107,7 @@ def port_of(url: httpx.URL) -> int:
 
 
 def _parse(url: str) -> httpx.URL:
-    """Parse with the parser that the request will be made with: two parsers may see two hosts."""
+    """Parse a URL with the parser of the request itself: two parsers may see two different hosts."""
     if len(url) > MAX_URL_LENGTH:
         raise ForbiddenTargetError(f"must be at most {MAX_URL_LENGTH} characters")
     if any(not "!" <= character <= "~" for character in url):
@@ -123,12 +123,12 @@ def _parse(url: str) -> httpx.URL:
 
 
 def _authority(url: str) -> str:
-    """Return what stands between `//` and the path, as it was written."""
+    """Return the text between `//` and the path, as it was written."""
     return re.split(r"[/?#]", url.partition("://")[2], maxsplit=1)[0]
 
 
 def _literal(host: str) -> str | None:
-    """Return the address that a host spells out; `getaddrinfo` takes 0x7f.1 and 2130706433 as well."""
+    """Return the address that a host spells out, 0x7f.1 and 2130706433 too, as `getaddrinfo` takes them."""
     try:
         return socket.inet_ntoa(socket.inet_aton(host))
     except OSError:

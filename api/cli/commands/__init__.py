@@ -1,1 +1,1 @@
-"""The commands, a file a noun."""
+"""Defines the commands, one module per noun."""

@@ -1,4 +1,4 @@
-"""What `headrace keys`, `tenants` and `audit` share: the database, who acts, and the audit log itself."""
+"""Defines `headrace audit`, and the transaction and audit entries of `headrace keys` and `tenants`."""
 
 import os
 import pwd
@@ -20,7 +20,7 @@ TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 def check_tenant_name(name: str) -> None:
-    """End the command unless a tenant may be called so."""
+    """End the command unless this is a valid tenant name."""
     if not TENANT_NAME.fullmatch(name):
         fail(f"{name}: a tenant's name has lower-case letters, digits, dots, dashes and underscores")
 
@@ -37,7 +37,7 @@ def administration() -> Iterator[Session]:
 
 
 def note(session: Session, act: str, target: str, *, tenant: str, **details: Any) -> None:
-    """Write an act of this shell's user, which concerns a tenant, to the audit log."""
+    """Record an act of this shell's user on a tenant in the audit log."""
     actor = f"shell:{pwd.getpwuid(os.getuid()).pw_name}"
     audit.record(session, actor, act, target, details, tenant_id=tenant)
 
@@ -46,7 +46,7 @@ def audit_log(
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Entries to show.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """Show what was done to keys and tenants, the newest first."""
+    """Show the log of administrative acts, newest first."""
     with administration() as session:
         entries = audit.page(session, limit=limit)
     if as_json:

@@ -1,4 +1,4 @@
-"""`headrace status | list | results | pause | resume | reassign | cancel | retry`."""
+"""Defines `headrace status | list | results | pause | resume | reassign | cancel | retry`."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from api.cli.connection import Connection, RefusedError, connection, told
 from api.cli.show import AsJson, fail, print_json, print_record, print_table
 from api.cli.watch import wait_for_files, watch
 
-CUT_OFF = '{"error":'  # how the last of the lines begins if they end early; no result begins like that
+CUT_OFF = '{"error":'  # the last line begins so if the lines end early; no result does
 
 BatchId = Annotated[str, typer.Argument(help="batch_..., as `headrace submit` printed it.")]
 
@@ -23,7 +23,7 @@ def status(
     follow: Annotated[bool, typer.Option("--watch", help="Show the progress until the end.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show where a batch stands."""
+    """Show the state of a batch."""
     api = connection(context)
     answer = watch(api, batch_id) if follow else _look(context, batch_id)
     if answer["status"] == "failed":
@@ -71,7 +71,7 @@ def results(
     as_files: Annotated[
         bool, typer.Option("--openai", help="The output file and the error file of a batch made from a file.")
     ] = False,
-    as_json: AsJson = False,  # noqa: ARG001 - results are JSON lines whether it is said or not
+    as_json: AsJson = False,  # noqa: ARG001 - results are JSON lines with and without it
 ) -> None:
     """Print results in order of completion, as JSON lines; also while the batch runs."""
     api = connection(context)
@@ -101,12 +101,12 @@ def _file_paths(api: Connection, batch_id: str) -> list[str]:
 
 
 def pause(context: typer.Context, batch_id: BatchId, as_json: AsJson = False) -> None:
-    """Have a batch wait: what runs of it stops, and later goes on from there."""
+    """Pause a batch: its running requests stop, and continue from there once it is resumed."""
     show_batch(connection(context).call("POST", f"/v1/batch/{batch_id}/pause"), as_json=as_json)
 
 
 def resume(context: typer.Context, batch_id: BatchId, as_json: AsJson = False) -> None:
-    """Let a paused batch go on."""
+    """Resume a paused batch."""
     show_batch(connection(context).call("POST", f"/v1/batch/{batch_id}/resume"), as_json=as_json)
 
 
@@ -116,13 +116,13 @@ def reassign(
     model: Annotated[str, typer.Option(help="Its name, or name@ and the beginning of its revision.")],
     as_json: AsJson = False,
 ) -> None:
-    """Have another model run what of a batch has no result yet."""
+    """Have another model run the requests of a batch that have no result."""
     path = f"/v1/batch/{batch_id}/reassign"
     show_batch(connection(context).call("POST", path, json={"model": model}), as_json=as_json)
 
 
 def cancel(context: typer.Context, batch_id: BatchId, as_json: AsJson = False) -> None:
-    """Stop a batch: what is finished stays."""
+    """Cancel a batch; results that exist stay."""
     show_batch(connection(context).call("POST", f"/v1/batch/{batch_id}/cancel"), as_json=as_json)
 
 

@@ -1,4 +1,4 @@
-"""`headrace up` and `headrace models`."""
+"""Defines `headrace up` and `headrace models`."""
 
 import os
 import sys
@@ -15,9 +15,9 @@ def up(
         list[str] | None, typer.Argument(help="Only these of the Procfile; default: all.")
     ] = None,
 ) -> None:
-    """Start everything and stay until Ctrl-C; Postgres and Redis too, unless their URLs are set."""
+    """Start all processes and run until Ctrl-C; also Postgres and Redis, unless their URLs are set."""
     python = sys.executable
-    # In place of this process: signals reach worker.embedded as if it had been started by hand.
+    # This process is replaced, so that signals reach worker.embedded as if it had been started by hand.
     os.execv(  # noqa: S606 - our own modules, no shell
         python, [python, "-m", "worker.embedded", python, "-m", "worker.up", *(processes or [])]
     )

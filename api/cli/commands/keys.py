@@ -1,4 +1,4 @@
-"""`headrace keys`: make, list, rotate and revoke API keys. Works on the database."""
+"""Defines `headrace keys`: create, list, rotate and revoke API keys, directly in the database."""
 
 import re
 import sys
@@ -43,7 +43,7 @@ def create(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key and print it, once: only its hash is kept."""
+    """Create a key and print it once; only its hash is kept."""
     check_tenant_name(tenant)
     scopes = scope or [Scope.READ, Scope.SUBMIT]
     with administration() as session:
@@ -59,7 +59,7 @@ def create(
 def list_keys(
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None, as_json: AsJson = False
 ) -> None:
-    """List keys, without what opens the door."""
+    """List keys without their secret part."""
     with administration() as session:
         found = api_keys.every(session, tenant)
     if as_json:
@@ -91,7 +91,7 @@ def rotate(
     ] = "24h",  # type: ignore[assignment] # the parser's input
     as_json: AsJson = False,
 ) -> None:
-    """Make a key like another, which goes on working for a while."""
+    """Create a key with the rights of another; the old key works for a while longer."""
     with administration() as session:
         key = api_keys.rotate(session, prefix, old_works_for=keep)
         if key is None:
@@ -105,7 +105,7 @@ def rotate(
 
 @app.command("revoke")
 def revoke(prefix: Prefix, as_json: AsJson = False) -> None:
-    """Make a key useless from now on."""
+    """Revoke a key at once."""
     with administration() as session:
         if not api_keys.revoke(session, prefix):
             fail(f"no key {prefix}, or it was revoked before: `headrace keys list` shows them")

@@ -1,4 +1,4 @@
-"""`headrace submit` and `headrace estimate`: the same file, for real or for a forecast."""
+"""Defines `headrace submit` and `headrace estimate`, which read the same files of prompts."""
 
 import gzip
 import json
@@ -104,7 +104,7 @@ def estimate(
     options: Option = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a file of prompts would take, without submitting it."""
+    """Estimate the tokens, time and cost of a file of prompts without submitting it."""
     given = {"max_tokens": max_tokens, "temperature": temperature}
     asked = {name: value for name, value in given.items() if value is not None} | _read_options(options)
     with _reading(file) as source:
@@ -123,19 +123,19 @@ def estimate(
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file of prompts, opened; `endpoint` is None unless its lines are in OpenAI's batch format."""
+    """An open file of prompts; `endpoint` is None unless its lines are in OpenAI's batch format."""
 
     name: str
     endpoint: str | None
     text: IO[str]
 
     def prompts(self) -> dict[str, Any]:
-        """Return what the API takes in place of the file."""
+        """Return the file's prompts as fields of a submission."""
         return read_prompts(self.name.removesuffix(".gz"), self.text)
 
     @contextmanager
     def opened(self) -> Iterator[BinaryIO]:
-        """Yield its bytes from the start."""
+        """Yield the file, opened to read its bytes from the start."""
         if self.name in STDIN_NAMES:
             yield BytesIO(self.text.read().encode())
         else:
@@ -145,7 +145,7 @@ class Source:
 
 @contextmanager
 def _reading(file: Path) -> Iterator[Source]:
-    """Yield the file, once its first line has said what it holds; what goes wrong ends the command."""
+    """Yield the file with its format, read off its first line; an error ends the command."""
     try:
         with _text_of(file) as text:
             first = next((line for line in text if line.strip()), "")

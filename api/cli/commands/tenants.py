@@ -1,4 +1,4 @@
-"""`headrace tenants`: shares and limits. Works on the database."""
+"""Defines `headrace tenants`: list and change tenants' shares, limits and rights in the database."""
 
 from dataclasses import asdict, fields
 from typing import Annotated, Any
@@ -44,7 +44,7 @@ def set_tenant(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change a tenant's share, limits and rights; `none` lifts a limit. What is not named stays."""
+    """Change a tenant's share, limits and rights; `none` removes a limit. Options left out stay."""
     check_tenant_name(name)
     texts = (max_batches, max_requests, max_tokens, max_bytes, max_file_bytes, calls_per_minute)
     changes: dict[str, int | None] = {

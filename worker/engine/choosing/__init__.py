@@ -1,1 +1,1 @@
-"""Chooses the next token of each row, and reads what else is wanted off the rows."""
+"""Chooses the next token of each output row, and feeds readouts from the other rows."""

@@ -1,4 +1,4 @@
-"""Changes a Step's logits before tokens are chosen: penalties, biases, grammars, no end too early."""
+"""Changes a Step's logits before tokens are chosen: penalties, biases, grammars, minimum length."""
 
 import math
 from collections.abc import Sequence as Sequences
@@ -11,12 +11,12 @@ from worker.engine.sequences.sequence import Sequence
 
 
 def apply_rules(logits: Tensor, sequences: Sequences[Sequence]) -> Tensor:
-    """Return `logits` [num_outputs, vocab_size] with each row's rules applied, as float32 if there are any.
+    """Return `logits` [num_outputs, vocab_size] with each row's rules applied, as float32 if any row has one.
 
-    In order: the repetition penalty over prompt and output, frequency and presence penalties over the output,
-    the bias, only what the grammar allows, and no end before `min_tokens`. A row's result depends on its own
-    tokens only. Sources: Keskar et al., arXiv:1909.05858 (repetition); OpenAI's API reference (frequency and
-    presence).
+    Order: the repetition penalty (tokens of prompt and output), frequency and presence penalties (tokens of
+    the output), the bias, the mask of tokens that the grammar forbids, the mask of end tokens before
+    `min_tokens`. A row's result depends only on its own tokens. Sources: Keskar et al., arXiv:1909.05858
+    (repetition); OpenAI's API reference (frequency and presence).
     """
     rows = [row for row, sequence in enumerate(sequences) if sequence.has_logit_rules]
     if not rows:

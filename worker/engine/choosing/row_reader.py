@@ -1,4 +1,4 @@
-"""Hands the rows of a Step that are not only for next tokens to the Sequences they are read off."""
+"""Passes a Step's rows to the readouts of their Sequences: pooled vectors, scores, prompt logprobs."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -10,12 +10,12 @@ from torch import Tensor
 from worker.engine.choosing.sampler import token_logprobs
 from worker.engine.sequences.readout import PooledReadout, PromptReadout, Readout, ScoredReadout
 
-MAX_LOGITS = 1 << 24  # at once, of scored rows: 64 MiB
+MAX_LOGITS = 1 << 24  # computed at once for scored rows: 64 MiB in float32
 
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """Neighbouring rows of one Sequence."""
+    """A run of consecutive rows of one Sequence, and the readout that takes them."""
 
     readout: Readout
     num_rows: int
@@ -24,9 +24,9 @@ class RowSpan:
 def read_rows(
     hidden: Tensor, spans: Sequence[RowSpan], logits_of: Callable[[Tensor], Tensor], vocab_size: int
 ) -> None:
-    """Push the rows of `hidden` [num_rows, hidden_size], which lie in the order of `spans`.
+    """Push the rows of `hidden` [num_rows, hidden_size], in the order of `spans`, to their readouts.
 
-    `logits_of` makes [num_rows, vocab_size] of hidden states; it is not called for pooled rows.
+    `logits_of` turns hidden states into logits [num_rows, vocab_size]; it is not called for pooled rows.
     """
     pooled: list[tuple[PooledReadout, Tensor]] = []
     scored: list[tuple[ScoredReadout, Tensor]] = []
@@ -71,7 +71,7 @@ def _score(
     logits_of: Callable[[Tensor], Tensor],
     vocab_size: int,
 ) -> list[list[tuple[float, bool]]]:
-    """Return for each row the logprob of each of its targets and whether it is the most likely token."""
+    """Return, for each row, the logprob of each of its targets and whether it is the most likely token."""
     results: list[list[tuple[float, bool]]] = []
     at_once = max(1, MAX_LOGITS // vocab_size)
     for first in range(0, len(targets), at_once):

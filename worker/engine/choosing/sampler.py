@@ -1,8 +1,8 @@
-"""Chooses next tokens for a whole batch at once.
+"""Chooses the next tokens of all Sequences of a Step at once.
 
-A Sequence's randomness is one uniform number a token, a hash of its seed and the token's position; the token
-is where the cumulative distribution passes that number. So a seed gives the same tokens in any batch, after
-a preemption, and in any order of Steps, as far as the logits themselves are the same.
+Each token is drawn by one uniform number, a hash of the Sequence's seed and the token's position: the chosen
+token is where the cumulative distribution passes that number. So, for equal logits, a seed gives the same
+tokens in any batch, after a preemption, and in any order of Steps.
 """
 
 from collections.abc import Sequence as Sequences
@@ -17,13 +17,13 @@ from kernels.sampling import sample as sample_on_gpu
 from worker.engine.requests.logprobs import TokenLogprobs
 from worker.engine.sequences.sequence import Sequence
 
-NUM_CANDIDATES = 256  # the most likely tokens looked at first for top-k and top-p
+NUM_CANDIDATES = 256  # likeliest tokens that top-k and top-p look at first
 _WEYL = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingInput:
-    """Sampling options of each output row; a greedy row has temperature 0."""
+    """Sampling options of each output row, as tensors; a greedy row has temperature 0."""
 
     temperature: Tensor  # [num_outputs] float32
     top_k: Tensor  # [num_outputs] int64, vocabulary-sized when off
@@ -37,7 +37,8 @@ class SamplingInput:
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Return one number in [0, 1) for each (seed, position), both uint64.
 
-    The splitmix64 output function over a Weyl sequence, twice, so that neighbouring seeds are unrelated.
+    Applies the splitmix64 output function over a Weyl sequence twice, so that neighbouring seeds give
+    unrelated numbers.
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
     """
     with np.errstate(over="ignore"):
@@ -53,7 +54,7 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 
 def build_sampling_input(sequences: Sequences[Sequence]) -> SamplingInput | None:
-    """Gather the options of a Step's output rows; None when all are greedy."""
+    """Return the options of a Step's output rows; None when all are greedy."""
     params = [sequence.params for sequence in sequences]
     if all(one.temperature == 0 for one in params):
         return None
@@ -97,9 +98,9 @@ def sample(logits: Tensor, sampling: SamplingInput | None) -> list[int]:
 
 
 def sample_on_device(logits: Tensor, sampling: SamplingInput | None) -> Tensor:
-    """Return what `sample` does of a GPU's logits, [num_outputs] int64, without waiting for the device.
+    """Return the chosen token of each row, int64 [num_outputs], on the GPU and without waiting for it.
 
-    -1 for a row whose logits have no largest number: one of them is NaN or infinite.
+    A row whose largest logit is NaN or infinite gets -1.
     """
     is_sound = logits.amax(dim=-1).isfinite()
     return _sampled_on_device(logits, sampling).where(is_sound, -1)
@@ -109,7 +110,7 @@ def _sampled_on_device(logits: Tensor, sampling: SamplingInput | None) -> Tensor
     if sampling is None:
         return logits.argmax(dim=-1)
     columns = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.uniform)
-    # One copy for all of them, each from a multiple of 16 bytes on: Triton compiles for what is not one anew.
+    # One copy for all columns. Each starts at a multiple of 16 bytes: otherwise Triton compiles anew.
     count = len(sampling.temperature)
     options = torch.zeros(len(columns), count + count % 2, dtype=torch.float64)
     for option, column in zip(options, columns, strict=True):
@@ -125,7 +126,7 @@ def _on_host(chosen: Tensor) -> list[int]:
 
 
 def token_logprobs(logits: Tensor, token_ids: Sequences[int], counts: Sequences[int]) -> list[TokenLogprobs]:
-    """Return for each row of `logits` the logprob of its token and of its `counts` likeliest ones."""
+    """Return, for each row of `logits`, the logprob of its token and of its `counts` likeliest tokens."""
     logprobs = logits.float().log_softmax(dim=-1)
     chosen = (
         logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1)).squeeze(1).tolist()
@@ -138,7 +139,7 @@ def token_logprobs(logits: Tensor, token_ids: Sequences[int], counts: Sequences[
 
 
 def _sample_plain(scaled: Tensor, sampling: SamplingInput, rows: Tensor) -> Tensor:
-    """Draw from whole distributions, in vocabulary order: no sort."""
+    """Draw from whole distributions (min-p applied), in vocabulary order and so without a sort."""
     probabilities = scaled.softmax(dim=-1)
     min_p = sampling.min_p[rows].unsqueeze(1)
     probabilities *= probabilities >= probabilities.amax(dim=-1, keepdim=True) * min_p
@@ -146,9 +147,9 @@ def _sample_plain(scaled: Tensor, sampling: SamplingInput, rows: Tensor) -> Tens
 
 
 def _sample_filtered(scaled: Tensor, sampling: SamplingInput, rows: Tensor, num_candidates: int) -> Tensor:
-    """Draw from the most likely tokens that top-k, then top-p, then min-p leave.
+    """Draw from the tokens that remain after top-k, then top-p, then min-p.
 
-    Looks at `num_candidates` tokens; rows that reach further look again at all of them.
+    Looks only at the `num_candidates` likeliest tokens, then at the whole vocabulary for rows that need more.
     """
     vocab_size = scaled.shape[1]
     num_candidates = min(num_candidates, vocab_size)
@@ -156,10 +157,10 @@ def _sample_filtered(scaled: Tensor, sampling: SamplingInput, rows: Tensor, num_
     values, indices = scaled.topk(num_candidates, dim=-1)
     probabilities = torch.exp(values - scaled.logsumexp(dim=-1, keepdim=True))
     within_k = torch.arange(num_candidates) < top_k
-    # What top-p is a share of: all that top-k leaves. Without top-k that is everything, seen or not.
+    # top-p is a share of the mass that top-k keeps; without top-k, of the whole mass, beyond candidates too.
     kept = torch.where(top_k >= vocab_size, 1.0, (probabilities * within_k).sum(dim=-1, keepdim=True))
     cumulative = probabilities.cumsum(dim=-1)
-    # A token stays while the mass before it is short of top-p, so the most likely one always does.
+    # A token stays while the mass before it is below top-p, so the most likely one always stays.
     is_kept = within_k & (cumulative - probabilities < top_p * kept)
     is_kept &= probabilities >= probabilities[:, :1] * sampling.min_p[rows].unsqueeze(1)
     positions = _draw(probabilities * is_kept, sampling.uniform[rows])
@@ -174,7 +175,7 @@ def _sample_filtered(scaled: Tensor, sampling: SamplingInput, rows: Tensor, num_
 
 
 def _draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Return for each row the index where the cumulative weight passes `uniform` of the total."""
+    """Return, for each row, the index where the cumulative weight passes the share `uniform` of the total."""
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     target = (uniform * cumulative[:, -1]).unsqueeze(1)
     return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=weights.shape[1] - 1)

@@ -1,1 +1,1 @@
-"""Model architectures, their checkpoints, and the registry between the two."""
+"""Loads models: their architectures, their checkpoints, and the registry that connects the two."""

@@ -1,4 +1,4 @@
-"""Reads a Hugging Face checkpoint: config.json and safetensors, with errors that name file and key."""
+"""Reads a Hugging Face checkpoint, config.json and safetensors; its errors name the file and key."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,10 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_key(file: Path, config: dict[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
-    """Return one typed value of a config; a missing or null key gives the default, without one it raises."""
+    """Return one typed value of a config, or the default if the key is missing or null.
+
+    Raises CheckpointError for another type, and for a missing key without a default.
+    """
     value = config.get(key)
     if value is None:
         if default is None:
@@ -52,7 +55,7 @@ def read_key(file: Path, config: dict[str, Any], key: str, kind: type[T], defaul
 def read_size(
     file: Path, config: dict[str, Any], key: str, default: int | None = None, *, most: int = MAX_SIZE
 ) -> int:
-    """Return a number of a config that counts something, at least 1; raises as `read_key` does."""
+    """Return a count from a config, from 1 to `most`; raises CheckpointError as `read_key` does."""
     value = read_key(file, config, key, int, default)
     if not 1 <= value <= most:
         raise CheckpointError(file, key, f"should be from 1 to {most}, is {value}")
@@ -60,7 +63,7 @@ def read_size(
 
 
 def read_eos_token_ids(directory: Path) -> frozenset[int]:
-    """Return the end tokens of generation_config.json, or else of config.json; none is allowed."""
+    """Return the end tokens of generation_config.json, or else of config.json; there may be none."""
     for name in ("generation_config.json", "config.json"):
         file = directory / name
         value = read_json(file).get("eos_token_id") if file.is_file() else None
@@ -74,11 +77,11 @@ def read_eos_token_ids(directory: Path) -> frozenset[int]:
 
 
 class Weights:
-    """The tensors of a checkpoint, in one file or sharded behind an index. A context manager.
+    """The tensors of a checkpoint, in one file or in several behind an index; a context manager.
 
-    With `eight_bits`, what `linear`, `gated` and `head` return is quantized; all else is in `dtype` on
-    `device`. Weights that the checkpoint holds quantized stay so where there is a product for them, and are
-    dequantized where there is none.
+    With `eight_bits`, the products of `linear`, `gated` and `head` are quantized; all else is in `dtype` on
+    `device`. Weights that are quantized in the checkpoint stay so if there is a product for them, and are
+    dequantized otherwise.
     """
 
     def __init__(
@@ -128,9 +131,10 @@ class Weights:
         return name in self._file_by_name
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor in the engine's dtype; raises if it is missing or not of this shape.
+        """Return a tensor in the engine's dtype, dequantized if need be.
 
-        What is dequantized only to be quantized again stays in float32.
+        A weight that is dequantized only to be quantized again stays in float32. Raises MissingTensorError,
+        TensorShapeError if it has another shape, or CheckpointError if it holds no floats.
         """
         module = name.removesuffix(".weight")
         dtype = self._dtype
@@ -138,7 +142,7 @@ class Weights:
             weight = self._read(self._layout, module)
             tensor = weight if isinstance(weight, Tensor) else weight.dequantize()
             if self._products.eight_bits is not None:
-                dtype = tensor.dtype  # so that int8 levels come back as they were
+                dtype = tensor.dtype  # not rounded, which restores int8 levels exactly
         else:
             tensor = self._stored(name)
         self._check_shape(name, tuple(tensor.shape), shape)
@@ -160,9 +164,9 @@ class Weights:
         has_bias: bool = False,
         is_exact: bool = False,
     ) -> Projection:
-        """Return one product for the weights (and biases) of modules that read the same input, in order.
+        """Return one product for the weights (and biases), in order, of modules that read the same input.
 
-        `is_exact` keeps it from being quantized.
+        With `is_exact` it is not quantized.
         """
         if is_exact:
             weight: Tensor | QuantizedWeight = self._stacked(names, rows, columns)
@@ -173,7 +177,10 @@ class Weights:
     def gated(
         self, names: list[str], rows: list[int], columns: int, activation: str, *, has_bias: bool = False
     ) -> Projection:
-        """Return `activation(gate(x)) * up(x)`, whose weights are `names`, or one of both with gate first."""
+        """Return the product `activation(gate(x)) * up(x)`.
+
+        `names` are the modules of gate and up, or the one module that holds both, gate first.
+        """
         if self._products.is_gpu and activation == "silu":
             weight = self._weight(names, rows, columns)
             bias = self._bias(names, rows, has_bias=has_bias)
@@ -185,15 +192,15 @@ class Weights:
     def experts(
         self, experts: list[str], names: list[str], rows: int, columns: int, *, is_gated: bool = False
     ) -> ExpertWeights:
-        """Return the modules `names`, of `rows` each, of all experts as one weight; for a GPU."""
+        """Return the modules `names`, of `rows` rows each, of all experts as one weight; for a GPU only."""
         modules = [f"{expert}.{name}" for expert in experts for name in names]
         weight = self._weight(modules, [rows] * len(modules), columns)
         return self._products.make_experts(weight, len(experts), is_gated=is_gated)
 
     def head(self, embedding: Tensor, *, is_tied: bool) -> Projection:
-        """Return the product that makes logits: the embedding itself, or `lm_head` of the same shape.
+        """Return the product that makes logits, from the embedding itself or `lm_head` of the same shape.
 
-        fp8 leaves it as it is.
+        int8 quantizes it; fp8 does not.
         """
         if not is_tied:
             embedding = self.take("lm_head.weight", *embedding.shape)
@@ -204,7 +211,7 @@ class Weights:
         return self._products.make(self._quantized(embedding), None)
 
     def _weight(self, names: list[str], rows: list[int], columns: int) -> Tensor | QuantizedWeight:
-        """Return what a product is made of: levels as they are stored if one runs on them."""
+        """Return the weight of a product: the stored levels if a product can run on them."""
         levels = self._levels(names, rows, columns)
         if levels is not None and self._products.take(levels):
             self.num_parameters += sum(rows) * columns
@@ -222,7 +229,7 @@ class Weights:
         return quantized
 
     def _levels(self, names: list[str], rows: list[int], columns: int) -> QuantizedWeight | None:
-        """Return the levels of modules as one weight; None where not all are of one quantized format."""
+        """Return the stored levels of modules as one weight; None if any of them is stored otherwise."""
         layout = self._layout
         if layout is None or not all(layout.covers(self._file_by_name, name) for name in names):
             return None
@@ -263,7 +270,7 @@ class Weights:
         return tensor
 
     def stack(self, names: list[str], rows: list[int], *columns: int) -> Tensor:
-        """Return tensors that share their last axes as one, in order."""
+        """Return tensors with equal last axes as one tensor, in order."""
         return torch.cat([self.take(name, count, *columns) for name, count in zip(names, rows, strict=True)])
 
     def _open(self, file: Path) -> Any:

@@ -1,4 +1,4 @@
-"""The decoder all families share: its forward over a packed Step."""
+"""Runs a packed Step through the decoder that all model families share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from worker.engine.models.step_input import StepInput
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer's weights."""
+    """Weights of one layer."""
 
     attention_norm: Tensor
     attention: Attention
@@ -31,7 +31,7 @@ class DecoderLayer:
 
 
 class Decoder:
-    """A decoder; holds no state between Steps."""
+    """Decoder of a model; keeps no state between Steps."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class Decoder:
         self._layers = layers
         self._norm = norm
         self._head = head
-        self._dtype = dtype  # of what passes between layers' products; the residual is float32
+        self._dtype = dtype  # of activations between products; the residual is float32
         self._embedding_scale: float | None = None
         if config.embedding_scale is not None:
-            # Rounded to the dtype first, as in training.
+            # Rounded to the dtype, as in training.
             self._embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding.dtype).item()
         device = embedding.device
         angles = rotary_angles(config.head_dim, max_model_len, config.rope_theta, config.rope_scaling)
-        # By window.
+        # Rotary angles, by the layer's window.
         self._angles = dict.fromkeys(set(config.windows), angles.to(device))
         if config.local_rope_theta is not None:
             local = rotary_angles(config.head_dim, max_model_len, config.local_rope_theta, RopeScaling())
@@ -63,10 +63,10 @@ class Decoder:
             self._angles |= {window: local for window in self._angles if window is not None}
 
     def forward(self, step: StepInput, kv_cache: Sequence[PagedCache]) -> Tensor:
-        """Run a Step, writing keys and values, and return the final hidden state of its output rows.
+        """Run a Step, writing keys and values, and return the final hidden states of its output rows.
 
-        The result is [num_outputs, hidden]: all rows, or `step.output_rows`. Those rows are picked out as
-        soon as the last layer's attention is done, since nothing reads the others any more.
+        The result is [num_outputs, hidden]: all rows, or `step.output_rows`. These are selected right after
+        the last layer's attention, because nothing reads the other rows after it.
         """
         eps = self.config.norm_eps
         residual = F.embedding(step.token_ids, self._embedding).float()
@@ -78,7 +78,7 @@ class Decoder:
             x = layer.attention(x, self._angles[layer.attention.window], cache, step)
             if index == last and step.output_rows is not None:
                 if not len(step.output_rows):
-                    return x[:0]  # a chunk in the middle of a prompt: its keys and values were all it was for
+                    return x[:0]  # a chunk inside a prompt: only its keys and values were needed
                 x = x.index_select(0, step.output_rows)
                 residual = residual.index_select(0, step.output_rows)
             x = layer.attention_out(x)
@@ -92,7 +92,7 @@ class Decoder:
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return [num_outputs, vocab_size] for the hidden states of `forward`."""
+        """Return the logits [num_outputs, vocab_size] of hidden states from `forward`."""
         logits = self._head(hidden)
         cap = self.config.logit_soft_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

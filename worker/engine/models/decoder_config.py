@@ -1,4 +1,4 @@
-"""What config.json says of a decoder, in our words; a family's own file adds what only it has."""
+"""Reads config.json into a DecoderConfig. A family's own file adds its special keys."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +14,18 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """The shape of a mixture of experts."""
+    """Shape of a mixture of experts."""
 
     num_experts: int
     num_chosen: int
     width: int
     is_normalised: bool
-    layers: frozenset[int]  # those that have one; the others are dense
+    layers: frozenset[int]  # layers with a mixture; the others are dense
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """The shape of a decoder; the fields with a default are what only some families have."""
+    """Shape of a decoder; only some families set the fields with a default."""
 
     num_layers: int
     hidden_size: int
@@ -52,7 +52,7 @@ class DecoderConfig:
     embedding_scale: float | None = None
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
-    # Of layers with a window, unscaled; None: as in the others.
+    # Rotary theta of layers with a window, without scaling; None: as in the other layers.
     local_rope_theta: float | None = None
     experts: ExpertsConfig | None = None
 
@@ -60,7 +60,7 @@ class DecoderConfig:
 def read_decoder_config(
     file: Path, config: dict[str, Any], *, activation_key: str = "hidden_act", activation: str = "silu"
 ) -> DecoderConfig:
-    """Return the shape that `config` gives; raises CheckpointError naming the key that is wrong."""
+    """Return the shape that `config` describes; raises CheckpointError naming the key that is wrong."""
     found = read_key(file, config, activation_key, str, activation)
     if found != activation:
         raise UnsupportedModelError(file, activation_key, f"{found!r} is not built, only {activation!r} is")
@@ -96,7 +96,7 @@ def read_decoder_config(
 def read_windows(
     file: Path, config: dict[str, Any], window: int | None, is_local: list[bool]
 ) -> tuple[int | None, ...]:
-    """Return each layer's window: `window` where `layer_types`, or else `is_local`, says it has one."""
+    """Return each layer's window, `window` or None, by the config's `layer_types` or else by `is_local`."""
     types = read_key(file, config, "layer_types", list, [])
     if types:
         if len(types) != len(is_local) or any(one not in LAYER_TYPES for one in types):
@@ -108,7 +108,7 @@ def read_windows(
 
 
 def read_rope(file: Path, config: dict[str, Any]) -> tuple[float, RopeScaling]:
-    """Read `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before it)."""
+    """Return theta and scaling: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`."""
     section = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
     rope = read_key(file, config, section, dict, {})
     theta = read_key(file, rope, "rope_theta", float, read_key(file, config, "rope_theta", float, 10000.0))

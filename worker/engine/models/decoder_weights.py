@@ -1,4 +1,4 @@
-"""Builds a decoder from its checkpoint, QKV and gate-up each fused into one weight."""
+"""Builds a Decoder from its checkpoint, fusing QKV and gate-up each into one weight."""
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from worker.engine.models.layers.mlp import GatedMlp, Mlp
 
 
 def load_decoder(config: DecoderConfig, weights: Weights, max_model_len: int) -> Decoder:
-    """Return the model; raises CheckpointError when a tensor is missing or not of the shape implied."""
+    """Return the decoder; raises CheckpointError when a tensor is missing or has another shape."""
     embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     return Decoder(
         config,
@@ -42,7 +42,7 @@ def _layer(config: DecoderConfig, weights: Weights, index: int) -> DecoderLayer:
     qkv = weights.linear(
         [f"{prefix}.self_attn.{name}" for name in names], rows, hidden, has_bias=config.has_qkv_bias
     )
-    # Families with norms on both sides call the second one by what it follows.
+    # Families with norms on both sides give the name post_attention_layernorm to the attention's second norm.
     mlp_norm = "pre_feedforward_layernorm" if config.has_post_norms else "post_attention_layernorm"
     return DecoderLayer(
         attention_norm=_norm(config, weights, f"{prefix}.input_layernorm", hidden),

@@ -1,4 +1,4 @@
-"""Which product a weight gets: by the device, what the checkpoint holds, and what was asked for."""
+"""Chooses the matrix product of a weight by device, stored format and configured dtype."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ QUANTIZE: dict[EightBits, Callable[[Tensor], Int8Weight | Fp8Weight]] = {
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """Makes products. With `eight_bits`, floats are quantized to it, and so are tokens.
+    """Makes products of weights. With `eight_bits`, float weights are quantized to it, and so are tokens.
 
-    On a GPU, tokens go to the format of a weight that is stored in 8 bits. A weight of 4 bits, or one whose
-    rows have several scales or a zero point, is multiplied by tokens in 16 bits.
+    On a GPU, tokens are then quantized to the format of a weight that is stored in 8 bits. A weight of 4
+    bits, or one whose rows have several scales or a zero point, is multiplied by tokens in 16 bits.
     """
 
     dtype: torch.dtype  # of activations where nothing is quantized
@@ -37,11 +37,11 @@ class Products:
 
     @property
     def activation_dtype(self) -> torch.dtype:
-        """Of what passes between products: on a CPU, int8 ones give float32."""
+        """The dtype of activations between products; int8 products on a CPU return float32."""
         return torch.float32 if self.eight_bits is not None and not self.is_gpu else self.dtype
 
     def take(self, weight: QuantizedWeight) -> bool:
-        """Whether a product runs on the levels of a weight; otherwise it must come as floats."""
+        """Return whether a product can run on a weight's levels; otherwise it must be dequantized."""
         if not self.is_gpu:
             return self.eight_bits == "int8" and isinstance(weight, Int8Weight) and weight.zero_points is None
         if isinstance(weight, Fp8Weight) and not converts_fp8(self.device):
@@ -49,13 +49,13 @@ class Products:
         return self.dtype in {torch.float16, torch.bfloat16} and takes(weight)
 
     def quantize(self, weight: Tensor) -> Tensor | QuantizedWeight:
-        """Return floats in the format asked for, if one was."""
+        """Return a float weight quantized to `eight_bits`, or unchanged without it."""
         return weight if self.eight_bits is None else QUANTIZE[self.eight_bits](weight)
 
     def make(
         self, weight: Tensor | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
     ) -> Projection:
-        """Return the product; `is_gated` is for quantized weights on a GPU, and means `silu(gate) * up`."""
+        """Return the product of a weight; `is_gated` (quantized, on a GPU) makes it `silu(gate) * up`."""
         if isinstance(weight, Tensor):
             dtype = self.activation_dtype
             return Linear(weight.to(dtype), None if bias is None else bias.to(dtype))
@@ -70,9 +70,9 @@ class Products:
     def make_experts(
         self, weight: Tensor | QuantizedWeight, num_experts: int, *, is_gated: bool
     ) -> ExpertWeights:
-        """Return the rows of all experts, for tokens in `dtype` whatever the weight is in.
+        """Return the packed weights of all experts, for tokens in `dtype` whatever the weight's format.
 
-        An expert has few tokens: its time is that of reading the weight.
+        An expert has few tokens, so its time is the time of reading the weight.
         """
         if isinstance(weight, Tensor):
             weight = weight.to(self.dtype)

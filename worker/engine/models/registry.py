@@ -1,4 +1,4 @@
-"""Which architecture a checkpoint has, and how to load it."""
+"""Finds the architecture of a checkpoint by the name in its config.json, and how to load it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,18 +24,18 @@ from worker.engine.requests.errors import CheckpointError, UnsupportedModelError
 
 
 class Model(Protocol):
-    """What the model runner asks of an architecture."""
+    """Interface of a loaded model, as the model runner uses it."""
 
     def forward(self, step: StepInput, kv_cache: Sequence[PagedCache]) -> Tensor:
-        """Run a Step and return the final hidden state of its output rows."""
+        """Run a Step and return the final hidden states [num_outputs, hidden] of its output rows."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return [num_outputs, vocab_size]."""
+        """Return the logits [num_outputs, vocab_size] of hidden states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A checkpoint's shape as the engine needs it, and the way to its weights."""
+    """Shape of a checkpoint's model, with the function that loads its weights."""
 
     name: str
     num_layers: int
@@ -62,7 +62,7 @@ ARCHITECTURES: dict[str, Callable[[Path, dict[str, Any]], DecoderConfig]] = {
 
 
 def read_architecture(directory: Path) -> Architecture:
-    """Return what config.json describes; raises CheckpointError naming the file and key that is wrong."""
+    """Return the architecture in config.json; raises CheckpointError naming the file and key at fault."""
     if not directory.is_dir():
         raise CheckpointError(directory, "", "no such directory")
     file = directory / "config.json"

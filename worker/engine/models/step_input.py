@@ -1,4 +1,4 @@
-"""One Step as the model sees it, and the way there on a CPU."""
+"""Defines the input of a model's forward over one Step."""
 
 from dataclasses import dataclass
 

@@ -1,1 +1,1 @@
-"""Makes quantized checkpoints: `python -m worker.engine.quantize`."""
+"""Quantizes checkpoints: `python -m worker.engine.quantize`. Needs no Engine."""

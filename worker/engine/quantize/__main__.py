@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read_moments(model: Path, text: str) -> dict[str, Moments]:
-    """Return what the model's products read on a text; raises CheckpointError, OSError or ValueError."""
+    """Return the moments of the model's inputs on a text; raises CheckpointError, OSError or ValueError."""
     begin = read_json(model / "config.json").get("bos_token_id")
     tokenizer = Tokenizer.from_buffer((model / "tokenizer.json").read_bytes())
     ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -1,4 +1,4 @@
-"""What a model's products read on some text: the second moments of their inputs."""
+"""Measures the second moments of the inputs of a model's matrix products on a calibration text."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,32 +11,32 @@ from worker.engine.models.layers.linear import Projection
 from worker.engine.quantize.text_forward import TextForward
 
 WINDOW = 512  # tokens that are read together
-# Tokens of the second moment's estimate; more change it little.
+# Tokens used to estimate the second moments; more change them little.
 MAX_TOKENS = 32_768
 
 
 @dataclass(slots=True)
 class Moments:
-    """The sum of `x^T x` over the rows a product has read."""
+    """Sum of `x^T x` over the rows that a product has read."""
 
     total: Tensor | None = None
     num_rows: int = 0
 
     def add(self, x: Tensor) -> None:
-        """Count rows [num_rows, in_features]."""
+        """Add rows [num_rows, in_features]."""
         x = x.float()
         product = x.T @ x
         self.total = product if self.total is None else self.total.add_(product)
         self.num_rows += len(x)
 
     def mean(self) -> Tensor | None:
-        """Return [in_features, in_features], None when nothing was read."""
+        """Return the mean [in_features, in_features]; None if no row was read."""
         return None if self.total is None else self.total / self.num_rows
 
 
 @dataclass(slots=True)
 class _Observed:
-    """A product that notes what it reads."""
+    """A product that adds its inputs to moments."""
 
     projection: Projection
     moments: Moments
@@ -66,7 +66,7 @@ class _ObservedWeights(Weights):
         has_bias: bool = False,
         is_exact: bool = False,
     ) -> Projection:
-        """Return the product, observed unless it is one that stays exact."""
+        """Return the product, observed unless `is_exact`."""
         projection = super().linear(names, rows, columns, has_bias=has_bias, is_exact=is_exact)
         if is_exact:
             return projection
@@ -76,10 +76,10 @@ class _ObservedWeights(Weights):
 
 
 def calibrate(directory: Path, token_ids: Tensor, begin: int | None) -> dict[str, Moments]:
-    """Return the moments of every product by its modules, over windows of `token_ids` [num_tokens].
+    """Return the moments of every product, by module name, over windows of `token_ids` [num_tokens].
 
-    `begin` is what each window starts with. All moments are held at once: in_features squared, in float32,
-    for each product.
+    Each window starts with the token `begin`, if there is one. All moments are in memory at once: in_features
+    squared values in float32 for each product.
     """
     forward = TextForward(directory, WINDOW, torch.float32, _ObservedWeights)
     weights = forward.weights

@@ -1,6 +1,7 @@
-"""Rounds a weight column by column, each column's error taken up by those still to come.
+"""Rounds a weight column by column and compensates each column's error in the columns after it.
 
-Source: Frantar et al., GPTQ, arXiv:2210.17323; columns in order of their inputs' size, scales fixed before.
+Source: Frantar et al., GPTQ, arXiv:2210.17323. Columns go in order of their inputs' size; scales are fixed
+beforehand.
 """
 
 from collections.abc import Callable
@@ -13,15 +14,15 @@ from kernels.quantization.fp8 import LARGEST
 from kernels.quantization.int4 import MIDDLE, in_groups, int4_levels, int4_ranges
 from kernels.quantization.nibbles import pack_nibbles
 
-DAMPING = 0.01  # of the mean diagonal, added to all of it: some inputs hardly vary
-BLOCK = 128  # columns whose errors are carried on together
+DAMPING = 0.01  # share of the mean diagonal that is added to the diagonal: some inputs hardly vary
+BLOCK = 128  # columns whose errors are passed on together
 
 
 def quantize_int4_compensated(weight: Tensor, moments: Tensor, *, group_size: int = 64) -> Int4Weight:
-    """Return `weight` [out_features, in_features] in int4, so that products change little, not weights.
+    """Return `weight` [out_features, in_features] in int4, with a small error of products, not of weights.
 
     `moments` are the mean of `x^T x` over inputs, float32 [in_features, in_features]. Raises ValueError when
-    in_features are not whole groups, or the moments are of another size.
+    in_features is not a multiple of the group size, or the moments have another size.
     """
     groups = in_groups(weight, group_size)
     _check_moments(weight, moments)
@@ -38,7 +39,7 @@ def quantize_int4_compensated(weight: Tensor, moments: Tensor, *, group_size: in
 
 
 def quantize_fp8_compensated(weight: Tensor, moments: Tensor) -> Fp8Weight:
-    """Return `weight` in fp8 with a scale a row, from moments as in `quantize_int4_compensated`."""
+    """Return `weight` in fp8 with one scale per row; `moments` are as in `quantize_int4_compensated`."""
     nearest = quantize_fp8(weight)
     _check_moments(weight, moments)
     levels = _compensate(
@@ -53,7 +54,7 @@ def quantize_fp8_compensated(weight: Tensor, moments: Tensor) -> Fp8Weight:
 def _compensate(
     weight: Tensor, steps: Tensor, moments: Tensor, to_levels: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """Return levels, float32 and of the weight's shape, that stand for `level * step`."""
+    """Return the levels, float32 and of the weight's shape; each stands for the value `level * step`."""
     columns = weight.shape[1]
     order = moments.diagonal().argsort(descending=True, stable=True)
     values, steps = weight.float()[:, order], steps[:, order]
@@ -81,7 +82,7 @@ def _check_moments(weight: Tensor, moments: Tensor) -> None:
 
 
 def _inverse_factor(moments: Tensor) -> Tensor:
-    """Return the upper Cholesky factor of the inverse."""
+    """Return the upper Cholesky factor of the inverse of the damped moments."""
     damping = DAMPING * moments.diagonal().mean().clamp(min=1e-8)
     damped = moments.double() + damping.double() * torch.eye(len(moments), dtype=torch.float64)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))

@@ -1,4 +1,4 @@
-"""Runs a model over stretches of text, without an Engine."""
+"""Runs a model over pieces of text, without an Engine."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Writes a checkpoint again with the weights of its layers quantized."""
+"""Writes a copy of a checkpoint with the weights of its layers quantized."""
 
 import json
 import shutil
@@ -38,11 +38,11 @@ def quantize_checkpoint(
     group_size: int = 64,
     moments: dict[str, Moments] | None = None,
 ) -> int:
-    """Write `model` to the new directory `out` and return the bytes of its tensors.
+    """Write `model`, quantized, to the new directory `out` and return the bytes of its tensors.
 
-    Embeddings, norms, routers and the head stay as they are. With `moments`, of all modules, errors of int4
-    and fp8 are compensated. Raises CheckpointError when a weight does not fit the format, the model is
-    quantized already or not one that the Engine loads, or `out` has something in it.
+    Embeddings, norms, routers and the head stay as they are. With the `moments` of all modules, the rounding
+    errors of int4 and fp8 are compensated. Raises CheckpointError when a weight does not fit the format, the
+    model is quantized already or not supported by the Engine, or `out` is not an empty directory.
     """
     read_architecture(model)
     config_file = model / "config.json"
@@ -79,7 +79,7 @@ def _quantizer(
     format_: str, group_size: int, moments: dict[str, Moments] | None
 ) -> Callable[[str, Tensor], QuantizedWeight]:
     def found(module: str) -> Tensor | None:
-        """Return the moments of a module; None without a text, or for an expert that none of it chose."""
+        """Return a module's moments; None without a text, or for an expert that no token of it chose."""
         return moments[module].mean() if moments is not None and module in moments else None
 
     def to_int4(module: str, weight: Tensor) -> QuantizedWeight:

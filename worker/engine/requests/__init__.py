@@ -1,1 +1,1 @@
-"""What the engine is asked for, what it answers, and what it is built from."""
+"""The engine's public data types: requests, outcomes, configuration and errors. Imports no torch."""

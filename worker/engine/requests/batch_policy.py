@@ -1,4 +1,4 @@
-"""When a batch of work that generates nothing is formed, of what, and how large."""
+"""Configures when the BatchFormer forms a batch of readings, from which items, and how large."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,20 @@ from worker.engine.requests.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:
-    """The classic rules of batching, which combine; raises ConfigError naming the field that is wrong.
+    """Limits of a batch; all of them apply together. Raises ConfigError naming the field that is wrong.
 
-    A batch is formed when it is as large as it may be, or when an item has waited for `window_seconds`. An
-    item over a limit of its own goes alone.
+    A batch is formed when it has reached a limit, or when an item has waited for `window_seconds`. An item
+    that alone is over a limit gets a batch of its own.
     """
 
     max_items: int | None = None  # None: any number
-    max_tokens: int | None = None  # None: what the engine runs in four Steps
+    max_tokens: int | None = None  # None: as many as four Steps hold
     max_memory_share: float = 0.5  # of the KV cache's Blocks
     window_seconds: float = 0.0
-    # From the time a batch is formed to its end; the token limit follows what batches were seen to take.
+    # From forming a batch to its end; the token limit adapts to the measured time of batches.
     latency_target_seconds: float | None = None
-    length_borders: tuple[int, ...] = ()  # tokens; a batch holds items from between two borders only
-    priority_seconds: float = 10.0  # of waiting that one level of priority is worth; 0: no level counts
+    length_borders: tuple[int, ...] = ()  # tokens; a batch holds only items between two neighbouring borders
+    priority_seconds: float = 10.0  # waiting time that one level of priority is worth; 0: ignore priority
 
     def __post_init__(self) -> None:
         problems = {
@@ -51,7 +51,7 @@ POLICIES = {
 
 
 def named_policy(name: str) -> BatchPolicy:
-    """Return the policy of this name; raises ConfigError with the names there are."""
+    """Return the policy of this name; raises ConfigError listing the known names."""
     if name not in POLICIES:
         raise ConfigError(f"batch policy {name!r} is none of {', '.join(POLICIES)}")
     return POLICIES[name]

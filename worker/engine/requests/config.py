@@ -1,4 +1,4 @@
-"""What an Engine is built from."""
+"""Defines the configuration of an Engine and its defaults for each device."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,37 +12,41 @@ DTYPES = ("f32", "bf16", "int8", "fp8")
 KV_CACHE_DTYPES = ("int8", "fp8")
 ADMISSIONS = ("fifo", "length-aware")
 CPU_KV_CACHE_BYTES = 1 << 30
-# Of max_num_sequences and max_tokens_per_step. On a CPU more would not run faster, and what passes between
-# products would leave the cache; on a GPU less would leave it waiting. The latter are not measured yet.
+# Defaults of max_num_sequences and max_tokens_per_step. On a CPU, larger Steps would not run faster and their
+# activations would no longer fit the CPU's cache; on a GPU, smaller Steps would leave it idle. The GPU's are
+# not measured yet.
 LIMITS_BY_DEVICE = {"cpu": (64, 512), "cuda": (256, 8192)}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One engine's checkpoint, device and limits; raises ConfigError for what cannot be honoured."""
+    """Configuration of an Engine: checkpoint, device and limits; raises ConfigError for an invalid field.
+
+    Use `EngineConfig(model=path)`, or `EngineConfig.for_device("cuda", model=path)` for a GPU's defaults.
+    """
 
     model: Path
     device: str = "cpu"
-    # int8, fp8 (on a GPU): weights and activations of products; the KV cache is bf16, the rest float32 on a
-    # CPU and bf16 on a GPU.
+    # int8, and on a GPU fp8, apply to the weights and activations of matrix products; then the KV cache is
+    # bf16, and the rest is float32 on a CPU and bf16 on a GPU.
     dtype: str = "bf16"
-    # None: the dtype of activations. int8 and fp8 have a scale a token and head; fp8 on a GPU only.
+    # None: the dtype of activations. int8 and fp8 keep one scale per token and head; fp8 needs a GPU.
     kv_cache_dtype: str | None = None
     block_size: int = 16  # tokens in a Block
-    # None: as many as max_num_sequences can use, within kv_cache_bytes.
+    # None: as many as max_num_sequences Sequences can use, within kv_cache_bytes.
     num_blocks: int | None = None
-    # None: 1 GiB on a CPU, on a GPU what weights and the largest Step leave free.
+    # None: 1 GiB on a CPU; on a GPU the memory that weights and the largest Step leave free.
     kv_cache_bytes: int | None = None
     max_num_sequences: int = LIMITS_BY_DEVICE["cpu"][0]
     max_tokens_per_step: int = LIMITS_BY_DEVICE["cpu"][1]
-    # None: the checkpoint's, or what the KV cache can hold when that is less.
+    # None: the checkpoint's limit, or the capacity of the KV cache if that is less.
     max_model_len: int | None = None
-    # None: torch's own choice.
+    # None: torch's default.
     num_threads: int | None = None
     enable_prefix_cache: bool = True
-    shares_prefixes: bool = False  # between groups: what one has sent then shows in what another finds cached
-    admission: str = "length-aware"  # which waiting Sequence goes next: worker/engine/scheduling/admission
-    batch_policy: BatchPolicy = BatchPolicy()  # of work that generates nothing
+    shares_prefixes: bool = False  # True: groups share cached prefixes, so cache hits reveal others' prompts
+    admission: str = "length-aware"  # policy of worker/engine/scheduling/admission
+    batch_policy: BatchPolicy = BatchPolicy()  # for readings
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -82,7 +86,7 @@ class EngineConfig:
         max_tokens_per_step: int | None = None,
         **fields: Any,
     ) -> Self:
-        """Return a config whose limits are the device's own where they are None."""
+        """Return a config with the device's default for each limit that is None."""
         sequences, tokens = LIMITS_BY_DEVICE.get(device, LIMITS_BY_DEVICE["cpu"])
         return cls(
             device=device,

@@ -1,4 +1,4 @@
-"""A text as a vector: the request and its outcome."""
+"""Defines the request for an embedding and its outcome."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from worker.engine.requests.share import ONLY, Share
 
 
 class Pooling(StrEnum):
-    """Which rows of the final hidden states become the vector."""
+    """Selects the rows of the final hidden states that form the vector."""
 
     LAST = "last"  # the last token's
     MEAN = "mean"  # the mean over all tokens
@@ -17,9 +17,9 @@ class Pooling(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """One text, or token ids, to embed; raises InvalidRequestError naming the field that is out of range.
+    """A text or its token ids to embed; raises InvalidRequestError naming the field that is out of range.
 
-    `dimensions` keeps the first ones; `normalize` then scales the vector to length one.
+    `dimensions` keeps only the vector's first values; `normalize` then scales the vector to length one.
     """
 
     id: Hashable
@@ -27,7 +27,7 @@ class EmbeddingRequest:
     pooling: Pooling = Pooling.LAST
     normalize: bool = True
     dimensions: int | None = None  # None: all
-    priority: int = 0  # among work that generates nothing; higher goes first
+    priority: int = 0  # among readings; higher goes first
     add_special_tokens: bool = True
     share: Share = ONLY
 
@@ -40,7 +40,7 @@ class EmbeddingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The outcome of an EmbeddingRequest. `vector` is empty after an error or a cancellation."""
+    """Outcome of an EmbeddingRequest; `vector` is empty after an error or a cancellation."""
 
     id: Hashable
     vector: tuple[float, ...]  # float32 values
@@ -48,4 +48,4 @@ class Embedding:
     num_cached_tokens: int
     error: str | None = None
     is_cancelled: bool = False
-    is_too_long: bool = False  # the error is that the model takes no prompt of this length
+    is_too_long: bool = False  # the error: the prompt is too long for the model

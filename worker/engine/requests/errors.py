@@ -1,16 +1,16 @@
-"""Everything the engine raises.
+"""Defines all exceptions that the engine raises.
 
 EngineError
-├── ConfigError                 an EngineConfig field cannot be honoured
+├── ConfigError                 an EngineConfig field is invalid or not supported here
 ├── CheckpointError             a checkpoint's file or key is missing or wrong
-│   ├── UnsupportedModelError   the architecture or one of its options is not built
+│   ├── UnsupportedModelError   the architecture or one of its options is not implemented
 │   ├── MissingTensorError
 │   └── TensorShapeError
 ├── InvalidRequestError         one request cannot run; the engine reports it as that request's outcome
 │   └── TooLongError            it has more tokens than the model takes
 ├── OutOfMemoryError            a Step did not fit the device's memory; a smaller one may
-├── OutOfBlocksError            more Blocks were asked of the pool than it has free
-├── IntegrityError              the pool's own books disagree
+├── OutOfBlocksError            more Blocks were requested than the pool has free
+├── IntegrityError              the Block pool's records are inconsistent
 ├── EngineStoppedError          the engine's thread takes no more work
 └── EngineFailedError           a Step raised; the cause is chained
 """
@@ -19,11 +19,11 @@ from pathlib import Path
 
 
 class EngineError(Exception):
-    """Root of the tree."""
+    """Base class of all errors of the engine."""
 
 
 class ConfigError(EngineError):
-    """An EngineConfig field cannot be honoured."""
+    """An EngineConfig field is invalid or not supported here."""
 
 
 class CheckpointError(EngineError):
@@ -37,7 +37,7 @@ class CheckpointError(EngineError):
 
 
 class UnsupportedModelError(CheckpointError):
-    """The architecture or one of its options is not built."""
+    """The architecture or one of its options is not implemented."""
 
 
 class MissingTensorError(CheckpointError):
@@ -45,11 +45,11 @@ class MissingTensorError(CheckpointError):
 
 
 class TensorShapeError(CheckpointError):
-    """A tensor's shape is not what config.json implies."""
+    """A tensor's shape differs from the one that config.json implies."""
 
 
 class InvalidRequestError(EngineError):
-    """One request cannot run."""
+    """One request cannot run; the engine reports the error as that request's outcome."""
 
 
 class TooLongError(InvalidRequestError):
@@ -61,11 +61,11 @@ class OutOfMemoryError(EngineError):
 
 
 class OutOfBlocksError(EngineError):
-    """More Blocks were asked of the pool than it has free."""
+    """More Blocks were requested than the pool has free."""
 
 
 class IntegrityError(EngineError):
-    """The pool's own books disagree."""
+    """The Block pool's records are inconsistent."""
 
 
 class EngineStoppedError(EngineError):

@@ -1,4 +1,4 @@
-"""How a request's tokens are chosen, as the engine sees it."""
+"""Defines the sampling options of a request."""
 
 import math
 from dataclasses import dataclass
@@ -14,17 +14,21 @@ MAX_CHOICES = 128
 class SamplingParams:
     """Sampling options of one request; raises InvalidRequestError naming the field that is out of range.
 
-    The context ends an output before `max_tokens`; with `must_fit` a request is refused if it could.
-    `temperature=0` is greedy. `top_k=0`, `top_p=1` and `min_p=0` are off; they apply in that order, after the
-    temperature. `seed=None` draws one. `stop` strings and `stop_token_ids` end the output, which is cut
-    before them; `ignore_eos` ignores the checkpoint's end tokens only. `min_tokens` holds back whatever ends
-    the output, unless a `grammar` leaves nothing else; a complete grammar always ends it. `logprobs` is how
-    many of the likeliest tokens are reported beside each chosen one, from the model's own logits, and
-    `prompt_logprobs` the same for each prompt token after the first; None reports nothing.
+    Length: the output ends at `max_tokens`, or earlier when the model's context is full. With `must_fit`, a
+    request whose prompt and `max_tokens` exceed the context is refused.
 
-    `n` asks for so many choices, each with a seed of its own that follows from `seed`; the first one's is
-    `seed` itself. `best_of` generates more of them and keeps the `n` with the highest mean logprob, best
-    first.
+    Choice: `temperature=0` is greedy. `top_k=0`, `top_p=1` and `min_p=0` are off; they apply in that order,
+    after the temperature. `seed=None` draws a random seed.
+
+    End: `stop` strings and `stop_token_ids` end the output, which is cut before them. `ignore_eos` ignores
+    only the checkpoint's end tokens. `min_tokens` suppresses every end before that length, unless the
+    `grammar` allows nothing else; a complete grammar always ends the output.
+
+    Logprobs: `logprobs` is the number of likeliest tokens reported beside each chosen one, from the model's
+    own logits; `prompt_logprobs` is the same for each prompt token after the first. None reports nothing.
+
+    Choices: `n` is their number. Each has a seed derived from `seed`; the first uses `seed` itself. `best_of`
+    generates that many and keeps the `n` with the highest mean logprob, best first.
     """
 
     max_tokens: int = 256
@@ -38,10 +42,10 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
-    repetition_penalty: float = 1.0  # over prompt and output; 1 is off
-    frequency_penalty: float = 0.0  # over the output, by how often
-    presence_penalty: float = 0.0  # over the output, once
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added)
+    repetition_penalty: float = 1.0  # on tokens of prompt and output; 1 is off
+    frequency_penalty: float = 0.0  # on tokens of the output, for each occurrence
+    presence_penalty: float = 0.0  # on tokens of the output, once
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
@@ -74,22 +78,22 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is taken."""
+        """True if the most likely token is always chosen."""
         return self.temperature == 0
 
     @property
     def num_choices(self) -> int:
-        """How many are generated."""
+        """Number of choices to generate."""
         return self.best_of or self.n
 
     @property
     def needs_logprobs(self) -> bool:
-        """Whether the logprob of each chosen token is wanted."""
+        """True if the logprob of each chosen token is needed."""
         return self.logprobs is not None or self.num_choices > self.n
 
     @property
     def has_logit_rules(self) -> bool:
-        """Whether logits change before a token is chosen."""
+        """True if any option changes the logits before a token is chosen."""
         return bool(
             self.grammar is not None
             or self.logit_bias

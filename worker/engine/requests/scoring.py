@@ -1,4 +1,4 @@
-"""How likely given continuations of a prompt are: the request and its outcome."""
+"""Defines the request to score given continuations of a prompt, and its outcome."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from worker.engine.requests.share import ONLY, Share
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequest:
-    """A prompt and its continuations, each as text or token ids; raises InvalidRequestError without any.
+    """A prompt and its continuations, each as text or token ids.
 
-    A continuation is tokenized on its own and follows the prompt's tokens, so the space that parts the two
-    belongs to it.
+    Each continuation is tokenized on its own and follows the prompt's tokens, so a space between the two must
+    be part of the continuation. Raises InvalidRequestError if there are no continuations.
     """
 
     id: Hashable
     prompt: str | Sequence[int]
     continuations: Sequence[str | Sequence[int]]
-    priority: int = 0  # among work that generates nothing; higher goes first
+    priority: int = 0  # among readings; higher goes first
     add_special_tokens: bool = True  # to the prompt
     share: Share = ONLY
 
@@ -29,7 +29,7 @@ class ScoringRequest:
 
 @dataclass(frozen=True, slots=True)
 class ContinuationScore:
-    """The natural logarithms of the model's probabilities of a continuation's tokens, each after the last."""
+    """Natural logarithms of the probability of each token of a continuation, given all tokens before it."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -37,23 +37,23 @@ class ContinuationScore:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the continuation."""
+        """Number of tokens in the continuation."""
         return len(self.token_ids)
 
     @property
     def logprob(self) -> float:
-        """Of the whole continuation."""
+        """Logprob of the whole continuation."""
         return sum(self.logprobs)
 
     @property
     def mean_logprob(self) -> float:
-        """A token's share of it, so that lengths compare."""
+        """Mean logprob per token, which compares continuations of different lengths."""
         return self.logprob / self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The outcome of a ScoringRequest. `continuations` is empty after an error or a cancellation."""
+    """Outcome of a ScoringRequest; `continuations` is empty after an error or a cancellation."""
 
     id: Hashable
     continuations: tuple[ContinuationScore, ...]  # in the order of the request
@@ -61,9 +61,9 @@ class Scores:
     num_cached_tokens: int  # of the prompt, found in the prefix cache
     error: str | None = None
     is_cancelled: bool = False
-    is_too_long: bool = False  # the error is that the model takes no prompt of this length
+    is_too_long: bool = False  # the error: the prompt is too long for the model
 
     def choose(self, *, by_mean: bool = False) -> int:
-        """Return the index of the likeliest continuation, the first on a tie; ValueError if there is none."""
+        """Return the index of the likeliest continuation, the first on a tie; raises ValueError if empty."""
         values = [one.mean_logprob if by_mean else one.logprob for one in self.continuations]
         return values.index(max(values))

@@ -1,4 +1,4 @@
-"""Whose share of the engine a request's tokens are. Knows nothing of who that is."""
+"""Identifies the group that a request's tokens count for. Does not know what a group stands for."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A group that shares the engine with others, how much of it is due to the group, and for what."""
+    """A group's claim on the engine: the group, its weight, and the request's priority and batch in it."""
 
     group: Hashable = None
     weight: float = 1.0  # above 0
-    # Among the group's own: higher goes first, and batches of one priority share.
+    # Within the group: higher goes first; batches of equal priority share.
     priority: int = 0
     batch: Hashable = None
 

@@ -1,4 +1,4 @@
-"""What an engine counts, and what it says of the model it has loaded."""
+"""Defines the engine's counters and the description of its loaded model."""
 
 from dataclasses import dataclass
 
@@ -12,28 +12,28 @@ class EngineStats:
     decode_tokens: int = 0  # tokens generated
     recomputed_tokens: int = 0  # run through the model again after a preemption
     queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
-    cached_tokens: int = 0  # of them, found there
-    evictions: int = 0  # cached Blocks forgotten because they were needed
+    cached_tokens: int = 0  # of the queried tokens, those found there
+    evictions: int = 0  # cached Blocks reused for other tokens
     preemptions: int = 0
-    shrunk_steps: int = 0  # that ran out of memory and were run again in smaller ones
-    resumed_tokens: int = 0  # of preempted Sequences, found in the prefix cache when they came back
+    shrunk_steps: int = 0  # Steps that ran out of memory and were repeated as smaller ones
+    resumed_tokens: int = 0  # of preempted Sequences, found in the prefix cache at readmission
     computed_tokens: int = 0  # rows run through the model for a Sequence
-    padding_tokens: int = 0  # rows run through it to fill a Step up
+    padding_tokens: int = 0  # rows run through the model to pad a Step
     scheduled_sequences: int = 0  # summed over Steps
-    sequence_rows: int = 0  # how many there was room for, summed likewise
+    sequence_rows: int = 0  # the most Sequences a Step could hold, summed over Steps
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     padding_seconds: float = 0.0
 
     @property
     def prefix_hit_rate(self) -> float:
-        """Share of prompt tokens that the prefix cache spared."""
+        """Share of prompt tokens that were found in the prefix cache."""
         return self.cached_tokens / self.queried_tokens if self.queried_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What was loaded and the limits it runs under."""
+    """Description of the loaded model and the limits it runs under."""
 
     name: str
     architecture: str

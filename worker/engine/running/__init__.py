@@ -1,1 +1,1 @@
-"""Runs a planned Step through the model on the device."""
+"""Runs planned Steps through the model on the device."""

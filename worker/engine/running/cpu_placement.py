@@ -1,4 +1,4 @@
-"""Makes the model's input of a packed Step on a CPU."""
+"""Makes the model's input from a PackedStep on a CPU."""
 
 import torch
 
@@ -8,7 +8,7 @@ from worker.engine.running.input_builder import PackedStep
 
 
 class CpuPlacement:
-    """Makes StepInputs of PackedSteps, whose memory they share."""
+    """Makes StepInputs from PackedSteps and shares their memory."""
 
     def __init__(self, *, block_size: int, group: int, head_dim: int) -> None:
         self._block_size = block_size

@@ -1,4 +1,4 @@
-"""Decode Steps recorded as CUDA graphs, one for each of some sizes, so that the host launches once a Step."""
+"""Records decode Steps of several sizes as CUDA graphs, so that the host launches once per Step."""
 
 import logging
 import time
@@ -13,18 +13,18 @@ logger = logging.getLogger(__name__)
 
 
 class DecodeGraphs:
-    """Replays decode Steps. Recorded when built; not tried on a GPU yet."""
+    """Replays decode Steps as CUDA graphs, which the constructor records. Not tried on a GPU yet."""
 
     def __init__(self, decode: PaddedDecode, max_num_sequences: int) -> None:
         self._decode = decode
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.num_rows = 0  # of the graph replayed last
+        self.num_rows = 0  # rows of the graph replayed last
         began, pool = time.monotonic(), None
-        # Of all graphs: what each would keep of its own is gigabytes together.
+        # Shared by all graphs: one output per graph would take gigabytes in all.
         self._logits = torch.empty_like(decode.forward(max_num_sequences))
-        # From the largest on, so that the others find room in its memory.
+        # Largest first, so that the others fit in its memory.
         for size in reversed(graph_sizes(max_num_sequences)):
-            decode.forward(size)  # compiles what cannot be compiled while recording
+            decode.forward(size)  # compiles kernels, which cannot happen while recording
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
@@ -35,9 +35,9 @@ class DecodeGraphs:
         logger.info("recorded %d decode graphs in %.1f s", len(self._sizes), time.monotonic() - began)
 
     def logits(self, step: PackedStep, before: Tensor | None) -> Tensor | None:
-        """Return [num_sequences, vocab_size], good until the next call, or None if no graph fits the Step.
+        """Return logits [num_sequences, vocab_size], valid until the next call; None if no graph fits.
 
-        `before` is what the Step before it has chosen, where it is still on the device.
+        `before` holds the tokens that the previous Step chose, if they are still on the device.
         """
         count = len(step.num_tokens)
         if not is_decode(step) or count > self._sizes[-1]:
@@ -50,11 +50,11 @@ class DecodeGraphs:
 
 
 def is_decode(step: PackedStep) -> bool:
-    """Whether each Sequence runs one token and gets the next one."""
+    """Return whether each Sequence runs one token and gets the next one."""
     return step.output_rows is None and len(step.sampled) == len(step.num_tokens) == len(step.token_ids)
 
 
 def graph_sizes(max_num_sequences: int) -> list[int]:
-    """Return the sizes worth a graph: powers of 2 up to 16, from there on multiples of 16."""
+    """Return the sizes that get a graph: powers of 2 up to 16, then multiples of 16, and the maximum."""
     sizes = (1, 2, 4, 8, *range(16, max_num_sequences, 16))
     return [size for size in sizes if size < max_num_sequences] + [max_num_sequences]

@@ -1,4 +1,4 @@
-"""The device of an engine: whether it is there, and how much of its memory is left for the KV cache."""
+"""Opens an engine's device and measures the memory it has left for the KV cache."""
 
 from collections.abc import Callable
 
@@ -9,12 +9,12 @@ from kernels.device import converts_fp8
 from worker.engine.requests.config import EngineConfig
 from worker.engine.requests.errors import ConfigError
 
-# Of all memory: what the allocator loses between tensors, and the graphs of decode Steps.
+# Share of all memory kept for fragmentation of the allocator and the graphs of decode Steps.
 RESERVED_SHARE = 0.06
 
 
 def open_device(config: EngineConfig) -> torch.device:
-    """Return the device of a config; raises ConfigError when it is not there or cannot run the dtype."""
+    """Return the device of a config; raises ConfigError when it is missing or cannot run the dtype."""
     if config.device == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"device 'cuda': torch {torch.__version__} finds no GPU")
@@ -32,7 +32,7 @@ def open_device(config: EngineConfig) -> torch.device:
 
 
 def spare_bytes(device: torch.device, run_largest_step: Callable[[], object]) -> int:
-    """Return what a GPU has left for the KV cache beside the largest Step, which is run to measure it."""
+    """Return the bytes a GPU has left for the KV cache beside the largest Step, which runs to be measured."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -44,7 +44,7 @@ def spare_bytes(device: torch.device, run_largest_step: Callable[[], object]) ->
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an exception says that memory ran out, on any device; frees what is only held in reserve."""
+    """Return whether an exception means that memory ran out, on any device; empties CUDA's cache if so."""
     if isinstance(error, torch.OutOfMemoryError):
         torch.cuda.empty_cache()
         return True

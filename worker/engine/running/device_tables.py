@@ -1,4 +1,4 @@
-"""The block tables of running Sequences where they stay on a GPU: a Step brings only what is new of them."""
+"""Keeps the BlockTables of running Sequences on a GPU, so that each Step uploads only the changes."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ from worker.engine.running.input_builder import PackedStep
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """What of the tables of a Step's Sequences is not on the device yet."""
+    """Entries of a Step's BlockTables that are not on the device yet."""
 
-    places: np.ndarray  # [num_changes] int64, in the whole matrix
+    places: np.ndarray  # [num_changes] int64, in the flattened matrix
     block_ids: np.ndarray  # [num_changes] int64
-    sent: dict[int, tuple[list[int], int]]  # what each row holds once they are written
+    sent: dict[int, tuple[list[int], int]]  # each row's list and length once the changes are written
 
 
 class DeviceTables:
-    """A row for each Sequence that may run, as in the InputBuilder's matrix."""
+    """BlockTables on the device, one row per Sequence that may run, as in the InputBuilder's matrix."""
 
     def __init__(
         self, *, max_num_sequences: int, max_blocks_per_sequence: int, block_size: int, device: torch.device
@@ -28,11 +28,11 @@ class DeviceTables:
         self._tables = torch.zeros(
             max_num_sequences, max_blocks_per_sequence, dtype=torch.int32, device=device
         )
-        # The list each row mirrors, and how much of it.
+        # The list that each row mirrors, and how many entries of it.
         self._sent: list[tuple[list[int], int]] = [([], 0)] * max_num_sequences
 
     def changes(self, step: PackedStep) -> TableChanges:
-        """Return what `write` must be given before the Step's tables can be read."""
+        """Return the changes that `write` needs before the Step's tables can be read."""
         places: list[np.ndarray] = []
         block_ids: list[int] = []
         sent: dict[int, tuple[list[int], int]] = {}
@@ -49,13 +49,13 @@ class DeviceTables:
         return TableChanges(np.concatenate([none, *places]), np.array(block_ids, dtype=np.int64), sent)
 
     def write(self, changes: TableChanges, places: Tensor, block_ids: Tensor) -> None:
-        """Put changes, which have come to the device, into their places."""
+        """Write changes, given as tensors on the device, into the tables."""
         if len(places):
             self._tables.view(-1)[places.long()] = block_ids
-        # Only now: a Step that ran out of memory before this sends them again.
+        # Recorded only now: if a Step runs out of memory before this, they are sent again.
         for row, held in changes.sent.items():
             self._sent[row] = held
 
     def read(self, rows: Tensor, num_blocks: int) -> Tensor:
-        """Return the first Blocks of these rows, [num_rows, num_blocks] int32."""
+        """Return the first `num_blocks` Blocks of these rows, int32 [num_rows, num_blocks]."""
         return self._tables[:, :num_blocks].index_select(0, rows)

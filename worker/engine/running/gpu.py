@@ -1,4 +1,4 @@
-"""What a model runner does on a GPU only. Imported there only, since it needs Triton."""
+"""Sets up the model runner on a GPU. Needs Triton, so nothing imports it on a CPU."""
 
 import logging
 import time
@@ -29,7 +29,7 @@ def measured_kv_cache_size(
     *,
     max_model_len: int,
 ) -> KVCacheSize:
-    """Return the pool that fits beside the weights and the largest Step."""
+    """Return the size of the KV cache that fits beside the weights and the largest Step."""
     shape = (1, architecture.num_kv_heads, config.block_size, architecture.head_dim)
     block = GpuLayerCache.allocate(*shape, dtype=dtype, kv_format=kv_format_of(config), device=device)
     planner = AttentionPlanner(architecture, block, dtype, max_model_len)
@@ -49,7 +49,10 @@ def measured_kv_cache_size(
 
 
 class GpuSteps:
-    """Brings Steps to a GPU: decode Steps as CUDA graphs, others launch by launch."""
+    """Parts that run Steps on a GPU: CUDA graphs for decode Steps, a placement for all others.
+
+    The constructor runs each kind of Step once, to compile its kernels, and records the graphs.
+    """
 
     def __init__(
         self,

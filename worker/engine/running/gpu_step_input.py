@@ -1,4 +1,4 @@
-"""The way of a Step to a GPU: one copy of all its numbers, cut into tensors there."""
+"""Uploads a Step to a GPU: one copy of all its numbers, split into tensors there."""
 
 import itertools
 from collections.abc import Collection
@@ -19,7 +19,7 @@ from worker.engine.running.input_builder import PackedStep
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """What a forward reads, all int32 and on the device."""
+    """Input tensors of a forward, all int32 and on the device."""
 
     token_ids: Tensor  # [num_tokens]
     positions: Tensor  # [num_tokens]
@@ -27,11 +27,11 @@ class StepTensors:
     query_starts: Tensor  # [num_sequences + 1]
     context_lens: Tensor  # [num_sequences]
     block_tables: Tensor  # [num_sequences, max_blocks]
-    output_rows: Tensor  # [num_outputs], empty where all rows are
+    output_rows: Tensor  # [num_outputs], empty if all rows are outputs
 
 
 class AttentionPlanner:
-    """Plans the attention of Steps for one model and its cache."""
+    """Plans the attention of Steps for one model and its KV cache."""
 
     def __init__(
         self, architecture: Architecture, cache: GpuLayerCache, dtype: torch.dtype, max_model_len: int
@@ -68,7 +68,7 @@ class AttentionPlanner:
 
 
 class GpuPlacement:
-    """Makes StepInputs of PackedSteps."""
+    """Makes StepInputs from PackedSteps on a GPU."""
 
     def __init__(self, planner: AttentionPlanner, tables: DeviceTables, device: torch.device) -> None:
         self._planner = planner
@@ -78,7 +78,7 @@ class GpuPlacement:
     def place(self, step: PackedStep, before: Tensor | None) -> StepInput:
         """Return the tensors of a Step, without waiting for the device.
 
-        `before` is what the Step before it has chosen, [num_sampled], where it is still there.
+        `before` [num_sampled] holds the tokens that the previous Step chose, if they are still there.
         """
         tensors, longest = upload(step, self._tables, self._device, before)
         return StepInput(
@@ -95,7 +95,7 @@ class GpuPlacement:
 def upload(
     step: PackedStep, tables: DeviceTables, device: torch.device, before: Tensor | None = None
 ) -> tuple[StepTensors, int]:
-    """Return a Step's numbers on the device, pending tokens from `before`, and its longest context."""
+    """Return a Step's tensors on the device, with pending tokens from `before`, and its longest context."""
     ends = np.cumsum(step.num_tokens)
     context_lens = step.positions[ends - 1] + 1
     longest = int(context_lens.max())
@@ -114,7 +114,7 @@ def upload(
         pending[:, 0],
         pending[:, 1],
     )
-    # Triton compiles a kernel anew for a pointer that is no multiple of 16 bytes.
+    # Triton compiles a kernel again for a pointer that is not a multiple of 16 bytes.
     *starts, total = itertools.accumulate((-(-len(array) // 4) * 4 for array in arrays), initial=0)
     packed = np.zeros(total, dtype=np.int32)
     for start, array in zip(starts, arrays, strict=True):
@@ -126,7 +126,7 @@ def upload(
     token_ids, positions, slots, query_starts, lens, output_rows, rows, places, block_ids, at, taken = parts
     tables.write(changes, places, block_ids)
     if before is not None and step.pending:
-        # Who has none, since its logits were no numbers, ends before the host looks at this row.
+        # A Sequence whose logits were not finite has none; it ends before the host looks at this row.
         token_ids[at.long()] = before[taken.long()].clamp(min=0).to(torch.int32)
     block_tables = tables.read(rows, -(-longest // tables.block_size))
     return StepTensors(token_ids, positions, slots, query_starts, lens, block_tables, output_rows), longest

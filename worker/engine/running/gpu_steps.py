@@ -1,4 +1,4 @@
-"""Steps on a GPU: the largest one, to know what memory it takes, and decode Steps padded for CUDA graphs."""
+"""Runs empty Steps on a GPU to measure memory and compile kernels, and padded decode Steps for graphs."""
 
 import itertools
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ def run_largest_step(
     max_tokens: int,
     max_model_len: int,
 ) -> Tensor:
-    """Run as many rows of as many Sequences as a Step can have, and make logits of one row each.
+    """Run a Step with the most rows and Sequences allowed; return probabilities of one row per Sequence.
 
-    Nothing is written to `kv_cache`, of which Block 0 is read for all of them.
+    It writes nothing to `kv_cache` and reads its Block 0 for all Sequences.
     """
     num_sequences = min(max_num_sequences, max_tokens)
     num_tokens = [
@@ -52,10 +52,10 @@ def run_each_kind(
     max_tokens: int,
     max_model_len: int,
 ) -> None:
-    """Run Steps until every kernel that one may launch is compiled; nothing is written to `kv_cache`.
+    """Run Steps until every kernel that a Step may launch is compiled; writes nothing to `kv_cache`.
 
-    What kernel that is depends on the number of tokens, for products; for attention on the number of
-    Sequences, whether one has several tokens, and whether a context is cut into splits.
+    The kernel of a product depends on the number of tokens. The kernel of attention depends on the number of
+    Sequences, on whether one has several tokens, and on whether a context is cut into splits.
     """
     for num_tokens in token_counts(gpu_name(device), max_tokens):
         even = [len(part) for part in np.array_split(np.arange(num_tokens), -(-num_tokens // max_model_len))]
@@ -63,7 +63,7 @@ def run_each_kind(
         model.logits(hidden[:max_num_sequences])
     logits = model.logits(_run_empty(model, kv_cache, planner, device, [1], max_context_len=2))
     options = torch.zeros(5, 2, dtype=torch.float64, device=device)[:, :1]
-    for one in (logits, logits.float()):  # rules leave the latter
+    for one in (logits, logits.float()):  # logit rules return float32
         sample(one, *options)
     num_sequences = 1
     while num_sequences <= max_num_sequences:
@@ -90,7 +90,7 @@ def _run_empty(
     max_query_len: int | None = None,
     max_context_len: int,
 ) -> Tensor:
-    """Return the hidden states of Sequences with so many tokens each and no Slots."""
+    """Return the hidden states of Sequences with these numbers of tokens and no Slots."""
     counts = torch.tensor(num_tokens, dtype=torch.int32)
     total = sum(num_tokens)
     tensors = StepTensors(
@@ -110,9 +110,9 @@ def _run_empty(
 
 
 class PaddedDecode:
-    """A decode Step whose tensors stay where they are, for some sizes up to the largest.
+    """A decode Step in tensors at fixed addresses, padded to one of several sizes.
 
-    Rows of padding have no Slot and belong to Sequences without rows: they are computed and mean nothing.
+    Padding rows have no Slot and belong to Sequences without rows; their results are not used.
     """
 
     def __init__(
@@ -147,7 +147,10 @@ class PaddedDecode:
         )
 
     def fill(self, step: PackedStep, size: int, before: Tensor | None) -> None:
-        """Put a decode Step of at most `size` Sequences where `forward(size)` reads it; `before` as there."""
+        """Copy a decode Step of at most `size` Sequences to where `forward(size)` reads it.
+
+        `before` is as in `GpuPlacement.place`.
+        """
         new, _ = upload(step, self._tables, self._device, before)
         own, count = self._tensors, len(step.num_tokens)
         own.token_ids[:count] = new.token_ids

@@ -1,4 +1,4 @@
-"""Turns a StepPlan into the numbers of one packed forward, with numpy on the host."""
+"""Turns a StepPlan into the arrays of one packed forward, with numpy on the host."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,37 +14,37 @@ from worker.engine.sequences.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """One Step on the host: the rows of all Sequences end to end, no padding."""
+    """One Step on the host: the rows of all Sequences end to end, without padding."""
 
     token_ids: np.ndarray  # [num_tokens] int64
     positions: np.ndarray  # [num_tokens] int64
-    slots: np.ndarray  # [num_tokens] int64, where each token's keys and values go
+    slots: np.ndarray  # [num_tokens] int64, the Slot of each token's key and value
     num_tokens: list[int]  # of each Sequence
     rows: np.ndarray  # [num_sequences] int64, of `all_block_tables`
     all_block_tables: np.ndarray  # [max_num_sequences, max_blocks] int64, not a copy
-    tables: tuple[list[int], ...]  # the same, of each Sequence: a new list at each admission
+    tables: tuple[list[int], ...]  # each Sequence's BlockTable; a new list at each admission
     # Rows whose next token is chosen, then rows of `spans`; None: all rows, in order.
     output_rows: list[int] | None
     sampled: tuple[Sequence, ...]  # the Sequence of each row whose next token is chosen
     sampling: SamplingInput | None  # None: all greedy
-    spans: tuple[RowSpan, ...] = ()  # output rows read off in another way
-    # Rows whose token is still on the device: (row, its place among what the Step launched before it chose).
+    spans: tuple[RowSpan, ...] = ()  # output rows that go to readouts
+    # Rows whose token is still on the device: (row, index among the tokens that the previous Step chose).
     pending: tuple[tuple[int, int], ...] = ()
 
 
 class InputBuilder:
-    """Keeps the block tables of running Sequences as one matrix and builds each Step's input from it."""
+    """Keeps the BlockTables of running Sequences as one matrix and builds each Step's input from it."""
 
     def __init__(self, *, max_num_sequences: int, max_blocks_per_sequence: int, block_size: int) -> None:
         self._block_size = block_size
         self._block_tables = np.zeros((max_num_sequences, max_blocks_per_sequence), dtype=np.int64)
-        # The list each row mirrors, and how much of it.
+        # The list that each row mirrors, and how many entries of it.
         self._mirrored: list[tuple[list[int], int]] = [([], 0)] * max_num_sequences
 
     def build(self, plan: StepPlan, before: TokensOnDevice | None) -> PackedStep:
-        """Return a Step's numbers, Sequences in the order of the plan.
+        """Return a Step's arrays, with Sequences in the order of the plan.
 
-        `before` is what the Step launched last has chosen, where it is still on the device.
+        `before` holds the tokens that the previous Step chose, if they are still on the device.
         """
         entries = plan.entries
         places = {} if before is None else {one: place for place, one in enumerate(before.sequences)}
@@ -91,7 +91,7 @@ class InputBuilder:
         )
 
     def _mirror(self, sequence: Sequence) -> int:
-        """Bring the matrix row of a Sequence up to date and return its number."""
+        """Update the matrix row of a Sequence and return its number."""
         row = sequence.row
         if row is None:
             raise ValueError(f"Sequence {sequence.request_id!r} was scheduled without a row")
@@ -108,13 +108,13 @@ class InputBuilder:
 def read_spans(
     entries: Iterable[ScheduledSequence], ends: Iterable[int]
 ) -> tuple[list[int], tuple[RowSpan, ...]]:
-    """Return the packed rows that are read off in another way than for a next token, and whose they are."""
+    """Return the packed rows that readouts take, and the spans that say which readout takes which rows."""
     rows: list[int] = []
     spans: list[RowSpan] = []
     for entry, end in zip(entries, ends, strict=True):
         readout = entry.sequence.readout
         if readout is not None:
-            # A preempted Sequence computes again what was read before.
+            # A preempted Sequence computes rows again that were read before; skip these.
             start = max(entry.start, readout.next_row)
             stop = min(entry.start + entry.num_tokens, readout.end_row)
             if start < stop:

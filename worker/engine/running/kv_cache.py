@@ -1,4 +1,4 @@
-"""The preallocated pool of Blocks: how many fit, and their memory."""
+"""Sizes and allocates the memory of all Blocks."""
 
 import logging
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSize:
-    """How many Blocks there are, and the longest Sequence they and the checkpoint allow."""
+    """Number and bytes of Blocks, and the longest Sequence that they and the checkpoint allow."""
 
     num_blocks: int
     block_bytes: int  # keys and values of all layers
@@ -24,7 +24,7 @@ class KVCacheSize:
 
 
 def longest_sequence(config: EngineConfig, architecture: Architecture) -> int:
-    """Return the tokens a Sequence may have, were there room; raises ConfigError above the checkpoint's."""
+    """Return the longest Sequence if memory is no limit; raises ConfigError if over the checkpoint's."""
     max_model_len = config.max_model_len or architecture.max_position
     if max_model_len > architecture.max_position:
         raise ConfigError(
@@ -36,7 +36,10 @@ def longest_sequence(config: EngineConfig, architecture: Architecture) -> int:
 def size_kv_cache(
     config: EngineConfig, architecture: Architecture, dtype: torch.dtype, max_bytes: int
 ) -> KVCacheSize:
-    """Fit the pool to the configuration; raises ConfigError when max_model_len cannot fit alone."""
+    """Return the configured size, or one within `max_bytes`; raises ConfigError if max_model_len cannot fit.
+
+    Without a configured max_model_len, the longest Sequence is shortened to fit, if there is one Block.
+    """
     max_model_len = longest_sequence(config, architecture)
     head_bytes = architecture.head_dim * dtype.itemsize
     if config.kv_cache_dtype is not None:
@@ -62,7 +65,7 @@ def size_kv_cache(
 
 
 def kv_format_of(config: EngineConfig) -> KVFormat:
-    """Return how a GPU's cache holds a Slot."""
+    """Return the format of a Slot in a GPU's cache."""
     return cast("KVFormat", config.kv_cache_dtype or "plain")
 
 

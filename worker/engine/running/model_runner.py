@@ -1,4 +1,4 @@
-"""Owns the device: weights, KV cache, and the way from a StepPlan to chosen tokens."""
+"""Owns the device's weights and KV cache, and turns StepPlans into chosen tokens."""
 
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from worker.engine.scheduling.plan import StepPlan
 if TYPE_CHECKING:
     from worker.engine.running.gpu import GpuSteps
 
-# Of activations and the KV cache.
+# The torch dtype of activations and the KV cache, by the configured dtype.
 TORCH_DTYPES = {
     "f32": torch.float32,
     "bf16": torch.bfloat16,
@@ -35,11 +35,11 @@ EIGHT_BITS: dict[str, EightBits] = {"int8": "int8", "fp8": "fp8"}
 
 
 class ModelRunner:
-    """Loads a checkpoint and runs Steps on it, on the thread that made it."""
+    """Loads a checkpoint and runs Steps on it; the thread that built it must call it."""
 
     _gpu: "GpuSteps | None" = None
-    num_padding = 0  # rows of the last Step that belonged to nobody
-    # What the Step launched last has chosen, if that is still on the device.
+    num_padding = 0  # padding rows of the last Step
+    # Tokens that the previous Step chose, if they are still on the device.
     _before: TokensOnDevice | None = None
 
     def __init__(self, config: EngineConfig) -> None:
@@ -103,11 +103,11 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> Chosen:
         """Start a Step and return each sampled Sequence's next token.
 
-        On a GPU the tokens stay on their way, and the next Step may be started before they have arrived,
-        unless the host has to look at logits.
+        On a GPU the tokens arrive later, and the next Step may start before they have arrived, unless the
+        host has to see the logits.
 
         Raises:
-            OutOfMemoryError: there was too much in it. Nothing that was computed before is lost.
+            OutOfMemoryError: the Step was too large. Everything computed before it is kept.
 
         """
         try:
@@ -120,7 +120,7 @@ class ModelRunner:
     def _execute(self, plan: StepPlan) -> Chosen:
         step = self._input_builder.build(plan, self._before)
         chosen = self._choose(step)
-        # From here on nothing can fail: a Step that ran out of memory has left everything as it was.
+        # Nothing can fail after this line, so a Step that ran out of memory has changed nothing.
         self._before = chosen if isinstance(chosen, TokensOnDevice) else None
         return chosen
 
@@ -133,7 +133,7 @@ class ModelRunner:
         return TokensOnDevice(step.sampled, sample_on_device(logits, step.sampling))
 
     def _logits(self, step: PackedStep) -> Tensor | None:
-        """Run the model, hand out what is read in another way, return the sampled rows' logits, if any."""
+        """Run the model, pass rows to readouts, and return the logits of sampled rows, if there are any."""
         self.num_padding = 0
         before = None if self._before is None else self._before.device
         if self._gpu is None:
@@ -154,16 +154,16 @@ class ModelRunner:
 
 
 def _choose_on_host(logits: Tensor, step: PackedStep) -> list[int | None]:
-    """Return the next token of each row, keeping the logprobs of those that ask for them.
+    """Return the next token of each row, and append logprobs to the Sequences that ask for them.
 
-    None for a row whose logits have no largest number: one of them is NaN or infinite.
+    A row whose largest logit is NaN or infinite gets None.
     """
     is_sound: list[bool] = logits.amax(dim=-1).isfinite().tolist()
     if not all(is_sound):
         bad = torch.tensor([not sound for sound in is_sound], device=logits.device)
         logits = logits.masked_fill(bad.unsqueeze(1), 0.0)
     asking = [row for row, sequence in enumerate(step.sampled) if sequence.needs_logprobs]
-    # A copy: rules change theirs in place.
+    # Copied, because rules change logits in place.
     own_logits = logits[torch.tensor(asking, device=logits.device)] if asking else None
     tokens: list[int | None] = list(sample(apply_rules(logits, step.sampled), step.sampling))
     if own_logits is not None:

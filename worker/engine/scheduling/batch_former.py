@@ -11,7 +11,7 @@ from worker.engine.requests.batch_policy import BatchPolicy
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """One item and what it takes."""
+    """One item of the queue, with the tokens and Blocks it needs."""
 
     key: Hashable
     num_tokens: int
@@ -28,20 +28,20 @@ class _Queued:
 
 @dataclass(slots=True)
 class _Bucket:
-    """Queued items of similar length, and their sums."""
+    """Queued items of similar length, with their totals."""
 
-    heap: list[tuple[float, int, _Queued]] = field(default_factory=list)  # also holds removed ones
+    heap: list[tuple[float, int, _Queued]] = field(default_factory=list)  # also holds removed items
     num_items: int = 0
     num_tokens: int = 0
     num_blocks: int = 0
 
 
 class BatchFormer:
-    """A queue that hands out one batch at a time: the next is formed when each item of the last has ended.
+    """Queue that forms one batch at a time: the next after every item of the last has ended.
 
-    An item's place is the time it came, less `priority_seconds` for each level of priority, and nothing
-    passes an item but by that. The first item of all is in the next batch that a window's end forms, so how
-    long an item can wait is bounded whatever comes after it.
+    Items are ordered by arrival time minus `priority_seconds` for each level of priority, and by nothing
+    else. A batch formed because a window ended starts with the first item in that order, so the wait of an
+    item is bounded whatever arrives after it.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class BatchFormer:
         num_blocks: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.max_tokens = policy.max_tokens or max_tokens  # of a batch now; adapts to a latency target
+        self.max_tokens = policy.max_tokens or max_tokens  # limit of a batch now; adapts to a latency target
         self._policy = policy
         self._most_tokens = self.max_tokens
         self._max_blocks = max(1, int(policy.max_memory_share * num_blocks))
@@ -68,7 +68,7 @@ class BatchFormer:
         return len(self._queued)
 
     def add(self, item: BatchItem) -> None:
-        """Queue an item; raises ValueError when its key is queued or in the open batch."""
+        """Queue an item; raises ValueError if its key is queued already or in the open batch."""
         if item.key in self._queued or item.key in self._open:
             raise ValueError(f"item {item.key!r} is already here")
         bucket = self._buckets[bisect_left(self._policy.length_borders, item.num_tokens)]
@@ -82,7 +82,7 @@ class BatchFormer:
         bucket.num_blocks += item.num_blocks
 
     def remove(self, key: Hashable) -> bool:
-        """Take a queued item out; False when it is not queued."""
+        """Remove a queued item; return False if it is not queued."""
         queued = self._queued.pop(key, None)
         if queued is None:
             return False
@@ -92,7 +92,7 @@ class BatchFormer:
         return True
 
     def form(self) -> list[BatchItem]:
-        """Return the next batch, first item first; empty while none is due or the last is still open."""
+        """Return the next batch in order; empty while no batch is due or the last is still open."""
         bucket = self._due_bucket()
         batch: list[BatchItem] = []
         num_tokens = num_blocks = 0
@@ -112,7 +112,7 @@ class BatchFormer:
         return batch
 
     def finish(self, key: Hashable) -> None:
-        """Record that an item of the open batch ended, however; others are ignored."""
+        """Record that an item of the open batch has ended, in whatever way; ignores other items."""
         if key in self._open:
             self._open.remove(key)
             if not self._open:
@@ -120,7 +120,7 @@ class BatchFormer:
 
     @property
     def wait_seconds(self) -> float | None:
-        """How long until a batch is due if nothing comes; None: the queue is empty or a batch is open."""
+        """Seconds until a batch is due if nothing arrives; None: the queue is empty or a batch is open."""
         if self._open or not self._queued:
             return None
         if self._due_bucket() is not None:
@@ -128,7 +128,7 @@ class BatchFormer:
         return max(0.0, self._window_left())
 
     def _window_left(self) -> float:
-        """Seconds until the item that came first has waited for long enough."""
+        """Return the seconds until the oldest item has waited for `window_seconds`."""
         oldest = next(iter(self._queued.values()))
         return oldest.queued_at + self._policy.window_seconds - self._clock()
 
@@ -147,7 +147,7 @@ class BatchFormer:
         return heap[0] if heap else None
 
     def _is_full(self, bucket: _Bucket) -> bool:
-        """Whether waiting could not make the next batch larger."""
+        """Return whether the next batch cannot grow by waiting."""
         return self._is_over(bucket.num_items + 1, bucket.num_tokens + 1, bucket.num_blocks + 1)
 
     def _is_over(self, num_items: int, num_tokens: int, num_blocks: int) -> bool:
@@ -158,12 +158,15 @@ class BatchFormer:
         )
 
     def _adapt(self, seconds: float) -> None:
-        """Move the token limit to where a batch takes the target, at most by half or twice at a time."""
+        """Adapt the token limit to the latency target after a batch that took `seconds`.
+
+        It moves towards the tokens that would have taken the target, from 0.5 to 2 times that batch's tokens.
+        """
         target = self._policy.latency_target_seconds
         if target is None:
             return
         ratio = target / seconds if seconds > 0 else 2.0
         fitting = int(self._open_tokens * min(max(ratio, 0.5), 2.0))
-        # A batch that kept the target says nothing against a larger limit.
+        # A batch within the target never lowers the limit.
         limit = fitting if ratio < 1 else max(self.max_tokens, fitting)
         self.max_tokens = min(max(1, limit), self._most_tokens)

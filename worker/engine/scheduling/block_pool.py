@@ -1,4 +1,4 @@
-"""Which Blocks are free, held, or free but still worth keeping. Knows numbers of Blocks, no tensors."""
+"""Allocates Blocks and counts their references. Knows the ids of Blocks, no tensors."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -8,10 +8,10 @@ from worker.engine.scheduling.prefix_cache import PrefixCache
 
 
 class BlockPool:
-    """Reference counts over a fixed number of Blocks, with a free list in eviction order.
+    """Reference counts of a fixed number of Blocks, with a free list in eviction order.
 
-    A free Block that the prefix cache knows keeps its contents until it is handed out again, least recently
-    freed first; Blocks the cache does not know go before all of those.
+    A free Block in the prefix cache keeps its contents until it is allocated again. Allocation takes uncached
+    Blocks first, then cached ones, least recently freed first.
     """
 
     __slots__ = ("_free", "_prefix_cache", "_reference_counts", "num_blocks")
@@ -24,29 +24,29 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks no Sequence holds, cached ones included."""
+        """Number of Blocks that no Sequence holds, including cached ones."""
         return len(self._free)
 
     @property
     def is_caching(self) -> bool:
-        """Whether Blocks are shared by what they hold."""
+        """True if a prefix cache lets Sequences share Blocks with equal contents."""
         return self._prefix_cache is not None
 
     @property
     def num_evictions(self) -> int:
-        """Cached Blocks forgotten because they were needed."""
+        """Number of cached Blocks that were allocated again, which forgot their contents."""
         return 0 if self._prefix_cache is None else self._prefix_cache.num_evictions
 
     def is_free(self, block_id: int) -> bool:
-        """Whether no Sequence holds the Block."""
+        """Return whether no Sequence holds the Block."""
         return self._reference_counts[block_id] == 0
 
     def count_unshared(self, block_table: Sequence[int]) -> int:
-        """Return how many Blocks of a table nobody else holds."""
+        """Return how many Blocks of a table no other Sequence holds."""
         return sum(self._reference_counts[block_id] == 1 for block_id in block_table)
 
     def match(self, digests: Sequence[bytes]) -> list[int]:
-        """Return the Blocks that hold the longest cached prefix of `digests`, without taking them."""
+        """Return the Blocks of the longest cached prefix of `digests`; takes no reference on them."""
         blocks: list[int] = []
         if self._prefix_cache is not None:
             for digest in digests:
@@ -57,14 +57,14 @@ class BlockPool:
         return blocks
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Take one more reference on each Block, free or held."""
+        """Add one reference to each Block, free or held."""
         for block_id in block_ids:
             if self._reference_counts[block_id] == 0:
                 del self._free[block_id]
             self._reference_counts[block_id] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` free Blocks, forgetting what they held; raises OutOfBlocksError and takes none."""
+        """Take `count` free Blocks and forget their contents; or take none and raise OutOfBlocksError."""
         if count > len(self._free):
             raise OutOfBlocksError(f"{count} Blocks asked for, {len(self._free)} of {self.num_blocks} free")
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
@@ -75,7 +75,7 @@ class BlockPool:
         return blocks
 
     def release(self, block_table: Sequence[int]) -> None:
-        """Drop one reference on each Block of a table, last first, so that tails are reused before heads."""
+        """Drop one reference of each Block in a table, last Block first, so tails are reused before heads."""
         for block_id in reversed(block_table):
             count = self._reference_counts[block_id] - 1
             if count < 0:
@@ -87,17 +87,17 @@ class BlockPool:
                     self._free.move_to_end(block_id, last=False)
 
     def offer(self, block_id: int, digest: bytes) -> None:
-        """Let later Sequences share a full, computed Block."""
+        """Put a full, computed Block into the prefix cache, so that later Sequences can share it."""
         if self._prefix_cache is not None:
             self._prefix_cache.insert(digest, block_id)
 
     def clear_cache(self) -> None:
-        """Forget what all Blocks hold; those who hold them keep them."""
+        """Forget the contents of all Blocks; Sequences keep the Blocks they hold."""
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
 
     def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
-        """Compare the books with the tables of all live Sequences; raises IntegrityError naming a Block."""
+        """Check reference counts against the tables of all live Sequences; raises IntegrityError."""
         expected = [0] * self.num_blocks
         for table in block_tables:
             if len(set(table)) != len(table):

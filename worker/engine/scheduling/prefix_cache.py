@@ -1,4 +1,4 @@
-"""Which Block holds which tokens of whom, by a hash chain over full Blocks."""
+"""Finds the Block that holds given tokens of a group, by a hash chain over full Blocks."""
 
 import hashlib
 from array import array
@@ -10,8 +10,8 @@ def extend_hashes(
 ) -> None:
     """Append to `hashes` one digest for each full Block of `token_ids` that has none yet.
 
-    A digest covers its Block's tokens and, through its parent, all tokens before them and the group whose
-    they are. 128 bits, so that two different prefixes never meet.
+    A digest covers its Block's tokens and, through its parent digest, all tokens before them and their group.
+    It has 128 bits, so that different prefixes do not collide.
     """
     parent = hashes[-1] if hashes else _digest(repr(group).encode())
     for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
@@ -25,7 +25,7 @@ def _digest(data: bytes) -> bytes:
 
 
 class PrefixCache:
-    """A two-way map between digests and the Blocks that hold their tokens."""
+    """Two-way map between digests and the Blocks that hold their tokens."""
 
     __slots__ = ("_block_by_digest", "_digest_by_block", "num_evictions")
 
@@ -41,7 +41,7 @@ class PrefixCache:
         return block_id in self._digest_by_block
 
     def find(self, digest: bytes) -> int | None:
-        """Return the Block that holds these tokens."""
+        """Return the Block that holds these tokens; None if there is none."""
         return self._block_by_digest.get(digest)
 
     def insert(self, digest: bytes, block_id: int) -> None:
@@ -51,7 +51,7 @@ class PrefixCache:
             self._digest_by_block[block_id] = digest
 
     def evict(self, block_id: int) -> None:
-        """Forget a Block that is about to be overwritten; one that is not cached is left alone."""
+        """Forget a Block that is about to be overwritten; ignores one that is not cached."""
         digest = self._digest_by_block.pop(block_id, None)
         if digest is not None:
             del self._block_by_digest[digest]

@@ -1,4 +1,4 @@
-"""Readings, the requests that generate nothing: from `add` through a batch and its Steps to an outcome."""
+"""Takes readings (requests that generate nothing) through a batch and its Steps to an outcome."""
 
 import time
 from collections.abc import Callable, Hashable, Iterator
@@ -14,14 +14,14 @@ from worker.engine.sequences.open_readings import OpenReading, empty_outcome, op
 from worker.engine.text.encoding import encode_requests
 from worker.engine.text.tokenizer import Tokenizer
 
-STEPS_IN_BATCH = 4  # that a batch fills, unless its policy says otherwise; the last one may be half empty
+STEPS_IN_BATCH = 4  # Steps that a batch fills by default; the last one may be half empty
 
 
 class ReadingQueue:
-    """Holds readings back until the BatchFormer lets them into the Scheduler, where generation is too.
+    """Holds readings back until the BatchFormer releases them to the Scheduler.
 
-    In there they are Sequences like any others, by order of arrival; each ends with the Step that computes
-    its last token.
+    There they are Sequences beside those that generate, in order of arrival. Each ends with the Step that
+    computes its last token.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ReadingQueue:
         )
         self._readings: dict[Hashable, OpenReading] = {}
         self._num_unread: dict[Hashable, int] = {}  # Sequences of a reading that have not ended
-        self._outcomes: list[Reading] = []  # of readings that ended outside a Step
+        self._outcomes: list[Reading] = []  # of readings that ended outside Steps
 
     def __bool__(self) -> bool:
         return bool(self._readings or self._outcomes)
@@ -55,12 +55,12 @@ class ReadingQueue:
 
     @property
     def num_queued(self) -> int:
-        """Readings that no batch has taken yet."""
+        """Number of readings that are in no batch yet."""
         return len(self._former)
 
     @property
     def wait_seconds(self) -> float | None:
-        """How long until a Step has something to do for readings; None: until one is added."""
+        """Seconds until a Step has work for readings; None: not before one is added."""
         if self._outcomes or len(self._readings) > len(self._former):
             return 0.0
         return self._former.wait_seconds
@@ -77,7 +77,7 @@ class ReadingQueue:
         self._former.add(self._item(reading))
 
     def cancel(self, request_id: Hashable) -> None:
-        """End a reading without a result; the next Step brings its outcome. Unknown ids are ignored."""
+        """End a reading without a result; the next Step returns its outcome. Ignores unknown ids."""
         reading = self._readings.get(request_id)
         if reading is None:
             return
@@ -96,7 +96,7 @@ class ReadingQueue:
                 self._scheduler.add(sequence)
 
     def collect(self, plan: StepPlan) -> tuple[Reading, ...]:
-        """Return the outcomes of readings that ended, after a Step was computed and read."""
+        """Return the outcomes of readings that have ended; call it after a Step was computed and read."""
         outcomes, self._outcomes = self._outcomes, []
         if self._readings:
             for entry in plan.entries:
@@ -114,7 +114,7 @@ class ReadingQueue:
         self._former.finish(request_id)
 
     def _item(self, reading: OpenReading) -> BatchItem:
-        """Return what a reading takes, a prompt that several Sequences share counted once."""
+        """Return the tokens and Blocks that a reading needs; its Sequences' shared prompt counts once."""
         lengths = [len(sequence.token_ids) for sequence in reading.sequences]
         block_size = self._info.block_size
         is_caching = self._scheduler.block_pool.is_caching

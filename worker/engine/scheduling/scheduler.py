@@ -1,7 +1,8 @@
-"""Which Sequences get how many tokens of the next Step. No modes: computed tokens catch up with known ones.
+"""Plans each Step: which Sequences run, with how many tokens. Knows no tensors.
 
+There are no separate modes for prefill and decode: each Step runs known tokens that are not computed yet.
 Running Sequences go first, in order of arrival, then waiting ones, as the admission policy chooses. Urgent
-ones go before all that (worker/engine/scheduling/turns.py). Knows no tensors.
+Sequences go before all others (worker/engine/scheduling/turns.py).
 """
 
 from bisect import insort
@@ -21,13 +22,13 @@ from worker.engine.sequences.sequence import Sequence, SequenceState
 
 
 class Scheduler:
-    """Hands out Blocks, rows and a Step's token budget.
+    """Assigns Blocks, rows and a Step's token budget to Sequences.
 
     The oldest running Sequence is never preempted and any Sequence fits the pool alone, so every Step makes
-    progress. A Step costs time by how many run, not by how many wait.
+    progress. Planning takes time in proportion to the running Sequences, not to the waiting ones.
 
-    Urgent Sequences are admitted first, up to half of the rows, and take the place of others, which resume
-    where they were; of those the oldest is spared, so that something else always goes on.
+    Urgent Sequences are admitted first, up to half of the rows, and preempt others, which resume later. The
+    oldest Sequence that is not urgent is never preempted for them, so other work always continues.
     """
 
     def __init__(
@@ -48,30 +49,30 @@ class Scheduler:
         self._block_size = block_size
         self._max_num_sequences = max_num_sequences
         self.limits = StepLimits(max_num_sequences, max_tokens_per_step)
-        self._running: list[Sequence] = []  # the urgent ones first, by arrival
-        self._urgent: list[tuple[int, Sequence]] = []  # that wait, a heap by arrival
+        self._running: list[Sequence] = []  # urgent ones first, then by arrival
+        self._urgent: list[tuple[int, Sequence]] = []  # waiting ones, a heap by arrival
         self._max_urgent = max(1, max_num_sequences // 2)
-        self._must_make_room = False  # an urgent Sequence waits for those that run to end
+        self._must_make_room = False  # an urgent Sequence waits for running ones to end
         self._turns = Turns()
-        self._num_waiting = 0  # the policy may also hold Sequences that were cancelled
-        self._is_settled = False  # what waits was refused, and nothing has happened since that makes room
+        self._num_waiting = 0  # the policy may also hold cancelled Sequences
+        self._is_settled = False  # waiting Sequences were refused, and no room was made since
         self._free_rows = list(range(max_num_sequences))
-        # Full prompt Blocks that a running Sequence is about to compute, by digest.
+        # The running Sequence that is about to compute a full prompt Block, by the Block's digest.
         self._in_flight: dict[bytes, Sequence] = {}
 
     @property
     def running(self) -> tuple[Sequence, ...]:
-        """Sequences that hold Blocks, the urgent ones first, by arrival."""
+        """Sequences that hold Blocks, urgent ones first, then by arrival."""
         return tuple(self._running)
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold Blocks."""
+        """Number of Sequences that hold Blocks."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that hold none."""
+        """Number of Sequences that hold none."""
         return self._num_waiting
 
     def add(self, sequence: Sequence) -> None:
@@ -81,12 +82,12 @@ class Scheduler:
         self._enqueue(sequence)
 
     def schedule(self) -> StepPlan:
-        """Return the next Step, with Blocks taken for every token in it."""
+        """Return the next Step's plan, with Blocks allocated for every token in it."""
         preemptions = self.stats.preemptions
         self._admit_urgent()
         turn = self._turns.next(self._running, self._admission.few)
         entries = self._share_out(turn)
-        if self._running and not entries:  # who should be alone found no Block: the first always does
+        if self._running and not entries:  # the Sequence to run alone got no Block; the first always does
             turn = Turn(alone=self._running[0])
             entries = self._share_out(turn)
         self._admission.start_step()
@@ -98,16 +99,16 @@ class Scheduler:
         return StepPlan(tuple(entries), is_for_few=bool(turn.few))
 
     def took(self, plan: StepPlan, seconds: float) -> None:
-        """Note how long a Step took: who gets Steps in between hangs on it."""
+        """Record how long a Step took, which decides whether small batches get extra Steps."""
         self._turns.took(seconds, is_for_few=plan.is_for_few)
 
     def advance(self, plan: StepPlan) -> None:
-        """Record that a Step runs: the next ones find its tokens in the cache, and can share Blocks."""
+        """Count a started Step's tokens as computed: later Steps build on them and share their Blocks."""
         self.limits.step_was_good()
         for entry in plan.entries:
             sequence = entry.sequence
             if sequence.state is SequenceState.FINISHED:
-                continue  # by the token before, which the host saw after it had planned this Step
+                continue  # its previous token ended it, which the host saw after planning this Step
             end = entry.start + entry.num_tokens
             again = max(0, min(end, sequence.max_computed_tokens) - entry.start)
             self.stats.recomputed_tokens += again
@@ -123,9 +124,9 @@ class Scheduler:
                 self._offer_blocks(sequence)
 
     def shrink(self, plan: StepPlan) -> bool:
-        """Make Steps half as large as one that ran out of memory, preempting the youngest; False: no smaller.
+        """Halve the size of Steps after `plan` ran out of memory, preempting the youngest Sequences.
 
-        That Step did not run: its Sequences stand where they stood before it.
+        Returns False if Steps cannot be smaller. That Step did not run: its Sequences are as before it.
         """
         if not self.limits.shrink(plan.num_tokens):
             return False
@@ -134,7 +135,10 @@ class Scheduler:
         return True
 
     def finish(self, sequence: Sequence, reason: FinishReason | None = None) -> None:
-        """Take a Sequence out, running or waiting, and release what it holds; `reason`: of a generation."""
+        """Remove a running or waiting Sequence and release its Blocks and row.
+
+        `reason` is why a generation ended; its output length is learned from STOP and LENGTH.
+        """
         if reason in {FinishReason.STOP, FinishReason.LENGTH} and not sequence.is_urgent:
             self._admission.learn(sequence, is_cut=reason is FinishReason.LENGTH)
         self._is_settled = False
@@ -145,7 +149,7 @@ class Scheduler:
         sequence.state = SequenceState.FINISHED
 
     def check_integrity(self) -> None:
-        """Compare the pool's books with the Sequences; raises IntegrityError."""
+        """Check the pool's reference counts against the Sequences; raises IntegrityError."""
         self.block_pool.check_integrity(sequence.block_table for sequence in self._running)
 
     def _enqueue(self, sequence: Sequence) -> None:
@@ -158,16 +162,16 @@ class Scheduler:
         self._is_settled = False
 
     def _share_out(self, turn: Turn) -> list[ScheduledSequence]:
-        """Return the share of each running Sequence whose turn it is, with Blocks taken for it."""
+        """Return the part of each running Sequence that the turn includes, with Blocks allocated for it."""
         entries: list[ScheduledSequence] = []
         budget = self.limits.max_tokens
         included = [sequence for sequence in self._running if turn.includes(sequence)]
         has_share: set[Sequence] = set()
         for index, sequence in enumerate(included):
             if sequence.state is not SequenceState.RUNNING:
-                continue  # it was preempted for one before it
+                continue  # preempted for a Sequence before it
             if sequence.num_pending_tokens and sequence.is_at_end:
-                continue  # it ends when the host sees its last token
+                continue  # ends as soon as the host sees its last token
             # Each later Sequence keeps one token of the budget, so that a prompt never stalls a decode.
             spare = budget - (len(included) - index - 1)
             num_tokens = min(sequence.num_uncomputed_tokens, spare)
@@ -178,12 +182,15 @@ class Scheduler:
         return entries
 
     def _reserve(self, sequence: Sequence, num_tokens: int, has_share: Container[Sequence]) -> bool:
-        """Give a running Sequence its Blocks, preempting who has no share; False: it was preempted itself."""
+        """Give a running Sequence its Blocks, preempting Sequences that have no part of this Step yet.
+
+        Returns False if it was preempted itself.
+        """
         missing = -(-num_tokens // self._block_size) - len(sequence.block_table)
         if missing <= 0:
             return True
         while missing > self.block_pool.num_free_blocks:
-            # The first of all is spared.
+            # The first running Sequence is never preempted.
             victim = _least([other for other in self._running[1:] if other not in has_share])
             self._preempt(victim)
             if victim is sequence:
@@ -219,7 +226,7 @@ class Scheduler:
             sequence.row = None
 
     def _admit_waiting(self, entries: list[ScheduledSequence]) -> None:
-        """Admit waiting Sequences while budget, rows and Blocks last, and append their share of the Step."""
+        """Admit waiting Sequences while budget, rows and Blocks last, and append their parts of the Step."""
         budget = self.limits.max_tokens - sum(entry.num_tokens for entry in entries)
         num_held = 0
         while (
@@ -233,8 +240,8 @@ class Scheduler:
                 return
             digests = self._digests(sequence)
             cached = self.block_pool.match(digests)
-            # Another Sequence computes this prefix now: wait a Step and share it. And who has just given way
-            # has a token on the device perhaps, which the host does not know yet.
+            # If another Sequence computes this prefix now, wait a Step and share it. A Sequence that was just
+            # preempted may have a token on the device that the host does not know yet: wait for it too.
             is_computed = len(cached) < len(digests) and digests[len(cached)] in self._in_flight
             if is_computed or sequence.num_pending_tokens:
                 self._admission.put_back(sequence, is_refused=False)
@@ -253,9 +260,9 @@ class Scheduler:
     def _make_room(
         self, sequence: Sequence, cached: list[int], entries: list[ScheduledSequence]
     ) -> int | None:
-        """Find a row and Blocks, preempting Sequences that must give way; None: there is no room.
+        """Find a row and Blocks, preempting Sequences that must give way.
 
-        Returns how many tokens of the Step those had.
+        Returns how many tokens of the Step the preempted ones had; None if there is no room.
         """
         num_given = 0
         must_exchange = self._admission.must_exchange
@@ -264,7 +271,7 @@ class Scheduler:
             and self._admission.has_room(sequence, self._num_needed(sequence, cached), self._running)
         ):
             num_urgent = sum(running.is_urgent for running in self._running)
-            # As for urgent ones, the oldest is spared.
+            # As with urgent ones, the oldest Sequence is never displaced.
             victim = self._admission.displaced_by(sequence, self._running[num_urgent + 1 :])
             if victim is None:
                 return None
@@ -279,7 +286,7 @@ class Scheduler:
         return bool(self._free_rows) and len(self._running) < self.limits.max_num_sequences
 
     def _admit_urgent(self) -> None:
-        """Admit urgent Sequences, in order of arrival, by preempting others where there is no room."""
+        """Admit urgent Sequences in order of arrival, preempting others where there is no room."""
         self._must_make_room = False
         num_urgent = sum(sequence.is_urgent for sequence in self._running)
         while self._urgent and num_urgent < self._max_urgent and not self._turns.must_yield:
@@ -294,7 +301,7 @@ class Scheduler:
                 self._admit(sequence, cached)
                 num_urgent += 1
                 continue
-            victims = self._running[num_urgent + 1 :]  # the oldest of the others is spared
+            victims = self._running[num_urgent + 1 :]  # not the oldest of the others
             num_own = sum(self.block_pool.count_unshared(victim.block_table) for victim in victims)
             if not victims or num_own < missing:
                 self._must_make_room = True
@@ -302,11 +309,12 @@ class Scheduler:
             self._preempt(_least(victims))
 
     def _digests(self, sequence: Sequence) -> list[bytes]:
-        # Rows that are still to be read always run: without one there is no next token to choose.
+        # A row that is still to be read must run, so its Block is not taken from the cache: without a row
+        # there is no next token to choose.
         return sequence.block_hashes[: sequence.next_row // self._block_size]
 
     def _num_needed(self, sequence: Sequence, cached: list[int]) -> int:
-        """Return how many free Blocks an admission takes, those of `cached` that nobody holds included."""
+        """Return how many free Blocks an admission takes, including Blocks of `cached` that are free."""
         num_fresh = -(-len(sequence.token_ids) // self._block_size) - len(cached)
         return num_fresh + sum(map(self.block_pool.is_free, cached))
 
@@ -349,12 +357,15 @@ def _order(sequence: Sequence) -> tuple[bool, int]:
 
 
 def _loss(sequence: Sequence) -> tuple[bool, int, int]:
-    """Return what a preemption costs: the least computed loses the least, the youngest on a tie."""
+    """Return the cost of a preemption as a sort key: fewest computed tokens first, the youngest on a tie.
+
+    Urgent Sequences come last.
+    """
     return sequence.is_urgent, sequence.num_computed_tokens, -sequence.arrival
 
 
 def _least(sequences: Items[Sequence]) -> Sequence:
-    """Return whose preemption costs the least, or of its group whoever has the lowest priority."""
+    """Return the Sequence to preempt: in the group of the cheapest one, that of the lowest priority."""
     least = min(sequences, key=_loss)
     group = [one for one in sequences if one.share.group == least.share.group]
     return min(group, key=lambda one: (one.is_urgent, one.share.priority, *_loss(one)))

@@ -1,8 +1,8 @@
-"""What Steps cost, by their size: learned from those that ran. Knows no tensors.
+"""Learns the cost of Steps by their size from Steps that ran. Knows no tensors.
 
-Seconds of a Step ~ step + row * Sequences + token * further tokens of prompts + context * tokens attended to,
-none of them negative. Steps of like size are averaged first, so that a thousand Steps of one Sequence are one
-point of the fit, however seldom larger ones come.
+Model: seconds of a Step = step + row * Sequences + token * tokens beyond one per Sequence + context * tokens
+attended to, with no negative coefficient. Steps of similar size are averaged first, so that a thousand Steps
+of one Sequence are one point of the fit, however rare larger Steps are.
 """
 
 import math
@@ -12,37 +12,37 @@ from itertools import combinations
 
 from worker.engine.scheduling.plan import StepPlan
 
-# The mean of a size follows the last so many Steps of it.
+# The mean of a size follows about this many of its latest Steps.
 REMEMBERED_STEPS = 256
-# A size that was measured so often is believed in full; one that was seen less, in proportion.
+# A size with this many Steps has full weight; one with fewer has proportionally less.
 TRUSTED_STEPS = 32
-# Fewer Steps than this say nothing.
+# With fewer Steps than this there is no fit.
 LEAST_STEPS = 16
-# A size counts half as much after so many Steps of others, but never less than this share.
+# A size's weight halves after STALE_STEPS Steps of other sizes, down to STALE_SHARE at least.
 STALE_STEPS, STALE_SHARE = 500.0, 0.005
-# Keeps apart what was never seen apart: a share of the squared error that the whole prediction would make.
+# Regularization, as a share of the diagonal: separates features that the measured Steps do not.
 RIDGE = 1e-4
 NUM_FEATURES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of a Step, of each Sequence in it, of each further token, of each token attended to."""
+    """Seconds per Step, per Sequence in it, per further token, and per token attended to."""
 
     step: float
     row: float
     token: float
     context: float
-    num_steps: int  # that were measured
-    max_rows: int  # Sequences of the largest Steps that were measured often enough
+    num_steps: int  # number of measured Steps
+    max_rows: int  # Sequences in the largest size of Step with enough measurements
 
 
 @dataclass(slots=True)
 class _Size:
-    """Steps of like size, as their running means."""
+    """Running means over Steps of similar size."""
 
     num_steps: int = 0
-    last_step: int = 0  # counted over all sizes
+    last_step: int = 0  # number of the latest Step, counted over all sizes
     features: list[float] = field(default_factory=lambda: [0.0] * NUM_FEATURES)
     seconds: float = 0.0
 
@@ -60,20 +60,20 @@ class _Size:
 
 
 class StepCosts:
-    """Measures Steps; `fit` says what their parts cost."""
+    """Collects measured Steps; `fit` estimates the cost of their parts."""
 
     def __init__(self) -> None:
         self._sizes: dict[tuple[int, int], _Size] = {}
         self._num_steps = 0
 
     def add(self, plan: StepPlan, seconds: float) -> None:
-        """Count a Step. The first of its size is left out: it may compile what all others then use."""
+        """Count a Step, except the first of its size, which may compile kernels for the others."""
         rows, tokens = len(plan.entries), plan.num_tokens
         context = sum(entry.num_tokens * (entry.start + 0.5 * entry.num_tokens) for entry in plan.entries)
         self.add_measured(rows, tokens - rows, context, seconds)
 
     def add_measured(self, rows: int, tokens: int, context: float, seconds: float) -> None:
-        """Count a Step of so many Sequences, with so many tokens over one each."""
+        """Count a Step of `rows` Sequences with `tokens` tokens beyond one per Sequence, as `add` does."""
         key = rows.bit_length(), tokens.bit_length()
         if key not in self._sizes:
             self._sizes[key] = _Size()
@@ -82,8 +82,8 @@ class StepCosts:
         self._sizes[key].add((1.0, rows, tokens, context), seconds, self._num_steps)
 
     def fit(self) -> Costs | None:
-        """Return the costs with the least relative error for what was measured; None: that is too little."""
-        # A copy: the engine's thread may add a size meanwhile.
+        """Return the costs with the least relative error on measured Steps; None if these are too few."""
+        # Copies the sizes: the engine's thread may add one meanwhile.
         sizes = [size for size in list(self._sizes.values()) if size.num_steps]
         if self._num_steps < LEAST_STEPS:
             return None
@@ -97,7 +97,7 @@ class StepCosts:
 
 
 def _non_negative(rows: Items[Items[float]], weights: Items[float]) -> list[float]:
-    """Return x >= 0 that minimises sum(weight * (row . x - 1)^2), by trying which entries are zero."""
+    """Return x >= 0 that minimises sum(weight * (row . x - 1)^2), trying every set of zero entries."""
     normal = [
         [sum(w * row[i] * row[j] for row, w in zip(rows, weights, strict=True)) for j in range(NUM_FEATURES)]
         for i in range(NUM_FEATURES)
@@ -122,7 +122,7 @@ def _non_negative(rows: Items[Items[float]], weights: Items[float]) -> list[floa
 
 
 def _solve(matrix: list[list[float]], target: list[float]) -> list[float] | None:
-    """Return the solution of a small symmetric positive system by elimination; None: it is singular."""
+    """Solve a small symmetric positive definite system by elimination; None if it is singular."""
     size = len(target)
     augmented = [[*row, value] for row, value in zip(matrix, target, strict=True)]
     for i in range(size):

@@ -1,10 +1,10 @@
-"""How large a Step may be: less after one that ran out of memory, more again after many that did not."""
+"""Limits the size of Steps: smaller after one ran out of memory, larger again after many that fitted."""
 
 GROW_AFTER_STEPS = 64
 
 
 class StepLimits:
-    """The most Sequences and tokens of a Step, now and at best."""
+    """Current limits of a Step's Sequences and tokens, at most the configured ones."""
 
     def __init__(self, max_num_sequences: int, max_tokens: int) -> None:
         self.max_num_sequences = max_num_sequences
@@ -13,7 +13,7 @@ class StepLimits:
         self._num_good_steps = 0
 
     def shrink(self, num_tokens: int) -> bool:
-        """Take half of a Step that was too large as the limit; False: it had one token."""
+        """Limit Steps to half the tokens of one that was too large; return False if it had one token."""
         self._num_good_steps = 0
         if num_tokens <= 1:
             return False
@@ -22,7 +22,7 @@ class StepLimits:
         return True
 
     def step_was_good(self) -> None:
-        """Count a Step that fitted, and try larger ones once there were many."""
+        """Count a Step that fitted; double the limits after GROW_AFTER_STEPS of them."""
         if (self.max_num_sequences, self.max_tokens) == self._most:
             return
         self._num_good_steps += 1
@@ -32,5 +32,5 @@ class StepLimits:
             self.max_tokens = min(2 * self.max_tokens, self._most[1])
 
     def reset(self) -> None:
-        """Go back to the largest Steps: what was too large has been taken out."""
+        """Restore the configured limits: the request that was too large is gone."""
         self.max_num_sequences, self.max_tokens = self._most

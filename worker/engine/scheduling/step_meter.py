@@ -1,4 +1,4 @@
-"""What each Step took, split over the tokens in it. Knows no tensors."""
+"""Measures each Step's time and charges it to the tokens in it. Knows no tensors."""
 
 import time
 from collections import deque
@@ -9,33 +9,33 @@ from worker.engine.scheduling.step_costs import StepCosts
 
 
 class StepMeter:
-    """Charges each Step once it is over, which never waits for a device.
+    """Charges each Step when it has ended; never waits for the device.
 
-    Of a Step that runs ahead the host sees the end one `Engine.step` later; what these calls have taken since
-    the end before is about what it took. What Steps cost by their size is learned from one end to the next
-    while there is work, so what goes on between them is part of it.
+    The host sees the end of a Step that runs ahead one `Engine.step` later. The time of these calls since the
+    previous Step's end is close to the Step's own time. Step costs are learned from one end to the next while
+    there is work, so they include the host's work between Steps.
     """
 
     def __init__(self, stats: EngineStats, *, num_rows: int) -> None:
         self._stats = stats
         self._num_rows = num_rows
-        self._open: deque[tuple[StepPlan, int]] = deque()  # with its padding, the oldest first
+        self._open: deque[tuple[StepPlan, int]] = deque()  # with its rows of padding, oldest first
         self._began_at = 0.0
         self._carried_seconds = 0.0
-        self._busy_since: float | None = None  # the end of the Step before; None: there was nothing to do
+        self._busy_since: float | None = None  # end of the previous Step; None while idle
         self.costs = StepCosts()
 
     def resume(self) -> None:
-        """Note that there is work, before its first Step is planned."""
+        """Record that there is work; call it before planning a Step."""
         if self._busy_since is None:
             self._busy_since = time.perf_counter()
 
     def rest(self) -> None:
-        """Note that there is nothing to do."""
+        """Record that there is no work."""
         self._busy_since = None
 
     def begin(self) -> None:
-        """Start the clock: a Step is about to be started, or the one before it looked at."""
+        """Start the clock, before a Step is started or the previous one's tokens are read."""
         self._began_at = time.perf_counter()
 
     def pause(self) -> None:
@@ -43,11 +43,11 @@ class StepMeter:
         self._carried_seconds += time.perf_counter() - self._began_at
 
     def started(self, plan: StepPlan, num_padding: int) -> None:
-        """Note a Step whose end is still to come."""
+        """Record a Step that was started."""
         self._open.append((plan, num_padding))
 
     def ended(self) -> tuple[StepPlan, float]:
-        """Charge the oldest Step that was started; return it and its seconds."""
+        """Charge the oldest open Step, which has ended; return it and its seconds."""
         now = time.perf_counter()
         plan, num_padding = self._open.popleft()
         seconds = self._carried_seconds + now - self._began_at
@@ -62,8 +62,8 @@ class StepMeter:
 def charge(plan: StepPlan, stats: EngineStats, *, seconds: float, num_padding: int, num_rows: int) -> None:
     """Divide a Step's `seconds` evenly over its tokens and `num_padding` rows, and count both.
 
-    A Sequence pays for its own tokens and, by their number, for a share of the padding. A token of the prompt
-    is prefill also when it is computed again. `num_rows`: Sequences a Step has room for.
+    A Sequence pays for its own tokens and, in proportion to them, for a share of the padding. A prompt token
+    counts as prefill even when it is computed again. `num_rows` is the most Sequences of a Step.
     """
     num_tokens = plan.num_tokens
     each = seconds / (num_tokens + num_padding)

@@ -1,4 +1,4 @@
-"""Which running Sequences share the next Step, when some of them are urgent, or few. Knows no tensors."""
+"""Chooses which running Sequences share the next Step. Knows no tensors."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from worker.engine.scheduling.plan import ScheduledSequence
 from worker.engine.sequences.sequence import Sequence
 
-PATIENCE_STEPS = 32  # that nothing but urgent work may fill before it lets others in
-# A Step of few Sequences must be so many times as short as one of all; where it is not, it is tried again
-# after so many that it would have followed.
+PATIENCE_STEPS = 32  # Steps in a row that may hold only urgent work while others wait
+# Small batches get their own Step only if it takes at most 1 / SHORTER of the time of a Step for all. If not,
+# one is tried again after TRY_AGAIN occasions.
 SHORTER = 3
 TRY_AGAIN = 256
 SMOOTHING = 0.2
@@ -17,19 +17,19 @@ SMOOTHING = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Who may have tokens of a Step."""
+    """Selects the running Sequences that may have tokens of a Step."""
 
-    is_urgent: bool = False  # the urgent ones only
-    alone: Sequence | None = None  # this one only
-    few: frozenset[Sequence] = frozenset()  # these only; empty: all
+    is_urgent: bool = False  # only urgent Sequences
+    alone: Sequence | None = None  # only this Sequence
+    few: frozenset[Sequence] = frozenset()  # only these; empty: all
 
     @property
     def is_for_all(self) -> bool:
-        """Whether nobody is left out, but those who want to be alone."""
+        """True if the turn includes all Sequences except those that must run alone."""
         return not (self.is_urgent or self.few) and self.alone is None
 
     def includes(self, sequence: Sequence) -> bool:
-        """Whether a running Sequence has a share."""
+        """Return whether a running Sequence may have tokens of the Step."""
         if self.alone is not None:
             return sequence is self.alone
         if self.few:
@@ -38,30 +38,31 @@ class Turn:
 
 
 class Turns:
-    """Every other Step at least is for all.
+    """Alternates Steps for all running Sequences with Steps for some; at least every other Step is for all.
 
-    A Step that computes an urgent prompt leaves out whatever is not urgent, so that the first token comes
-    soon; it would be as long as all that runs otherwise. A Sequence that wants to be alone gets every other
-    Step, in turn with others of its kind. And where a Step takes the longer the more Sequences are in it, as
-    on a CPU, batches that have few beside a large one get Steps in between: at most a quarter of the time.
+    - Urgent: a Step that computes an urgent prompt leaves out all other work, which would delay the first
+      token.
+    - Alone: Sequences that must run alone take every other Step, one after another.
+    - Few: where a Step takes longer the more Sequences it holds, as on a CPU, small batches beside a large
+      one get extra Steps, for at most a quarter of the time.
     """
 
     def __init__(self) -> None:
         self._was_for_all = False
         self._last_alone = 0  # arrival
         self._num_without_others = 0  # Steps in a row while others waited
-        # What Steps for few and other Steps take, smoothed; None before the first.
+        # Smoothed seconds of Steps for few and of other Steps; None before the first.
         self._few_seconds: float | None = None
         self._other_seconds: float | None = None
-        self._num_left_out = 0  # Steps for few that would have taken too long, in a row
+        self._num_left_out = 0  # Steps for few that were skipped as too long
 
     @property
     def must_yield(self) -> bool:
-        """Whether no urgent Sequence may be admitted before another one."""
+        """True if no urgent Sequence may be admitted until a Step holds one that is not urgent."""
         return self._num_without_others >= PATIENCE_STEPS
 
     def took(self, seconds: float, *, is_for_few: bool) -> None:
-        """Note how long a Step took."""
+        """Record how long a Step took."""
         known = self._few_seconds if is_for_few else self._other_seconds
         smoothed = seconds if known is None else known + SMOOTHING * (seconds - known)
         if is_for_few:
@@ -70,7 +71,7 @@ class Turns:
             self._other_seconds = smoothed
 
     def next(self, running: Items[Sequence], few: Callable[[], frozenset[Sequence]]) -> Turn:
-        """Return whose turn the next Step is; `few` are those of batches that have few running."""
+        """Return the turn of the next Step; `few` returns the running Sequences of small batches."""
         turn = Turn()
         alone = [sequence for sequence in running if sequence.is_alone]
         if self._was_for_all or len(alone) == len(running):
@@ -84,7 +85,7 @@ class Turns:
         return turn
 
     def note(self, entries: Items[ScheduledSequence], *, is_waiting: bool) -> None:
-        """Record what a Step holds, and whether Sequences wait that are not urgent."""
+        """Record a planned Step's entries, and whether Sequences wait that are not urgent."""
         has_others = any(not entry.sequence.is_urgent for entry in entries)
         if has_others or not is_waiting:
             self._num_without_others = 0
@@ -92,7 +93,7 @@ class Turns:
             self._num_without_others += 1
 
     def _is_short(self) -> bool:
-        """Whether a Step for few costs little beside one for all, as far as is known."""
+        """Return whether a Step for few is short enough beside one for all, as far as measured."""
         if self._other_seconds is None:
             return False
         if self._few_seconds is None or SHORTER * self._few_seconds <= self._other_seconds:

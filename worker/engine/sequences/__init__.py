@@ -1,1 +1,1 @@
-"""A request's tokens while the engine works on them. Knows no scheduler."""
+"""Holds a request's tokens while the engine works on them. Knows no scheduler."""

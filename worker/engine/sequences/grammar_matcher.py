@@ -1,4 +1,4 @@
-"""How far a Sequence's output has got in its grammar."""
+"""Matches a Sequence's output against its grammar, token by token."""
 
 import numpy as np
 from llguidance import LLMatcher
@@ -8,7 +8,7 @@ from worker.values.grammar import Grammar
 
 
 class GrammarMatcher:
-    """How far one Sequence's output has got in its grammar."""
+    """Position of one Sequence's output in its grammar."""
 
     __slots__ = ("_grammar", "_matcher")
 
@@ -17,16 +17,19 @@ class GrammarMatcher:
         self._matcher = matcher
 
     def forbidden(self, vocab_size: int) -> np.ndarray:
-        """Return which tokens may not come next, bool [vocab_size]; end tokens may where the text may end."""
+        """Return the tokens that may not come next, bool [vocab_size].
+
+        End tokens are allowed where the text may end.
+        """
         allowed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         return np.unpackbits(~allowed, count=vocab_size, bitorder="little").view(np.bool_)
 
     def push(self, token_id: int) -> bool:
-        """Take the token that was chosen; return whether the text is complete and nothing may follow.
+        """Advance by the chosen token; return whether the text is complete, so that nothing may follow.
 
-        Raises InvalidRequestError when the grammar was too complex to go on with.
+        Raises InvalidRequestError when the grammar is too complex to continue.
         """
-        # A matcher that has failed allows an end token, and would take it.
+        # A failed matcher would allow and accept an end token, so check it first.
         if self._matcher.is_error() or not self._matcher.consume_token(token_id):
             raise InvalidRequestError(self._grammar.explain(self._matcher.get_error()))
         return self._matcher.is_stopped()

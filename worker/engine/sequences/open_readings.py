@@ -1,4 +1,4 @@
-"""A reading on its way: the Sequences its request becomes, and the outcome of what was read off them."""
+"""Turns a reading request into Sequences, and their readouts into its outcome."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
@@ -12,11 +12,11 @@ from worker.engine.requests.stats import ModelInfo
 from worker.engine.sequences.readout import PooledReadout, Readout, ScoredReadout
 from worker.engine.sequences.sequence import Sequence
 
-NO_OUTPUT = SamplingParams(max_tokens=1, temperature=0.0)  # nothing is generated; one is the least there is
+NO_OUTPUT = SamplingParams(max_tokens=1, temperature=0.0)  # no token is generated, but 1 is the minimum
 
 
 class OpenEmbedding:
-    """One Sequence; raises InvalidRequestError naming what is wrong with the request."""
+    """An embedding request as one Sequence; raises InvalidRequestError naming the fault in the request."""
 
     def __init__(self, request: EmbeddingRequest, info: ModelInfo, arrivals: Iterator[int]) -> None:
         prompt = _checked(request.prompt, "the prompt", info)
@@ -29,12 +29,12 @@ class OpenEmbedding:
         self.request = request
         self.num_prompt_tokens = len(prompt)
         self._readout = PooledReadout(0 if is_mean else len(prompt) - 1, len(prompt))
-        # A mean needs every row, so it finds nothing in the prefix cache; and what it would leave there
-        # would drive out what others can use.
+        # A mean needs every row, so it cannot use the prefix cache; its own Blocks there would evict Blocks
+        # that others can use.
         self.sequences = [_sequence(request, prompt, self._readout, next(arrivals), is_shareable=not is_mean)]
 
     def outcome(self) -> Embedding:
-        """Return the vector, once every row was read."""
+        """Return the embedding; call it after every row was read."""
         return Embedding(
             self.request.id,
             self._readout.vector(self.request.dimensions, is_normalised=self.request.normalize),
@@ -44,15 +44,16 @@ class OpenEmbedding:
 
 
 class OpenScoring:
-    """One Sequence for each distinct continuation without its last token, which does not need to run.
+    """A scoring request, with one Sequence for each distinct continuation less its last token.
 
-    Raises InvalidRequestError naming what is wrong with the request.
+    The last token needs no forward: the row before it gives its logprob. Raises InvalidRequestError naming
+    the fault in the request.
     """
 
     def __init__(self, request: ScoringRequest, info: ModelInfo, arrivals: Iterator[int]) -> None:
         prompt = _checked(request.prompt, "the prompt", info)
         self._continuations: list[list[int]] = []
-        last_tokens: dict[tuple[int, ...], list[int]] = {}  # by what comes before them
+        last_tokens: dict[tuple[int, ...], list[int]] = {}  # by the tokens before them
         for index, continuation in enumerate(request.continuations):
             name = f"continuations[{index}]"
             token_ids = _checked(continuation, name, info)
@@ -70,7 +71,7 @@ class OpenScoring:
         ]
 
     def outcome(self) -> Scores:
-        """Return the scores, once every row was read."""
+        """Return the scores; call it after every row was read."""
         found = {head: iter(readout.scores()) for head, readout in self._readouts.items()}
         return Scores(
             self.request.id,
@@ -84,7 +85,7 @@ OpenReading = OpenEmbedding | OpenScoring
 
 
 def open_reading(request: ReadingRequest, info: ModelInfo, arrivals: Iterator[int]) -> OpenReading:
-    """Return the Sequences of a request whose texts are token ids; raises InvalidRequestError."""
+    """Return the open reading of a request whose texts are token ids; raises InvalidRequestError."""
     if isinstance(request, EmbeddingRequest):
         return OpenEmbedding(request, info, arrivals)
     return OpenScoring(request, info, arrivals)
@@ -97,7 +98,7 @@ def empty_outcome(
     error: InvalidRequestError | None = None,
     is_cancelled: bool = False,
 ) -> Reading:
-    """Return the outcome of a request of which nothing was read."""
+    """Return the outcome, without results, of a reading that failed or was cancelled."""
     kind = Embedding if isinstance(request, EmbeddingRequest) else Scores
     message = None if error is None else str(error)
     is_too_long = isinstance(error, TooLongError)

@@ -1,4 +1,4 @@
-"""The Sequences of one request, one a choice, and the Completion they make together."""
+"""Collects the Choices of one request's Sequences into its Completion."""
 
 import hashlib
 from collections.abc import Hashable
@@ -11,19 +11,19 @@ from worker.engine.sequences.sequence import Sequence
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request that has no Completion yet."""
+    """A generation request without a Completion yet, with one Sequence per choice."""
 
     id: Hashable
     sequences: tuple[Sequence, ...]
-    choices: dict[Sequence, Choice] = field(default_factory=dict)  # those that have ended
+    choices: dict[Sequence, Choice] = field(default_factory=dict)  # of Sequences that have ended
 
     @property
     def unfinished(self) -> list[Sequence]:
-        """Sequences whose choice has not ended."""
+        """Sequences whose choice is still open."""
         return [sequence for sequence in self.sequences if sequence not in self.choices]
 
     def completion(self, *, is_cancelled: bool = False) -> Completion:
-        """Return the outcome, once every choice has ended."""
+        """Return the outcome; call it after every choice has ended."""
         first = self.sequences[0]
         params, readout = first.params, first.readout
         kept = self.sequences
@@ -36,7 +36,7 @@ class OpenRequest:
             id=self.id,
             choices=choices,
             num_prompt_tokens=first.num_prompt_tokens,
-            # Of a resumed output some may have been found too.
+            # Cached Blocks of a resumed Sequence may reach past its prompt.
             num_cached_tokens=min(first.num_cached_tokens or 0, first.num_prompt_tokens),
             num_output_tokens=self.num_output_tokens,
             prompt_logprobs=tuple(readout.logprobs) if isinstance(readout, PromptReadout) else None,
@@ -48,12 +48,12 @@ class OpenRequest:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far, over all choices."""
+        """Number of tokens generated so far by all choices."""
         return sum(sequence.num_output_tokens for sequence in self.sequences)
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """Return the seed of a choice, below 2**64: the request's own for the first, hashes of it for others."""
+    """Return the seed of a choice, below 2**64: the request's own for the first, a hash of it for others."""
     if index == 0:
         return seed
     return int.from_bytes(hashlib.blake2b(f"{seed} {index}".encode(), digest_size=8).digest(), "little")

@@ -1,4 +1,4 @@
-"""What is read off a Sequence's rows beside its next tokens. Knows numbers, no tensors."""
+"""Accumulates results other than next tokens from a Sequence's rows. Knows numbers, no tensors."""
 
 from dataclasses import dataclass, field
 
@@ -10,10 +10,10 @@ from worker.engine.requests.scoring import ContinuationScore
 
 @dataclass(slots=True)
 class PooledReadout:
-    """Sums hidden states from `next_row` on, chunk by chunk.
+    """Sums the hidden states of a Sequence from `next_row` on, chunk by chunk.
 
-    In float64: sums of bfloat16 rows are then exact in practice, so that how a Sequence was cut into chunks
-    leaves no trace.
+    float64 makes sums of bfloat16 rows exact in practice, so the result does not depend on how the Sequence
+    was cut into chunks.
     """
 
     next_row: int  # the first position that is not read yet
@@ -29,7 +29,10 @@ class PooledReadout:
         self.next_row += len(rows)
 
     def vector(self, dimensions: int | None, *, is_normalised: bool) -> tuple[float, ...]:
-        """Return the mean's first `dimensions`, of length one if `is_normalised`; ValueError if unread."""
+        """Return the first `dimensions` values of the mean, scaled to length one if `is_normalised`.
+
+        Raises ValueError if no row was read.
+        """
         if self.total is None:
             raise ValueError("no row was read")
         mean = (self.total / self.num_rows)[:dimensions]
@@ -41,13 +44,13 @@ class PooledReadout:
 
 @dataclass(slots=True)
 class ScoredReadout:
-    """Logprobs of continuations that differ in their last token only.
+    """Collects the logprobs of continuations that differ only in their last token.
 
-    The last tokens are never run: the row before them gives all their logprobs at once.
+    The last tokens never run through the model: the row before them gives all their logprobs at once.
     """
 
     next_row: int  # the first position that is not read yet
-    head: tuple[int, ...]  # what the continuations share
+    head: tuple[int, ...]  # the tokens that the continuations share
     last_tokens: tuple[int, ...]
     rows: list[list[tuple[float, bool]]] = field(default_factory=list)  # (logprob, is most likely) by target
 
@@ -57,7 +60,7 @@ class ScoredReadout:
         return self.next_row + len(self.head) + 1 - len(self.rows)
 
     def targets(self, num_rows: int) -> list[tuple[int, ...]]:
-        """Return for each of the next rows the tokens whose logprobs it gives."""
+        """Return, for each of the next rows, the tokens whose logprobs are read from it."""
         count = len(self.rows)
         return [
             (self.head[index],) if index < len(self.head) else self.last_tokens
@@ -65,7 +68,7 @@ class ScoredReadout:
         ]
 
     def push(self, rows: list[list[tuple[float, bool]]]) -> None:
-        """Add what the next rows gave for each of their targets."""
+        """Add the next rows: (logprob, is most likely) for each of their targets."""
         self.rows += rows
         self.next_row += len(rows)
 
@@ -81,10 +84,13 @@ class ScoredReadout:
 
 @dataclass(slots=True)
 class PromptReadout:
-    """Logprobs of a prompt's own tokens, each from the row before it. Its Sequence goes on to generate."""
+    """Collects the logprobs of a prompt's own tokens, each from the row before it.
+
+    Its Sequence then continues to generate.
+    """
 
     next_token_ids: list[int]  # of the prompt, without the first
-    count: int  # of likeliest tokens that are reported beside each
+    count: int  # of likeliest tokens reported beside each
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
@@ -98,7 +104,7 @@ class PromptReadout:
         return len(self.next_token_ids)
 
     def push(self, rows: list[TokenLogprobs]) -> None:
-        """Add what the next rows say."""
+        """Add the logprobs of the next rows."""
         self.logprobs += rows
 
 

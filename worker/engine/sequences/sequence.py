@@ -1,4 +1,4 @@
-"""The tokens of a request's choice inside the engine, and where the scheduler has got to with them."""
+"""Defines the Sequence: one choice's tokens in the engine and their progress through the scheduler."""
 
 import sys
 from collections.abc import Hashable
@@ -13,16 +13,16 @@ from worker.engine.sequences.readout import Readout
 
 
 class SequenceState(StrEnum):
-    """Where a Sequence is; only the scheduler moves it."""
+    """State of a Sequence; only the Scheduler changes it."""
 
-    WAITING = "waiting"  # holds no Blocks; new, or preempted
-    RUNNING = "running"  # holds Blocks and a row of the block table
-    FINISHED = "finished"  # holds nothing
+    WAITING = "waiting"  # holds no Blocks; `add` and a preemption move it here
+    RUNNING = "running"  # holds Blocks and a row of the block table; an admission moves it here
+    FINISHED = "finished"  # holds nothing; `finish` moves it here, and it never leaves
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One choice's tokens: the prompt, then what was generated."""
+    """One choice's tokens, prompt then output, with their scheduling state."""
 
     request_id: Hashable
     arrival: int  # order of admission; lower goes first
@@ -34,33 +34,33 @@ class Sequence:
     job: Hashable | None = None
     share: Share = ONLY
     state: SequenceState = SequenceState.WAITING
-    # The most tokens it may have, prompt and output; the Engine sets it.
+    # Limit of its tokens, prompt and output; the Engine sets it.
     max_length: int = sys.maxsize
-    # Chosen by a Step that runs, and not seen by the host yet: 0 or 1.
+    # Tokens chosen by the running Step and not on the host yet: 0 or 1.
     num_pending_tokens: int = 0
-    # Tokens whose keys and values are in the cache; the scheduler works until all but the newest are.
+    # Tokens whose keys and values are in the KV cache: in the end all but the newest.
     num_computed_tokens: int = 0
-    # The most it ever was: what lies below and is computed again is recomputation.
+    # Maximum of num_computed_tokens so far: computing a token below it again is recomputation.
     max_computed_tokens: int = 0
     # Prompt tokens found in the prefix cache at the first admission; None before it.
     num_cached_tokens: int | None = None
-    # A new list at each admission, so that its identity tells one admission from the next.
+    # A new list at each admission, so its identity tells one admission from another.
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of full Blocks of known tokens
-    num_hashed_blocks: int = 0  # how many of block_table are in the prefix cache or were offered to it
+    num_hashed_blocks: int = 0  # Blocks of block_table that came from the prefix cache or were offered to it
     row: int | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each output token, if asked for
-    readout: Readout | None = None  # what is read off its rows beside next tokens
-    is_generating: bool = True  # False: the readout is all that is wanted
+    readout: Readout | None = None  # collects other results from its rows
+    is_generating: bool = True  # False: only the readout is needed
     is_shareable: bool = True  # its Blocks may go to the prefix cache
-    is_urgent: bool = False  # somebody waits for it: it goes before all others
-    is_alone: bool = False  # its Steps hold nothing else
+    is_urgent: bool = False  # somebody waits for it: it runs before all others
+    is_alone: bool = False  # its Steps hold no other Sequence
     matcher: GrammarMatcher | None = None
-    # Its share of the Steps it was in.
+    # Its share of the time of its Steps.
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     padding_seconds: float = 0.0
-    # Read for every Sequence in every Step, so worked out once.
+    # Read for every Sequence in every Step, so computed once.
     has_logit_rules: bool = field(init=False)
     needs_logprobs: bool = field(init=False)
 
@@ -70,22 +70,22 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens still to run through the model, a pending one among them."""
+        """Number of tokens still to run through the model, including a pending one."""
         return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
 
     @property
     def is_at_end(self) -> bool:
-        """Whether it is full with its pending token, so that no Step can add another."""
+        """True if known and pending tokens reach `max_length`, so that no Step may add another."""
         return len(self.token_ids) + self.num_pending_tokens >= self.max_length
 
     @property
     def next_row(self) -> int:
-        """Position of the first row still to be read; for a next token, that of the newest token."""
+        """Position of the first row that is still needed: the readout's next row, else the newest token."""
         if self.readout is not None and self.readout.next_row < self.readout.end_row:
             return self.readout.next_row
         return len(self.token_ids) - 1
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
+        """Number of tokens generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens

@@ -1,1 +1,1 @@
-"""Text to tokens and back: tokenizing, grammars, stop strings, streamed output. Never imports torch."""
+"""Converts between text and tokens: tokenizing, grammars, stop strings, streaming. Never imports torch."""

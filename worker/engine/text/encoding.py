@@ -1,4 +1,4 @@
-"""Turns the texts of requests into token ids, many at once."""
+"""Tokenizes the texts of many requests at once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ RequestT = TypeVar("RequestT", bound=Request)
 
 
 def encode_requests(requests: Sequence[RequestT], tokenizer: Tokenizer) -> list[RequestT]:
-    """Return the requests with token ids for texts; a text that comes again is tokenized once."""
+    """Return the requests with token ids in place of texts; each distinct text is tokenized once."""
     encoded: dict[tuple[str, bool], list[int]] = {}
     texts = dict.fromkeys(pair for request in requests for pair in _texts(request))
     for has_special in (True, False):
@@ -23,7 +23,7 @@ def encode_requests(requests: Sequence[RequestT], tokenizer: Tokenizer) -> list[
 
 
 def _texts(request: Request) -> Iterator[tuple[str, bool]]:
-    """Yield each text of a request, and whether it gets special tokens."""
+    """Yield each text of a request and whether it gets special tokens."""
     if isinstance(request.prompt, str):
         yield request.prompt, request.add_special_tokens
     if isinstance(request, ScoringRequest):

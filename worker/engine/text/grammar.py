@@ -1,4 +1,4 @@
-"""Outputs that must fit a Grammar, token by token, for one checkpoint's vocabulary. Knows no tensors."""
+"""Compiles Grammars into token matchers for one checkpoint's vocabulary. Knows no tensors."""
 
 from collections.abc import Collection
 from functools import cached_property, lru_cache
@@ -10,11 +10,14 @@ from worker.engine.sequences.grammar_matcher import GrammarMatcher
 from worker.engine.text.tokenizer import Tokenizer
 from worker.values.grammar import Grammar, GrammarError, vocabulary_of
 
-MAX_COMPILED = 64  # 0.2 MB each as a rule, 10 MB if made to hurt
+MAX_COMPILED = 64  # typically 0.2 MB each, 10 MB for a malicious one
 
 
 class GrammarCompiler:
-    """Makes matchers for one checkpoint's tokens. Safe to call from any thread."""
+    """Makes GrammarMatchers for one checkpoint's tokens, and caches compiled grammars.
+
+    Safe to call from any thread.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: Collection[int]) -> None:
         self._tokenizer = tokenizer
@@ -23,18 +26,18 @@ class GrammarCompiler:
         self._compiled = lru_cache(MAX_COMPILED)(self._compile)
 
     def prepare(self, grammar: Grammar) -> None:
-        """Compile a grammar that is new, which can take long, so that `matcher` is quick; raises nothing."""
+        """Compile a new grammar, which can take long, so that `matcher` is quick; raises nothing."""
         self._compiled(grammar)
 
     def matcher(self, grammar: Grammar) -> GrammarMatcher:
-        """Return a matcher at its beginning; raises InvalidRequestError with the library's message."""
+        """Return a new matcher of the grammar; raises InvalidRequestError with the library's message."""
         compiled = self._compiled(grammar)
         if isinstance(compiled, str):
             raise InvalidRequestError(compiled)
         return GrammarMatcher(grammar, compiled.deep_copy())
 
     def _compile(self, grammar: Grammar) -> LLMatcher | str:
-        """Return a matcher to copy, or what is wrong."""
+        """Return a matcher to copy, or the error message."""
         try:
             return grammar.compile(self._vocabulary)
         except GrammarError as error:

@@ -1,4 +1,4 @@
-"""A streamed choice's text, told as soon as nothing can take it back. Host work only."""
+"""Streams a choice's text as soon as no later token can change it. Runs on the host only."""
 
 from worker.engine.requests.generation import Choice, Delta, FinishReason
 from worker.engine.sequences.sequence import Sequence
@@ -8,7 +8,7 @@ from worker.engine.text.tokenizer import TextStream, Tokenizer
 class OutputStream:
     """Turns one Sequence's tokens into Deltas.
 
-    Text that may be the beginning of a stop string, or of a character, is held back until it is certain.
+    It holds back text that may be the beginning of a stop string, or an incomplete character.
     """
 
     __slots__ = ("_held", "_index", "_num_tokens", "_num_told", "_sequence", "_stream")
@@ -18,11 +18,11 @@ class OutputStream:
         self._index = index  # of the choice
         self._stream = TextStream(tokenizer)
         self._held = ""
-        self._num_told = 0  # characters
-        self._num_tokens = 0  # told
+        self._num_told = 0  # characters sent
+        self._num_tokens = 0  # sent
 
     def push(self, token_id: int) -> Delta | None:
-        """Take a token that did not end the output; return what can be told now."""
+        """Add a token that did not end the output; return the Delta that is certain now, if any."""
         self._held += self._stream.push(token_id)
         certain = len(self._held) - _num_uncertain(self._held, self._sequence.params.stop)
         if certain <= 0:
@@ -31,7 +31,7 @@ class OutputStream:
         return self._delta(text, None)
 
     def close(self, choice: Choice) -> Delta:
-        """Return what is left of a choice that has ended."""
+        """Return the last Delta of a choice that has ended."""
         return self._delta(choice.text[self._num_told :], choice.finish_reason)
 
     def _delta(self, text: str, reason: FinishReason | None) -> Delta:
@@ -48,7 +48,7 @@ class OutputStream:
 
 
 def _num_uncertain(text: str, stop: tuple[str, ...]) -> int:
-    """Return how long the longest end of `text` is that a stop string begins with."""
+    """Return the length of the longest suffix of `text` that is a prefix of a stop string."""
     longest = min(len(text), max(map(len, stop), default=1) - 1)
     for length in range(longest, 0, -1):
         if any(one.startswith(text[-length:]) for one in stop):

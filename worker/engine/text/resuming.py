@@ -1,4 +1,4 @@
-"""Takes a new Sequence on to where an earlier run of it was. Host work only."""
+"""Resumes a new Sequence after the output of an earlier run. Runs on the host only."""
 
 from collections.abc import Sequence as Tokens
 
@@ -11,12 +11,12 @@ from worker.engine.text.stopping import StopChecker, finish_reason
 def resume(
     sequence: Sequence, output_token_ids: Tokens[int], stop_checker: StopChecker | None, model_info: ModelInfo
 ) -> None:
-    """Append known output tokens, and let whoever watches the output see them.
+    """Append known output tokens to a Sequence and advance its grammar matcher and stop checker.
 
-    A draw depends on the seed and the position, a penalty on the tokens: neither has more state to restore.
+    Nothing else needs restoring: a draw depends on the seed and the position, a penalty on the tokens.
 
     Raises:
-        InvalidRequestError: these tokens cannot be gone on from.
+        InvalidRequestError: the output cannot continue after these tokens.
 
     """
     if output_token_ids and (sequence.params.num_choices > 1 or sequence.needs_logprobs):

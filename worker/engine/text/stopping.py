@@ -1,4 +1,4 @@
-"""When a Sequence's output ends, and what text it leaves. Host work only."""
+"""Decides when a Sequence's output ends and cuts its text there. Runs on the host only."""
 
 from worker.engine.requests.generation import FinishReason
 from worker.engine.sequences.sequence import Sequence
@@ -6,9 +6,9 @@ from worker.engine.text.tokenizer import TextStream, Tokenizer
 
 
 class StopChecker:
-    """Watches one Sequence's output for stop strings.
+    """Searches one Sequence's output for stop strings, token by token.
 
-    Only Sequences that have stop strings have one: the others are decoded once, when they end.
+    Sequences without stop strings have no StopChecker: they are decoded once, when they end.
     """
 
     __slots__ = ("_min_tokens", "_num_held", "_num_tokens", "_stop", "_stream", "_text")
@@ -19,7 +19,7 @@ class StopChecker:
         self._stream = TextStream(tokenizer)
         self._text = ""
         self._num_tokens = 0
-        self._num_held = 0  # characters, of the tokens before the first that may end the output
+        self._num_held = 0  # characters of the first `min_tokens - 1` tokens
 
     def push(self, token_id: int) -> bool:
         """Add a token; return whether a stop string is now complete."""
@@ -32,18 +32,18 @@ class StopChecker:
         return bool(new_text) and self._find(self._text, len(self._text) - len(new_text)) is not None
 
     def cut(self, text: str) -> tuple[str, bool]:
-        """Return the whole output up to the earliest stop string, and whether there was one."""
+        """Cut the whole output before its earliest stop string; return it and whether there was one."""
         index = self._find(text, self._num_held)
         return (text, False) if index is None else (text[:index], True)
 
     def _find(self, text: str, num_seen: int) -> int | None:
-        """Return where the earliest stop string that ends after the first `num_seen` characters begins."""
+        """Return the start of the earliest stop string that ends after the first `num_seen` characters."""
         found = [text.find(stop, max(0, num_seen + 1 - len(stop))) for stop in self._stop]
         return min((index for index in found if index >= 0), default=None)
 
 
 def finish_reason(sequence: Sequence) -> FinishReason | None:
-    """Return why a Sequence ends with its newest token, stop strings aside; None while it goes on."""
+    """Return why a Sequence ends with its newest token, stop strings aside; None while it continues."""
     if sequence.token_ids[-1] in sequence.stop_token_ids:
         return FinishReason.STOP
     if len(sequence.token_ids) >= sequence.max_length:
@@ -54,7 +54,7 @@ def finish_reason(sequence: Sequence) -> FinishReason | None:
 def output_text(
     sequence: Sequence, tokenizer: Tokenizer, stop_checker: StopChecker | None
 ) -> tuple[str, bool]:
-    """Return the text generated, cut before what stopped it, and whether a stop string did."""
+    """Return the generated text, cut before its end, and whether a stop string ended it."""
     token_ids = sequence.token_ids[sequence.num_prompt_tokens :]
     if token_ids and token_ids[-1] in sequence.stop_token_ids:
         token_ids = token_ids[:-1]

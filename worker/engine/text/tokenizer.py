@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the checkpoint's own tokenizer.json. Safe to call from any thread."""
+"""Converts text to token ids and back with the checkpoint's tokenizer.json."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,13 +7,13 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from worker.engine.requests.errors import CheckpointError
 
-UNKNOWN = "\U0010fffd"  # in nobody's vocabulary
-REPLACEMENT = "\ufffd"  # what an incomplete character decodes to
-MAX_PENDING_TOKENS = 16  # a character has at most 4 bytes; a longer tail of replacements is the text itself
+UNKNOWN = "\U0010fffd"  # in no vocabulary
+REPLACEMENT = "\ufffd"  # an incomplete character decodes to this
+MAX_PENDING_TOKENS = 16  # a character has at most 4 bytes, so a longer tail of replacements is real text
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer."""
+    """Tokenizer of a checkpoint, safe to call from any thread; raises CheckpointError if it is unreadable."""
 
     def __init__(self, directory: Path) -> None:
         file = directory / "tokenizer.json"
@@ -21,20 +21,20 @@ class Tokenizer:
             raise CheckpointError(file, "", "no such file")
         try:
             self._tokenizer = FastTokenizer.from_file(str(file))
-            self._tokenizer.encode(UNKNOWN)  # one that names an unknown token it does not have fails here
+            self._tokenizer.encode(UNKNOWN)  # fails here if its unknown token is not in its vocabulary
         except Exception as error:
-            # The tokenizers library raises bare Exception.
+            # The tokenizers library raises plain Exception.
             raise CheckpointError(file, "", f"cannot be read: {error}") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 
     @property
     def vocab_size(self) -> int:
-        """One more than the highest token id it knows; the model may have rows for more."""
+        """Highest known token id plus one; the model may have more rows."""
         return max(self._tokenizer.get_vocab().values()) + 1
 
     def to_json(self) -> str:
-        """Return it as tokenizer.json has it, without padding and truncation."""
+        """Return the tokenizer as tokenizer.json text, without padding and truncation."""
         return self._tokenizer.to_str()
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
@@ -48,22 +48,22 @@ class Tokenizer:
 
 
 class TextStream:
-    """Text of a growing list of tokens, handed out in whole characters.
+    """Decodes a growing list of tokens into text, in whole characters.
 
     A token's text depends on its neighbours, so each piece is the difference of two decodes over a short
-    window, and is kept back while it ends in an incomplete character.
+    window. A piece is held back while it ends in an incomplete character.
     """
 
     __slots__ = ("_pending", "_tokenizer", "_window", "_window_text")
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._window: list[int] = []  # tokens handed out last: the context of the next ones
+        self._window: list[int] = []  # tokens decoded last: the context of the next ones
         self._window_text = ""
         self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:
-        """Add a token and return the text that became certain, often none."""
+        """Add a token and return the text that became certain, often empty."""
         self._pending.append(token_id)
         text = self._tokenizer.decode(self._window + self._pending)
         if text.endswith(REPLACEMENT) and len(self._pending) < MAX_PENDING_TOKENS:

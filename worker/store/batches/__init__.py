@@ -1,1 +1,1 @@
-"""Batches from submission to their one end."""
+"""Batches, from submission to their one terminal state."""

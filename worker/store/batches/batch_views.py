@@ -1,4 +1,4 @@
-"""Batches as they are read: one, several, a page of them."""
+"""Reads batches: one, several or a page of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from worker.values.results import DeviceSeconds
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """A batch as it stands now, running requests included."""
+    """Snapshot of a batch, with the tokens of its running requests."""
 
     id: str
     tenant_id: str
     status: BatchStatus
     callback_url: str | None
-    model_name: str | None  # None: any worker runs it
+    model_name: str | None  # None: any worker may run it
     model_fingerprint: str | None
     priority: int
     metadata: dict[str, Any]
@@ -62,17 +62,17 @@ class BatchView:
 
     @property
     def num_settled(self) -> int:
-        """Requests that have a result."""
+        """The number of requests that have a result."""
         return self.num_completed + self.num_failed + self.num_cancelled
 
     @property
     def progress(self) -> float:
-        """Share of the tokens the batch may need that are done or no longer needed, 0 to 1."""
+        """The share, 0 to 1, of the tokens the batch may need that are generated or no longer needed."""
         if self.status.is_terminal:
             return 1.0
-        if not self.max_output_tokens:  # nothing but readings, or nothing read from its file yet
+        if not self.max_output_tokens:  # only readings, or no line read from its file yet
             return self.num_settled / self.num_requests
-        # Of the lines that are still in the file we expect what the others may need.
+        # The lines that are still in the file count as much as the average of the others.
         expected = self.max_output_tokens * self.num_requests / (self.num_requests - self.num_unread)
         return min(1.0, (self.settled_max_tokens + self.running_tokens) / expected)
 
@@ -91,7 +91,7 @@ def get_many(session: Session, batch_ids: Sequence[str]) -> dict[str, BatchView]
 def page(
     session: Session, *, after: str | None, limit: int, status: BatchStatus | None = None
 ) -> list[BatchView]:
-    """Return batches that were submitted as such, the newest first, those after batch `after`."""
+    """Return batches of the batch lane that follow batch `after`, the newest first."""
     query = views().where(BatchRow.lane == Lane.BATCH)
     query = query.order_by(BatchRow.created_at.desc(), BatchRow.id.desc()).limit(limit)
     if after is not None:
@@ -104,7 +104,7 @@ def page(
 
 @cache
 def views() -> Select[BatchRow, int, int, datetime]:
-    """Return the query whose rows `to_view` takes."""
+    """Return the query that selects the arguments of `to_view`."""
     running = (
         select(
             func.coalesce(func.sum(ShardRow.running_tokens), 0).label("tokens"), func.count().label("shards")
@@ -117,7 +117,7 @@ def views() -> Select[BatchRow, int, int, datetime]:
 
 
 def to_view(row: BatchRow, running: int, num_running_shards: int, read_at: datetime) -> BatchView:
-    """Return a batch's row and what its running shards come to."""
+    """Return the view of a batch's row and the sums over its running shards."""
     return BatchView(
         id=row.id,
         tenant_id=row.tenant_id,

@@ -1,4 +1,4 @@
-"""Batches: submit, cancel, and settle into the one terminal state."""
+"""Submits and cancels batches, and settles each into its one terminal state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ from worker.values.outcomes import Outcome
 from worker.values.results import RequestError
 from worker.values.sampling import SamplingParams
 
-# Shards of a stopping batch that one transaction drops: the rest of a large one takes several.
+# Shards of a stopping batch that one transaction drops; a large batch takes several transactions.
 DROP_AT_ONCE = 400
 
 
 @dataclass(frozen=True, slots=True)
 class NewBatch:
-    """A batch on its way in. `requests` is not empty."""
+    """A batch to submit. `requests` is not empty."""
 
     params: SamplingParams
     requests: Sequence[NewRequest]
@@ -41,19 +41,19 @@ class NewBatch:
     priority: int = 0
     metadata: dict[str, Any] | None = None
     completion_window: timedelta | None = None
-    deadline: datetime | None = None  # or a window, not both
+    deadline: datetime | None = None  # instead of `completion_window`
     max_failed: int | None = None
     max_total_tokens: int | None = None
     lane: Lane = Lane.BATCH
     cache: CacheMode = CacheMode.OFF
     cache_similarity: float = DEFAULT_SIMILARITY
-    model: Model | None = None  # that runs it; None: any
-    forecast_seconds: float | None = None  # from submission to end; None: nobody could tell
-    id: str | None = None  # None: a new one
+    model: Model | None = None  # to run it; None: any
+    forecast_seconds: float | None = None  # from submission to end; None: unknown
+    id: str | None = None  # None: `submit` makes one
 
 
 def new_id() -> str:
-    """Return the id of a batch that is yet to be submitted."""
+    """Return an id for a batch that is not yet submitted."""
     return f"batch_{uuid4().hex}"
 
 
@@ -61,7 +61,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
     """Write the batch, its shards and its requests; return the batch's id. The caller commits.
 
     Raises:
-        QuotaExceededError: it is more than its tenant may have now.
+        QuotaExceededError: the batch exceeds what its tenant may have now.
 
     """
     batch_id = batch.id or new_id()
@@ -128,11 +128,11 @@ def add_shards(
     digests: Sequence[bytes | None] | None = None,
     joined: Sequence[int | None] | None = None,
 ) -> list[int]:
-    """Write requests of a batch, and the shards that carry them; return the shard of each.
+    """Write requests of a batch and the shards that carry them; return the shard id of each request.
 
-    Identical ones among these share a shard, and a shard has one priority: `priority` is that of requests
-    without one of their own. `digests` as of `digest_of`; `joined`: the shard that is there already and that
-    a request goes to, or None.
+    Identical requests among these share a shard. All requests of a shard have one priority; `priority` is for
+    requests without their own. `digests` holds `digest_of` each request. `joined` holds the existing shard
+    that each request joins, or None.
     """
     placement = Placement(shard_size)
     if digests is None:
@@ -168,7 +168,7 @@ def _add_empty_shards(
     lane: Lane,
     first: int,
 ) -> Sequence[int]:
-    """Write these shards; return their ids."""
+    """Insert these shards; return their ids."""
     if not shards:
         return []
     return session.scalars(
@@ -191,12 +191,12 @@ def _add_empty_shards(
 
 
 def priority_of(request: NewRequest, batch_priority: int) -> int:
-    """Return the priority that a request is run with."""
+    """Return the priority with which a request runs."""
     return batch_priority if request.priority is None else request.priority
 
 
 def digest_of(request: NewRequest, batch_params: SamplingParams) -> bytes | None:
-    """Return what a request shares with identical ones; None: its answer differs each time."""
+    """Return the digest that identical requests share; None if the answer may differ each time."""
     return request_digest(
         request.prompts,
         request.params or batch_params,
@@ -206,9 +206,9 @@ def digest_of(request: NewRequest, batch_params: SamplingParams) -> bytes | None
 
 
 def lock(session: Session, batch_id: str, *, skip_locked: bool = False) -> BatchRow | None:
-    """Lock the batch's row, before any of its shards, until the transaction ends.
+    """Lock the batch's row until the transaction ends; take this lock before those of its shards.
 
-    None: there is no such batch, or, with `skip_locked`, somebody else has it locked.
+    Returns None if there is no such batch or, with `skip_locked`, if another transaction has it locked.
     """
     return session.scalar(
         select(BatchRow)
@@ -219,9 +219,9 @@ def lock(session: Session, batch_id: str, *, skip_locked: bool = False) -> Batch
 
 
 def cancel(session: Session, batch_id: str) -> bool:
-    """Ask a batch to stop, and settle it at once if nothing of it runs. False: no such batch.
+    """Ask a batch to stop, and settle it at once if no shard of it runs.
 
-    A terminal batch is left as it is.
+    A terminal batch stays as it is. Returns False if there is no such batch.
     """
     batch = lock(session, batch_id)
     if batch is None:
@@ -237,7 +237,7 @@ def cancel(session: Session, batch_id: str) -> bool:
 
 
 def stop(session: Session, batch: BatchRow, error: RequestError) -> None:
-    """Ask a locked live batch to stop for a reason of its own: it will have failed with this error."""
+    """Ask a locked live batch to stop because of an error, with which it then ends as failed."""
     batch.status = BatchStatus.CANCELLING
     batch.error_code, batch.error_message = error.code, error.message
     session.flush()
@@ -245,17 +245,17 @@ def stop(session: Session, batch: BatchRow, error: RequestError) -> None:
 
 
 def is_stopping(session: Session, batch: BatchRow) -> bool:
-    """Whether the work of a locked batch is no longer wanted."""
+    """Return whether a locked batch has ended, is cancelling or has expired."""
     if batch.status not in {BatchStatus.PENDING, BatchStatus.PROCESSING}:
         return True
     return batch.expires_at is not None and bool(session.scalar(select(batch.expires_at <= func.now())))
 
 
 def settle(session: Session, batch: BatchRow) -> bool:
-    """Move a locked batch to its terminal state if it has come to its end; say whether it did.
+    """Move a locked batch to its terminal state if its work is over; return whether it moved.
 
-    The one place where a batch ends (but for `fail`), so that it ends once, with one event in the same
-    transaction. The event of one that came as a file waits for its files (worker/store/files/batch_files.py).
+    A batch ends only here (and in `fail`), so that it ends once, with one event in the same transaction. The
+    event of a batch from a file waits for the output files (worker/store/files/batch_files.py).
     """
     if batch.status.is_terminal or batch.num_unread:
         return False
@@ -284,7 +284,7 @@ def settle(session: Session, batch: BatchRow) -> bool:
 def _stopped_as(batch: BatchRow) -> BatchStatus:
     if batch.error_code is not None:
         return BatchStatus.FAILED
-    if not batch.num_cancelled:  # all was done before anybody heard that it need not be
+    if not batch.num_cancelled:  # every request was done before the stop reached its worker
         return BatchStatus.COMPLETED
     return BatchStatus.CANCELLED if batch.status is BatchStatus.CANCELLING else BatchStatus.EXPIRED
 
@@ -303,7 +303,7 @@ def _finish_shards(session: Session, batch: BatchRow) -> None:
 
 
 def fail(session: Session, batch: BatchRow, error: RequestError) -> None:
-    """End a locked batch of which nothing can be run, and nothing was."""
+    """End a locked batch as failed if none of its requests ran and none can run."""
     batch.num_requests = batch.num_unread = 0
     batch.error_code, batch.error_message = error.code, error.message
     _end(session, batch, BatchStatus.FAILED)
@@ -320,7 +320,7 @@ def _end(session: Session, batch: BatchRow, status: BatchStatus) -> None:
 
 
 def _drop_the_rest(session: Session, batch: BatchRow) -> bool:
-    """Drop shards that nobody runs, as many as one transaction may; say whether those were all."""
+    """Drop at most `DROP_AT_ONCE` shards that no worker runs; return whether those were all."""
     ready = select(ShardRow.id).where(ShardRow.batch_id == batch.id, ShardRow.state == ShardState.READY)
     shard_ids = session.scalars(ready.order_by(ShardRow.id).limit(DROP_AT_ONCE)).all()
     session.execute(
@@ -336,7 +336,7 @@ def _drop_the_rest(session: Session, batch: BatchRow) -> bool:
 
 
 def stop_reason(batch: BatchRow) -> RequestError:
-    """Return what the requests of a stopping batch are told that were not run to their end."""
+    """Return the error of the requests that a stopping batch leaves unfinished."""
     if batch.status is not BatchStatus.CANCELLING:
         return RequestError("batch_expired", "the batch expired before this request was done")
     if batch.error_code is None:
@@ -353,7 +353,7 @@ def give_missing(
     shard_ids: Sequence[int] | None = None,
     request_ids: Sequence[int] | None = None,
 ) -> None:
-    """Give requests of a locked batch that have no result this one: all, some shards', or those named."""
+    """Give this outcome to a locked batch's requests without a result: all, those of shards, or these."""
     given = missing.settle(
         session,
         batch_id=batch.id,
@@ -376,10 +376,10 @@ def give_missing(
 
 
 def settle_stopping(session: Session, *, limit: int) -> int:
-    """Settle batches that were cancelled or whose window closed and of which nothing runs.
+    """Settle batches that were cancelled or have expired and have no running shard.
 
     Returns:
-        How many batches ended.
+        The number of batches that ended.
 
     """
     due = session.scalars(

@@ -1,4 +1,4 @@
-"""Idempotency keys: two submissions of a tenant with one key are one batch."""
+"""Keeps idempotency keys, so that a tenant's submissions with one key make one batch."""
 
 from datetime import timedelta
 
@@ -12,13 +12,13 @@ KEPT_FOR = timedelta(hours=48)
 
 
 class FingerprintMismatchError(Exception):
-    """The key was used before, for another body."""
+    """An earlier submission used the key with another body."""
 
 
 def find(session: Session, key: str, fingerprint: str) -> str | None:
-    """Return the batch an earlier submission with this key made, or None.
+    """Return the id of the batch that an earlier submission with this key made, or None.
 
-    Holds the key until the transaction ends, so of two submissions at once the second waits for the first.
+    The key is locked until the transaction ends, so of two concurrent submissions the second waits.
 
     Raises:
         FingerprintMismatchError: the earlier submission had another body.
@@ -35,12 +35,12 @@ def find(session: Session, key: str, fingerprint: str) -> str | None:
 
 
 def remember(session: Session, key: str, fingerprint: str, batch_id: str) -> None:
-    """Tie a key to the batch its submission made."""
+    """Store the batch that a submission with this key made."""
     session.add(
         IdempotencyKeyRow(tenant_id=tenant_of(session), key=key, fingerprint=fingerprint, batch_id=batch_id)
     )
 
 
 def forget_the_old(session: Session) -> None:
-    """Drop keys nobody will use again."""
+    """Delete keys older than `KEPT_FOR`."""
     session.execute(delete(IdempotencyKeyRow).where(IdempotencyKeyRow.created_at < func.now() - KEPT_FOR))

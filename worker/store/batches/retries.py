@@ -1,4 +1,4 @@
-"""Runs again what a batch has failed, as a new batch that is linked to it (docs/decisions/0010)."""
+"""Retries the failed requests of an ended batch as a new batch that is linked to it (docs/decisions/0010)."""
 
 from uuid import uuid4
 
@@ -15,7 +15,7 @@ from worker.store.tenants import quotas
 from worker.store.tenants.quotas import Demand
 from worker.values.outcomes import Outcome
 
-# What a batch has of its own life; the rest is what its customer asked for, and is asked for again.
+# Columns that record a batch's own life. A retry copies the others: they are what its customer asked for.
 OWN_LIFE = {
     "status", "num_requests", "num_completed", "num_failed", "num_cancelled", "num_prompt_tokens",
     "max_output_tokens", "settled_max_tokens", "input_tokens", "cached_tokens", "output_tokens",
@@ -28,22 +28,23 @@ OWN_LIFE = {
 
 
 class NothingToRetryError(Exception):
-    """The batch has ended without such requests."""
+    """The batch has no requests to retry."""
 
 
 class StillRunsError(Exception):
-    """The batch has not ended: what it fails may still grow."""
+    """The batch has not ended: more of its requests may still fail."""
 
 
 def retry(session: Session, batch_id: str, *, with_cancelled: bool, shard_size: int) -> str | None:
     """Submit the failed requests of an ended batch again; return the new batch's id, None for no such batch.
 
-    Also those that were cancelled or expired, if asked for. A window opens anew, as wide as it was.
+    `with_cancelled` also retries requests that were cancelled or expired. A new completion window starts, as
+    long as the old one.
 
     Raises:
         StillRunsError: the batch has not ended.
-        NothingToRetryError: it has no such requests.
-        QuotaExceededError: they are more than the tenant may have now.
+        NothingToRetryError: the batch has no requests to retry.
+        QuotaExceededError: the requests exceed what the tenant may have now.
 
     """
     batch = batches.lock(session, batch_id)
@@ -125,9 +126,9 @@ def retry(session: Session, batch_id: str, *, with_cancelled: bool, shard_size: 
 def _copy_requests(
     session: Session, chosen: Select[int], new_id: str, first_positions: dict[int, int], *, shard_size: int
 ) -> None:
-    """Copy requests in their order, positions counting from 0, to the new batch's shards.
+    """Copy requests in their order to the new batch's shards, with positions counted from 0.
 
-    Each keeps its priority; `first_positions`: of the first shard of each.
+    Each request keeps its priority. `first_positions` maps each priority to its first shard's position.
     """
     kept = [
         column

@@ -1,4 +1,4 @@
-"""Rules by which a batch stops itself: too many failed requests, too many tokens."""
+"""Applies a batch's stop rules: its limits of failed requests and of tokens."""
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -11,7 +11,7 @@ from worker.values.results import RequestError
 
 
 def apply(session: Session, batch: BatchRow) -> None:
-    """Ask a locked batch to stop, as a cancel does, if a rule of its own says so."""
+    """Ask a locked batch to stop, as a cancel does, if one of its stop rules applies."""
     if batch.status not in {BatchStatus.PENDING, BatchStatus.PROCESSING}:
         return
     broken = _broken(session, batch)

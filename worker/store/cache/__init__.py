@@ -1,1 +1,1 @@
-"""Answers kept for whoever asks the same."""
+"""The response cache: answers kept for later identical or similar requests."""

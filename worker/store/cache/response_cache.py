@@ -1,4 +1,4 @@
-"""Answers of deterministic requests, kept for a time for whoever asks the same of the same model."""
+"""Keeps answers of deterministic requests for a time, for later requests to the same model."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from worker.store.rows.requests import ResultRow
 from worker.values.results import NewResult
 
 DROP_AT_ONCE = 5000
-# What of a Result is its request's own, or its run's.
+# Columns of a Result that belong to its request or its run; the cache leaves them out.
 NOT_KEPT = (
     *("request_id", "batch_id", "sequence", "created_at", "source", "similarity", "num_cached_tokens"),
     *("prefill_seconds", "decode_seconds", "padding_seconds", "model_id"),
 )
 
-# Exact search among answers of the same model and sampling: what a group holds is not many.
+# Exact search among answers of the same tenant, model and sampling, as a group holds few.
 NEAREST = text("""
     SELECT asked.place, found.payload, found.similarity
     FROM unnest(CAST(:groups AS bytea[]), CAST(:vectors AS text[])) WITH ORDINALITY AS asked (grp, vec, place)
@@ -35,7 +35,7 @@ NEAREST = text("""
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """The answer to the nearest prompt, and how near it is: the cosine of the two."""
+    """The answer to the nearest prompt, and the cosine similarity of the two prompts."""
 
     payload: Mapping[str, Any]
     similarity: float
@@ -43,15 +43,15 @@ class Nearest:
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """What the cache holds now."""
+    """Size of the response cache in live entries and bytes on disk."""
 
     num_entries: int
-    num_semantic: int  # of them, with the embedding of their prompt
+    num_semantic: int  # of them, those with the embedding of their prompt
     num_bytes: int
 
 
 def find(session: Session, keys: Collection[bytes]) -> dict[bytes, Mapping[str, Any]]:
-    """Return the answers that are kept under these keys, by key."""
+    """Return the live answers under these keys, by key."""
     rows = session.execute(
         select(CachedResponseRow.key, CachedResponseRow.payload).where(
             CachedResponseRow.key.in_(keys), CachedResponseRow.expires_at > func.now()
@@ -63,7 +63,7 @@ def find(session: Session, keys: Collection[bytes]) -> dict[bytes, Mapping[str, 
 def find_nearest(
     session: Session, asked: Sequence[tuple[bytes, Sequence[float]]], *, least_similarity: float
 ) -> dict[int, Nearest]:
-    """Return the nearest answer for each (group, embedding) that has one near enough, by place in `asked`."""
+    """Return the nearest answer to each (group, embedding) by index in `asked`, if it is near enough."""
     rows = session.execute(
         NEAREST,
         {
@@ -76,12 +76,12 @@ def find_nearest(
 
 
 def has_vectors(session: Session) -> bool:
-    """Whether this Postgres has pgvector, without which there is no semantic cache."""
+    """Return whether this Postgres has pgvector, which the semantic cache requires."""
     return bool(session.scalar(text("SELECT 1 FROM pg_extension WHERE extname = 'vector'")))
 
 
 def keep(session: Session, results: Sequence[NewResult], *, tenant_id: str) -> None:
-    """Keep the answers of results that were recorded in this transaction and are to be kept."""
+    """Store the answers of results of this transaction that have a cache entry (`NewResult.keep`)."""
     by_request = {result.request_id: result.keep for result in results if result.keep is not None}
     if not by_request:
         return
@@ -100,7 +100,7 @@ def keep(session: Session, results: Sequence[NewResult], *, tenant_id: str) -> N
             "created_at": now,
             "expires_at": now + entry.ttl if now else None,
         }
-    # In order, so that two saves at once do not wait for each other in a circle.
+    # In order of the keys, so that two concurrent saves cannot deadlock.
     statement = insert(CachedResponseRow).values([rows[key] for key in sorted(rows)])
     fresh = statement.excluded
     session.execute(
@@ -117,7 +117,7 @@ def keep(session: Session, results: Sequence[NewResult], *, tenant_id: str) -> N
 
 
 def drop_expired(session: Session) -> int:
-    """Drop answers whose time is over, a bounded number at once; return how many."""
+    """Delete at most `DROP_AT_ONCE` expired answers; return how many."""
     over = (
         select(CachedResponseRow.key)
         .where(CachedResponseRow.expires_at <= func.now())
@@ -132,12 +132,12 @@ def drop_expired(session: Session) -> int:
 
 
 def clear(session: Session) -> int:
-    """Forget every answer; return how many there were."""
+    """Delete every answer; return how many there were."""
     return len(session.scalars(delete(CachedResponseRow).returning(CachedResponseRow.key)).all())
 
 
 def size(session: Session) -> CacheSize:
-    """Return what the cache holds and what that takes on disk, indexes included."""
+    """Return the number of live answers and the table's size on disk, indexes included."""
     live = CachedResponseRow.expires_at > func.now()
     entries, semantic, num_bytes = session.execute(
         select(

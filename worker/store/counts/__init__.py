@@ -1,1 +1,1 @@
-"""Counters: of processes by the minute, of batches by status."""
+"""Counters: meters of processes by minute, and ended batches by status."""

@@ -1,6 +1,6 @@
-"""How many batches have ended in each status: a row an end, folded now and then into few.
+"""Counts the batches that ended in each status: one row per end, folded from time to time into few.
 
-Nobody updates a row that others wait for, so that no end of a batch holds up another.
+No transaction updates a row that others need, so that no end of a batch delays another.
 """
 
 from sqlalchemy import delete, func, insert, select
@@ -11,11 +11,11 @@ from worker.store.rows.batches import BatchRow
 from worker.store.rows.counts import BatchCountRow
 
 FOLD_AT_ONCE = 10_000
-FOLD_FROM = 100  # fewer rows are as quickly read as their sum
+FOLD_FROM = 100  # fewer rows are read as fast as their sum
 
 
 def add(session: Session, batch: BatchRow, count: int = 1) -> None:
-    """Count an ended batch, or with -1 one that is deleted; interactive work is not counted."""
+    """Count an ended batch, or with -1 a deleted one; interactive batches are not counted."""
     if batch.lane is Lane.BATCH:
         session.execute(
             insert(BatchCountRow).values(tenant_id=batch.tenant_id, status=batch.status, count=count)
@@ -23,7 +23,7 @@ def add(session: Session, batch: BatchRow, count: int = 1) -> None:
 
 
 def by_status(session: Session) -> dict[BatchStatus, int]:
-    """Return how many batches stand in each status, zeros included."""
+    """Return the number of batches in each status, zeros included."""
     live = (
         select(BatchRow.status, func.count())
         .where(BatchRow.status.in_(LIVE_STATUSES), BatchRow.lane == Lane.BATCH)
@@ -35,7 +35,7 @@ def by_status(session: Session) -> dict[BatchStatus, int]:
 
 
 def fold(session: Session) -> None:
-    """Replace many rows by their sums, a bounded number at once."""
+    """Replace at most `FOLD_AT_ONCE` rows by their sums, unless there are fewer than `FOLD_FROM`."""
     some = (
         select(BatchCountRow.id)
         .order_by(BatchCountRow.id)

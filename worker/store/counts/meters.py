@@ -1,4 +1,4 @@
-"""What processes have counted: a row a process and minute, the old ones folded into one."""
+"""Stores meter readings of processes: one row per process, minute and model; old rows are folded."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from worker.store.rows.meters import MeterRow
 
 KEPT_BY_MINUTE = timedelta(hours=2)
 FOLD_AT_ONCE = 1000
-# The rows of everything that is older, one a model: nobody's, and of no minute.
+# Worker and minute of the rows that hold all older readings, one per model.
 EVERYBODY = ""
 ANCIENT = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class MinuteReadings:
-    """What all processes counted in one minute."""
+    """The sum of all processes' readings in one minute."""
 
     minute: datetime
     readings: Readings
@@ -29,16 +29,16 @@ class MinuteReadings:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was counted: since the first day, and in the last minutes, the one that still runs included."""
+    """Readings since the first day and of the last minutes, the current one included."""
 
     total: Readings
     recent: Readings
-    recent_seconds: float  # that `recent` covers
+    recent_seconds: float  # the time that `recent` covers
     minutes: Sequence[MinuteReadings]  # the oldest first
 
 
 def add(session: Session, worker: str, readings: Readings, *, model: str | None = None) -> None:
-    """Add what a process that runs a model has counted since it last did this."""
+    """Add the readings of a process since its last call, for the model that it runs."""
     counted = {name: value for name, value in readings.items() if value}
     if counted:
         minute = session.scalar(select(func.date_trunc("minute", func.now()))) or ANCIENT
@@ -46,7 +46,7 @@ def add(session: Session, worker: str, readings: Readings, *, model: str | None 
 
 
 def _add_to(session: Session, worker: str, minute: datetime, model: str, readings: Readings) -> None:
-    # Two who fold, or pass on copies, may meet here; the row lock keeps both counts.
+    # Two transactions that fold or count copies may meet here; the row lock keeps both counts.
     empty = insert(MeterRow).values(worker=worker, minute=minute, model=model, readings={})
     session.execute(empty.on_conflict_do_nothing())
     row = session.get_one(MeterRow, (worker, minute, model), with_for_update=True, populate_existing=True)
@@ -55,7 +55,7 @@ def _add_to(session: Session, worker: str, minute: datetime, model: str, reading
 
 
 def measured(session: Session, *, minutes: int, model: str | None = None) -> Measured:
-    """Return what was counted in all, and by minute in the last so many minutes; of one model, if named."""
+    """Return readings in total and by minute for the last `minutes` minutes, of one model or of all."""
     each = func.jsonb_each_text(MeterRow.readings).table_valued("key", "value")
     now, since = session.execute(
         select(func.now(), func.date_trunc("minute", func.now()) - timedelta(minutes=minutes - 1))
@@ -88,7 +88,7 @@ def measured(session: Session, *, minutes: int, model: str | None = None) -> Mea
 
 
 def fold_the_old(session: Session) -> None:
-    """Add minutes of some time ago to the row that keeps their model's sum, a bounded number at once."""
+    """Move at most `FOLD_AT_ONCE` rows older than `KEPT_BY_MINUTE` into the sum of their model."""
     old = session.scalars(
         select(MeterRow)
         .where(MeterRow.minute < func.now() - KEPT_BY_MINUTE, MeterRow.minute > ANCIENT)

@@ -1,1 +1,1 @@
-"""Transactions, the only commit, notifications, and locks that die with their connection."""
+"""Provide transactions with the only commit, notifications, and locks that die with their connection."""

@@ -1,4 +1,4 @@
-"""Wake others when rows they care about change. A lost notification costs a sweep or a save, no more."""
+"""Notify processes of changed rows. A lost notification costs one sweep or save interval, no more."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -19,28 +19,28 @@ INTERACTIVE = "headrace_interactive"
 
 
 def wake_dispatcher(session: Session) -> None:
-    """Tell every dispatcher to look round once this transaction commits."""
+    """Notify every dispatcher once this transaction commits."""
     session.execute(select(func.pg_notify(DISPATCH, "")))
 
 
 def wake_files(session: Session) -> None:
-    """Tell every files process the same."""
+    """Notify every files process once this transaction commits."""
     session.execute(select(func.pg_notify(FILES, "")))
 
 
 def wake_workers(session: Session, batch_id: str) -> None:
-    """Tell the workers that run this batch to save now: the save's answer says what has changed."""
+    """Notify the workers that run this batch to save now; the save's answer says what has changed."""
     session.execute(select(func.pg_notify(WORKERS, batch_id)))
 
 
 def wake_interactive(session: Session, shard_ids: Iterable[int]) -> None:
-    """Tell every gpu worker of interactive shards that are ready once this transaction commits."""
+    """Notify every gpu worker of ready interactive shards once this transaction commits."""
     for shard_id in shard_ids:
         session.execute(select(func.pg_notify(INTERACTIVE, str(shard_id))))
 
 
 def wake_ups(url: str, *, every_seconds: float, channel: str = DISPATCH) -> Iterator[None]:
-    """Yield on each notification, and at least every `every_seconds`; end never.
+    """Yield on each notification, and at least every `every_seconds`; never end.
 
     Raises:
         psycopg.OperationalError: the connection was lost.
@@ -48,17 +48,17 @@ def wake_ups(url: str, *, every_seconds: float, channel: str = DISPATCH) -> Iter
     with _listening(url, channel) as connection:
         while True:
             yield
-            # Until the first notification or the timeout; then take those that came with it: one look
-            # round answers them all.
+            # Wait for the first notification or the timeout, then take those that came with it: one
+            # sweep serves them all.
             for seconds, most in ((every_seconds, 1), (0, None)):
                 for _ in connection.notifies(timeout=seconds, stop_after=most):
                     pass
 
 
 def interactive_shards(url: str, *, every_seconds: float) -> Iterator[int | None]:
-    """Yield the id of each interactive shard that is told, and None after every `every_seconds`; end never.
+    """Yield the id of each notified interactive shard, and None every `every_seconds`; never end.
 
-    The first None says that listening has begun.
+    The first None means that listening has begun.
 
     Raises:
         psycopg.OperationalError: the connection was lost.
@@ -68,9 +68,9 @@ def interactive_shards(url: str, *, every_seconds: float) -> Iterator[int | None
 
 
 def changed_batches(url: str, *, worker: str, every_seconds: float) -> Iterator[str | None]:
-    """Yield the id of each batch that workers are told of, as `interactive_shards` does with shards.
+    """Yield the id of each batch that workers are notified of, and None as `interactive_shards` does.
 
-    While it listens, `worker` is known to be there.
+    `worker` has its Presence while this listens.
     """
     return _payloads(url, WORKERS, every_seconds=every_seconds, worker=worker)
 

@@ -1,7 +1,7 @@
-"""Which worker processes are there: each holds an advisory lock on a connection that dies with it.
+"""Track which worker processes are present: each holds an advisory lock on a connection that dies with it.
 
-A lock that is gone proves no death, as the connection alone may have been lost. So nothing is taken away for
-it: leases are cut short, and whoever lives renews them.
+A lock that is gone proves no death, as the connection alone may have been lost. So no shard is taken away:
+leases are cut short, and a worker that lives renews them.
 """
 
 from collections.abc import Collection
@@ -15,18 +15,18 @@ from sqlalchemy.orm import Session
 from worker.contract.states import ShardState
 from worker.store.rows.shards import ShardRow
 
-KIND = 0x48445250  # of our locks among all advisory ones
+KIND = 0x48445250  # marks our locks among all advisory ones
 # Postgres shows the 32 bits of a lock's key without a sign.
 UNSIGNED = 0xFFFFFFFF
 
 
 def announce(connection: "psycopg.Connection[TupleRow]", worker: str) -> None:
-    """Say that a worker is there for as long as this connection lasts."""
+    """Announce a worker as present for as long as this connection lasts."""
     connection.execute("SELECT pg_advisory_lock_shared(%s, hashtext(%s))", [KIND, worker])
 
 
 def present(session: Session) -> frozenset[int]:
-    """Return the keys of the workers that are there."""
+    """Return the lock keys of the workers that are present."""
     keys = text(
         "SELECT DISTINCT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND classid = :kind"
         " AND objsubid = 2 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
@@ -35,14 +35,14 @@ def present(session: Session) -> frozenset[int]:
 
 
 def cut_leases(session: Session, keys: Collection[int], *, to: timedelta) -> None:
-    """Leave workers no more than so much time to renew what they hold."""
+    """Shorten workers' leases to at most `to` from now."""
     key = cast(func.hashtext(ShardRow.worker), BigInteger).op("&")(bindparam("bits", UNSIGNED, BigInteger))
     soon = func.now() + to
     held = (
         select(ShardRow.id)
         .where(ShardRow.state == ShardState.RUNNING, ShardRow.lease_expires_at > soon, key.in_(keys))
         .order_by(ShardRow.id)
-        .with_for_update(skip_locked=True)  # what is locked is being saved
+        .with_for_update(skip_locked=True)  # a locked row is being saved
     )
     session.execute(
         update(ShardRow)

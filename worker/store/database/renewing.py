@@ -1,4 +1,4 @@
-"""Keeps a lease while one long call goes on that cannot do it itself. Knows no tables."""
+"""Renew a lease during one long call that cannot renew it itself. Must not know tables."""
 
 import logging
 import threading
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 def renewing(
     store: Store, renew: Callable[[Session], object], *, every_seconds: float, at_most_seconds: float
 ) -> Iterator[None]:
-    """Run `renew` in a transaction every so often while the block runs; stop where the block must have ended.
+    """Run `renew` in a transaction every `every_seconds` during the block, for at most `at_most_seconds`.
 
     A block that hangs for good thus loses its lease.
     """

@@ -1,4 +1,4 @@
-"""Connections and transactions: the only commit in the product, and the only filter by tenant."""
+"""Provide connections and transactions: the product's only commit and its only filter by tenant."""
 
 import copy
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker, with_loader_c
 from worker.contract.access import DEFAULT_TENANT
 from worker.store.rows.schema import Owned
 
-# What a transaction raises when Postgres goes away, ends the session, or is too busy: all of it was done or
+# Errors of a transaction when Postgres goes away, ends the session, or is too busy. All of it was done or
 # nothing, and it may be tried again. The session's end in an idle transaction is an InternalError.
 DATABASE_AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeoutError)
 
@@ -24,10 +24,10 @@ SESSION_OPTIONS = {
     "statement_timeout": "60s",
     "lock_timeout": "10s",
     "timezone": "UTC",
-    # A client that takes nothing more, whose machine is gone perhaps, keeps its locks no longer than this.
+    # A client that reads nothing more, perhaps on a dead machine, keeps its locks no longer than this.
     "tcp_user_timeout": "10s",
 }
-# Between two statements. What a worker that was stopped or cut off has locked, the others wait for.
+# Limit between two statements: other workers wait for the locks of one that was stopped or cut off.
 IDLE_SECONDS = 5.0
 KEEPALIVES: dict[str, Any] = {
     "keepalives_idle": 10,
@@ -38,7 +38,7 @@ KEEPALIVES: dict[str, Any] = {
 
 
 class Store:
-    """A pool of connections to one database."""
+    """A pool of connections to one database: `with store.transaction() as session: ...`."""
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class Store:
         self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._sessions = sessionmaker(self.engine, expire_on_commit=False)
         event.listen(self._sessions, "do_orm_execute", _show_only_own_rows)
-        self.tenant_id: str | None = None  # whose rows it shows; None: everybody's
+        self.tenant_id: str | None = None  # shows only this tenant's rows; None: all rows
 
     def of_tenant(self, tenant_id: str) -> Self:
-        """Return the same store as one tenant sees it: rows that belong to others are not there."""
+        """Return a copy of this store that shows only one tenant's rows."""
         scoped = copy.copy(self)
         scoped.tenant_id = tenant_id
         return scoped
@@ -85,9 +85,9 @@ class Store:
 
     @contextmanager
     def look(self) -> Iterator[Session]:
-        """Let a block read what stands now, without a transaction, whose begin and end are a round trip each.
+        """Open a session for reads without a transaction, whose begin and end are a round trip each.
 
-        It sees what a transaction would, as those here are READ COMMITTED too.
+        It sees what a transaction would, as transactions here are READ COMMITTED too.
         """
         with self._sessions(bind=self._autocommit, info={"tenant_id": self.tenant_id}) as session:
             yield session
@@ -100,13 +100,13 @@ class Store:
 def _limit_transactions(seconds: float, connection: Any, _: object) -> None:
     # A session that waits for the rest of a message is not idle; this ends it too, from Postgres 17 on.
     if connection.info.server_version >= 170000:
-        connection.autocommit = True  # what is set in a transaction goes with its rollback
+        connection.autocommit = True  # in a transaction, a rollback would undo the setting
         connection.execute(f"SET transaction_timeout = {round(seconds * 1000)}")
         connection.autocommit = False
 
 
 def tenant_of(session: Session) -> str:
-    """Return the tenant to whom new rows of this session belong."""
+    """Return the tenant that owns new rows of this session."""
     return session.info.get("tenant_id") or DEFAULT_TENANT
 
 

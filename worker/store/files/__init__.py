@@ -1,1 +1,1 @@
-"""Files, uploads, and batches that are read from files."""
+"""Store files, uploads, and batches that are read from files."""

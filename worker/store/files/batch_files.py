@@ -1,6 +1,6 @@
-"""The files of a Batch: its requests read out of one, its results written into two.
+"""Track the files of a Batch: its Requests are read from one, its Results are written to two.
 
-Both are done under a lease with a fence, as shards are run. Lock order: the batch, then its row here.
+Both happen under a lease with a fence, as for shards. Lock order: the batch, then its row here.
 """
 
 from collections.abc import Sequence
@@ -29,15 +29,15 @@ from worker.values.caching import CacheMode
 from worker.values.results import RequestError
 from worker.values.sampling import SamplingParams
 
-# What a quota of tokens is told of a file whose tokens nobody has counted.
+# Estimate for a quota of tokens: nobody has counted the tokens of a file.
 BYTES_PER_TOKEN = 4
-# After that somebody who waits for a file to be read is told that nobody does it.
+# After this time a client that waits for a file to be read is told that no process reads it.
 READER_COMES_WITHIN = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True)
 class NewFileBatch:
-    """A batch on its way in whose requests are the lines of a file."""
+    """A batch to be created, whose requests are the lines of a file."""
 
     endpoint: str
     input_file_id: str
@@ -53,12 +53,12 @@ class NewFileBatch:
     cache_similarity: float | None = None
     max_failed: int | None = None
     max_total_tokens: int | None = None
-    model: Model | None = None  # that runs it; None: any
+    model: Model | None = None  # that must run it; None: any
 
 
 @dataclass(frozen=True, slots=True)
 class FilesClaim:
-    """The files of a batch, held: the fence is the proof, good until somebody claims them again."""
+    """Claim on the files of a batch. Its fence is valid until somebody claims them again."""
 
     batch_id: str
     tenant_id: str
@@ -71,17 +71,17 @@ class FilesClaim:
 
 @dataclass(frozen=True, slots=True)
 class WrittenFiles:
-    """What came of a batch's results. None: there were none of that kind."""
+    """Ids of the files that hold a batch's results; None: it has no results of that kind."""
 
     output_file_id: str | None
     error_file_id: str | None
 
 
 def submit(session: Session, new: NewFileBatch) -> str:
-    """Write a batch whose requests are still lines; return its id. The caller commits.
+    """Insert a batch whose requests are still lines; return its id. The caller commits.
 
     Raises:
-        QuotaExceededError: it is more than its tenant may have now.
+        QuotaExceededError: its tenant's quotas have no room for it now.
 
     """
     batch_id = f"batch_{uuid4().hex}"
@@ -125,9 +125,9 @@ def submit(session: Session, new: NewFileBatch) -> str:
 
 
 def find_same(session: Session, new: NewFileBatch, *, within: timedelta) -> str | None:
-    """Return the batch that the same submission made a moment ago, or None.
+    """Return the batch that the same submission made within this time, or None.
 
-    Holds the submission until the transaction ends, so of two at once the second waits for the first.
+    Locks the submission until the transaction ends, so the second of two at once waits for the first.
     """
     same = f"{new.endpoint} {new.input_file_id} {new.completion_window}"
     session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(same, 0))))
@@ -147,9 +147,9 @@ def find_same(session: Session, new: NewFileBatch, *, within: timedelta) -> str 
 
 
 def claim_to_read(session: Session, *, lease: timedelta, model: Model | None = None) -> FilesClaim | None:
-    """Take a batch whose input is to be read, the one that has waited for longest; None: there is none.
+    """Claim the batch whose input has waited longest to be read; None: there is none.
 
-    Its lines become requests to one model: a batch for another than `model` is left to who serves that.
+    Its lines become requests to one model: a batch for another than `model` is left to its own process.
     """
     theirs = select(BatchRow.id).where(
         BatchRow.id == BatchFilesRow.batch_id,
@@ -160,7 +160,7 @@ def claim_to_read(session: Session, *, lease: timedelta, model: Model | None = N
 
 
 def claim_to_write(session: Session, *, lease: timedelta) -> FilesClaim | None:
-    """Take a batch that has ended and whose files are to be written; None: there is none."""
+    """Claim a batch that has ended and whose files must be written; None: there is none."""
     has_ended = select(BatchRow.id).where(
         BatchRow.id == BatchFilesRow.batch_id, BatchRow.status.not_in(LIVE_STATUSES)
     )
@@ -169,19 +169,19 @@ def claim_to_write(session: Session, *, lease: timedelta) -> FilesClaim | None:
 
 
 def has_no_reader(session: Session, batch_id: str) -> bool:
-    """Whether a batch's input waits to be read, and has done so for longer than it should."""
+    """Return whether a batch's input has waited to be read for longer than READER_COMES_WITHIN."""
     is_left = (BatchFilesRow.batch_id == batch_id, BatchFilesRow.due_at < func.now() - READER_COMES_WITHIN)
     found = select(BatchFilesRow.batch_id).where(*is_left, BatchFilesRow.stage == FilesStage.READING)
     return session.scalar(found) is not None
 
 
 def renew(session: Session, held: FilesClaim, *, lease: timedelta) -> bool:
-    """Keep a claim for longer; False: somebody else has the files now."""
+    """Extend a claim; return False if it is lost."""
     return _move(session, held, due_at=func.now() + lease)
 
 
 def put_back(session: Session, held: FilesClaim, *, after: timedelta = timedelta()) -> None:
-    """Hand the files back, to be taken again after a while; the claim is over."""
+    """End a claim, and let the files be claimed again after a while."""
     _give_up(session, held, due_at=func.now() + after)
 
 
@@ -195,10 +195,10 @@ def add_requests(
     lease: timedelta,
     earlier: Earlier | None = None,
 ) -> int | None:
-    """Store the next lines of a batch's input as requests; return how many are left, None: the claim is lost.
+    """Store the next lines of a batch's input as requests; return how many lines are left.
 
-    Those identical to one that `earlier` knows are not run again. With the last one the batch may run to its
-    end, or ends if it was cancelled meanwhile.
+    None: the claim is lost. Requests identical to one that `earlier` knows are not run again. After the last
+    line the batch can complete, or ends now if it was cancelled meanwhile.
     """
     batch = batches.lock(session, held.batch_id)
     if batch is None or not _move(session, held, read_offset=read_offset, due_at=func.now() + lease):
@@ -242,7 +242,7 @@ def add_requests(
 
 
 def stop_reading(session: Session, held: FilesClaim, errors: list[dict[str, Any]]) -> None:
-    """End a batch whose input cannot be run, saying why; what runs of it already is cut off."""
+    """End a batch whose input cannot be run, with its errors; cut off what runs of it already."""
     batch = batches.lock(session, held.batch_id)
     if batch is None:
         return
@@ -264,15 +264,15 @@ def stop_reading(session: Session, held: FilesClaim, errors: list[dict[str, Any]
 
 
 def _to_error(first: dict[str, Any]) -> RequestError:
-    """Return the first of a file's errors as that of its batch."""
+    """Convert the first of a file's errors to the error of its batch."""
     place = "" if first.get("line") is None else f"line {first['line']}: "
     return RequestError(first["code"], f"{place}{first['message']}")
 
 
 def finish(session: Session, held: FilesClaim, written: WrittenFiles) -> bool:
-    """Name the files that an ended batch's results were written to; False: the claim is lost.
+    """Record the files with an ended batch's results; return False if the claim is lost.
 
-    Now the batch has ended for its customer too: the event is written here.
+    Only now the batch has ended for its customer, so the WebhookEvent is written here.
     """
     batch = batches.lock(session, held.batch_id)
     if batch is None or not _move(
@@ -321,12 +321,12 @@ def _claim(session: Session, is_wanted: ColumnElement[bool], lease: timedelta) -
 
 
 def _give_up(session: Session, held: FilesClaim, **changes: Any) -> bool:
-    """Change a held row and end the claim: a renewal that is under way must not take the files back."""
+    """Change a held row and end the claim, so that a renewal under way cannot take the files back."""
     return _move(session, held, fence=held.fence + 1, **changes)
 
 
 def _move(session: Session, held: FilesClaim, **changes: Any) -> bool:
-    """Change a held row; False: the claim is lost, nothing was changed."""
+    """Change a held row; return False, with nothing changed, if the claim is lost."""
     moved = session.execute(
         update(BatchFilesRow)
         .where(BatchFilesRow.batch_id == held.batch_id, BatchFilesRow.fence == held.fence)

@@ -1,4 +1,4 @@
-"""Batches made from files as they are read, each with its files: one, or a page of them."""
+"""Read batches made from files, each with its files: one, or a page of them."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +17,7 @@ from worker.store.rows.files import BatchFilesRow
 
 @dataclass(frozen=True, slots=True)
 class BatchFilesView:
-    """The files of a batch as they stand now."""
+    """Current state of a batch's files."""
 
     stage: FilesStage
     endpoint: str
@@ -33,20 +33,20 @@ class BatchFilesView:
 
 @dataclass(frozen=True, slots=True)
 class FileBatchView:
-    """A batch made from a file as it stands now."""
+    """Current state of a batch made from a file, and of its files."""
 
     batch: BatchView
     files: BatchFilesView
 
 
 def get(session: Session, batch_id: str) -> FileBatchView | None:
-    """Return a batch, or None: it was not made from a file, or there is none."""
+    """Return a batch; None: there is none, or it was not made from a file."""
     found = session.execute(_views().where(BatchRow.id == batch_id)).one_or_none()
     return None if found is None else _view(*found)
 
 
 def page(session: Session, *, after: str | None, limit: int) -> list[FileBatchView]:
-    """Return batches, the newest first, those after batch `after`."""
+    """Return the batches after batch `after`, newest first."""
     query = _views()
     if after is not None:
         last = session.execute(

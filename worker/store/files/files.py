@@ -1,4 +1,4 @@
-"""Files as rows: named, listed, deleted; what their bytes are is a blob's affair. Knows no disks."""
+"""Store files as rows: add, list, delete. Must not know disks: the bytes are in Blobs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from worker.store.rows.files import BatchFilesRow, FileRow, UploadPartRow
 
 BATCH_INPUT = "batch"
 BATCH_OUTPUT = "batch_output"
-# A blob that nobody names is dropped once it is this old: it may be on its way to being named.
+# A blob that no row names is dropped at this age, not before: a row that names it may be about to come.
 ORPHAN_AFTER = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """A file on its way in; its blob is there already."""
+    """A file to be added; its blob exists already."""
 
     purpose: str
     filename: str
@@ -36,7 +36,7 @@ class NewFile:
 
 @dataclass(frozen=True, slots=True)
 class FileView:
-    """A file as it stands now."""
+    """Current state of a file."""
 
     id: str
     purpose: str
@@ -51,7 +51,7 @@ class FileView:
 
 
 def add(session: Session, new: NewFile) -> FileView:
-    """Write a file's row. The caller holds `lock_blob` and has seen the blob."""
+    """Insert a file's row. The caller holds `lock_blob` and has seen the blob."""
     row = session.execute(
         insert(FileRow)
         .values(
@@ -72,7 +72,7 @@ def add(session: Session, new: NewFile) -> FileView:
 
 
 def get(session: Session, file_id: str) -> FileView | None:
-    """Return a file, or None: there is none, or it has expired."""
+    """Return a file; None: there is none, or it has expired."""
     row = session.scalar(select(FileRow).where(FileRow.id == file_id, _is_live()))
     return None if row is None else _view(row)
 
@@ -80,7 +80,7 @@ def get(session: Session, file_id: str) -> FileView | None:
 def page(
     session: Session, *, purpose: str | None, after: str | None, limit: int, order: Literal["asc", "desc"]
 ) -> Sequence[FileView]:
-    """Return files by creation time, those after the file `after`; nothing if there is no such file."""
+    """Return the files after the file `after`, by creation time; none if there is no such file."""
     key = tuple_(FileRow.created_at, FileRow.id)
     query = select(FileRow).where(_is_live())
     if purpose is not None:
@@ -98,12 +98,12 @@ def page(
 
 
 def remove(session: Session, file_id: str) -> bool:
-    """Delete a file's row; False: there is none. Its blob goes later, if nobody else names it."""
+    """Delete a file's row; return False if there is none. A blob that no row names is dropped later."""
     return session.scalar(delete(FileRow).where(FileRow.id == file_id).returning(FileRow.id)) is not None
 
 
 def is_being_read(session: Session, file_id: str) -> bool:
-    """Whether a batch still takes its requests from this file."""
+    """Return whether a batch still reads its requests from this file."""
     query = (
         select(BatchRow.id)
         .join(BatchFilesRow, BatchFilesRow.batch_id == BatchRow.id)
@@ -113,26 +113,26 @@ def is_being_read(session: Session, file_id: str) -> bool:
 
 
 def remove_expired(session: Session) -> None:
-    """Delete the rows of files whose time is over."""
+    """Delete the rows of expired files."""
     session.execute(delete(FileRow).where(FileRow.expires_at <= func.now()))
 
 
 def lock_blob(session: Session, sha256: str) -> None:
-    """Keep others from naming or dropping a blob until the transaction ends."""
-    # Its bytes are copied meanwhile, perhaps into a bucket.
+    """Prevent others from naming or dropping a blob until the transaction ends."""
+    # The caller may copy the blob's bytes meanwhile, perhaps into a bucket.
     session.execute(text("SET LOCAL idle_in_transaction_session_timeout = '10min'"))
     session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(sha256, 0))))
 
 
 def named_blobs(session: Session, sha256s: Sequence[str]) -> set[str]:
-    """Return those of these digests that a file or a part of an upload has."""
+    """Return those of these digests that a file or a part of an upload names."""
     in_files = select(FileRow.sha256).where(FileRow.sha256.in_(sha256s))
     in_parts = select(UploadPartRow.sha256).where(UploadPartRow.sha256.in_(sha256s))
     return set(session.scalars(in_files.union(in_parts)))
 
 
 def orphan_horizon(session: Session) -> datetime:
-    """Return the time before which a blob must have been kept to be dropped when nobody names it."""
+    """Return the time before which an unnamed blob must have been stored to be dropped."""
     return session.scalars(select(func.now() - ORPHAN_AFTER)).one()
 
 

@@ -1,4 +1,4 @@
-"""Uploads: a file in parts, until it is completed, cancelled or expires."""
+"""Store uploads: files that arrive in parts, until completed, cancelled or expired."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ LIFETIME = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class NewUpload:
-    """An upload on its way in."""
+    """An upload to be added."""
 
     purpose: str
     filename: str
@@ -28,7 +28,7 @@ class NewUpload:
 
 @dataclass(frozen=True, slots=True)
 class UploadView:
-    """An upload as it stands now."""
+    """Current state of an upload."""
 
     id: str
     status: UploadStatus
@@ -53,7 +53,7 @@ class PartView:
 
 
 def add(session: Session, new: NewUpload) -> UploadView:
-    """Write a new upload."""
+    """Insert a new upload."""
     row = session.execute(
         insert(UploadRow)
         .values(
@@ -73,14 +73,14 @@ def add(session: Session, new: NewUpload) -> UploadView:
 
 
 def get(session: Session, upload_id: str, *, lock: bool = False) -> UploadView | None:
-    """Return an upload, or None. With `lock` nobody else changes it until the transaction ends."""
+    """Return an upload, or None. `lock` keeps others from changing it until the transaction ends."""
     query = select(UploadRow).where(UploadRow.id == upload_id)
     row = session.scalar(query.with_for_update() if lock else query)
     return None if row is None else _view(row)
 
 
 def add_part(session: Session, upload_id: str, *, sha256: str, num_bytes: int) -> PartView:
-    """Write a part. The caller holds the upload's lock, and the blob's."""
+    """Insert a part. The caller holds the upload's lock, and the blob's."""
     row = session.execute(
         insert(UploadPartRow)
         .values(id=f"part_{uuid4().hex}", upload_id=upload_id, sha256=sha256, num_bytes=num_bytes)
@@ -90,7 +90,7 @@ def add_part(session: Session, upload_id: str, *, sha256: str, num_bytes: int) -
 
 
 def num_part_bytes(session: Session, upload_id: str) -> int:
-    """Return how much has arrived."""
+    """Return how many bytes of an upload have arrived."""
     total = select(func.coalesce(func.sum(UploadPartRow.num_bytes), 0))
     return int(session.scalar(total.where(UploadPartRow.upload_id == upload_id)) or 0)
 
@@ -106,13 +106,13 @@ def parts(session: Session, upload_id: str) -> dict[str, PartView]:
 
 
 def end(session: Session, upload_id: str, status: UploadStatus, file_id: str | None = None) -> None:
-    """Move a locked pending upload to a terminal status; its parts' rows go."""
+    """Move a locked pending upload to a terminal status, and delete the rows of its parts."""
     session.execute(update(UploadRow).where(UploadRow.id == upload_id).values(status=status, file_id=file_id))
     session.execute(delete(UploadPartRow).where(UploadPartRow.upload_id == upload_id))
 
 
 def expire(session: Session, *, limit: int) -> None:
-    """End the uploads that were not completed in time."""
+    """End at most `limit` uploads that were not completed in time."""
     late = session.scalars(
         select(UploadRow.id)
         .where(UploadRow.status == UploadStatus.PENDING, UploadRow.expires_at <= func.now())

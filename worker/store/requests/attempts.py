@@ -1,4 +1,7 @@
-"""Tries at requests that brought no result, and why. A request that ran through at once has none."""
+"""Records the attempts at requests that brought no result, and their causes.
+
+A request that completes at its first try has no attempts.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +17,7 @@ from worker.store.rows.shards import ShardRow
 
 @dataclass(frozen=True, slots=True)
 class AttemptView:
-    """One try as a client reads it."""
+    """One attempt that brought no result, as a client reads it."""
 
     number: int
     worker: str | None
@@ -23,7 +26,7 @@ class AttemptView:
 
 
 def record(session: Session, shard_id: int, cause: AttemptCause) -> None:
-    """Note a failed try at every request of a locked shard that has no result yet."""
+    """Record an attempt, with its cause, at every request of a locked shard that has no result yet."""
     number = (
         select(func.coalesce(func.max(RequestAttemptRow.number), 0) + 1)
         .where(RequestAttemptRow.request_id == RequestRow.id)
@@ -40,7 +43,7 @@ def record(session: Session, shard_id: int, cause: AttemptCause) -> None:
 
 
 def of_requests(session: Session, request_ids: Sequence[int]) -> Mapping[int, Sequence[AttemptView]]:
-    """Return the failed tries of requests, in order; those without any are left out."""
+    """Return the attempts of requests, by request id and in order; requests without any are left out."""
     rows = session.scalars(
         select(RequestAttemptRow)
         .where(RequestAttemptRow.request_id.in_(request_ids))

@@ -1,4 +1,4 @@
-"""A Result passed on to the identical requests of its shard, in the transaction that records it."""
+"""Gives a Result to the identical requests of its shard, in the transaction that records it."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +14,7 @@ from worker.values.caching import Source
 from worker.values.outcomes import Outcome
 from worker.values.results import CUT, NewResult
 
-# What a copy does not take over from the Result it copies.
+# Columns that a copy does not take from the Result that it copies.
 OWN_COLUMNS = frozenset(
     {
         *("request_id", "batch_id", "sequence", "created_at", "source"),
@@ -23,13 +23,13 @@ OWN_COLUMNS = frozenset(
 )
 
 
-# Under this name copies are counted that no worker has seen.
+# The name, in place of a worker's, under which meters count copies that no worker has seen.
 METER = "copies"
 COMPUTED = (Source.ENGINE, Source.DUPLICATE)
 
 
 def record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> None:
-    """Give copies of requests that have just got a Result the same one; count them in the locked batch."""
+    """Give each new Result to the copies of its request, and count them in the locked batch."""
     originals = [result.request_id for result in results if _may_have_copies(batch, result)]
     if not originals:
         return
@@ -41,7 +41,7 @@ def record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> N
             copy.id,
             copy.batch_id,
             func.row_number().over(order_by=copy.position) + literal(batch.num_settled),
-            # Nothing was computed for a copy; what comes from a cache keeps saying so.
+            # Nothing was computed for a copy. A Result from a cache keeps its source.
             case((done.source == Source.ENGINE, Source.DUPLICATE.value), else_=done.source),
             done.num_prompt_tokens,
             *taken,
@@ -72,7 +72,7 @@ def record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> N
     for original, count in counts:
         result = by_id[original]
         _count(batch, result, count)
-        # Its worker counts the copies that were there when it claimed the shard.
+        # Its worker counts the copies that existed when it claimed the shard.
         later = count - (result.num_copies - 1)
         if later > 0 and result.outcome is Outcome.COMPLETED:
             unmeasured += _readings(later, result.num_prompt_tokens, result.num_output_tokens)
@@ -89,7 +89,7 @@ def _readings(count: int, num_prompt_tokens: int, num_output_tokens: int) -> Cou
 
 
 def _may_have_copies(batch: BatchRow, result: NewResult) -> bool:
-    """Whether others wait for a Result; of a file some may have been read since its shard was claimed."""
+    """Return whether copies may wait for a Result; a file may bring some after its shard is claimed."""
     return result.num_copies > 1 or (
         batch.input_file_id is not None and result.outcome is not Outcome.CANCELLED
     )
@@ -98,9 +98,9 @@ def _may_have_copies(batch: BatchRow, result: NewResult) -> bool:
 def answer_later_ones(
     session: Session, batch: BatchRow, shard_ids: Collection[int], max_tokens: Mapping[bytes, int]
 ) -> None:
-    """Give requests that have just joined these shards the Results that identical ones have completed with.
+    """Give requests that have just joined these shards the completed Results of identical ones.
 
-    `max_tokens`: what a request could have generated, by digest. Counts them in the locked batch.
+    `max_tokens` is the most that a request could generate, by digest. Counts the copies in the locked batch.
     """
     copy, first, known, done = aliased(RequestRow), aliased(RequestRow), aliased(ResultRow), ResultRow
     taken = [column for column in ResultRow.__table__.columns if column.name not in OWN_COLUMNS]

@@ -1,4 +1,4 @@
-"""Requests identical to one of an earlier chunk of their file: they join its shard, and get its Result."""
+"""Joins each request of a file to the shard of an identical one from an earlier chunk, for its Result."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -16,12 +16,15 @@ from worker.values.outcomes import Outcome
 
 @dataclass(slots=True)
 class Earlier:
-    """Which shard has each of the last different requests of a batch. One that is forgotten is run again."""
+    """The shard of each of a batch's latest different requests, at most `MAX_REMEMBERED`.
+
+    A request that was forgotten runs again.
+    """
 
     _shard_ids: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
 
     def remember(self, digest: bytes | None, shard_id: int) -> None:
-        """Note where a request is."""
+        """Store the shard of a request."""
         if digest is not None:
             self._shard_ids[digest] = shard_id
             self._shard_ids.move_to_end(digest)
@@ -31,10 +34,10 @@ class Earlier:
     def join(
         self, session: Session, digests: Sequence[bytes | None], priorities: Sequence[int]
     ) -> list[int | None]:
-        """Return the shard that each new request joins, None for those that need one; make those larger.
+        """Return the shard that each new request joins, or None, and count the requests in those shards.
 
-        The caller holds the batch's lock. A shard that has ended takes only requests whose Result is there,
-        and none that waits takes one of a higher priority than its own.
+        The caller holds the batch's lock. A finished shard takes only requests whose Result it has. A ready
+        shard takes no request of a higher priority than its own.
         """
         wanted = [None if digest is None else self._shard_ids.get(digest) for digest in digests]
         room = _room(session, {shard_id for shard_id in wanted if shard_id is not None})
@@ -69,7 +72,7 @@ class _Room:
 
 
 def _room(session: Session, shard_ids: set[int]) -> dict[int, _Room]:
-    """Return those shards that can take more."""
+    """Lock those of the shards that can take more requests; return their room by shard id."""
     if not shard_ids:
         return {}
     states = [ShardState.READY, ShardState.RUNNING, ShardState.FINISHED]
@@ -83,7 +86,7 @@ def _room(session: Session, shard_ids: set[int]) -> dict[int, _Room]:
 
 
 def _answered(session: Session, shard_ids: set[int]) -> set[tuple[int, bytes | None]]:
-    """Return what of ended shards has completed, by shard and digest."""
+    """Return (shard id, digest) of the completed requests of these shards."""
     if not shard_ids:
         return set()
     rows = session.execute(

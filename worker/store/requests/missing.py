@@ -1,4 +1,4 @@
-"""Results of requests that will not be run, or not to their end."""
+"""Writes the results of requests that will not run, or not to their end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from worker.values.outcomes import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Requests that were given a result without being run to their end, and the tokens that cost."""
+    """Counts of requests that got a result without running to their end, and of their tokens."""
 
     count: int
-    num_copies: int  # of them, with what an identical one had
+    num_copies: int  # of them, with the partial output of an identical request
     input_tokens: int
     cached_tokens: int
     output_tokens: int
@@ -37,9 +37,9 @@ def settle(
     shard_ids: Sequence[int] | None = None,
     request_ids: Sequence[int] | None = None,
 ) -> Missing:
-    """Give every request of a locked batch (or of shards, or these) without a result this one.
+    """Give this result to every request of a locked batch (or of its shards, or these) that has none.
 
-    What was kept of a request's output is its output, and that of its copies.
+    A request's partial output becomes its output and that of its copies.
     """
     kept = _kept_outputs(batch_id)
     has_output = kept.c.request_id.is_not(None)
@@ -116,7 +116,7 @@ def settle(
 
 
 def _kept_outputs(batch_id: str) -> Subquery:
-    """Return the query of what is kept of a batch's outputs, by shard and what identical requests share."""
+    """Return the query of a batch's partial outputs, one by shard and identity of identical requests."""
     identity = IDENTITY.label("identity")
     return (
         select(

@@ -1,4 +1,4 @@
-"""Which shards a worker may run, by the model they were accepted for; the models that have made results."""
+"""Selects the shards that a worker's model may run, and stores the models that made results."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ class ServedModelView:
 
 
 def columns_of(model: Model | None) -> dict[str, str]:
-    """Return how a batch's row names the model that runs it."""
+    """Return the columns by which a batch's row names its model."""
     if model is None:
         return {}
     return {
@@ -34,15 +34,15 @@ def columns_of(model: Model | None) -> dict[str, str]:
 
 
 def may_run(fingerprint: str | None) -> ColumnElement[bool]:
-    """Return the condition of shards that a worker of a model may run.
+    """Return the SQL condition of the shards that a worker with this model fingerprint may run.
 
-    Those are its model's, and those of batches that were accepted before models were recorded.
+    These are its model's shards, and those of batches that were accepted before models were recorded.
     """
     return ShardRow.model_fingerprint.in_({"", fingerprint or ""})
 
 
 def register(session: Session, served: ServedModel) -> ServedModel:
-    """Return a model with the id that its results name it by."""
+    """Store a served model, unless it is stored; return it with the id by which results name it."""
     values = {
         "name": served.model.name,
         "fingerprint": served.fingerprint,
@@ -58,6 +58,6 @@ def register(session: Session, served: ServedModel) -> ServedModel:
 
 
 def of_results(session: Session, ids: Collection[int | None]) -> dict[int, ServedModelView]:
-    """Return the models that made results, by the ids that name them there."""
+    """Return served models by the ids that results name."""
     rows = session.scalars(select(ServedModelRow).where(ServedModelRow.id.in_({one for one in ids if one})))
     return {row.id: ServedModelView(row.name, row.fingerprint, row.weight_format, row.dtype) for row in rows}

@@ -1,4 +1,4 @@
-"""What requests without a result had generated when last saved: a crash costs only what came after."""
+"""Keeps partial outputs of requests without a result; a crash loses only tokens after the last save."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from worker.store.rows.requests import PartialOutputRow, ResultRow
 
 @dataclass(frozen=True, slots=True)
 class PartialOutput:
-    """Output tokens of one request, by a model of `served_models`, and their text."""
+    """Output tokens of one request, their text, and the id in `served_models` of their model."""
 
     model_id: int | None
     token_ids: Sequence[int]
@@ -20,7 +20,7 @@ class PartialOutput:
 
 
 def keep(session: Session, partial_outputs: Mapping[int, PartialOutput]) -> None:
-    """Store partial outputs by request id, in place of earlier ones. The caller holds their shards."""
+    """Store partial outputs by request id, replacing earlier ones. The caller holds their shards."""
     if not partial_outputs:
         return
     statement = insert(PartialOutputRow)
@@ -48,12 +48,12 @@ def keep(session: Session, partial_outputs: Mapping[int, PartialOutput]) -> None
 
 
 def forget(session: Session, request_ids: Sequence[int]) -> None:
-    """Drop what is kept of requests that have their results now."""
+    """Delete the partial outputs of requests that have their results now."""
     session.execute(delete(PartialOutputRow).where(PartialOutputRow.request_id.in_(request_ids)))
 
 
 def forget_ended(session: Session, batch_id: str) -> None:
-    """Drop what is kept of a batch's requests that have their results now."""
+    """Delete the partial outputs of a batch's requests that have results."""
     has_result = (
         select(ResultRow.request_id)
         .where(ResultRow.request_id == PartialOutputRow.request_id, ResultRow.batch_id == batch_id)

@@ -1,6 +1,6 @@
-"""Which shard each request of a new batch goes to, one after the other. Touches no database.
+"""Assigns the requests of a new batch to shards, one after the other. Uses no database.
 
-Identical requests go to one shard, so that it is run once there and its Result, recorded under one fence,
+Identical requests go to one shard, so that one of them runs there, and its Result, recorded under one fence,
 becomes the Result of all of them. Requests of different priorities go to different shards.
 """
 
@@ -8,16 +8,16 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# A batch may have more different requests than one wants to keep in memory: copies that come later than this
-# many after the last one are run again.
+# The most different requests that are kept in memory, as a batch may have more. A copy runs again if more
+# than this many different requests have come since the last identical one.
 MAX_REMEMBERED = 100_000
-# Rows that one save may have to write at once; the copy after that is run again.
+# The most requests in a shard, as one save may have to write all their rows; a further copy runs again.
 MAX_ROWS = 10_000
 
 
 @dataclass(slots=True)
 class NewShard:
-    """A shard to be written."""
+    """A shard to write."""
 
     priority: int
     num_requests: int = 0  # copies included
@@ -33,7 +33,7 @@ class Placement:
     _shard_by_digest: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
 
     def place_all(self, digests: Sequence[bytes | None], priorities: Sequence[int]) -> list[int]:
-        """Return the number, from 0, of the shard that takes each request; higher priorities come first."""
+        """Return the index of each request's shard; shards of higher priority come first."""
         placed = [0] * len(digests)
         for index in sorted(range(len(digests)), key=lambda index: -priorities[index]):
             placed[index] = self._place(digests[index], priorities[index])
@@ -41,7 +41,7 @@ class Placement:
 
     def _place(self, digest: bytes | None, priority: int) -> int:
         if digest is not None:
-            # Of identical requests the first one has the highest priority: none waits for a later shard.
+            # The first of identical requests has the highest priority, so none waits for a later shard.
             shard = self._shard_by_digest.get(digest)
             if shard is not None and self.shards[shard].num_requests < MAX_ROWS:
                 self._shard_by_digest.move_to_end(digest)

@@ -1,4 +1,4 @@
-"""Requests and their results: copied in, loaded for a shard, recorded once."""
+"""Writes requests by COPY, loads them for a shard, and records each result once."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -24,17 +24,17 @@ COPY_REQUESTS = """
         is_streamed, max_tokens, num_prompt_tokens, digest, cache
     ) FROM STDIN
 """
-# What identical requests of a shard share; a request that has no digest is like no other.
+# Equal for identical requests of a shard; a request without a digest equals no other.
 IDENTITY = func.coalesce(func.encode(RequestRow.digest, "hex"), cast(RequestRow.id, Text))
 
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """One request on its way in. `params=None` means the batch's; other kinds have their own."""
+    """One request to submit. `params=None` means the batch's; embeddings and scorings have their own."""
 
     prompt: str
-    max_tokens: int  # of one choice, as the context allows
-    num_prompt_tokens: int = 0  # of all prompts
+    max_tokens: int  # of one choice, within the context
+    num_prompt_tokens: int = 0  # over all prompts
     custom_id: str | None = None
     params: Params | None = None
     add_special_tokens: bool = True
@@ -45,25 +45,25 @@ class NewRequest:
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
-        """Every prompt, in order."""
+        """All prompts, in order."""
         return self.inputs or (self.prompt,)
 
     @property
     def num_bytes(self) -> int:
-        """How much room its prompts take; a token id counts as four bytes."""
+        """The size of its prompts in UTF-8; a token id counts as four bytes."""
         return sum(
             len(prompt.encode()) if isinstance(prompt, str) else 4 * len(prompt) for prompt in self.prompts
         )
 
     def max_output_tokens(self, batch_params: SamplingParams) -> int:
-        """Return the most tokens it generates, over all prompts and choices."""
+        """Return the most tokens that the request can generate, over all prompts and choices."""
         params = self.params or batch_params
         return max_output_tokens(params, max_tokens=self.max_tokens, num_prompts=len(self.prompts))
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRequest:
-    """One request that still has to be run, for itself and its copies."""
+    """One request that still has to run, for itself and its copies."""
 
     id: int
     position: int
@@ -71,15 +71,15 @@ class ShardRequest:
     add_special_tokens: bool
     is_streamed: bool
     max_tokens: int  # of one choice
-    params: Params  # but for max_tokens
-    partial_output: PartialOutput | None = None  # what an earlier run of it has left
+    params: Params  # except max_tokens
+    partial_output: PartialOutput | None = None  # of an earlier run
     digest: bytes | None = None
     cache: CacheMode | None = None  # None: the batch's
     num_copies: int = 1  # requests of the shard that its Result answers, itself included
 
     @property
     def max_output_tokens(self) -> int:
-        """The most tokens it generates, over all prompts and choices."""
+        """The most tokens that the request can generate, over all prompts and choices."""
         return max_output_tokens(self.params, max_tokens=self.max_tokens, num_prompts=len(self.prompts))
 
 
@@ -92,7 +92,7 @@ def copy_in(
     *,
     first_position: int = 0,
 ) -> None:
-    """Write requests of a batch by COPY, each with its shard and its digest, positions counting up."""
+    """Write requests of a batch by COPY, each with its shard and digest, at consecutive positions."""
     connection = session.connection().connection.driver_connection
     assert connection is not None  # noqa: S101 - a session in a transaction has one
     given, written = None, None  # requests of a file mostly share their parameters
@@ -178,9 +178,9 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
 
 @dataclass(slots=True)
 class _Known:
-    """The parameters read last: the requests of a shard mostly share theirs."""
+    """Cache of the parameters read last, as the requests of a shard mostly share them."""
 
-    shared: SamplingParams  # of requests that have none of their own
+    shared: SamplingParams  # for requests without parameters of their own
     kind: RequestKind | None = None
     value: dict[str, Any] | None = None
     params: Params | None = None
@@ -196,7 +196,7 @@ class _Known:
 
 
 def to_prompts(inputs: Sequence[Any]) -> tuple[Prompt, ...]:
-    """Return several prompts as they were stored."""
+    """Return the prompts of a stored list."""
     return tuple(one if isinstance(one, str) else tuple(one) for one in inputs)
 
 
@@ -218,7 +218,7 @@ def groups_without_result(session: Session, shard_id: int) -> list[list[int]]:
 
 
 def shards_with_some_left(session: Session, shard_ids: Collection[int]) -> set[int]:
-    """Return those shards of which a request has no result."""
+    """Return the shards that have a request without a result."""
     if not shard_ids:
         return set()
     return set(
@@ -232,7 +232,7 @@ def shards_with_some_left(session: Session, shard_ids: Collection[int]) -> set[i
 
 
 def without_result(session: Session, results: Sequence[NewResult]) -> list[NewResult]:
-    """Drop results that are recorded already: an earlier commit whose outcome was never learned."""
+    """Return the results that are not recorded yet; a commit of unknown outcome may have saved some."""
     if not results:
         return []
     known = set(
@@ -251,7 +251,7 @@ def record(
     first_sequence: int,
     model_id: int | None,
 ) -> None:
-    """Insert results that a model has made. The caller holds the batch's lock: the sequence has no gaps."""
+    """Insert results of a model. The caller holds the batch's lock, so the sequence has no gaps."""
     session.execute(
         insert(ResultRow),
         [
@@ -282,7 +282,7 @@ def record(
 
 
 def cancelled_in(session: Session, shard_id: int) -> list[int]:
-    """Return the ids of a shard's requests whose cancel was asked for and that have no result yet."""
+    """Return the ids of a shard's requests that were cancelled and have no result yet."""
     rows = session.scalars(
         select(RequestRow.id)
         .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)

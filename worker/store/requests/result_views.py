@@ -1,4 +1,4 @@
-"""Results as they are read: in order of completion, or only their outputs in the order of the requests."""
+"""Reads results in order of completion, or only their outputs in order of the requests."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +19,7 @@ from worker.values.results import DeviceSeconds, Output, Payload
 
 @dataclass(frozen=True, slots=True)
 class ResultView:
-    """One result as a client reads it."""
+    """One result, as a client reads it."""
 
     request_id: int
     sequence: int
@@ -38,11 +38,11 @@ class ResultView:
     source: Source = Source.ENGINE
     similarity: float | None = None
     seconds: DeviceSeconds = DeviceSeconds()
-    model: ServedModelView | None = None  # that made it
+    model: ServedModelView | None = None  # the one that made it
 
 
 def page(session: Session, batch_id: str, *, after: int, limit: int) -> list[ResultView]:
-    """Return results in order of completion, those after sequence number `after`."""
+    """Return at most `limit` results after sequence number `after`, in order of completion."""
     rows = session.execute(
         select(ResultRow, RequestRow.position, RequestRow.custom_id)
         .join(RequestRow, RequestRow.id == ResultRow.request_id)
@@ -77,7 +77,7 @@ def page(session: Session, batch_id: str, *, after: int, limit: int) -> list[Res
 
 
 def has_news(session: Session, batch_id: str, *, after: int) -> bool:
-    """Say whether there are results after sequence number `after`, or the batch has ended or is gone."""
+    """Return whether results follow sequence number `after`, or the batch has ended or does not exist."""
     newer = exists().where(ResultRow.batch_id == batch_id, ResultRow.sequence > after)
     has_ended = BatchRow.status.in_([status for status in BatchStatus if status.is_terminal])
     found = session.scalar(select(or_(has_ended, newer)).where(BatchRow.id == batch_id))
@@ -85,7 +85,7 @@ def has_news(session: Session, batch_id: str, *, after: int) -> bool:
 
 
 def outputs(session: Session, batch_id: str) -> list[Output]:
-    """Return every output of a batch in the order of its requests; None where there is none (yet)."""
+    """Return the output of every request of a batch, in order; None where there is none (yet)."""
     texts = func.jsonb_path_query_array(ResultRow.payload, cast("$.choices[*].text", JSONPATH))
     rows = session.execute(
         select(ResultRow.output, texts)

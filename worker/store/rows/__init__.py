@@ -1,1 +1,1 @@
-"""Every table. Only worker.store imports them."""
+"""Definitions of all tables. Only worker.store imports them."""

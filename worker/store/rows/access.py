@@ -1,4 +1,4 @@
-"""Who may do what: tenants, their share of the work, API keys, the audit log."""
+"""Tables of access: tenants, their fair shares, API keys and the audit log."""
 
 from datetime import datetime
 from typing import Any
@@ -15,24 +15,24 @@ from worker.store.rows.table import Owned, Table, created_now
 
 
 class TenantRow(Table):
-    """Whose work it is, and how much of it is allowed. No limit: None."""
+    """A tenant, its weight in fair shares, and its quotas, where None means no limit."""
 
     __tablename__ = "tenants"
 
     id: Mapped[str] = mapped_column(primary_key=True)
-    weight: Mapped[int] = mapped_column(server_default="1")  # its share of the workers beside the others'
+    weight: Mapped[int] = mapped_column(server_default="1")  # its share of the workers, relative to others'
     max_batches: Mapped[int | None]  # not ended
     max_requests: Mapped[int | None]  # without a result, in batches that have not ended
-    max_tokens: Mapped[int | None]  # of those requests: prompts, and outputs at their longest
-    max_bytes: Mapped[int | None]  # prompts and outputs kept
-    max_file_bytes: Mapped[int | None]  # files kept, and uploads as announced
-    calls_per_minute: Mapped[int | None]  # of the API
+    max_tokens: Mapped[int | None]  # of those requests: prompts, and outputs at maximum length
+    max_bytes: Mapped[int | None]  # stored prompts and outputs
+    max_file_bytes: Mapped[int | None]  # stored files, and uploads at their announced size
+    calls_per_minute: Mapped[int | None]  # to the API
     may_use_semantic_cache: Mapped[bool] = mapped_column(server_default=false())
     created_at: Mapped[datetime] = created_now()
 
 
 class FairShareRow(Table):
-    """How much of the workers a tenant has been given, in tokens over its weight."""
+    """The virtual finish of a tenant's last placed shard, in tokens divided by the tenant's weight."""
 
     __tablename__ = "fair_shares"
 
@@ -41,12 +41,12 @@ class FairShareRow(Table):
 
 
 class ApiKeyRow(Table):
-    """A key to the API: what is needed to recognize it, and never the key itself."""
+    """An API key, by its prefix and digest; the key itself is never stored."""
 
     __tablename__ = "api_keys"
     __table_args__ = (Index(None, "tenant_id"),)
 
-    prefix: Mapped[str] = mapped_column(primary_key=True)  # the part of the key that may be seen
+    prefix: Mapped[str] = mapped_column(primary_key=True)  # the public part of the key
     digest: Mapped[str]  # SHA-256 of the whole key, hexadecimal
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
     name: Mapped[str]
@@ -58,7 +58,7 @@ class ApiKeyRow(Table):
 
 
 class AuditRow(Owned, Table):
-    """An administrative act: who did what to what of which tenant, written in the transaction that did it."""
+    """An administrative act, with its actor, target and tenant, written in the act's own transaction."""
 
     __tablename__ = "audit_log"
     __table_args__ = (Index(None, "tenant_id", "id"),)

@@ -1,4 +1,4 @@
-"""The tables of batches, and of the keys that make two submissions one."""
+"""Tables of batches and of idempotency keys."""
 
 from datetime import datetime
 from typing import Any
@@ -17,12 +17,12 @@ from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane
 from worker.store.rows.table import Owned, Table, created_now, is_in
 from worker.values.caching import CacheMode
 
-# Batches that an operator wants to see: something in them failed.
+# Condition of finished batches with a failure, which an operator wants to see.
 HAS_FAILED = "finished_at IS NOT NULL AND (num_failed > 0 OR status IN ('expired', 'failed'))"
 
 
 class BatchRow(Owned, Table):
-    """What a customer submitted, with the counts of what has become of it."""
+    """A batch as its customer submitted it, with counts of its results and its usage."""
 
     __tablename__ = "batches"
     __table_args__ = (
@@ -43,35 +43,35 @@ class BatchRow(Owned, Table):
     id: Mapped[str] = mapped_column(primary_key=True)
     status: Mapped[BatchStatus]
     lane: Mapped[Lane] = mapped_column(server_default=Lane.BATCH.value)
-    params: Mapped[dict[str, Any]]  # SamplingParams for every request that has none of its own
+    params: Mapped[dict[str, Any]]  # SamplingParams for requests without their own
     metadata_: Mapped[dict[str, Any]] = mapped_column("metadata")
     priority: Mapped[int] = mapped_column(server_default="0")  # higher runs sooner
     callback_url: Mapped[str | None]
-    # The model it was accepted for; None: any worker may run it, as before models were recorded.
+    # The model it was accepted for. None: any worker may run it, as it predates the recording of models.
     model_name: Mapped[str | None]
     model_fingerprint: Mapped[str | None]
-    model_tokenizer: Mapped[str | None]  # by which its tokens were counted: worker.contract.models.Model
+    model_tokenizer: Mapped[str | None]  # that counted its tokens: worker.contract.models.Model
 
-    input_file_id: Mapped[str | None]  # None: its requests came with it
-    num_unread: Mapped[int] = mapped_column(server_default="0")  # lines of that file without a request yet
+    input_file_id: Mapped[str | None]  # None: its requests came in the call
+    num_unread: Mapped[int] = mapped_column(server_default="0")  # lines of that file, not yet requests
     num_requests: Mapped[int]
     num_completed: Mapped[int] = mapped_column(server_default="0")
     num_failed: Mapped[int] = mapped_column(server_default="0")
     num_cancelled: Mapped[int] = mapped_column(server_default="0")
 
-    num_prompt_tokens: Mapped[int]  # of every request
-    max_output_tokens: Mapped[int]  # the most that every request can generate together
+    num_prompt_tokens: Mapped[int]  # of all requests
+    max_output_tokens: Mapped[int]  # the most that all requests can generate together
     settled_max_tokens: Mapped[int] = mapped_column(server_default="0")  # the same of those with a result
-    input_tokens: Mapped[int] = mapped_column(server_default="0")  # usage, of those with a result
+    input_tokens: Mapped[int] = mapped_column(server_default="0")  # usage of requests with a result
     cached_tokens: Mapped[int] = mapped_column(server_default="0")
     output_tokens: Mapped[int] = mapped_column(server_default="0")
     stored_bytes: Mapped[int] = mapped_column(server_default="0")  # prompts, and outputs so far
 
     cache: Mapped[CacheMode] = mapped_column(server_default=CacheMode.OFF)
-    cache_similarity: Mapped[float | None]  # the least at which a semantic answer is taken
+    cache_similarity: Mapped[float | None]  # the least for a semantic cache hit
     num_deduplicated: Mapped[int] = mapped_column(server_default="0")  # answered by an identical request
     num_cache_hits: Mapped[int] = mapped_column(server_default="0")  # answered by a cache
-    prefill_seconds: Mapped[float] = mapped_column(server_default="0")  # of the device
+    prefill_seconds: Mapped[float] = mapped_column(server_default="0")  # device seconds
     decode_seconds: Mapped[float] = mapped_column(server_default="0")
     padding_seconds: Mapped[float] = mapped_column(server_default="0")
 
@@ -81,31 +81,31 @@ class BatchRow(Owned, Table):
     expires_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
     paused_at: Mapped[datetime | None]  # None: it may run
-    results_dropped_at: Mapped[datetime | None]  # when retention took its requests and results
+    results_dropped_at: Mapped[datetime | None]  # when retention deleted its requests and results
 
     max_failed: Mapped[int | None]  # more failed requests than this stop it
     max_total_tokens: Mapped[int | None]  # input and output; reaching it stops it
-    error_code: Mapped[str | None]  # of the rule that stopped it
+    error_code: Mapped[str | None]  # why it failed, as by a stop rule
     error_message: Mapped[str | None]
     retry_of: Mapped[str | None] = mapped_column(ForeignKey("batches.id", ondelete="SET NULL"))
-    has_cancelled_requests: Mapped[bool] = mapped_column(server_default=false())  # while it ran
+    has_cancelled_requests: Mapped[bool] = mapped_column(server_default=false())  # cancelled singly
 
     completed_output_tokens: Mapped[int] = mapped_column(server_default="0")
-    num_cut: Mapped[int] = mapped_column(server_default="0")  # completed ones that their limit ended
-    # From submission to end, as the costs of Steps said. None: nothing was measured, or it was paused since.
+    num_cut: Mapped[int] = mapped_column(server_default="0")  # completed requests that hit their limit
+    # From submission to end, by the costs of Steps. None: no costs were measured, or it was paused since.
     forecast_seconds: Mapped[float | None]
-    tokens_per_second: Mapped[float | None]  # output, smoothed over its saves
+    tokens_per_second: Mapped[float | None]  # of output, smoothed over saves
     measured_tokens: Mapped[int | None]  # output tokens when the rate was last measured
     measured_at: Mapped[datetime | None]
 
     @property
     def num_settled(self) -> int:
-        """Requests that have a result."""
+        """The number of requests that have a result."""
         return self.num_completed + self.num_failed + self.num_cancelled
 
 
 class IdempotencyKeyRow(Owned, Table):
-    """A client's promise that two submissions are one."""
+    """An idempotency key and the batch that its first submission made."""
 
     __tablename__ = "idempotency_keys"
     __table_args__ = (Index(None, "created_at"),)

@@ -1,4 +1,4 @@
-"""The response cache."""
+"""Table of the response cache."""
 
 from datetime import datetime
 from typing import Any
@@ -11,7 +11,7 @@ from worker.store.rows.table import Owned, Table, created_now
 
 
 class CachedResponseRow(Owned, Table):
-    """A deterministic request's answer, for whoever of its tenant asks the same of the same model."""
+    """A deterministic request's answer, for its tenant's later requests to the same model."""
 
     __tablename__ = "cached_responses"
     __table_args__ = (
@@ -19,10 +19,10 @@ class CachedResponseRow(Owned, Table):
         Index("cached_responses_group_index", "group", postgresql_where=text("embedding IS NOT NULL")),
     )
 
-    key: Mapped[bytes] = mapped_column(primary_key=True)  # of tenant, model, prompt and sampling
-    group: Mapped[bytes]  # of tenant, model and sampling: what a semantic answer must share
-    payload: Mapped[dict[str, Any]]  # of the Result, column by column
-    # Of the prompt. An array, so that the table is there where pgvector is not; searches cast it.
+    key: Mapped[bytes] = mapped_column(primary_key=True)  # digest of tenant, model, prompt and sampling
+    group: Mapped[bytes]  # digest of tenant, model and sampling, which a semantic hit must share
+    payload: Mapped[dict[str, Any]]  # columns of the Result, by name
+    # Of the prompt. An array, so that the table works without pgvector; searches cast it.
     embedding: Mapped[list[float] | None] = mapped_column(ARRAY(REAL))
     created_at: Mapped[datetime] = created_now()
     expires_at: Mapped[datetime]

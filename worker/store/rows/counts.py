@@ -1,4 +1,4 @@
-"""What has ended."""
+"""Table of counts of ended batches."""
 
 from sqlalchemy import Identity, Index
 from sqlalchemy.orm import Mapped, mapped_column
@@ -8,7 +8,7 @@ from worker.store.rows.table import Owned, Table
 
 
 class BatchCountRow(Owned, Table):
-    """Batches of a tenant that have ended in a status; what counts is the sum of such rows."""
+    """A count of a tenant's batches that ended in a status; the sum of such rows is the total."""
 
     __tablename__ = "batch_counts"
     __table_args__ = (
@@ -18,4 +18,4 @@ class BatchCountRow(Owned, Table):
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     status: Mapped[BatchStatus]
-    count: Mapped[int]  # -1: one of them was deleted
+    count: Mapped[int]  # -1: a batch was deleted

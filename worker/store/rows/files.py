@@ -1,4 +1,4 @@
-"""Files: their names, uploads in parts, and what a Batch reads and writes."""
+"""Tables of files, of uploads and their parts, and of the files that a Batch reads and writes."""
 
 from datetime import datetime
 from typing import Any
@@ -25,15 +25,15 @@ class FileRow(Owned, Table):
     filename: Mapped[str]
     sha256: Mapped[str]
     num_bytes: Mapped[int]
-    num_lines: Mapped[int | None]  # of a batch's input
-    endpoint: Mapped[str | None]  # of every line of a batch's input; None where lines differ
-    model: Mapped[str | None]  # that the lines were checked against
+    num_lines: Mapped[int | None]  # for the input of a batch
+    endpoint: Mapped[str | None]  # of all lines of a batch's input; None if they differ
+    model: Mapped[str | None]  # against which the lines were checked
     created_at: Mapped[datetime] = created_now()
     expires_at: Mapped[datetime | None]
 
 
 class UploadRow(Owned, Table):
-    """A file that arrives in parts."""
+    """An Upload: a file that arrives in parts."""
 
     __tablename__ = "uploads"
     __table_args__ = (
@@ -68,7 +68,7 @@ class UploadPartRow(Table):
 
 
 class BatchFilesRow(Table):
-    """The files of a Batch that was made from one."""
+    """The input and output files of a Batch that was made from a file, and the claim to process them."""
 
     __tablename__ = "batch_files"
     __table_args__ = (
@@ -84,14 +84,14 @@ class BatchFilesRow(Table):
     stage: Mapped[FilesStage] = mapped_column(one_of("stage", FilesStage))
     endpoint: Mapped[str]
     input_file_id: Mapped[str]
-    completion_window: Mapped[str]  # as the client wrote it
+    completion_window: Mapped[str]  # as the client gave it
     output_lifetime_seconds: Mapped[int | None]
     output_file_id: Mapped[str | None]
     error_file_id: Mapped[str | None]
-    errors: Mapped[list[Any] | None]  # why no line of it could be run
+    errors: Mapped[list[Any] | None]  # why the input could not be run
 
-    read_offset: Mapped[int] = mapped_column(server_default="0")  # bytes of the input that are requests now
-    fence: Mapped[int] = mapped_column(server_default="0")  # rises with every claim, never otherwise
-    due_at: Mapped[datetime] = mapped_column(server_default=func.now())  # while claimed: its lease's end
+    read_offset: Mapped[int] = mapped_column(server_default="0")  # bytes of the input, already requests
+    fence: Mapped[int] = mapped_column(server_default="0")  # rises when a claim starts or is given up
+    due_at: Mapped[datetime] = mapped_column(server_default=func.now())  # while claimed: the end of the lease
     read_at: Mapped[datetime | None]  # when its last line had become a request
     written_at: Mapped[datetime | None]  # when its files were complete

@@ -1,4 +1,4 @@
-"""What the workers measure."""
+"""Table of meter readings."""
 
 from datetime import datetime
 from typing import Any
@@ -10,7 +10,10 @@ from worker.store.rows.table import Table
 
 
 class MeterRow(Table):
-    """What one process counted in one minute. Its only writer is that process."""
+    """The readings of one process, model and minute.
+
+    Only that process writes the row, except rows of copies and of folded sums, which have several writers.
+    """
 
     __tablename__ = "meters"
     __table_args__ = (
@@ -20,5 +23,5 @@ class MeterRow(Table):
 
     worker: Mapped[str] = mapped_column(primary_key=True)
     minute: Mapped[datetime] = mapped_column(primary_key=True)
-    model: Mapped[str] = mapped_column(server_default="", primary_key=True)  # its fingerprint; "": of none
+    model: Mapped[str] = mapped_column(server_default="", primary_key=True)  # fingerprint; "": no model
     readings: Mapped[dict[str, Any]]

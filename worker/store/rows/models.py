@@ -1,4 +1,4 @@
-"""The models that have made results."""
+"""Table of the models that have made results."""
 
 from datetime import datetime
 
@@ -9,7 +9,7 @@ from worker.store.rows.table import Table, created_now
 
 
 class ServedModelRow(Table):
-    """A model as workers have run it. Results name it by its id; rows are never dropped."""
+    """A model as workers have run it. Results name it by its id; rows are never deleted."""
 
     __tablename__ = "served_models"
     __table_args__ = (UniqueConstraint("fingerprint", "name", "weight_format", "dtype"),)

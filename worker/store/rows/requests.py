@@ -1,4 +1,4 @@
-"""The tables of requests, their tries, their partial outputs and their results."""
+"""Tables of requests, their attempts, their partial outputs and their results."""
 
 from datetime import datetime
 from typing import Any
@@ -20,7 +20,10 @@ from worker.values.requests import RequestKind
 
 
 class RequestRow(Table):
-    """One prompt. Its Result is a row of its own; only a cancel and a bisected shard touch this one."""
+    """One Request of a Batch, as submitted.
+
+    Its Result is a row of its own. Only a cancel, a bisected shard or a reassignment changes this row.
+    """
 
     __tablename__ = "requests"
     __table_args__ = (
@@ -43,32 +46,32 @@ class RequestRow(Table):
     kind: Mapped[RequestKind] = mapped_column(server_default=RequestKind.GENERATION.value)
     prompt: Mapped[str]
     inputs: Mapped[list[Any] | None]  # several prompts, or token ids, instead of `prompt`
-    add_special_tokens: Mapped[bool]  # false where a chat template has written them already
-    params: Mapped[dict[str, Any] | None]  # of its kind; None: the batch's
+    add_special_tokens: Mapped[bool]  # false if a chat template has already written them
+    params: Mapped[dict[str, Any] | None]  # for its kind; None: the batch's
     is_streamed: Mapped[bool] = mapped_column(
         server_default=text("false")
-    )  # its tokens are told as they come
-    max_tokens: Mapped[int]  # of one choice: its own, or what its prompt leaves of the model's context
+    )  # its tokens are sent as they come
+    max_tokens: Mapped[int]  # of one choice: as requested, or what the prompt leaves of the context
     num_prompt_tokens: Mapped[int]
-    cancelled_at: Mapped[datetime | None]  # when its cancel was asked for, while it ran
-    digest: Mapped[bytes | None]  # identical requests of a shard share it; None: each is run
+    cancelled_at: Mapped[datetime | None]  # when its own cancel was requested
+    digest: Mapped[bytes | None]  # identical requests of a shard share it; None: it runs by itself
     cache: Mapped[CacheMode | None]  # None: the batch's
 
 
 class PartialOutputRow(Table):
-    """What a Request without a Result had generated when this was saved."""
+    """The tokens that a Request without a Result had generated at `saved_at`."""
 
     __tablename__ = "partial_outputs"
 
     request_id: Mapped[int] = mapped_column(ForeignKey("requests.id", ondelete="CASCADE"), primary_key=True)
-    model_id: Mapped[int | None]  # whose tokens they are; of `served_models`
+    model_id: Mapped[int | None]  # in `served_models`, the model whose tokens these are
     token_ids: Mapped[list[int]]
     text: Mapped[str] = mapped_column("output")
     saved_at: Mapped[datetime] = mapped_column(server_default=func.now(), onupdate=func.now())
 
 
 class RequestAttemptRow(Table):
-    """One try at a Request that brought no Result, and why."""
+    """One attempt at a Request that brought no Result, and its cause."""
 
     __tablename__ = "request_attempts"
 
@@ -80,7 +83,7 @@ class RequestAttemptRow(Table):
 
 
 class ResultRow(Table):
-    """A Request's outcome. The primary key is the promise: one each."""
+    """A Request's outcome. The primary key guarantees at most one each."""
 
     __tablename__ = "results"
     __table_args__ = (Index(None, "batch_id", "sequence", unique=True),)
@@ -91,7 +94,7 @@ class ResultRow(Table):
     outcome: Mapped[Outcome]
     output: Mapped[str | None]
     finish_reason: Mapped[str | None]
-    model_id: Mapped[int | None]  # that made it, of `served_models`; None: none did
+    model_id: Mapped[int | None]  # in `served_models`, the model that made it; None: none did
     payload: Mapped[dict[str, Any] | None]  # worker.values.results.Payload
     num_prompt_tokens: Mapped[int]
     num_cached_tokens: Mapped[int]

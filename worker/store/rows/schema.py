@@ -1,4 +1,4 @@
-"""Every table, for what must know them all: migrations, and keys between the files' tables."""
+"""Imports every table, for migrations and for foreign keys between tables of different modules."""
 
 from worker.store.rows import access as access_tables
 from worker.store.rows import cache as cache_tables

@@ -1,6 +1,6 @@
-"""The tables. Only worker.store imports them.
+"""The base class of all tables, their column types and naming convention.
 
-Lock order, everywhere: the batch, then its shards. Every time comes from Postgres's own clock.
+Lock order in every transaction: the batch, then its shards. Every time comes from Postgres's own clock.
 """
 
 from datetime import datetime
@@ -38,7 +38,7 @@ NAMING_CONVENTION = {
 
 
 def one_of(column: str, values: type[StrEnum]) -> Enum:
-    """Text with a CHECK, read back as the enumeration's members."""
+    """Return a text column type with a CHECK, whose values are read as members of the enumeration."""
     return Enum(
         values,
         name=column,
@@ -50,7 +50,7 @@ def one_of(column: str, values: type[StrEnum]) -> Enum:
 
 
 class Table(DeclarativeBase):
-    """Every table: text for strings, timestamptz for times, jsonb for objects."""
+    """Base of every table: text for strings, timestamptz for times, jsonb for objects."""
 
     metadata = MetaData(naming_convention=NAMING_CONVENTION)
     type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads this name from the class
@@ -76,20 +76,20 @@ class Table(DeclarativeBase):
 
 
 def is_in(column: str, values: set[str] | frozenset[str]) -> Any:
-    """Return the condition of a partial index."""
+    """Return the condition of a partial index, that the column has one of these values."""
     return text(f"{column} IN ({', '.join(repr(str(v)) for v in sorted(values))})")
 
 
-# Shards that a worker may claim.
+# Condition of ready shards that have a ticket.
 IS_TICKETED = "state IN ('ready') AND ticketed_at IS NOT NULL"
 
 
 def created_now() -> MappedColumn[datetime]:
-    """Return a column that says when its row was inserted."""
+    """Return a column for the time of the row's insert."""
     return mapped_column(server_default=func.now())
 
 
 class Owned:
-    """Mixed into a table whose rows each belong to a tenant: a tenant's store sees no others."""
+    """Mixin for tables whose rows belong to a tenant; a tenant's store sees only its own rows."""
 
     tenant_id: Mapped[str] = mapped_column(server_default=DEFAULT_TENANT)

@@ -1,4 +1,4 @@
-"""Webhooks: endpoints, events, their deliveries and each attempt."""
+"""Tables of webhook endpoints, events, deliveries, receivers and delivery attempts."""
 
 from datetime import datetime
 
@@ -17,7 +17,7 @@ from worker.store.rows.table import Table, created_now, is_in
 
 
 class WebhookEndpointRow(Table):
-    """A receiver registered once for many Batches."""
+    """A WebhookEndpoint: a URL that a tenant registers once for many Batches."""
 
     __tablename__ = "webhook_endpoints"
     __table_args__ = (Index(None, "tenant_id", "created_at", "id"),)
@@ -29,7 +29,7 @@ class WebhookEndpointRow(Table):
     description: Mapped[str] = mapped_column(server_default="")
     is_enabled: Mapped[bool] = mapped_column(server_default=true())
     disabled_reason: Mapped[str | None]
-    sealed_secret: Mapped[str | None]  # None once it is deleted, as is the next
+    sealed_secret: Mapped[str | None]  # None after deletion, like the next
     old_sealed_secret: Mapped[str | None]
     old_secret_expires_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = created_now()
@@ -37,7 +37,11 @@ class WebhookEndpointRow(Table):
 
 
 class WebhookEventRow(Table):
-    """What receivers must be told. Written in the transaction that ends the batch."""
+    """An event for receivers: a ping, or the end of a batch.
+
+    An end is written in the transaction that ends the batch or, if its results go to files, in the one that
+    completes these files.
+    """
 
     __tablename__ = "webhook_events"
     __table_args__ = (
@@ -60,12 +64,12 @@ class WebhookEventRow(Table):
     tenant_id: Mapped[str | None] = mapped_column(server_default="default")
     batch_id: Mapped[str | None] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"))  # None: a ping
     type: Mapped[str]
-    url: Mapped[str | None]  # the batch's own callback, if it has one
+    url: Mapped[str | None]  # the batch's callback, if any
     body: Mapped[str]  # the exact text that is signed and sent
-    attempts: Mapped[int] = mapped_column(server_default="0")  # by all its deliveries
+    attempts: Mapped[int] = mapped_column(server_default="0")  # of all its deliveries
     created_at: Mapped[datetime] = created_now()
 
-    # What moved to deliveries. The release before writes these while both run; drop them in the next.
+    # Deliveries have these columns now. The previous release writes them while both run; drop them next time.
     state: Mapped[EventState | None]
     next_attempt_at: Mapped[datetime] = mapped_column(server_default=func.now())
     fence: Mapped[int] = mapped_column(server_default="0")
@@ -105,9 +109,9 @@ class DeliveryRow(Table):
     id: Mapped[str] = mapped_column(primary_key=True)
     event_id: Mapped[str] = mapped_column(ForeignKey("webhook_events.id", ondelete="CASCADE"))
     endpoint_id: Mapped[str | None] = mapped_column(ForeignKey("webhook_endpoints.id"))  # None: the callback
-    receiver: Mapped[str]  # whose breaker and cap it counts against
+    receiver: Mapped[str]  # its breaker and cap apply to this delivery
     state: Mapped[EventState]
-    attempts: Mapped[int] = mapped_column(server_default="0")  # since it was made or last replayed
+    attempts: Mapped[int] = mapped_column(server_default="0")  # since its creation or last replay
     next_attempt_at: Mapped[datetime] = mapped_column(server_default=func.now())
     fence: Mapped[int] = mapped_column(server_default="0")
     lease_expires_at: Mapped[datetime | None]
@@ -118,7 +122,7 @@ class DeliveryRow(Table):
 
 
 class ReceiverRow(Table):
-    """How a receiver of webhooks has been doing: the state of its circuit breaker."""
+    """The state of a webhook receiver's circuit breaker."""
 
     __tablename__ = "webhook_receivers"
 
@@ -129,7 +133,7 @@ class ReceiverRow(Table):
 
 
 class DeliveryAttemptRow(Table):
-    """One try at delivering a WebhookEvent."""
+    """One attempt to deliver a WebhookEvent."""
 
     __tablename__ = "delivery_attempts"
     __table_args__ = (Index(None, "delivery_id"),)
@@ -137,7 +141,7 @@ class DeliveryAttemptRow(Table):
     event_id: Mapped[str] = mapped_column(
         ForeignKey("webhook_events.id", ondelete="CASCADE"), primary_key=True
     )
-    number: Mapped[int] = mapped_column(primary_key=True)  # among all attempts at the event, from 1
+    number: Mapped[int] = mapped_column(primary_key=True)  # among all attempts for the event, from 1
     delivery_id: Mapped[str | None] = mapped_column(ForeignKey("deliveries.id", ondelete="CASCADE"))
     created_at: Mapped[datetime] = created_now()
     duration_ms: Mapped[int]

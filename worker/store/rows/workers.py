@@ -1,4 +1,4 @@
-"""The table of worker processes."""
+"""Table of worker processes."""
 
 from datetime import datetime
 from typing import Any
@@ -20,7 +20,7 @@ class WorkerRow(Table):
     name: Mapped[str] = mapped_column(primary_key=True)
     queue: Mapped[str]
     slots: Mapped[int]
-    model_fingerprint: Mapped[str | None]  # that it serves
+    model_fingerprint: Mapped[str | None]  # of the model that it serves
     info: Mapped[dict[str, Any]]
     started_at: Mapped[datetime] = created_now()
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())

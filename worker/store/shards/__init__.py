@@ -1,1 +1,1 @@
-"""Shards: tickets, claims, saves, fair shares between tenants."""
+"""Tickets, claims, saves and releases of Shards, and fair shares between tenants."""

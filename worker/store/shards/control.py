@@ -1,4 +1,4 @@
-"""What a customer may still do with a batch: pause it, resume it, cancel one request, delete it."""
+"""Pauses, resumes and deletes batches, and cancels single requests, when a customer asks."""
 
 from enum import Enum, auto
 
@@ -19,7 +19,7 @@ from worker.store.shards import shards
 
 
 class Done(Enum):
-    """What came of it."""
+    """Outcome of a customer's call: done, or the reason why not."""
 
     YES = auto()
     NO_BATCH = auto()
@@ -29,7 +29,10 @@ class Done(Enum):
 
 
 def pause(session: Session, batch_id: str) -> Done:
-    """Have a batch wait: what runs is handed back with what it has generated. Its window goes on closing."""
+    """Pause a batch; its workers release its shards with their partial outputs.
+
+    The completion window keeps running.
+    """
     batch = batches.lock(session, batch_id)
     if batch is None:
         return Done.NO_BATCH
@@ -37,9 +40,9 @@ def pause(session: Session, batch_id: str) -> Done:
         return Done.BATCH_HAS_ENDED
     if batch.paused_at is None:
         batch.paused_at = func.now()
-        batch.forecast_seconds = None  # how long it takes is up to its customer now
+        batch.forecast_seconds = None  # its duration depends on the customer now
         session.flush()
-        # Its tickets must not take the places of others in the window.
+        # Its tickets must not take other batches' places in the window.
         session.execute(
             update(ShardRow)
             .where(
@@ -54,7 +57,7 @@ def pause(session: Session, batch_id: str) -> Done:
 
 
 def resume(session: Session, batch_id: str) -> Done:
-    """Let a paused batch go on; one that is not paused is left alone."""
+    """Resume a paused batch; a batch that is not paused stays as it is."""
     batch = batches.lock(session, batch_id)
     if batch is None:
         return Done.NO_BATCH
@@ -67,7 +70,7 @@ def resume(session: Session, batch_id: str) -> Done:
 
 
 def cancel_request(session: Session, batch_id: str, position: int) -> Done:
-    """End one request of a batch: at once if it waits, else within a Step. A result there is stays."""
+    """Cancel one request of a batch: at once if it waits, else within a Step. An existing result stays."""
     batch = batches.lock(session, batch_id)
     if batch is None:
         return Done.NO_BATCH
@@ -95,10 +98,10 @@ def cancel_request(session: Session, batch_id: str, position: int) -> Done:
 
 
 def remove(session: Session, batch_id: str) -> Done:
-    """Delete a batch that has ended, and whatever was still to be delivered of its event.
+    """Delete a batch that has ended, with its event and the event's deliveries.
 
-    It is nobody's from now on; its requests and results, perhaps a million, go bit by bit
-    (`retention.drop_deleted`).
+    The batch belongs to no tenant from now on. `retention.drop_deleted` deletes its requests and results,
+    perhaps a million, a part at a time.
     """
     batch = batches.lock(session, batch_id)
     if batch is None:

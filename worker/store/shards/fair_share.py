@@ -1,9 +1,10 @@
-"""Weighted fair share between tenants: whose shard goes first, and which of theirs.
+"""Orders shards by weighted fair share between tenants, and by priority within a tenant.
 
-Start-time fair queueing (Goyal, Vin, Cheng 1996) with tokens as the cost, as in the virtual token counter
-of Sheng et al. 2024. A shard's place is the later of its tenant's last finish and the virtual time; its
-finish is its place plus its tokens over its tenant's weight. Lower places go first. Of one tenant's shards
-those of the highest priority do, whatever their places: docs/decisions/0013.
+The method is start-time fair queueing (Goyal, Vin, Cheng 1996) with tokens as the cost, as in the virtual
+token counter of Sheng et al. 2024. A shard's place (its virtual start) is the later of its tenant's last
+finish and the virtual time less `SAVED_TOKENS`. Its finish is its place plus its cost: its tokens divided by
+its tenant's weight. The lowest place goes first. Within a tenant the highest priority goes first, whatever
+the places: docs/decisions/0013.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,13 +20,13 @@ from worker.store.rows.access import FairShareRow, TenantRow
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.shards import ShardRow
 
-# Who had nothing waiting may be so many tokens, over its weight, ahead of those who had: a small batch need
-# not share before it has used them up. More is not saved.
+# An idle tenant banks at most this weighted credit of tokens, which a small batch may use up before it has to
+# share.
 SAVED_TOKENS = 200_000.0
 
-# Which shard of a tenant comes first, in turns: of one priority, that of the batch that has had the fewest
-# run, so that a small batch does not wait for a large one, and that with the earliest deadline, so that what
-# came first is not kept waiting by what comes later.
+# Two orders of a tenant's shards, used in turns. Within one priority, the first prefers the batch with the
+# fewest shards run, so that a small batch does not wait for a large one. The second prefers the earliest
+# deadline, so that later batches do not delay earlier ones.
 FEWEST_FIRST = (ShardRow.priority.desc(), ShardRow.position, ShardRow.expires_at, ShardRow.id)
 EARLIEST_FIRST = (ShardRow.priority.desc(), ShardRow.expires_at, ShardRow.id)
 
@@ -34,7 +35,7 @@ IS_TICKETED = (ShardRow.state == ShardState.READY, ShardRow.ticketed_at.is_not(N
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A shard that may be ticketed. `cost` is in tokens over its tenant's weight."""
+    """A shard that may be ticketed. `cost` is its tokens divided by its tenant's weight."""
 
     shard_id: int
     tenant_id: str
@@ -45,14 +46,14 @@ class Waiting:
 def next_of_each_tenant(
     session: Session, is_due: ColumnElement[bool], *, limit: int, model: str | None = None
 ) -> Sequence[Waiting]:
-    """Return those shards that are due of each tenant's first `limit` ready ones, by either order.
+    """Return the due shards among each tenant's first `limit` ready shards, in either order.
 
-    Those that wait for one model, or those that wait for none in particular.
+    Only shards that wait for `model` count; with None, only shards that wait for no model in particular.
     """
     is_wanted = ShardRow.model_fingerprint == (model or "")
     tenants = _tenants_with_ready_shards(is_wanted)
     settled = BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled
-    # An output is expected to be as long as the batch's were so far, at first as long as it may be.
+    # The expected output length is the batch's mean so far; before the first result it is the maximum.
     output_tokens = func.coalesce(
         cast(BatchRow.output_tokens, Float) / func.nullif(settled, 0),
         cast(BatchRow.max_output_tokens, Float) / BatchRow.num_requests,
@@ -100,7 +101,7 @@ def next_of_each_tenant(
 
 
 def places(session: Session, waiting: Sequence[Waiting]) -> dict[int, float]:
-    """Give shards that have none their places, and charge their tenants; return places by shard id."""
+    """Give shards without a place one, and charge their tenants; return the places by shard id."""
     if not waiting:
         return {}
     finishes = {row.tenant_id: row.virtual_finish for row in session.scalars(select(FairShareRow))}
@@ -111,7 +112,7 @@ def places(session: Session, waiting: Sequence[Waiting]) -> dict[int, float]:
     virtual_time = session.scalar(running)
     if virtual_time is None:
         virtual_time = session.scalar(ticketed)
-    if virtual_time is None:  # there is no work: nobody is behind, and nobody ahead
+    if virtual_time is None:  # there is no work: no tenant is behind or ahead
         session.execute(delete(FairShareRow))
         finishes.clear()
         virtual_time = 0.0
@@ -135,14 +136,14 @@ def places(session: Session, waiting: Sequence[Waiting]) -> dict[int, float]:
 def first(
     session: Session, *, but: Collection[int] = (), fewest: bool = True, model: str | None = None
 ) -> int | None:
-    """Return the ticketed shard that a worker of this model should run next, leaving out some, or None.
+    """Return the ticketed shard that a worker of this model should run next, except those in `but`, or None.
 
-    That is the first of the tenant whose place is the lowest, and it takes that place. `fewest` says by which
-    order; whoever asks does so in turns.
+    The lowest place selects the tenant. That tenant's first shard runs, and it gets the lowest place.
+    `fewest` selects the order `FEWEST_FIRST`, otherwise `EARLIEST_FIRST`; callers alternate between them.
 
-    Messages wait in Redis in the order they came, so a ticket says only that some shard is due; which one is
-    decided when a worker has room. Of two workers that find the same one, the second claims in vain and asks
-    again.
+    Messages wait in Redis in the order of their arrival, so a ticket says only that some shard is due; this
+    function chooses the shard when a worker has room. If two workers find the same shard, the second fails
+    to claim it and asks again.
     """
     is_free = (*IS_TICKETED, may_run(model), ShardRow.id.not_in(but), BatchRow.paused_at.is_(None))
     shard = select(ShardRow.id, ShardRow.tenant_id).join(BatchRow, BatchRow.id == ShardRow.batch_id)
@@ -154,7 +155,7 @@ def first(
     order = FEWEST_FIRST if fewest else EARLIEST_FIRST
     own = shard.where(*is_free, ShardRow.tenant_id == lowest.tenant_id).order_by(*order).limit(1)
     chosen = session.execute(own).one_or_none()
-    if chosen is None:  # claimed meanwhile
+    if chosen is None:  # claimed in the meantime
         return None
     if chosen.id != lowest.id:
         _exchange_places(session, chosen.id, lowest.id)
@@ -162,7 +163,7 @@ def first(
 
 
 def _exchange_places(session: Session, one: int, other: int) -> None:
-    """Give two shards of a tenant each other's places, unless one is locked: then it is being claimed."""
+    """Exchange the places of two shards of a tenant, unless one is locked because it is being claimed."""
     locked = select(ShardRow.id, ShardRow.virtual_start).where(ShardRow.id.in_([one, other]), *IS_TICKETED)
     found = session.execute(locked.with_for_update(skip_locked=True)).all()
     if len(found) == 2:
@@ -177,7 +178,7 @@ def _exchange_places(session: Session, one: int, other: int) -> None:
 
 
 def _tenants_with_ready_shards(is_wanted: ColumnElement[bool]) -> CTE:
-    # One look at the index for each tenant, however many shards wait: Postgres has no such scan of its own.
+    # One index lookup for each tenant, however many shards wait: Postgres has no built-in skip scan.
     is_ready = is_wanted & (ShardRow.state == ShardState.READY)
     first_name = select(func.min(ShardRow.tenant_id).label("tenant_id")).where(is_ready)
     found = first_name.cte("tenant", recursive=True)

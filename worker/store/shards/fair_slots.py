@@ -1,4 +1,8 @@
-"""Which shards get a slot over a worker's own: begun ones, and those for which what runs makes way."""
+"""Finds shards for a worker's extra slots.
+
+They are shards whose workers died, shards of tenants that hold less than their part of the slots, and shards
+that go before other work of their own tenant.
+"""
 
 from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session
@@ -14,9 +18,9 @@ WAITS = (*IS_TICKETED, *IS_FREE)
 
 
 def begun(session: Session, *, limit: int, model: str | None = None) -> list[int]:
-    """Return shards for this model that were begun and are nobody's: their workers have died, or ended.
+    """Return shards for this model that were claimed before and are ready: their workers died or ended.
 
-    Those that are left take them over at once.
+    The remaining workers take them over at once.
     """
     query = (
         select(ShardRow.id)
@@ -49,8 +53,8 @@ def _first_of(session: Session, tenant_id: str | None, waits: tuple[ColumnElemen
 def next_shard(session: Session, *, worker: str, slots: int, model: str | None = None) -> int | None:
     """Return a ticketed shard of a tenant that holds less than its part of this worker's slots, or None.
 
-    A tenant's part is the same for all that hold a slot or have a ticket, and at least one. Suspects are left
-    out: they run alone, and for that need no more than they have.
+    Each tenant that holds a slot or has a ticket gets an equal part, at least one slot. Suspects are left
+    out: they run alone, so they need no extra slot.
     """
     waits = (*WAITS, may_run(model))
     joined = select(ShardRow.tenant_id).join(BatchRow, BatchRow.id == ShardRow.batch_id)
@@ -68,9 +72,10 @@ def next_shard(session: Session, *, worker: str, slots: int, model: str | None =
 
 
 def next_of_own(session: Session, *, worker: str, slots: int, model: str | None = None) -> int | None:
-    """Return a ticketed shard that waits for what this worker runs of the same tenant, or None.
+    """Return a ticketed shard that goes before work of its own tenant on this worker, or None.
 
-    It has a higher priority than some of that, or as high a one and is of a batch that holds no slot here.
+    Its priority is higher than the lowest of that work; or it is equal, and none of the work with that
+    priority is of its batch.
     """
     rows = session.execute(
         select(ShardRow.tenant_id, ShardRow.priority, ShardRow.batch_id).where(*_runs_here(worker))
@@ -80,7 +85,7 @@ def next_of_own(session: Session, *, worker: str, slots: int, model: str | None 
         running.setdefault(tenant_id, []).append((priority, batch_id))
     for tenant_id, held in running.items():
         lowest = min(priority for priority, _ in held)
-        # What comes first was begun least: further behind, no batch waits that has had nothing.
+        # Least-begun batches come first in this order: beyond the limit, no batch waits that has had nothing.
         firsts = (
             select(
                 ShardRow.id,

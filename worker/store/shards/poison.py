@@ -1,7 +1,7 @@
 """Finds the request that kills its workers.
 
-A shard that several of the dead have held runs alone, and is bisected each time that costs a worker too,
-until the bad request stands alone and fails. The others complete.
+A shard whose workers died several times becomes a suspect and runs alone. It is bisected each time it loses
+another worker, until the bad request is alone in its shard and fails. The other requests complete.
 """
 
 from sqlalchemy import func, select, update
@@ -18,11 +18,11 @@ from worker.values.results import RequestError
 
 
 def judge(session: Session, batch: BatchRow, shard: ShardRow, *, max_attempts: int) -> None:
-    """Decide what becomes of a locked, ready shard whose worker has just been lost.
+    """Mark as suspect, bisect or fail a locked, ready shard whose worker has just been lost.
 
-    After `max_attempts` workers it is a suspect. Whoever shared their last moments with it is one too, so
-    nothing is held against a shard before it has cost a worker while it ran alone; a request, before it has
-    cost `max_attempts` of them with no other beside it.
+    A shard becomes a suspect after it has lost `max_attempts` workers. Innocent shards that ran beside it
+    may become suspects too. So a shard is bisected only after it has lost a worker while it ran alone, and a
+    request fails only after it has lost `max_attempts` workers with no other request beside it.
     """
     if not shard.is_suspect:
         if shard.attempts >= max_attempts:
@@ -37,7 +37,7 @@ def judge(session: Session, batch: BatchRow, shard: ShardRow, *, max_attempts: i
 
 
 def _bisect(session: Session, shard: ShardRow, remaining: list[list[int]]) -> None:
-    """Move the second half of what is left to a shard of its own; identical requests stay together."""
+    """Move the second half of the remaining requests to a new shard; identical requests stay together."""
     moved = [request_id for group in remaining[len(remaining) // 2 :] for request_id in group]
     position = select(func.max(ShardRow.position) + 1).where(ShardRow.batch_id == shard.batch_id)
     half = ShardRow(

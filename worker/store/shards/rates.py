@@ -1,4 +1,4 @@
-"""How fast a batch goes: output tokens a second, smoothed, measured when it is saved."""
+"""Measures the rate of a batch at each save, in smoothed output tokens per second."""
 
 from datetime import timedelta
 
@@ -10,13 +10,13 @@ from worker.store.rows.batches import BatchRow
 from worker.store.rows.shards import ShardRow
 
 MEASURED_EVERY = timedelta(seconds=2)
-# After a longer pause the tokens since the last measurement say nothing of the rate.
+# After a longer gap the tokens since the last measurement do not tell the current rate.
 MEASURED_WITHIN_SECONDS = 15.0
 SMOOTHING_SECONDS = 15.0
 
 
 def measure(session: Session, batch: BatchRow) -> None:
-    """Take a locked batch's rate, unless that was done a moment ago."""
+    """Measure a locked batch's rate, unless the last measurement is younger than `MEASURED_EVERY`."""
     session.flush()
     running = (
         select(func.coalesce(func.sum(ShardRow.running_tokens), 0))

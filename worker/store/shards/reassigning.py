@@ -1,6 +1,7 @@
-"""Gives an unfinished batch to another model than the one it was accepted for.
+"""Reassigns an unfinished batch to another model than the one it was accepted for.
 
-Its results stay, and say which model made them; what the old model had begun is begun again.
+Existing results stay, and each names the model that made it. Requests that the old model had begun start
+again from their prompts.
 """
 
 from collections.abc import Sequence
@@ -24,33 +25,33 @@ from worker.values.requests import params_from_json
 from worker.values.sampling import SamplingParams
 
 LIVE = (ShardState.READY, ShardState.RUNNING)
-# Parameters that name tokens by their numbers.
+# Parameters that contain token ids.
 OF_TOKENS = ("logit_bias", "stop_token_ids")
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A locked batch, and the model it waits for."""
+    """A locked batch and the model that it waits for."""
 
     tenant_id: str
     is_over: bool  # it has ended, or is about to
     label: str | None
-    tokenizer: str | None  # None: nobody knows any more
+    tokenizer: str | None  # None: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A request without a result, as it was asked for."""
+    """A request without a result, as the customer submitted it."""
 
     id: int
     position: int
     request: NewRequest
-    max_tokens: int  # of one choice, until now
+    max_tokens: int  # of one choice, under the old model
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What a request is by another model's tokenizer and context."""
+    """Token counts of a request under another model's tokenizer and context."""
 
     id: int
     num_prompt_tokens: int
@@ -58,7 +59,7 @@ class Fitted:
 
 
 def lock(session: Session, batch_id: str) -> Bound | None:
-    """Lock a batch until the transaction ends, and say what it is bound to; None: there is no such batch."""
+    """Lock a batch until the transaction ends; return its model and state, or None for no such batch."""
     batch = batches.lock(session, batch_id)
     if batch is None:
         return None
@@ -72,7 +73,7 @@ def lock(session: Session, batch_id: str) -> Bound | None:
 
 
 def bound_to_tokens(session: Session, batch_id: str) -> str | None:
-    """Return what of a batch's unfinished requests means nothing to another tokenizer, in words, or None."""
+    """Return a phrase for what ties the unfinished requests of a batch to its tokenizer, or None."""
     has_ids = RequestRow.inputs.op("@?")(cast('$[*] ? (@.type() == "array")', JSONPATH))
     names_tokens = or_(*(RequestRow.params.has_key(name) for name in OF_TOKENS))
     reasons = {
@@ -89,13 +90,13 @@ def bound_to_tokens(session: Session, batch_id: str) -> str | None:
 
 
 def longest(session: Session, batch_id: str) -> int:
-    """Return the most tokens that prompt and output of one of a batch's unfinished requests can have."""
+    """Return the most tokens, prompt and output together, that any unfinished request of a batch can have."""
     most = func.max(RequestRow.num_prompt_tokens + RequestRow.max_tokens)
     return session.scalar(select(most).where(_is_unfinished(batch_id))) or 0
 
 
 def counted(session: Session, batch_id: str, *, after: int, limit: int) -> list[Unfinished]:
-    """Return unfinished requests whose tokens were counted, in order, those after a position."""
+    """Return at most `limit` unfinished requests with counted tokens after position `after`, in order."""
     rows = session.scalars(
         select(RequestRow)
         .where(_is_unfinished(batch_id), RequestRow.num_prompt_tokens > 0, RequestRow.position > after)
@@ -107,7 +108,7 @@ def counted(session: Session, batch_id: str, *, after: int, limit: int) -> list[
     for row in rows:
         params = shared if row.params is None else params_from_json(row.kind, row.params)
         if isinstance(params, SamplingParams):
-            params = replace(params, must_fit=False)  # whoever reassigns a batch takes what is left
+            params = replace(params, must_fit=False)  # a reassigned request takes the context that is left
         request = NewRequest(
             prompt=row.prompt,
             inputs=None if row.inputs is None else to_prompts(row.inputs),
@@ -120,9 +121,10 @@ def counted(session: Session, batch_id: str, *, after: int, limit: int) -> list[
 
 
 def fit(session: Session, fitted: Sequence[Fitted]) -> None:
-    """Store what requests are by another tokenizer.
+    """Store the token counts of requests under another tokenizer.
 
-    One whose limit changes is run by itself: what it had in common with others was of the old limit.
+    A request whose `max_tokens` changes loses its digest, as the digest covers the old limit; so it runs by
+    itself.
     """
     if fitted:
         session.connection().execute(
@@ -138,7 +140,7 @@ def fit(session: Session, fitted: Sequence[Fitted]) -> None:
 
 
 def cut_uncounted(session: Session, batch_id: str, *, most: int) -> None:
-    """Limit the outputs of requests whose tokens nobody has counted, as those of a file."""
+    """Limit outputs to `most` tokens in requests whose tokens are not counted, such as those of a file."""
     is_over = (RequestRow.num_prompt_tokens == 0, RequestRow.max_tokens > most)
     session.execute(
         update(RequestRow)
@@ -149,7 +151,7 @@ def cut_uncounted(session: Session, batch_id: str, *, most: int) -> None:
 
 
 def rebind(session: Session, batch_id: str, model: Model, *, more_output_tokens: int = 0) -> None:
-    """Have a locked batch run by another model from now on; whoever runs some of it loses that."""
+    """Bind a locked batch to another model; workers that run its shards lose them."""
     batch = session.get_one(BatchRow, batch_id)
     batch.max_output_tokens += more_output_tokens
     batch.model_name, batch.model_fingerprint = model.name, model.fingerprint

@@ -1,4 +1,4 @@
-"""Shards: claimed with a fenced lease, saved as they go, finished or released by their holder."""
+"""Claims shards under a fenced lease, saves their progress, and finishes or releases them."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ from worker.values.caching import CacheMode, Source
 from worker.values.outcomes import Outcome
 from worker.values.results import NewResult, RequestError
 
-# What a shard has that nobody holds and no ticket names.
+# Columns of a shard that no worker holds and no ticket names.
 NOBODYS: dict[str, Any] = {"worker": None, "lease_expires_at": None, "ticketed_at": None}
 
 CACHES = {Source.EXACT_CACHE, Source.SEMANTIC_CACHE}
@@ -36,46 +36,46 @@ REQUEST_CANCELLED = RequestError("request_cancelled", "this request was cancelle
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A shard held: the fence is the proof, good until somebody claims the shard again."""
+    """A held shard; its fence proves the hold until the shard is claimed again or reassigned."""
 
     shard_id: int
     batch_id: str
     fence: int
     attempt: int
-    requests: Sequence[ShardRequest]  # of identical ones, the first
+    requests: Sequence[ShardRequest]  # the first of each group of identical ones
     tenant_id: str = DEFAULT_TENANT
-    weight: int = 1  # the tenant's share beside others
-    priority: int = 0  # among the tenant's own
-    cache: CacheMode = CacheMode.OFF  # of requests that have none of their own
+    weight: int = 1  # the tenant's, in fair shares
+    priority: int = 0  # beside the tenant's other work
+    cache: CacheMode = CacheMode.OFF  # for requests that have no mode of their own
     cache_similarity: float | None = None
-    leased_until: datetime | None = None  # as claimed
-    may_use_semantic_cache: bool = False  # the tenant, now
-    model_id: int | None = None  # that runs it, of `served_models`
+    leased_until: datetime | None = None  # the end of the lease, as claimed
+    may_use_semantic_cache: bool = False  # its tenant, when the claim was made
+    model_id: int | None = None  # in `served_models`, of the model that runs it
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the holder of a shard has to record."""
+    """Results and progress that the holder of a shard saves."""
 
     held: Claim
     results: Sequence[NewResult]
-    running_tokens: int  # generated so far by requests that are not finished
-    is_last: bool = False  # every request of the shard has its result, with these: it is finished
+    running_tokens: int  # generated so far by unfinished requests
+    is_last: bool = False  # with these, every request of the shard has its result
     partial_outputs: Mapping[int, PartialOutput] = field(default_factory=dict)  # of long ones, by request id
 
 
 class Saved(Enum):
-    """What the holder of a shard must do after a save."""
+    """Instruction to the holder of a shard after a save."""
 
     CONTINUE = auto()  # the lease is renewed
-    CANCEL_SOME = auto()  # go on, without those that `requests.cancelled_in` names
+    CANCEL_SOME = auto()  # go on without the requests that `requests.cancelled_in` returns
     PAUSE = auto()  # the batch was paused: stop, release
-    STOP = auto()  # the batch was cancelled, stopped itself or expired: stop, save what was cut off
-    LOST = auto()  # somebody else holds the shard, or its batch has ended: nothing was written
+    STOP = auto()  # the batch was cancelled, stopped itself or expired: stop, save cut-off requests
+    LOST = auto()  # the fence no longer holds, or the batch has ended: nothing was written
 
 
 def is_suspect(session: Session, shard_id: int, *, model: str | None = None) -> bool:
-    """Whether a shard that a worker of this model may run must run alone, because it may kill its worker."""
+    """Return whether a shard that a worker of this model may run is a suspect and must run alone."""
     wanted = (ShardRow.id == shard_id, models.may_run(model))
     return bool(session.scalar(select(ShardRow.is_suspect).where(*wanted)))
 
@@ -83,7 +83,7 @@ def is_suspect(session: Session, shard_id: int, *, model: str | None = None) -> 
 def claim(
     session: Session, shard_id: int, *, worker: str, lease: timedelta, model: ServedModel | None = None
 ) -> Claim | None:
-    """Take a ready shard of a live batch that waits for this model; None when there is nothing to take."""
+    """Claim a ready shard of a live batch for a worker of this model; return None if that cannot be done."""
     wanted = (ShardRow.id == shard_id, models.may_run(None if model is None else model.fingerprint))
     batch_id = session.scalar(select(ShardRow.batch_id).where(*wanted))
     batch = batches.lock(session, batch_id) if batch_id else None
@@ -130,9 +130,9 @@ def claim(
 
 
 def is_claimed(session: Session, held: Claim, *, worker: str) -> bool:
-    """Whether a claim was committed: the row is as that transaction left it, which no other can have done.
+    """Return whether a claim was committed, after its transaction if that is still open.
 
-    Waits for the transaction if it is still open.
+    If fence, state, worker and expiry match the claim, its commit succeeded.
     """
     batches.lock(session, held.batch_id)
     as_claimed = (
@@ -145,18 +145,18 @@ def is_claimed(session: Session, held: Claim, *, worker: str) -> bool:
 
 
 def renew(session: Session, held: Collection[tuple[int, int]], *, lease: timedelta) -> None:
-    """Renew the leases of shards held by (shard id, fence), without their batches' locks."""
+    """Renew the leases of held shards, given as (shard id, fence), without their batches' locks."""
     ids = (
         select(ShardRow.id)
         .where(tuple_(ShardRow.id, ShardRow.fence).in_(held), ShardRow.state == ShardState.RUNNING)
         .order_by(ShardRow.id)
-        .with_for_update(skip_locked=True)  # what is locked is being saved
+        .with_for_update(skip_locked=True)  # a locked shard is being saved
     )
     _update(session, ids, {"lease_expires_at": func.now() + lease})
 
 
 def ready_interactive(session: Session, *, limit: int, model: str | None = None) -> list[int]:
-    """Return interactive shards that wait to be claimed by a worker of this model, the oldest first."""
+    """Return ready interactive shards that a worker of this model may claim, the oldest first."""
     is_ready = (ShardRow.state == ShardState.READY, ShardRow.lane == Lane.INTERACTIVE)
     query = select(ShardRow.id).where(*is_ready, models.may_run(model))
     return list(session.scalars(query.order_by(ShardRow.id).limit(limit)))
@@ -165,7 +165,7 @@ def ready_interactive(session: Session, *, limit: int, model: str | None = None)
 def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | None) -> list[Saved]:
     """Record results and progress of shards of one batch, and renew their leases unless `lease` is None.
 
-    Shards whose last results these are become finished, and the batch ends if they were its last.
+    A shard that has its last result is finished, and the batch ends with its last shard.
     """
     batch = batches.lock(session, progress[0].held.batch_id)
     held_ids = set() if batch is None else _lock_all_held(session, [one.held for one in progress])
@@ -175,7 +175,7 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
     results = [result for one in held for result in one.results]
     for one in held:
         _settle_cancelled_copies(session, batch, one.held)
-    model_id = held[0].held.model_id  # of one worker, all of them
+    model_id = held[0].held.model_id  # all are held by one worker
     _record(session, batch, requests.without_result(session, results), model_id=model_id)
     last = {one.held.shard_id for one in held if one.is_last}
     unfinished = _return_unfinished(session, last)
@@ -206,7 +206,7 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
 
 
 def _settle_cancelled_copies(session: Session, batch: BatchRow, held: Claim) -> None:
-    """End requests of a held shard that nobody wants and nobody runs, as others answer for them."""
+    """End cancelled requests of a held shard that its holder does not run, as it runs their originals."""
     if batch.has_cancelled_requests:
         run = {request.id for request in held.requests}
         unwanted = [one for one in requests.cancelled_in(session, held.shard_id) if one not in run]
@@ -215,9 +215,9 @@ def _settle_cancelled_copies(session: Session, batch: BatchRow, held: Claim) -> 
 
 
 def _return_unfinished(session: Session, shard_ids: Collection[int]) -> set[int]:
-    """Return those shards to the ready that were run to their end and have requests without a result.
+    """Make shards ready again that ran to their end but have requests without a result; return them.
 
-    These are copies of one that was cancelled by itself: they are run after all.
+    Such requests are copies of a request that was cancelled on its own, so they still have to run.
     """
     unfinished = requests.shards_with_some_left(session, shard_ids)
     if unfinished:
@@ -238,9 +238,9 @@ def _verdict(session: Session, batch: BatchRow, held: Claim) -> Saved:
 
 
 def release(session: Session, held: Claim, unfinished: Mapping[int, PartialOutput] | None = None) -> None:
-    """Hand a held shard back, its unfinished requests to be run by whoever claims it next.
+    """Hand a held shard back, so that the next worker to claim it runs its unfinished requests.
 
-    They go on from what they have generated, where `unfinished` has it by request id.
+    These continue from their partial outputs, where `unfinished` has one by request id.
     """
     batch = batches.lock(session, held.batch_id)
     if batch is None or not _lock_all_held(session, [held]):
@@ -265,7 +265,7 @@ def release(session: Session, held: Claim, unfinished: Mapping[int, PartialOutpu
 
 
 def settle_cancelled_requests(session: Session, batch: BatchRow, shard_id: int) -> None:
-    """End those requests of a locked shard that nobody runs now and nobody wants."""
+    """End the cancelled requests of a locked shard that no worker runs."""
     if not batch.has_cancelled_requests:
         return
     unwanted = requests.cancelled_in(session, shard_id)
@@ -275,7 +275,7 @@ def settle_cancelled_requests(session: Session, batch: BatchRow, shard_id: int) 
 
 
 def finish_if_done(session: Session, shard_id: int) -> None:
-    """Leave a locked shard that nobody runs if each of its requests has its result."""
+    """Finish a locked shard that no worker runs if each of its requests has its result."""
     if not requests.shards_with_some_left(session, [shard_id]):
         session.execute(
             update(ShardRow)
@@ -294,14 +294,14 @@ def _update(session: Session, shard_ids: Collection[int] | Select[int], changes:
 
 
 def _lock_all_held(session: Session, claims: Sequence[Claim]) -> set[int]:
-    """Lock those shards that are still held by these claims, and return their ids."""
+    """Lock the shards that these claims still hold, and return their ids."""
     return set(
         session.scalars(select(ShardRow.id).where(_is_held(claims)).order_by(ShardRow.id).with_for_update())
     )
 
 
 def _is_held(claims: Sequence[Claim]) -> ColumnElement[bool]:
-    # An expired lease whose shard nobody has claimed since still carries our fence: the work is good.
+    # A shard whose lease expired keeps our fence until the next claim: until then our work is good.
     fences = [(claim.shard_id, claim.fence) for claim in claims]
     return and_(
         tuple_(ShardRow.id, ShardRow.fence).in_(fences),
@@ -312,7 +312,7 @@ def _is_held(claims: Sequence[Claim]) -> ColumnElement[bool]:
 def _record(session: Session, batch: BatchRow, results: Sequence[NewResult], *, model_id: int | None) -> None:
     if not results:
         return
-    # Who ran them does not know why the batch stops.
+    # The worker that ran them does not know why the batch stops.
     results = [
         replace(result, error=batches.stop_reason(batch))
         if result.outcome is Outcome.CANCELLED and result.error is None
@@ -341,7 +341,7 @@ def _record(session: Session, batch: BatchRow, results: Sequence[NewResult], *, 
 
 
 def expired(session: Session, *, limit: int) -> list[tuple[int, str]]:
-    """Return (shard id, batch id) of shards whose lease ran out, the oldest first."""
+    """Return (shard id, batch id) of running shards whose lease has expired, the oldest first."""
     rows = session.execute(
         select(ShardRow.id, ShardRow.batch_id)
         .where(ShardRow.state == ShardState.RUNNING, ShardRow.lease_expires_at <= func.now())
@@ -352,10 +352,10 @@ def expired(session: Session, *, limit: int) -> list[tuple[int, str]]:
 
 
 def return_expired(session: Session, shard_id: int, batch_id: str, *, max_attempts: int) -> bool:
-    """Return a shard whose lease ran out to the ready; say whether it still had to be.
+    """Make a shard whose lease has expired ready again; return whether this call did so.
 
-    One whose batch is locked waits for the next sweep: a session that holds on to its lock must not keep the
-    dispatcher from all other batches. `max_attempts` as in `poison.judge`.
+    A shard whose batch is locked waits for the next sweep: a session that keeps its lock must not keep the
+    dispatcher from all other batches. `max_attempts` is that of `poison.judge`.
     """
     batch = batches.lock(session, batch_id, skip_locked=True)
     if batch is None:

@@ -1,4 +1,4 @@
-"""Which rows get a ticket next: a bounded window a queue, re-issued when Redis lost it."""
+"""Issues tickets for due rows within a bounded window, and again when Redis has lost them."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -17,14 +17,14 @@ from worker.store.webhooks import receivers
 def issue_shards(
     session: Session, *, window: int, reissue_after: timedelta, model: str | None = None
 ) -> Sequence[Ticket]:
-    """Mark each tenant's next ready shards as ticketed, the first `window` by each order; return the tickets.
+    """Mark each tenant's first `window` ready shards, in each order, as ticketed; return the tickets.
 
-    Those that wait for one model, or those that wait for none in particular. A ticket older than
-    `reissue_after` whose shard is still unclaimed counts as lost. The window is each tenant's own, so that
-    a backlog leaves no tenant out; which ticketed shard goes first is decided when a worker has room
-    (`fair_share.first`).
+    Only shards that wait for `model` count; with None, only shards that wait for no model in particular. A
+    ticket older than `reissue_after` whose shard is still unclaimed counts as lost. Each tenant has a window
+    of its own, so that a backlog shuts no tenant out. `fair_share.first` chooses among the ticketed shards
+    when a worker has room.
     """
-    # Dispatchers take turns here: two at once would give out the same places.
+    # Dispatchers take turns here: two at once would assign the same places.
     session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended("headrace tickets", 0))))
     is_lost = ShardRow.ticketed_at <= func.now() - reissue_after
     is_due = or_(ShardRow.ticketed_at.is_(None), is_lost)
@@ -62,10 +62,11 @@ def issue_shards(
 def issue_deliveries(
     session: Session, *, window: int, reissue_after: timedelta, most_at_once: int
 ) -> Sequence[Ticket]:
-    """Mark the deliveries that are due as ticketed, as `issue_shards` does with shards.
+    """Mark due deliveries as ticketed, at most `window`; return the tickets.
 
-    A receiver gets no more tickets than it may have deliveries at once, and none while it is paused: what
-    is slow or down has few of the workers' slots, whatever waits for it.
+    A ticket older than `reissue_after` whose delivery is still unclaimed counts as lost. A receiver gets at
+    most `most_at_once` tickets and running deliveries together, and no ticket while it is paused. So a
+    receiver that is slow or down takes few of the workers' slots, however much waits for it.
     """
     is_lost = DeliveryRow.ticketed_at <= func.now() - reissue_after
     is_free = (DeliveryRow.state == EventState.PENDING, or_(DeliveryRow.ticketed_at.is_(None), is_lost))

@@ -1,1 +1,1 @@
-"""Tenants, their keys and quotas, and what was done with keys."""
+"""Store tenants, their API keys and quotas, and the audit log."""

@@ -1,7 +1,7 @@
-"""API keys: made, recognized, rotated, revoked. A key is shown once; its SHA-256 is kept.
+"""Create, recognize, rotate and revoke API keys. A key is shown once; only its SHA-256 is stored.
 
-A key is `hr_<12 hexadecimal digits>_<43 characters>`. What comes before the second underscore is its prefix,
-which names it and may be seen; the rest is 256 random bits, so a fast hash is enough: nobody can guess them.
+A key is `hr_<12 hexadecimal digits>_<43 characters>`. The part before the second underscore is its prefix,
+which names it and is not secret. The rest is 256 random bits: nobody can guess it, so a fast hash is enough.
 """
 
 import hashlib
@@ -18,14 +18,14 @@ from worker.contract.access import Scope
 from worker.store.rows.access import ApiKeyRow, TenantRow
 
 LABEL = "hr"
-MAX_LENGTH = 100  # longer than any key: not worth a hash
+MAX_LENGTH = 100  # longer than any key: such text is not hashed
 # `last_used_at` is written when it is older than this, not at every call.
 LAST_USED_PRECISION = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key as its owner may see it again."""
+    """Record of a key, without its secret part."""
 
     prefix: str
     tenant_id: str
@@ -46,7 +46,7 @@ def create(
     scopes: Iterable[Scope],
     expires_in: timedelta | None = None,
 ) -> str:
-    """Make a key of an existing tenant and return it: the only time that anybody sees it whole."""
+    """Create a key for an existing tenant and return it: the only time that it is shown whole."""
     prefix = f"{LABEL}_{secrets.token_hex(6)}"
     key = f"{prefix}_{secrets.token_urlsafe(32)}"
     session.add(
@@ -64,7 +64,7 @@ def create(
 
 
 def recognize(session: Session, key: str) -> ApiKey | None:
-    """Return the key's record if it is good now, and note that it was used; None: it opens nothing."""
+    """Return the record of a key that is valid now, and note its use; None: it is not valid."""
     if len(key) > MAX_LENGTH:
         return None
     must_note = or_(
@@ -88,16 +88,16 @@ def recognize(session: Session, key: str) -> ApiKey | None:
 
 
 def revoke(session: Session, prefix: str) -> bool:
-    """Make a key useless from now on; False: no such key, or it was revoked before."""
+    """Revoke a key; return False if there is no such key, or it was revoked before."""
     statement = update(ApiKeyRow).where(ApiKeyRow.prefix == prefix, ApiKeyRow.revoked_at.is_(None))
     revoked = statement.values(revoked_at=func.now()).returning(ApiKeyRow.prefix)
     return session.scalar(revoked) is not None
 
 
 def rotate(session: Session, prefix: str, *, old_works_for: timedelta) -> str | None:
-    """Return a new key in place of one that is good, which goes on working for a while; None: it is not.
+    """Replace a valid key, which goes on working for a while; return the new key; None: it is not valid.
 
-    The new one has the old one's name, scopes and length of life.
+    The new key has the old one's name, scopes and length of life.
     """
     old = session.scalar(select(ApiKeyRow).where(ApiKeyRow.prefix == prefix, _is_good()).with_for_update())
     if old is None:
@@ -105,14 +105,14 @@ def rotate(session: Session, prefix: str, *, old_works_for: timedelta) -> str | 
     lifetime = None if old.expires_at is None else old.expires_at - old.created_at
     scopes = map(Scope, old.scopes)
     key = create(session, old.tenant_id, name=old.name, scopes=scopes, expires_in=lifetime)
-    # Postgres's `least` passes over a missing expiry.
+    # Postgres's `least` ignores a missing expiry.
     old.expires_at = func.least(old.expires_at, func.now() + old_works_for)
     session.flush()
     return key
 
 
 def find(session: Session, prefix: str) -> ApiKey | None:
-    """Return a key's record, good or not; None: there is none."""
+    """Return a key's record, valid or not; None: there is none."""
     row = session.get(ApiKeyRow, prefix)
     return None if row is None else _to_key(row, None)
 
@@ -126,7 +126,7 @@ def every(session: Session, tenant_id: str | None = None) -> list[ApiKey]:
 
 
 def prefix_of(key: str) -> str:
-    """Return the part of a key that may be seen."""
+    """Return the part of a key that is not secret."""
     return "_".join(key.split("_")[:2])
 
 

@@ -1,4 +1,4 @@
-"""The audit log: administrative acts, each written in the transaction that does it. Never changed."""
+"""Log administrative acts, each in the transaction that performs it. Entries never change."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from worker.store.rows.access import AuditRow
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """Who did what to what of which tenant. `details` hold no secret."""
+    """An actor's act on a target, and the tenant that it concerns. `details` hold no secret."""
 
     id: int
     created_at: datetime
@@ -27,7 +27,7 @@ class AuditEntry:
 def record(
     session: Session, actor: str, act: str, target: str, details: Mapping[str, Any], *, tenant_id: str
 ) -> None:
-    """Note an act that concerns a tenant; it stands if the transaction does."""
+    """Log an act that concerns a tenant; the entry stands if the transaction commits."""
     session.add(AuditRow(actor=actor, act=act, target=target, details=dict(details), tenant_id=tenant_id))
 
 

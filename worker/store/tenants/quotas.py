@@ -1,4 +1,4 @@
-"""What a tenant may have at once, checked in the transaction that would add to it."""
+"""Check tenants' quotas, in the transaction that would add to what a tenant has."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from worker.store.rows.access import TenantRow
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.files import FileRow, UploadRow
 
-# What each limit of a tenant counts, in words for the client.
+# The noun for each limit of a tenant, in words for the client.
 NOUNS = {
     "max_batches": "batches that have not ended",
     "max_requests": "requests without a result",
@@ -24,7 +24,7 @@ OF_BATCHES = ("max_batches", "max_requests", "max_tokens", "max_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a new batch adds."""
+    """Amounts that a new batch adds to its tenant's."""
 
     requests: int
     tokens: int
@@ -32,7 +32,7 @@ class Demand:
 
 
 class QuotaExceededError(Exception):
-    """What is asked for would take its tenant over a limit. `can_wait`: room for it may come."""
+    """A demand would take its tenant over a limit. `can_wait`: it is within the limit, so room may come."""
 
     def __init__(self, quota: str, *, limit: int, used: int, asked: int) -> None:
         super().__init__(
@@ -43,10 +43,12 @@ class QuotaExceededError(Exception):
 
 
 def check(session: Session, demand: Demand) -> None:
-    """Let a batch in, or not. Holds the tenant's row until the transaction ends: two do not share room.
+    """Check that a batch fits its tenant's quotas; lock the tenant's row until the transaction ends.
+
+    The lock keeps two batches from taking the same room.
 
     Raises:
-        QuotaExceededError: the batch would be too much.
+        QuotaExceededError: the batch does not fit.
 
     """
     tenant_id = tenant_of(session)
@@ -70,7 +72,7 @@ def check(session: Session, demand: Demand) -> None:
 
 
 def check_files(session: Session, num_bytes: int) -> None:
-    """Let a file or an upload of so many bytes in, or not, as `check` does with a batch.
+    """Check that a file or an upload of so many bytes fits its tenant's quota, as `check` does for a batch.
 
     Files that batches write count too, and are never refused: their results were promised.
     """

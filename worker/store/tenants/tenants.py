@@ -1,4 +1,4 @@
-"""Tenants: whose work it is, their share of the workers and their limits."""
+"""Store tenants: their share of the workers, their limits and rights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -14,7 +14,7 @@ from worker.store.rows.access import TenantRow
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a tenant may have at once. None: as much as it likes."""
+    """Quotas of a tenant, and its rate of calls. None: no limit."""
 
     max_batches: int | None = None
     max_requests: int | None = None
@@ -26,7 +26,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant's settings."""
+    """A tenant and its settings."""
 
     id: str
     weight: int
@@ -36,19 +36,19 @@ class Tenant:
 
 
 def create(session: Session, tenant_id: str) -> bool:
-    """Make a tenant with a weight of 1 and no limits; False: it was there."""
+    """Create a tenant with a weight of 1 and no limits; return False if it exists."""
     statement = insert(TenantRow).values(id=tenant_id).on_conflict_do_nothing().returning(TenantRow.id)
     return session.scalar(statement) is not None
 
 
 def change(session: Session, tenant_id: str, settings: Mapping[str, int | None]) -> bool:
-    """Set a tenant's weight, limits and rights, those that are named; False: no such tenant."""
+    """Set the given ones of a tenant's weight, limits and rights; return False if there is no such tenant."""
     statement = update(TenantRow).where(TenantRow.id == tenant_id).values(settings).returning(TenantRow.id)
     return session.scalar(statement) is not None
 
 
 def may_use_semantic_cache(session: Session) -> bool:
-    """Whether the session's tenant may be answered with what another prompt got."""
+    """Return whether the session's tenant may get the answer to another, similar prompt."""
     tenant = session.get(TenantRow, tenant_of(session))
     return tenant is not None and tenant.may_use_semantic_cache
 

@@ -1,1 +1,1 @@
-"""What operators and estimates read off the rows: workers, queues, rates, the overview."""
+"""Read state off the rows for operators and forecasts: workers, queues, rates, the overview."""

@@ -1,6 +1,6 @@
-"""What forecasts go by: output lengths of late, what came of earlier forecasts, what is waiting.
+"""Read the inputs of forecasts: recent output lengths, outcomes of earlier forecasts, and waiting work.
 
-Of batches of one model, and of those that any worker may run; `model=None`: of all.
+`model` selects the batches for that model and those that any worker may run; `model=None`: all batches.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ LEARNED_FROM_OUTCOMES = 100
 
 @dataclass(frozen=True, slots=True)
 class SeenOutput:
-    """How long an output became, and might have become. Cut: its limit ended it."""
+    """Length of an output and its limit, in tokens. Cut: its limit ended it."""
 
     num_tokens: int
     limit: int
@@ -35,7 +35,7 @@ class SeenOutput:
 
 @dataclass(frozen=True, slots=True)
 class ForecastOutcome:
-    """How long a batch was forecast to take, by the costs of Steps alone, and how long it took."""
+    """Forecast time of a batch, from the costs of Steps alone, and the time that it took."""
 
     forecast_seconds: float
     seconds: float
@@ -43,7 +43,7 @@ class ForecastOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What live batches still have to do, at most."""
+    """Upper bound of the work that is left in live batches."""
 
     num_batches: int
     num_requests: int
@@ -52,7 +52,7 @@ class Backlog:
 
 
 def last_end(session: Session, *, model: str | None = None) -> datetime | None:
-    """Return when a batch ended last: until the next one does, what is learned here stays the same."""
+    """Return when a batch last ended: until the next one ends, what is learned here stays the same."""
     return session.scalar(
         select(func.max(BatchRow.finished_at)).where(
             BatchRow.finished_at.is_not(None), BatchRow.results_dropped_at.is_(None), _is_of(model)
@@ -61,9 +61,9 @@ def last_end(session: Session, *, model: str | None = None) -> datetime | None:
 
 
 def recent_outputs(session: Session, *, model: str | None = None) -> list[list[SeenOutput]]:
-    """Return outputs of each of the last batches, from all over it.
+    """Return outputs of each of the last batches, sampled evenly over the batch.
 
-    Those that were told to ignore their end say nothing of it, nor do several choices of one request.
+    Leaves out requests that ignore the end token or ask for several choices: they show no natural length.
     """
     recent = (
         select(BatchRow.id, BatchRow.num_completed, BatchRow.params)
@@ -77,7 +77,7 @@ def recent_outputs(session: Session, *, model: str | None = None) -> list[list[S
         .limit(LEARNED_FROM_BATCHES)
         .subquery()
     )
-    # Results are in order of completion, the short ones first: every so many of them, not the first ones.
+    # Results are in order of completion, short ones first: take one in every `stride`, not the first ones.
     stride = func.greatest(1, recent.c.num_completed // RESULTS_A_BATCH)
     every = (
         func.generate_series(1, recent.c.num_completed, stride)
@@ -108,7 +108,7 @@ def recent_outputs(session: Session, *, model: str | None = None) -> list[list[S
 
 
 def forecast_outcomes(session: Session, *, model: str | None = None) -> list[ForecastOutcome]:
-    """Return what came of the last forecasts, the newest first."""
+    """Return the outcomes of the last forecasts, newest first."""
     recent = (
         select(BatchRow.status, BatchRow.forecast_seconds, BatchRow.created_at, BatchRow.finished_at)
         .where(BatchRow.finished_at.is_not(None), BatchRow.results_dropped_at.is_(None), _is_of(model))
@@ -126,7 +126,7 @@ def forecast_outcomes(session: Session, *, model: str | None = None) -> list[For
 
 
 def live_batches(session: Session, *, limit: int, model: str | None = None) -> list[BatchView]:
-    """Return batches that have work left, the highest priority first, then as they were submitted."""
+    """Return batches that have work left, highest priority first, then oldest first."""
     query = (
         views().where(*_has_work(model)).order_by(BatchRow.priority.desc(), BatchRow.created_at).limit(limit)
     )
@@ -134,7 +134,7 @@ def live_batches(session: Session, *, limit: int, model: str | None = None) -> l
 
 
 def backlog(session: Session, *, model: str | None = None) -> Backlog:
-    """Return the work of all live batches."""
+    """Return the work that is left in all live batches."""
     settled = BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled
     num_batches, num_requests, prompt_tokens, max_output_tokens = session.execute(
         select(
@@ -155,7 +155,7 @@ def backlog(session: Session, *, model: str | None = None) -> Backlog:
 
 
 def tenant_weights(session: Session) -> dict[str, float]:
-    """Return tenants' shares of the workers, where they are not 1."""
+    """Return the weights of tenants whose weight is not 1, by tenant id."""
     found = session.execute(select(TenantRow.id, TenantRow.weight).where(TenantRow.weight != 1))
     return {tenant_id: float(weight) for tenant_id, weight in found}
 

@@ -1,4 +1,4 @@
-"""What an operator looks at: live batches, failures, workers and receivers, of the whole deployment."""
+"""Read the operators' overview of the deployment: live batches, failures, workers and receivers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from worker.store.rows.workers import WorkerRow
 from worker.store.watching.workers import SEEN_WITHIN
 from worker.values.outcomes import Outcome
 
-# Among so many of a batch's last results an example of what failed is looked for.
+# An example of a batch's failures is sought among this many of its last results.
 EXAMPLE_AMONG = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A batch that has ended and in which something failed, with one of its requests' errors."""
+    """A batch that has ended and in which something failed, with its own error or a request's."""
 
     batch: BatchView
     error_code: str | None
@@ -36,7 +36,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """A live worker, and what it has counted lately."""
+    """A live worker and its recent counts."""
 
     name: str
     queue: str
@@ -45,15 +45,15 @@ class WorkerLoad:
     started_at: datetime
     seen_at: datetime
     readings: Readings
-    seconds: float  # that the readings cover
+    seconds: float  # time that the readings cover
 
 
 @dataclass(frozen=True, slots=True)
 class FailingReceiver:
-    """Who has not taken the last deliveries."""
+    """A receiver that did not accept its last deliveries."""
 
     receiver: str
-    url: str | None  # of an endpoint
+    url: str | None  # of an endpoint; None: callbacks
     num_failures: int
     paused_until: datetime | None
     num_waiting: int
@@ -61,7 +61,7 @@ class FailingReceiver:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryCounts:
-    """How many deliveries stand where."""
+    """Numbers of deliveries by state."""
 
     waiting: int  # for their first attempt
     retrying: int
@@ -69,7 +69,7 @@ class DeliveryCounts:
 
 
 def live_batches(session: Session, *, limit: int) -> list[BatchView]:
-    """Return batches that have not ended, running ones first, then as they were submitted."""
+    """Return batches that have not ended, running ones first, then oldest first."""
     query = (
         views()
         .where(BatchRow.status.in_(LIVE_STATUSES), BatchRow.lane == Lane.BATCH)
@@ -80,7 +80,7 @@ def live_batches(session: Session, *, limit: int) -> list[BatchView]:
 
 
 def failures(session: Session, *, limit: int) -> list[Failure]:
-    """Return batches in which something failed, the last ended first."""
+    """Return ended batches in which something failed, the last to end first."""
     query = views().where(text(HAS_FAILED), BatchRow.tenant_id != NOBODY)
     query = query.order_by(BatchRow.finished_at.desc()).limit(limit)
     found = [to_view(*one) for one in session.execute(query)]
@@ -93,7 +93,7 @@ def failures(session: Session, *, limit: int) -> list[Failure]:
 
 
 def _examples(session: Session, batch_ids: Sequence[str]) -> dict[str, tuple[str | None, str | None]]:
-    """Return the error of one failed request of each batch, by batch."""
+    """Return the error (code, message) of one failed request of each batch, by batch id."""
     batch = select(BatchRow.id).where(BatchRow.id.in_(batch_ids)).subquery()
     last = (
         select(ResultRow.sequence, ResultRow.outcome, ResultRow.error_code, ResultRow.error_message)
@@ -113,7 +113,7 @@ def _examples(session: Session, batch_ids: Sequence[str]) -> dict[str, tuple[str
 
 
 def worker_loads(session: Session, *, minutes: int) -> list[WorkerLoad]:
-    """Return every live worker with what it has counted in so many minutes, the one that runs included."""
+    """Return every live worker with its counts of the last `minutes`, the current one included."""
     now, since = session.execute(
         select(func.now(), func.date_trunc("minute", func.now()) - timedelta(minutes=minutes - 1))
     ).one()
@@ -147,7 +147,7 @@ def worker_loads(session: Session, *, minutes: int) -> list[WorkerLoad]:
 
 
 def failing_receivers(session: Session, *, limit: int) -> list[FailingReceiver]:
-    """Return receivers whose last delivery failed, those with most failures in a row first."""
+    """Return receivers whose last delivery failed, most failures in a row first."""
     waiting = (
         select(func.count())
         .where(DeliveryRow.receiver == ReceiverRow.key, DeliveryRow.state == EventState.PENDING)
@@ -166,7 +166,7 @@ def failing_receivers(session: Session, *, limit: int) -> list[FailingReceiver]:
 
 
 def delivery_counts(session: Session) -> DeliveryCounts:
-    """Return how many deliveries wait, wait again, and have failed for good."""
+    """Count the deliveries that wait for a first attempt, wait for a retry, or have failed for good."""
     pending = DeliveryRow.state == EventState.PENDING
     waiting, retrying = session.execute(
         select(

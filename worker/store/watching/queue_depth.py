@@ -1,4 +1,4 @@
-"""How much is waiting and running now, by the indexes of live rows."""
+"""Count waiting and running work, by the indexes of live rows."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from worker.store.rows.webhooks import DeliveryRow
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """Live rows by state."""
+    """Numbers of live rows by state."""
 
     batches: dict[str, int]
     shards_ready: int
@@ -23,7 +23,7 @@ class QueueDepth:
 
 
 def queue_depth(session: Session) -> QueueDepth:
-    """Return what is waiting and running now."""
+    """Count the rows that wait or run now."""
     settled = BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled
     rows = session.execute(
         select(BatchRow.status, func.count(), func.sum(BatchRow.num_requests - settled))

@@ -1,4 +1,4 @@
-"""Where a batch stands in line, and how much work would be done before it."""
+"""Read a batch's place in line: the work that goes before it, and the workers that serve it."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +15,7 @@ from worker.store.watching.workers import is_live
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """Live batches that go before one."""
+    """Amount of work in the live batches that go before a given one."""
 
     num_batches: int
     num_requests: int
@@ -23,7 +23,7 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The live gpu workers that serve a model: `num_loading` have not loaded it yet."""
+    """Numbers of live gpu workers that serve a model; `num_loading` have not loaded it yet."""
 
     num_ready: int
     num_loading: int
@@ -38,9 +38,9 @@ def ahead_of(
     batch_id: str | None = None,
     model: str | None = None,
 ) -> Ahead:
-    """Return what tickets take before a batch: higher priority, then earlier deadline, then age.
+    """Count the batches that get tickets before a given one: by priority, then deadline, then age.
 
-    `batch_id=None` stands for a batch that would be submitted now; `model=None` for one that any worker runs.
+    `batch_id=None` means a batch that would be submitted now; `model=None` one that any worker may run.
     """
     goes_first = BatchRow.priority > priority
     same = BatchRow.priority == priority
@@ -70,7 +70,7 @@ def ahead_of(
 
 
 def capacity(session: Session, *, model: str | None = None) -> Capacity:
-    """Return what the live gpu workers can do that serve a model; None: all of them."""
+    """Count the live gpu workers that serve a model; `model=None`: all of them."""
     serves = is_live(GPU_QUEUE, model)
     ready, loading, everybody = session.execute(
         select(
@@ -83,5 +83,5 @@ def capacity(session: Session, *, model: str | None = None) -> Capacity:
 
 
 def read_clock(session: Session) -> datetime:
-    """Return Postgres's time, the only one that counts."""
+    """Return Postgres's time, the only clock that counts."""
     return session.scalars(select(func.now())).one()

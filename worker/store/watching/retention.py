@@ -1,6 +1,6 @@
-"""Requests and results of batches that ended long ago, or were deleted, go some at a time.
+"""Drop requests and results of batches that ended long ago or were deleted, some at a time.
 
-Of a batch that only ended long ago its own row stays, with its counts.
+A batch that ended long ago keeps its own row, with its counts.
 """
 
 from datetime import timedelta
@@ -18,10 +18,10 @@ from worker.store.rows.webhooks import DeliveryRow, WebhookEventRow
 
 
 def drop_old_results(session: Session, *, kept_for: timedelta, limit: int) -> int:
-    """Drop at most `limit` requests, with their results, of the batch whose end is the longest ago.
+    """Drop at most `limit` requests, with their results, of the batch that ended longest ago.
 
     Returns:
-        How many were dropped; 0: no batch that ended before `kept_for` has any left.
+        The number dropped; 0: no batch that ended more than `kept_for` ago has any left.
 
     """
     writes_files = select(BatchFilesRow.batch_id).where(
@@ -43,7 +43,7 @@ def drop_old_results(session: Session, *, kept_for: timedelta, limit: int) -> in
         return 0
     num_dropped = _drop_requests(session, batch.id, limit)
     if num_dropped < limit:
-        # Small batches travel in their event; one that is still being delivered stays until it is over.
+        # An event holds the outputs of a small batch; one whose delivery goes on is not dropped.
         goes_on = select(DeliveryRow.id).where(
             DeliveryRow.event_id == WebhookEventRow.id,
             DeliveryRow.state.in_([EventState.PENDING, EventState.SENDING]),
@@ -56,10 +56,10 @@ def drop_old_results(session: Session, *, kept_for: timedelta, limit: int) -> in
 
 
 def drop_deleted(session: Session, *, limit: int) -> int:
-    """Drop at most `limit` requests, with their results, of a batch that was deleted, and at last the batch.
+    """Drop at most `limit` requests, with their results, of a deleted batch, and finally the batch.
 
     Returns:
-        How many were dropped.
+        The number of requests dropped.
 
     """
     is_deleted = select(BatchRow).where(BatchRow.tenant_id == NOBODY)
@@ -73,7 +73,7 @@ def drop_deleted(session: Session, *, limit: int) -> int:
 
 
 def _drop_requests(session: Session, batch_id: str, limit: int) -> int:
-    """Drop at most `limit` requests of a batch, the first ones, and its shards with the last of them."""
+    """Drop the first `limit` requests of a batch; drop its shards with the last requests."""
     first = (
         select(RequestRow.id)
         .where(RequestRow.batch_id == batch_id)

@@ -1,4 +1,4 @@
-"""Which worker processes are alive, by their own word to Postgres."""
+"""Track which worker processes are alive, by their heartbeats in Postgres."""
 
 from datetime import timedelta
 from typing import Any
@@ -10,40 +10,40 @@ from sqlalchemy.orm import Session
 from worker.store.rows.workers import WorkerRow
 
 SEEN_WITHIN = timedelta(seconds=15)
-# Each process has a row of its own, so those that end without a word leave one each.
+# Each process has its own row, which stays behind if the process dies.
 FORGET_AFTER = timedelta(minutes=10)
 
 
 def seen(
     session: Session, *, name: str, queue: str, slots: int, info: dict[str, Any], model: str | None = None
 ) -> None:
-    """Say that a worker is alive and able to work, for this model."""
+    """Record a worker's heartbeat, with its slots, its info and the model that it serves."""
     values = {"queue": queue, "slots": slots, "info": info, "model_fingerprint": model, "seen_at": func.now()}
     statement = insert(WorkerRow).values(name=name, **values)
     session.execute(statement.on_conflict_do_update(index_elements=[WorkerRow.name], set_=values))
 
 
 def gone(session: Session, name: str) -> None:
-    """Say that a worker has stopped in good order."""
+    """Delete the row of a worker that has stopped in good order."""
     session.execute(delete(WorkerRow).where(WorkerRow.name == name))
 
 
 def slots(session: Session, queue: str, *, model: str | None = None) -> int:
-    """Return how many tasks the live workers of a queue can run at once; 0 when there is none.
+    """Return how many tasks the live workers of a queue can run at once; 0 if there is none.
 
-    All of them, or those that serve a model.
+    Counts all of them, or those that serve `model`.
     """
     total = select(func.coalesce(func.sum(WorkerRow.slots), 0)).where(is_live(queue, model))
     return int(session.scalar(total) or 0)
 
 
 def count(session: Session, queue: str, *, model: str | None = None) -> int:
-    """Return how many live workers a queue has: all of them, or those that serve a model."""
+    """Count the live workers of a queue: all of them, or those that serve `model`."""
     return session.scalar(select(func.count()).where(is_live(queue, model))) or 0
 
 
 def infos(session: Session, queue: str, *, model: str | None = None) -> list[dict[str, Any]]:
-    """Return what each live worker of a queue says of itself, the one that started first first."""
+    """Return the info of each live worker of a queue, in the order of their starts."""
     chosen = select(WorkerRow.info).where(is_live(queue, model)).order_by(WorkerRow.started_at)
     return list(session.scalars(chosen))
 
@@ -56,9 +56,9 @@ def models(session: Session, queue: str) -> list[str]:
 
 
 def is_live(queue: str, model: str | None = None) -> ColumnElement[bool]:
-    """Return the condition of a queue's workers that were seen lately, and run a model if one is named.
+    """Return the SQL condition for a queue's live workers, only those that run `model` if it is given.
 
-    Who names none is of a release that runs whatever it gets.
+    A worker that names no model is of an older release, which runs whatever it gets.
     """
     found = and_(WorkerRow.queue == queue, WorkerRow.seen_at > func.now() - SEEN_WITHIN)
     if model is None:
@@ -67,5 +67,5 @@ def is_live(queue: str, model: str | None = None) -> ColumnElement[bool]:
 
 
 def forget_the_dead(session: Session) -> None:
-    """Drop workers that have not been seen for a while."""
+    """Drop workers that have not been seen for FORGET_AFTER."""
     session.execute(delete(WorkerRow).where(WorkerRow.seen_at < func.now() - FORGET_AFTER))

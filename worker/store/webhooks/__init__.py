@@ -1,1 +1,1 @@
-"""Webhook endpoints, events and deliveries as rows."""
+"""Store webhook endpoints, events and deliveries as rows."""

@@ -1,4 +1,4 @@
-"""Deliveries: a webhook event on its way to each of its receivers. Knows no HTTP and no signatures."""
+"""Store deliveries of webhook events to their receivers. Must not know HTTP or signatures."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ SETTLED_OR_WAITING = (EventState.PENDING, EventState.DELIVERED, EventState.FAILE
 
 @dataclass(frozen=True, slots=True)
 class DeliveryClaim:
-    """A delivery held for one attempt."""
+    """Claim on a delivery, for one attempt."""
 
     id: str
     event_id: str
@@ -34,7 +34,7 @@ class DeliveryClaim:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What came of one attempt. A status code, an error, or both."""
+    """Outcome of one attempt: a status code, an error, or both."""
 
     duration_ms: int
     status_code: int | None
@@ -43,13 +43,13 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What follows from an attempt.
+    """Consequences of an attempt.
 
     Args:
-        state: Of the delivery.
-        retry_in: When to try a pending one again.
-        is_healthy: The receiver, whatever it said of this event; None: it was not asked.
-        disable: Why its endpoint gets nothing more; None: it does.
+        state: The delivery's new state.
+        retry_in: How long a pending delivery waits for its next attempt.
+        is_healthy: Whether the receiver works, whatever it said of this event; None: it was not asked.
+        disable: Reason to disable the endpoint; None: it stays enabled.
 
     """
 
@@ -60,7 +60,7 @@ class Outcome:
 
 
 def add(session: Session, event_id: str, receiver_of: dict[str | None, str]) -> None:
-    """Address an event to receivers, by endpoint id; None is the batch's own callback."""
+    """Insert an event's deliveries, given receivers by endpoint id; None is the batch's own callback."""
     if not receiver_of:
         return
     session.execute(
@@ -81,7 +81,7 @@ def add(session: Session, event_id: str, receiver_of: dict[str | None, str]) -> 
 
 
 def claim(session: Session, delivery_id: str, *, lease: timedelta, most_at_once: int) -> DeliveryClaim | None:
-    """Take a delivery that is due; None when there is nothing to take, or its receiver has its fill."""
+    """Claim a due delivery; None: it is not due, its endpoint is disabled, or its receiver admits no more."""
     is_due = (
         DeliveryRow.id == delivery_id,
         DeliveryRow.state == EventState.PENDING,
@@ -141,7 +141,7 @@ def _sealed_secrets(session: Session, endpoint: WebhookEndpointRow) -> tuple[str
 
 
 def renew(session: Session, held: DeliveryClaim, *, lease: timedelta) -> None:
-    """Keep a delivery that is still being sent."""
+    """Extend the lease of a delivery that is being sent."""
     session.execute(
         update(DeliveryRow)
         .where(
@@ -154,8 +154,8 @@ def renew(session: Session, held: DeliveryClaim, *, lease: timedelta) -> None:
 
 
 def record_attempt(session: Session, held: DeliveryClaim, attempt: Attempt, outcome: Outcome) -> None:
-    """Log an attempt, tell the breaker, and move the delivery on as the outcome says."""
-    # The receiver first, as in `claim`.
+    """Log an attempt, update the circuit breaker, and move the delivery to the outcome's state."""
+    # Lock the receiver first, as `claim` does.
     if outcome.is_healthy is not None:
         receivers.record(session, held.receiver, is_healthy=outcome.is_healthy)
     session.execute(
@@ -188,7 +188,7 @@ def record_attempt(session: Session, held: DeliveryClaim, attempt: Attempt, outc
 
 
 def return_expired(session: Session, *, limit: int) -> int:
-    """Return deliveries whose sender died to the pending; count them."""
+    """Move at most `limit` deliveries with an expired lease back to pending; return how many."""
     expired = (
         select(DeliveryRow.id)
         .where(DeliveryRow.state == EventState.SENDING, DeliveryRow.lease_expires_at <= func.now())
@@ -213,10 +213,10 @@ def replay(
     states: Iterable[EventState] = SETTLED_OR_WAITING,
     limit: int = 1000,
 ) -> int:
-    """Send deliveries again, with the whole schedule before them; count them, at most `limit`.
+    """Send at most `limit` deliveries again, each with its whole schedule of retries; return how many.
 
-    Those of one event, of one endpoint, or both. An attempt that is under way is left alone, and so is
-    what is addressed to an endpoint that is disabled.
+    `event_id` and `endpoint_id` each narrow the selection. Skips deliveries with an attempt under way and
+    those to a disabled endpoint.
     """
     states = list(states)
     query = (
@@ -234,7 +234,7 @@ def replay(
     if endpoint_id is not None:
         query = query.where(DeliveryRow.endpoint_id == endpoint_id)
     found = session.execute(query).all()
-    # The receivers first, as in `claim`.
+    # Lock the receivers first, as `claim` does.
     receivers.unpause(session, {row.receiver for row in found})
     replayed = session.scalars(
         update(DeliveryRow)

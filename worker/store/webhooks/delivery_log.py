@@ -1,4 +1,4 @@
-"""The delivery log: events, how their deliveries stand, and every attempt. Reads only."""
+"""Read the delivery log: events, states of their deliveries, and every attempt. Must not write."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from worker.store.rows.webhooks import DeliveryAttemptRow, DeliveryRow, WebhookE
 
 @dataclass(frozen=True, slots=True)
 class DeliveryView:
-    """How the delivery of an event to one receiver stands."""
+    """Current state of an event's delivery to one receiver."""
 
     event_id: str
     endpoint_id: str | None  # None: the batch's own callback
@@ -28,7 +28,7 @@ class DeliveryView:
 
 @dataclass(frozen=True, slots=True)
 class EventView:
-    """An event, and how its deliveries stand."""
+    """An event, and the current state of its deliveries."""
 
     id: str
     type: str
@@ -40,7 +40,7 @@ class EventView:
 
 @dataclass(frozen=True, slots=True)
 class AttemptView:
-    """One try."""
+    """One try at a delivery."""
 
     number: int
     endpoint_id: str | None
@@ -52,7 +52,7 @@ class AttemptView:
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Which events a listing shows; None is no filter."""
+    """Filter of a listing of events; None: no restriction."""
 
     state: EventState | None = None
     endpoint_id: str | None = None
@@ -62,7 +62,7 @@ class EventFilter:
 def page(
     session: Session, tenant: str, wanted: EventFilter, *, after: str | None, limit: int
 ) -> list[EventView]:
-    """Return events, newest first, from the one after `after`."""
+    """Return a tenant's events after `after`, newest first."""
     query = _of(tenant)
     if wanted.batch_id is not None:
         query = query.where(WebhookEventRow.batch_id == wanted.batch_id)
@@ -82,7 +82,7 @@ def page(
 
 
 def get(session: Session, tenant: str, event_id: str) -> EventView | None:
-    """Return an event, or None."""
+    """Return a tenant's event, or None if there is none."""
     row = session.scalar(_of(tenant).where(WebhookEventRow.id == event_id))
     return None if row is None else _views(session, [row])[0]
 
@@ -109,12 +109,12 @@ def attempts(session: Session, event_id: str) -> list[AttemptView]:
 
 
 def delivery_of(session: Session, batch_id: str) -> DeliveryView | None:
-    """Return how a batch's own callback stands; None before the batch ends or without one."""
+    """Return the delivery to a batch's own callback; None before the batch ends or without a callback."""
     return deliveries_of(session, [batch_id]).get(batch_id)
 
 
 def deliveries_of(session: Session, batch_ids: Sequence[str]) -> dict[str, DeliveryView]:
-    """Return the same of several batches, by their ids."""
+    """Return the deliveries to several batches' own callbacks, by batch id."""
     events = session.scalars(select(WebhookEventRow).where(WebhookEventRow.batch_id.in_(batch_ids))).all()
     return {
         event.batch_id: delivery

@@ -1,4 +1,4 @@
-"""Webhook endpoints: receivers registered once. Knows no HTTP; secrets come and go sealed."""
+"""Store webhook endpoints: receivers registered once. Must not know HTTP; secrets come and go sealed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from worker.store.rows.webhooks import DeliveryRow, WebhookEndpointRow
 
 @dataclass(frozen=True, slots=True)
 class NewEndpoint:
-    """An endpoint on its way in."""
+    """An endpoint to be registered."""
 
     url: str
     event_types: list[str]
@@ -26,7 +26,7 @@ class NewEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class EndpointView:
-    """An endpoint as it stands; its secret is not part of it."""
+    """Current state of an endpoint, without its secret."""
 
     id: str
     url: str
@@ -58,13 +58,13 @@ def create(session: Session, tenant: str, new: NewEndpoint) -> EndpointView:
 
 
 def get(session: Session, tenant: str, endpoint_id: str) -> EndpointView | None:
-    """Return an endpoint, or None."""
+    """Return a tenant's endpoint, or None if there is none."""
     row = session.scalar(_of(tenant).where(WebhookEndpointRow.id == endpoint_id))
     return None if row is None else _view(row)
 
 
 def page(session: Session, tenant: str, *, after: str | None, limit: int) -> list[EndpointView]:
-    """Return endpoints, oldest first, from the one after `after`."""
+    """Return a tenant's endpoints after `after`, oldest first."""
     query = _of(tenant).order_by(WebhookEndpointRow.created_at, WebhookEndpointRow.id).limit(limit)
     if after is not None:
         place = tuple_(WebhookEndpointRow.created_at, WebhookEndpointRow.id)
@@ -81,9 +81,9 @@ def count(session: Session, tenant: str) -> int:
 
 
 def change(session: Session, tenant: str, endpoint_id: str, values: dict[str, Any]) -> EndpointView | None:
-    """Change columns of an endpoint; None when there is none.
+    """Change columns of an endpoint; None: there is none.
 
-    Disabling turns what was pending for it into dead letters.
+    Disabling an endpoint turns its pending deliveries into dead letters.
     """
     row = _locked(session, tenant, endpoint_id)
     if row is None:
@@ -101,7 +101,7 @@ def change(session: Session, tenant: str, endpoint_id: str, values: dict[str, An
 def rotate(
     session: Session, tenant: str, endpoint_id: str, *, sealed_secret: str, overlap: timedelta
 ) -> EndpointView | None:
-    """Give an endpoint a new secret; the one before signs along until `overlap` is over."""
+    """Give an endpoint a new secret; the old one signs too until `overlap` has passed."""
     row = _locked(session, tenant, endpoint_id)
     if row is None:
         return None
@@ -114,7 +114,7 @@ def rotate(
 
 
 def forget(session: Session, tenant: str, endpoint_id: str) -> bool:
-    """Delete an endpoint and its secrets; what was sent to it stays in the delivery log."""
+    """Delete an endpoint and its secrets; its deliveries stay in the delivery log."""
     row = _locked(session, tenant, endpoint_id)
     if row is None:
         return False
@@ -126,7 +126,7 @@ def forget(session: Session, tenant: str, endpoint_id: str) -> bool:
 
 
 def disable(session: Session, endpoint_id: str, *, reason: str) -> None:
-    """Send nothing more to an endpoint, whoever owns it; what is pending becomes dead letters."""
+    """Disable an endpoint of any tenant; its pending deliveries become dead letters."""
     session.execute(
         update(WebhookEndpointRow)
         .where(WebhookEndpointRow.id == endpoint_id, WebhookEndpointRow.is_enabled)
@@ -136,7 +136,7 @@ def disable(session: Session, endpoint_id: str, *, reason: str) -> None:
 
 
 def reseal(session: Session, change: Callable[[str], str]) -> int:
-    """Pass every sealed secret through `change`; count the endpoints."""
+    """Pass every sealed secret through `change`; return the number of endpoints."""
     rows = session.scalars(
         select(WebhookEndpointRow).where(WebhookEndpointRow.deleted_at.is_(None)).with_for_update()
     ).all()
@@ -159,7 +159,7 @@ def listening(session: Session, tenant: str | None, event_type: str) -> Sequence
 
 
 def _of(tenant: str) -> Select[WebhookEndpointRow]:
-    """Return the one query through which a tenant sees endpoints."""
+    """Return the only query through which a tenant sees endpoints."""
     return select(WebhookEndpointRow).where(
         WebhookEndpointRow.tenant_id == tenant, WebhookEndpointRow.deleted_at.is_(None)
     )

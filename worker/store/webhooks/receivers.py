@@ -1,7 +1,7 @@
-"""Receivers of webhooks: how many deliveries go to one at once, and a circuit breaker.
+"""Limit the deliveries to each receiver at once, and pause a failing receiver with a circuit breaker.
 
 The state is in Postgres, so all callbacks workers share it. After `FAILURES_TO_PAUSE` failures in a row a
-receiver is paused; when the pause is over one delivery is tried, and its outcome ends or renews the pause.
+receiver is paused; after the pause one delivery is tried, and its outcome ends or renews the pause.
 """
 
 from collections.abc import Iterable
@@ -21,13 +21,13 @@ FORGET_AFTER = timedelta(days=1)
 
 
 def use(session: Session, keys: Iterable[str]) -> None:
-    """Make sure that receivers exist. Locks none that does: a batch that ends waits for no receiver."""
+    """Insert missing receivers. Locks no existing one, so a batch that ends waits for no receiver."""
     rows = [{"key": key} for key in sorted(set(keys))]
     session.execute(insert(ReceiverRow).values(rows).on_conflict_do_nothing())
 
 
 def unpause(session: Session, keys: Iterable[str]) -> None:
-    """Let one delivery be tried at once. Locks the receivers until the transaction ends."""
+    """End the pauses of receivers, so that a delivery is tried. Locks them until the transaction ends."""
     values = {"used_at": func.now(), "paused_until": None}
     for key in sorted(set(keys)):
         statement = insert(ReceiverRow).values(key=key)
@@ -35,18 +35,18 @@ def unpause(session: Session, keys: Iterable[str]) -> None:
 
 
 def room(most: int) -> ColumnElement[int]:
-    """Return the SQL of how many deliveries a receiver may have at once: one where it has been failing."""
+    """Return the SQL of a receiver's limit of deliveries at once: `most`, 1 if it fails, 0 while paused."""
     is_failing = ReceiverRow.num_failures >= FAILURES_TO_PAUSE
     return case((is_not_paused() & ~is_failing, most), (is_not_paused(), 1), else_=0)
 
 
 def is_not_paused() -> ColumnElement[bool]:
-    """Return the SQL of whether a receiver may be tried."""
+    """Return the SQL condition that a receiver is not paused."""
     return or_(ReceiverRow.paused_until.is_(None), ReceiverRow.paused_until <= func.now())
 
 
 def admit(session: Session, key: str, *, most: int) -> bool:
-    """Lock a receiver until the transaction ends, and say whether one more delivery may start."""
+    """Lock a receiver until the transaction ends; return whether one more delivery may start."""
     allowed = session.scalar(select(room(most)).where(ReceiverRow.key == key).with_for_update())
     if not allowed:
         return False
@@ -55,7 +55,7 @@ def admit(session: Session, key: str, *, most: int) -> bool:
 
 
 def record(session: Session, key: str, *, is_healthy: bool) -> None:
-    """Record how a receiver took a delivery, and pause it if it has been failing. Locks its row."""
+    """Record a receiver's success or failure, and pause it after repeated failures. Locks its row."""
     failures = session.scalar(
         select(ReceiverRow.num_failures).where(ReceiverRow.key == key).with_for_update()
     )
@@ -69,9 +69,9 @@ def record(session: Session, key: str, *, is_healthy: bool) -> None:
 
 
 def forget_the_idle(session: Session) -> None:
-    """Drop receivers that nothing has gone to for a day and nothing waits for.
+    """Drop receivers that were not used for FORGET_AFTER and that no delivery waits for.
 
-    One that a transaction under way has just counted on comes back the next time.
+    A receiver dropped while a concurrent transaction relied on it is inserted again by the next call.
     """
     waiting = select(DeliveryRow.receiver).where(
         DeliveryRow.state.in_([EventState.PENDING, EventState.SENDING])

@@ -1,4 +1,4 @@
-"""Webhook events: what receivers are told, written in the transaction in which it happens."""
+"""Write WebhookEvents, each in the transaction of what it reports."""
 
 import re
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from worker.values.results import Output, RequestError, num_bytes
 
 
 def record_end(session: Session, batch: BatchRow, files: Mapping[str, str | None] | None = None) -> None:
-    """Write the event of a batch that has just ended, if anybody wants to be told.
+    """Write the event of a batch that has just ended, if it has a receiver.
 
-    `files`: ids of those that its results were written to, by what their links are called.
+    `files`: ids of the files with its results, by the names of their links.
     """
     tenant = batch.tenant_id
     receiver_of = _receivers(session, tenant, f"batch.{batch.status}", batch.callback_url)
@@ -64,7 +64,7 @@ def record_end(session: Session, batch: BatchRow, files: Mapping[str, str | None
 
 
 def ping(session: Session, tenant: str, endpoint_id: str) -> str:
-    """Write an event that says nothing, for one endpoint; return its id."""
+    """Write a test event for one endpoint; return its id."""
     event = Ping(event_id=f"evt_{uuid4().hex}", created_at=_now(session), endpoint_id=endpoint_id)
     session.execute(
         insert(WebhookEventRow).values(
@@ -76,7 +76,7 @@ def ping(session: Session, tenant: str, endpoint_id: str) -> str:
 
 
 def adopt(session: Session, *, limit: int) -> None:
-    """Address the events that a process of the release before has written."""
+    """Insert the deliveries of at most `limit` events that a process of an older release has written."""
     rows = session.scalars(
         select(WebhookEventRow)
         .where(
@@ -98,7 +98,7 @@ def adopt(session: Session, *, limit: int) -> None:
 def _receivers(
     session: Session, tenant: str, event_type: str, callback_url: str | None
 ) -> dict[str | None, str]:
-    """Return whom an event goes to, by endpoint id, each with the name that its breaker goes by."""
+    """Return an event's receivers by endpoint id (None: the callback), each by its circuit breaker's key."""
     found: dict[str | None, str] = {
         endpoint_id: endpoint_id for endpoint_id in endpoints.listening(session, tenant, event_type)
     }

@@ -1,1 +1,1 @@
-"""Published model families: each reads its config.json into a DecoderConfig."""
+"""Published model families: each module reads its family's config.json into a DecoderConfig."""

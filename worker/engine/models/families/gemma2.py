@@ -22,7 +22,7 @@ def read_gemma2(file: Path, config: dict[str, Any]) -> DecoderConfig:
 
 
 def read_gemma(file: Path, config: dict[str, Any]) -> DecoderConfig:
-    """Return what Gemma 2 and 3 have in common."""
+    """Return the shape that Gemma 2 and 3 have in common."""
     if config.get("use_bidirectional_attention"):
         raise UnsupportedModelError(file, "use_bidirectional_attention", "is not built")
     defaults = {"head_dim": 256, "tie_word_embeddings": True}
@@ -49,7 +49,7 @@ def _scalar(file: Path, config: dict[str, Any]) -> float:
 
 
 def _cap(file: Path, config: dict[str, Any], key: str, default: float) -> float | None:
-    """Return a soft cap: absent is the default, null is none."""
+    """Return a soft cap: the default if the key is absent, None if it is null."""
     if key in config and config[key] is None:
         return None
     return read_key(file, config, key, float, default)

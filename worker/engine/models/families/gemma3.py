@@ -1,4 +1,4 @@
-"""Gemma 3, text only: normalised heads, and a window with a rotation of its own on five layers of six."""
+"""Gemma 3, text only: normalised heads, and a window with its own rotation on five of six layers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ def read_gemma3(file: Path, config: dict[str, Any]) -> DecoderConfig:
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if config.get(key) is not None:
             raise UnsupportedModelError(file, key, "is not built for Gemma 3")
-    # transformers 5 has one rope section a kind of layer; before it, the local one was a key.
+    # transformers 5 has one rope section per layer type; earlier versions have a key for the local theta.
     local_theta = read_key(file, config, "rope_local_base_freq", float, LOCAL_THETA)
     rope = read_key(file, config, "rope_parameters", dict, {})
     if rope:

@@ -1,4 +1,4 @@
-"""Llama 2 and 3."""
+"""Llama 2 and 3: optional biases on attention and MLP."""
 
 from dataclasses import replace
 from pathlib import Path

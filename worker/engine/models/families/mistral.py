@@ -11,7 +11,7 @@ from worker.engine.models.decoder_config import DecoderConfig, read_decoder_conf
 def read_mistral(file: Path, config: dict[str, Any]) -> DecoderConfig:
     """Return the shape of a `MistralForCausalLM`."""
     shape = read_decoder_config(file, config)
-    # Absent means 4096, null means none: the first version left it out.
+    # An absent key means 4096, which the first version left out; null means no window.
     is_null = "sliding_window" in config and config["sliding_window"] is None
     window = None if is_null else read_size(file, config, "sliding_window", 4096)
     return replace(shape, windows=(window,) * shape.num_layers)

@@ -1,4 +1,4 @@
-"""Phi-3: a checkpoint whose QKV and gate-up are fused already. Its long-context rotation is not built."""
+"""Phi-3: the checkpoint holds QKV and gate-up fused. Its long-context rotation is not implemented."""
 
 from dataclasses import replace
 from pathlib import Path

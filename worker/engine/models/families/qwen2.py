@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: biases on queries, keys and values, and a window on the upper layers when asked for."""
+"""Qwen2 and Qwen2.5: biases on queries, keys and values, and an optional window on the upper layers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ def read_qwen2(file: Path, config: dict[str, Any]) -> DecoderConfig:
 
 
 def read_qwen_windows(file: Path, config: dict[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    """Return each layer's window, which only counts when `use_sliding_window` is set."""
+    """Return each layer's window; all None unless `use_sliding_window` is set."""
     if not read_key(file, config, "use_sliding_window", bool, default=False):
         return (None,) * num_layers
     first = read_key(file, config, "max_window_layers", int, 28)

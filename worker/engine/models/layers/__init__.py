@@ -1,1 +1,1 @@
-"""Layers that the models are made of: weights, and the operators they go through."""
+"""Layers of the models: weights and the operators applied to them."""

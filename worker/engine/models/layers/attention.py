@@ -1,4 +1,4 @@
-"""Self-attention over the paged cache."""
+"""Computes self-attention over the paged KV cache."""
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ from worker.engine.models.step_input import StepInput
 
 
 class Attention:
-    """Query, key and value from one product; rotation and cache write in one pass; attention."""
+    """Self-attention of one layer: one product for query, key and value, rotary cache write, attention."""
 
     __slots__ = ("_norms", "_qkv", "_scale", "_soft_cap", "window")
 
@@ -22,7 +22,7 @@ class Attention:
         window: int | None = None,
         soft_cap: float | None = None,
     ) -> None:
-        self.window = window  # tokens a row reads, its own the last of them; None: all before it
+        self.window = window  # tokens that a row reads, itself included; None: all up to it
         self._qkv = qkv
         self._scale = scale
         self._norms = norms

@@ -1,4 +1,4 @@
-"""Matrix products with a weight that never changes."""
+"""Multiplies activations by constant weights, in floats or in int8 on a CPU."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from kernels.quantization import Int8Weight
 
 
 class Projection(Protocol):
-    """What a layer asks of a weight, however it is kept."""
+    """Interface of a product with a weight, whatever the weight's format."""
 
     out_features: int
 
@@ -20,7 +20,7 @@ class Projection(Protocol):
 
 
 class Linear:
-    """`x @ weight.T + bias`, on a CPU with the weight reordered once for oneDNN where torch carries it.
+    """`x @ weight.T + bias`; on a CPU the weight is reordered once for oneDNN, if torch includes it.
 
     A reordered weight serves every batch size. Against `F.linear` on 2 shared cores: bf16 1.3-3x faster at 16
     rows and level at 2048; f32 1.3-1.8x faster at 16 rows, but up to 2x slower at one row of small matrices.
@@ -43,7 +43,7 @@ class Linear:
 
 
 class Int8Linear:
-    """`x @ weight.T + bias` on a CPU with the weight in int8 and activations quantized as they come."""
+    """`x @ weight.T + bias` on a CPU, with an int8 weight and activations quantized in each call."""
 
     __slots__ = ("_bias", "_dtype", "_weight", "out_features")
 

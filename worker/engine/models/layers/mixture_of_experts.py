@@ -1,4 +1,4 @@
-"""MLPs of which each token uses a few parts, chosen by a router."""
+"""Computes mixtures of experts: a router chooses a few MLPs for each token."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from worker.engine.models.layers.mlp import Mlp
 
 
 class ExpertRouter:
-    """Chooses each token's experts: the most likely ones, with what each is worth.
+    """Chooses each token's experts: the most likely ones, with a weight for each.
 
     Source: Shazeer et al., arXiv:1701.06538, with the softmax before the choice.
     """
@@ -19,7 +19,7 @@ class ExpertRouter:
     def __init__(self, logits: Projection, *, num_chosen: int, is_normalised: bool) -> None:
         self._logits = logits
         self.num_chosen = num_chosen
-        self._is_normalised = is_normalised  # whether a token's weights are made to sum to one
+        self._is_normalised = is_normalised  # scale each token's weights to a sum of one
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return float32 weights and the numbers of the experts, both [num_tokens, num_chosen]."""
@@ -30,10 +30,10 @@ class ExpertRouter:
 
 
 class MixtureOfExperts:
-    """The weighted sum of each token's experts, on a CPU.
+    """Weighted sum of each token's experts, on a CPU.
 
-    Only experts that some token chose run, each once, over its tokens together; a token adds them up in the
-    order of their numbers.
+    Only chosen experts run, each once over all its tokens. A token's experts are added in the order of their
+    numbers.
     """
 
     __slots__ = ("_experts", "_router")
@@ -59,9 +59,10 @@ class MixtureOfExperts:
 
 
 class ExpertsOnGpu:
-    """The same on a GPU, where the host never learns who chose what: a CUDA graph can hold it.
+    """Weighted sum of each token's experts, on a GPU.
 
-    A token adds up its experts from the most likely one on, in float32.
+    The host never sees the choices, so a CUDA graph can record it. A token's experts are added in float32,
+    the most likely one first.
     """
 
     __slots__ = ("_down", "_gate_up", "_numbers", "_router")

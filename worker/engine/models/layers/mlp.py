@@ -1,4 +1,4 @@
-"""The part of a layer that sees one token at a time."""
+"""Computes the MLP of a layer, which treats each token on its own."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -8,19 +8,19 @@ from torch import Tensor
 from kernels.gate_mul import gelu_mul, silu_mul
 from worker.engine.models.layers.linear import Projection
 
-# By the name config.json has for it.
+# By their names in config.json.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_mul}
 
 
 class Mlp(Protocol):
-    """What a layer asks of its MLP, dense or not."""
+    """Interface of a layer's MLP, dense or a mixture of experts."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [num_tokens, hidden] for `x` [num_tokens, hidden]."""
 
 
 class Gated:
-    """`activation(gate(x)) * up(x)`, gate and up from one product."""
+    """`activation(gate(x)) * up(x)`, with gate and up computed by one product."""
 
     __slots__ = ("_activation", "_gate_up", "out_features")
 
@@ -35,7 +35,7 @@ class Gated:
 
 
 class GatedMlp:
-    """`down(gated(x))`."""
+    """Dense MLP: `down(gated(x))`."""
 
     __slots__ = ("_down", "_gated")
 

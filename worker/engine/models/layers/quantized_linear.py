@@ -1,4 +1,4 @@
-"""Matrix products on a GPU with a weight that stays quantized."""
+"""Multiplies activations by quantized weights on a GPU."""
 
 from torch import Tensor
 
@@ -7,7 +7,7 @@ from kernels.weight_only_linear import LinearWeight, weight_only_linear
 
 
 class WeightOnlyLinear:
-    """`x @ weight.T + bias` with `x` in 16 bits; of a gated weight `silu(gate) * up`."""
+    """`x @ weight.T + bias` with `x` in 16 bits; for a gated weight `silu(gate) * up`."""
 
     __slots__ = ("_weight", "out_features")
 
@@ -21,7 +21,7 @@ class WeightOnlyLinear:
 
 
 class ScaledLinear:
-    """The same with both in 8 bits, tokens quantized as they come."""
+    """As WeightOnlyLinear, but with weight and tokens in 8 bits; tokens are quantized in each call."""
 
     __slots__ = ("_weight", "out_features")
 

@@ -1,4 +1,4 @@
-"""Cosines and sines for every position, with the checkpoint's scaling."""
+"""Computes the rotary cosines and sines of every position, with the checkpoint's scaling."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How frequencies are stretched for longer contexts. `kind` is "default", "linear" or "llama3"."""
+    """Scaling of rotary frequencies for longer contexts; `kind` is "default", "linear" or "llama3"."""
 
     kind: str = "default"
     factor: float = 1.0
@@ -19,10 +19,11 @@ class RopeScaling:
 
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling) -> Tensor:
-    """Return [head_dim / 2] radians a position, float32.
+    """Return the radians per position, float32 [head_dim / 2].
 
-    The llama3 rule keeps short wavelengths, divides long ones by `factor`, and blends between: Llama 3.1's
-    published reference, as in transformers' `_compute_llama3_parameters`.
+    The llama3 rule keeps the frequencies of short wavelengths, divides those of long ones by `factor`, and
+    blends between. Source: Llama 3.1's published reference, as in transformers'
+    `_compute_llama3_parameters`.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies = 1.0 / (theta**exponents)
@@ -38,6 +39,6 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling) -> Te
 
 
 def rotary_angles(head_dim: int, max_position: int, theta: float, scaling: RopeScaling) -> Tensor:
-    """Return [max_position, 2, head_dim / 2] float32: every position's cosines, then its sines."""
+    """Return every position's cosines, then its sines: float32 [max_position, 2, head_dim / 2]."""
     angles = torch.outer(torch.arange(max_position).float(), inverse_frequencies(head_dim, theta, scaling))
     return torch.stack((angles.cos(), angles.sin()), dim=1)

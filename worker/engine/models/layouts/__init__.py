@@ -1,1 +1,1 @@
-"""How checkpoints lay quantized weights out in tensors; what they mean is `kernels.quantization`'s."""
+"""Layouts of quantized weights in checkpoints' tensors; `kernels.quantization` defines their meaning."""

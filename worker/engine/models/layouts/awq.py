@@ -1,4 +1,4 @@
-"""AWQ checkpoints ("gemm"): words along the output, their columns interleaved."""
+"""Reads AWQ checkpoints ("gemm"): words along the output, their columns interleaved."""
 
 from collections.abc import Container
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from worker.engine.models.layouts.grouped import grouped_weight
 from worker.engine.models.layouts.layout import TakeTensor
 from worker.engine.models.layouts.words import unpack_words
 
-# Which nibble of a word holds each of its eight columns.
+# The nibble of a word that holds each of its eight columns.
 NIBBLES = [0, 4, 1, 5, 2, 6, 3, 7]
 
 

@@ -1,4 +1,4 @@
-"""NF4 checkpoints of bitsandbytes. Also what we write."""
+"""Reads and writes NF4 checkpoints of bitsandbytes."""
 
 import json
 from collections.abc import Container
@@ -18,14 +18,14 @@ STATE = "quant_state.bitsandbytes__nf4"  # JSON, as bytes in a tensor
 
 @dataclass(frozen=True, slots=True)
 class BitsAndBytesLayout:
-    """`weight` uint8 [out * in / 2, 1], the first level in the high bits, its state in tensors beside it."""
+    """`weight` uint8 [out * in / 2, 1], first level in the high bits, with its state in other tensors."""
 
     def covers(self, names: Container[str], module: str) -> bool:
         """Return whether `module` is quantized."""
         return f"{module}.weight.absmax" in names
 
     def read(self, take: TakeTensor, module: str) -> Nf4Weight:
-        """Return its weight; nested scales have a table of levels of their own, so they come as floats."""
+        """Return its weight; nested scales have their own table of levels, so they are returned as floats."""
         state = json.loads(bytes(take(f"{module}.weight.{STATE}").tolist()))
         rows, columns = state["shape"]
         table = take(f"{module}.weight.quant_map").float()

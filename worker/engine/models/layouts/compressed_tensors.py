@@ -1,4 +1,4 @@
-"""Checkpoints of the compressed-tensors project: int8, fp8, and int4 in words. Also what we write."""
+"""Reads and writes checkpoints of the compressed-tensors project: int8, fp8, and int4 in words."""
 
 from collections.abc import Container
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from worker.engine.models.layouts.words import pack_words, unpack_words
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensorsLayout:
-    """`weight` int8 or float8 beside `weight_scale`, or `weight_packed` int32 with levels 8 too large."""
+    """`weight` int8 or float8 with `weight_scale`, or `weight_packed` int32 with 8 added to each level."""
 
     num_bits: int
     is_symmetric: bool
-    block: tuple[int, int] | None = None  # of fp8 scales, where they are of blocks
+    block: tuple[int, int] | None = None  # rows and columns that share an fp8 scale, if scales are by blocks
 
     def covers(self, names: Container[str], module: str) -> bool:
         """Return whether `module` is quantized."""

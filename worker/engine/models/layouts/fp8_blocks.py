@@ -1,4 +1,4 @@
-"""Fp8 checkpoints scaled by blocks of rows and columns, as DeepSeek V3 and Qwen3 publish them."""
+"""Reads fp8 checkpoints scaled by blocks of rows and columns, as DeepSeek V3 and Qwen3 publish them."""
 
 from collections.abc import Container
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from worker.engine.models.layouts.layout import TakeTensor
 
 @dataclass(frozen=True, slots=True)
 class Fp8BlocksLayout:
-    """`weight` float8 [out, in], `weight_scale_inv` [blocks, blocks], by which levels are multiplied."""
+    """`weight` float8 [out, in], and its multipliers `weight_scale_inv` [row blocks, column blocks]."""
 
     block: tuple[int, int]
 

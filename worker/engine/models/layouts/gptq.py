@@ -1,4 +1,4 @@
-"""GPTQ checkpoints (AutoGPTQ, GPTQModel): words along the input, zero points one too small in version 1."""
+"""Reads GPTQ checkpoints (AutoGPTQ, GPTQModel): words along the input, version 1 zero points less 1."""
 
 from collections.abc import Container
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ class GptqLayout:
         return f"{module}.qweight" in names
 
     def read(self, take: TakeTensor, module: str) -> QuantizedWeight | Tensor:
-        """Return its weight; with `desc_act` groups are no runs of columns, so it comes as floats."""
+        """Return its weight; as floats with `desc_act`, where groups are not runs of columns."""
         levels = unpack_words(take(f"{module}.qweight").T, self.num_bits)
         zero_points = unpack_words(take(f"{module}.qzeros"), self.num_bits).T
-        # The sum wraps as the stored difference did.
+        # The sum wraps around, as the stored difference did.
         zero_points = (zero_points + self.zero_offset) & ((1 << self.num_bits) - 1)
         scales = take(f"{module}.scales").T
         groups = take(f"{module}.g_idx")

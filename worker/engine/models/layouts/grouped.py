@@ -1,4 +1,4 @@
-"""Levels with a scale a group of columns, whatever the layout they came from."""
+"""Converts levels with one scale per group of columns, from any layout, to a format of ours."""
 
 import torch
 from torch import Tensor
@@ -16,11 +16,11 @@ def grouped_weight(
     num_bits: int,
     groups: Tensor | None = None,
 ) -> Int4Weight | Int8Weight | Tensor:
-    """Return `(level - zero_point) * scale` in a format of ours, or as float32 where there is none.
+    """Return `(level - zero_point) * scale` in a format of ours, or as float32 if none can hold it.
 
-    `levels` are uint8 [out_features, in_features], `scales` and `zero_points` [out_features, num_groups],
-    `groups` the group of every column where they are not runs of one length. Raises ValueError where shapes
-    do not fit.
+    `levels` are uint8 [out_features, in_features], `scales` and `zero_points` [out_features, num_groups].
+    `groups` is the group of every column; None: runs of equal length. Raises ValueError if the shapes do not
+    fit together.
     """
     rows, columns = levels.shape
     num_groups = scales.shape[1]

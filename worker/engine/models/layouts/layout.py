@@ -1,4 +1,4 @@
-"""What the loader asks of a layout."""
+"""Defines the interface of a layout."""
 
 from collections.abc import Callable, Container
 from typing import Protocol
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.quantization import QuantizedWeight
 
-# A tensor of the checkpoint as it is stored, by name; raises CheckpointError if there is none.
+# Returns a stored tensor of the checkpoint by name; raises CheckpointError if there is none.
 TakeTensor = Callable[[str], Tensor]
 
 
@@ -18,7 +18,7 @@ class Layout(Protocol):
         """Return whether `module` is quantized, from the names of all tensors."""
 
     def read(self, take: TakeTensor, module: str) -> QuantizedWeight | Tensor:
-        """Return its weight; as floats [out_features, in_features] where no format of ours holds it.
+        """Return its weight; as floats [out_features, in_features] if no format of ours can hold it.
 
-        Raises ValueError where tensors do not fit together.
+        Raises ValueError if its tensors do not fit together.
         """

@@ -1,4 +1,4 @@
-"""Which layout a checkpoint's config.json names."""
+"""Finds the layout that a checkpoint's config.json names."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from worker.engine.models.layouts.gptq import GptqLayout
 from worker.engine.models.layouts.layout import Layout
 from worker.engine.requests.errors import UnsupportedModelError
 
-# Of compressed-tensors, by its name for the storage.
+# Supported strategies of compressed-tensors, by its `format`.
 STRATEGIES: dict[str, tuple[object, ...]] = {
     "int-quantized": ("tensor", "channel"),
     "float-quantized": ("tensor", "channel", "block"),
@@ -20,9 +20,9 @@ STRATEGIES: dict[str, tuple[object, ...]] = {
 
 
 def read_layout(file: Path, config: dict[str, Any]) -> Layout | None:
-    """Return the layout of `quantization_config`, None if there is none; raises UnsupportedModelError.
+    """Return the layout that `quantization_config` describes; None if there is no such section.
 
-    What of it is not built is named by its key.
+    Raises UnsupportedModelError naming the key that is not supported.
     """
     section = config.get("quantization_config")
     if section is None:
@@ -77,7 +77,7 @@ def _read_compressed_tensors(file: Path, section: dict[str, Any]) -> Layout:
 
 
 def _read_block(file: Path, section: dict[str, Any], key: str) -> tuple[int, int] | None:
-    """Return rows and columns that share a scale, None if nothing is said of them."""
+    """Return the rows and columns that share a scale; None if the key is absent."""
     value = section.get(key)
     if value is None:
         return None

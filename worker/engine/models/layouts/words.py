@@ -1,18 +1,18 @@
-"""Small levels in 32-bit words, the first in the lowest bits."""
+"""Packs small levels into 32-bit words and unpacks them; the first level is in the lowest bits."""
 
 import torch
 from torch import Tensor
 
 
 def unpack_words(words: Tensor, num_bits: int) -> Tensor:
-    """Return uint8 levels [rows, columns * 32 / num_bits] of int32 words [rows, columns]."""
+    """Return the uint8 levels [rows, columns * 32 / num_bits] in int32 words [rows, columns]."""
     shifts = torch.arange(0, 32, num_bits, dtype=torch.int32)
     levels = (words.unsqueeze(2) >> shifts) & ((1 << num_bits) - 1)
     return levels.to(torch.uint8).flatten(1)
 
 
 def pack_words(levels: Tensor, num_bits: int) -> Tensor:
-    """Return the int32 words of `unpack_words`; raises ValueError where columns do not fill words."""
+    """Return the int32 words that `unpack_words` takes; raises ValueError if columns do not fill words."""
     per_word = 32 // num_bits
     if levels.shape[1] % per_word:
         raise ValueError(f"{levels.shape[1]} columns do not fill words of {per_word}")

@@ -1,4 +1,4 @@
-"""Which waiting Sequence is given room next: fair shares between groups, within one a policy with a name.
+"""Chooses the waiting Sequence to admit next: fair shares between groups, a named policy within each.
 
 Knows no tensors.
 """
@@ -19,7 +19,7 @@ def make_admission(
     max_model_len: int,
     saved_tokens: float = SAVED_TOKENS,
 ) -> FairShares:
-    """Return fair shares over queues of the policy of this name; raises ValueError when there is none."""
+    """Return FairShares over queues of the named policy; raises ValueError for an unknown name."""
     if name == "fifo":
         return FairShares(lambda: Fifo(pool), saved_tokens=saved_tokens)
     if name == "length-aware":

@@ -1,7 +1,7 @@
-"""Whose turn it is: waiting Sequences of several groups, each group with an order of its own.
+"""Chooses the group whose waiting Sequence is admitted next, by start-time fair queueing over tokens.
 
-Start-time fair queueing with tokens as the cost, a row at a time, as between shards
-(worker/store/shards/fair_share.py): docs/decisions/0013.
+Admits one Sequence at a time and leaves the order within a group to the group. Works as fair queueing between
+Shards does (worker/store/shards/fair_share.py): docs/decisions/0013. Knows no tenants.
 """
 
 from collections.abc import Callable, Hashable
@@ -12,43 +12,43 @@ from worker.engine.scheduling.admission.own_order import OwnOrder, loss
 from worker.engine.scheduling.admission.policy import AdmissionPolicy
 from worker.engine.sequences.sequence import Sequence
 
-# A group that had nothing waiting may be so many tokens, over its weight, behind those that had: a little
-# work need not share before it has used them up. More is not saved.
+# An idle group banks at most this weighted credit of tokens (tokens divided by its weight): it need not share
+# before it has used them up.
 SAVED_TOKENS = 200_000.0
-MAX_IDLE_GROUPS = 256  # that are remembered
-FEW = 8  # a batch with at most one in so many of what runs has few
-MOST = 4  # and all such batches together at most one in so many
-DISPLACE_SHARE = 0.25  # who is behind by more than this share of it takes the place of what runs
+MAX_IDLE_GROUPS = 256  # idle groups that are remembered
+FEW = 8  # a batch with at most 1 / FEW of the running Sequences is small
+MOST = 4  # all small batches together have at most 1 / MOST of the running Sequences
+DISPLACE_SHARE = 0.25  # a group behind by more than this share of the credit displaces running Sequences
 
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """All counts of tokens are over the group's weight."""
+    """Account of one group; all counts of tokens are weighted: divided by the group's weight."""
 
     order: OwnOrder
     weight: float
-    served: float = 0.0  # computed for Sequences that have left
-    reserved: float = 0.0  # for those that run, from their start to the longest they may become
-    charges: dict[Sequence, float] = field(default_factory=dict)  # what each running one has reserved
+    served: float = 0.0  # for Sequences that have stopped
+    reserved: float = 0.0  # for running Sequences, from their start to their longest possible output
+    charges: dict[Sequence, float] = field(default_factory=dict)  # reserved by each running Sequence
     num_waiting: int = 0
-    is_tried: bool = False  # it has nothing more to offer in this Step
+    is_tried: bool = False  # nothing more to try in this Step
 
     @property
     def has_work(self) -> bool:
-        """Whether any Sequence of it waits or runs."""
+        """True if any Sequence of the group waits or runs."""
         return bool(self.num_waiting or self.charges)
 
     @property
     def place(self) -> float:
-        """Lower goes first."""
+        """Tokens served and reserved; the group with the lowest goes first."""
         return self.served + self.reserved
 
 
 class FairShares:
-    """Admits of the group that has had the least, and tells who must give way.
+    """Admits from the group with the fewest weighted tokens, and chooses the Sequences that must give way.
 
-    A Sequence counts in full when it starts; what it has not used comes back when it ends. With one group
-    this is that group's order and nothing more.
+    A Sequence is charged in full when it starts and gets unused tokens back when it stops. With one group,
+    only that group's own order counts.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class FairShares:
         self._displace_tokens = DISPLACE_SHARE * saved_tokens
         self._groups: dict[Hashable, _Group] = {}
         self._refused: _Group | None = None  # in this Step
-        self._must_exchange = False  # what was popped last may have only what another of its group gives up
+        self._must_exchange = False  # the Sequence popped last may start only if one of its group gives way
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a Sequence, new or preempted, with its group."""
+        """Queue a new or preempted Sequence in its group."""
         group = self._group(sequence)
         if not group.num_waiting and len(self._groups) > 1:
             self._begin(sequence.share.group, group)
@@ -72,16 +72,17 @@ class FairShares:
         group.order.add(sequence)
 
     def start_step(self) -> None:
-        """Begin a Step."""
+        """Begin a Step: refused Sequences may be tried again."""
         self._refused = None
         for group in self._groups.values():
             group.is_tried = False
             group.order.start_step()
 
     def pop(self) -> Sequence | None:
-        """Take out the next Sequence to try.
+        """Remove and return the next Sequence to try; None if there is none.
 
-        While one that found no room waits, no other group's but for what another of that group makes way for.
+        After a refusal in this Step, other groups may offer only Sequences for which one of their own group
+        gives way.
         """
         self._must_exchange = False
         while (group := self._refused or self._next()) is not None:
@@ -100,7 +101,7 @@ class FairShares:
         return None
 
     def put_back(self, sequence: Sequence, *, is_refused: bool) -> None:
-        """Return what was popped last and not admitted; refused: there was no room for it."""
+        """Queue the Sequence popped last again, not admitted; `is_refused`: it found no room."""
         group = self._group(sequence)
         group.order.put_back(sequence, is_refused=is_refused)
         if self._must_exchange:
@@ -109,15 +110,15 @@ class FairShares:
             self._refused = group
 
     def has_room(self, sequence: Sequence, num_needed: int, running: Items[Sequence]) -> bool:
-        """Whether a Sequence may take `num_needed` free Blocks beside those that run."""
+        """Return whether a Sequence may take `num_needed` free Blocks beside the running ones."""
         return self._group(sequence).order.has_room(sequence, num_needed, running)
 
     def learn(self, sequence: Sequence, *, is_cut: bool) -> None:
-        """Note how long the output of a Sequence became; cut: it would have gone on."""
+        """Learn the output length of an ended Sequence; `is_cut`: its limit ended it."""
         self._group(sequence).order.learn(sequence, is_cut=is_cut)
 
     def started(self, sequence: Sequence) -> None:
-        """Charge a Sequence, which runs from now on, for all that it may still need."""
+        """Charge a Sequence that starts to run for all tokens it may still need."""
         group = self._group(sequence)
         group.charges[sequence] = charge = _cost(sequence) / group.weight
         group.reserved += charge
@@ -125,7 +126,7 @@ class FairShares:
             group.order.started(sequence, _cost(sequence))
 
     def stopped(self, sequence: Sequence) -> None:
-        """Give back what a Sequence, which still holds its Blocks, has not used."""
+        """Refund the unused tokens of a Sequence that stops; call it before its Blocks are released."""
         group = self._group(sequence)
         charge = group.charges.pop(sequence)
         group.reserved = group.reserved - charge if group.charges else 0.0
@@ -134,20 +135,21 @@ class FairShares:
             group.order.stopped(sequence)
 
     def left_queue(self, sequence: Sequence) -> None:
-        """Count a Sequence that waits no longer, admitted or ended."""
+        """Record that a Sequence waits no longer: it was admitted or has ended."""
         group = self._group(sequence)
         group.num_waiting -= 1
         group.order.left_queue(sequence)
 
     def few(self) -> frozenset[Sequence]:
-        """Return what runs of batches that have few running, where others have most of what runs.
+        """Return the running Sequences of small batches, those with at most 1 / FEW of all running ones.
 
-        But of what has a lower priority than others of its group.
+        Leaves out batches of a lower priority than another running one of their group. Empty if all small
+        batches together have more than 1 / MOST of the running Sequences.
         """
         batches = [batch for group in self._groups.values() for batch in group.order.running()]
         num_running = sum(len(batch) for batch, _ in batches)
         small = [batch for batch, is_highest in batches if is_highest and FEW * len(batch) <= num_running]
-        # Of those that are at their end only the host has yet to see the last token.
+        # A Sequence at its end needs no Step: the host has only not seen its last token yet.
         found = frozenset(
             one
             for batch in small
@@ -157,7 +159,7 @@ class FairShares:
         return found if MOST * sum(map(len, small)) <= num_running else frozenset()
 
     def may_displace(self) -> bool:
-        """Whether what runs must give way: to a group that is far behind, or to another of its own group."""
+        """Return whether a running Sequence may have to give way, to a group far behind or to its own."""
         if any(not group.is_tried and group.order.may_exchange() for group in self._groups.values()):
             return True
         if len(self._groups) < 2:
@@ -168,13 +170,14 @@ class FairShares:
 
     @property
     def must_exchange(self) -> bool:
-        """Whether what was popped last may start only if another of its group gives way to it."""
+        """True if the Sequence popped last may start only if another of its group gives way."""
         return self._must_exchange
 
     def displaced_by(self, sequence: Sequence, running: Items[Sequence]) -> Sequence | None:
-        """Return which of `running` gives way to what was popped last: of the group ahead, else of its own.
+        """Return which of `running` gives way to the Sequence popped last: of the group ahead, else its own.
 
-        None: its group would be too little behind after that. No exchange is ever followed by its reverse.
+        None if its group would not be far enough behind after that. An exchange is never followed by its
+        reverse.
         """
         own = self._group(sequence)
         victim = None if self._must_exchange else self._of_another(sequence, own, running)
@@ -193,7 +196,7 @@ class FairShares:
         return victim if gap > self._displace_tokens else None
 
     def made_way(self, sequence: Sequence) -> None:
-        """Have the queue of what was popped last look anew at what runs: something gave way to it."""
+        """Make the queue of the Sequence popped last recheck what runs, since one gave way to it."""
         self._group(sequence).order.look_again()
 
     def _group(self, sequence: Sequence) -> _Group:
@@ -211,10 +214,10 @@ class FairShares:
         return min(waiting, key=lambda group: group.place, default=None)
 
     def _begin(self, key: Hashable, group: _Group) -> None:
-        """Place a group that had nothing waiting."""
+        """Set the place of a group that had nothing waiting, limiting its credit."""
         if any(other.has_work for other in self._groups.values()):
             group.served = max(group.served, self._highest() - self._saved_tokens)
-        else:  # nobody is behind
+        else:  # no other group has work, so none is behind
             group.served = 0.0
             self._groups = {key: group}
 
@@ -222,7 +225,7 @@ class FairShares:
         return max((group.served for group in self._groups.values() if group.has_work), default=0.0)
 
     def _forget_idle(self) -> None:
-        """Drop groups that would start anew where they are now, and of too many those that had the least."""
+        """Forget idle groups whose place a new group would get anyway, then those with the fewest tokens."""
         idle = [key for key, group in self._groups.items() if not group.has_work]
         idle.sort(key=lambda key: self._groups[key].served, reverse=True)
         floor = self._highest() - self._saved_tokens
@@ -232,6 +235,6 @@ class FairShares:
 
 
 def _cost(sequence: Sequence) -> float:
-    """Return the most tokens it may still need computed for the first time."""
+    """Return the most tokens of a Sequence that may still be computed for the first time."""
     done = max(sequence.max_computed_tokens, sequence.num_computed_tokens)
     return max(0, sequence.num_prompt_tokens + sequence.params.max_tokens - done)

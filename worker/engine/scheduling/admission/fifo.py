@@ -1,4 +1,4 @@
-"""First in, first out: no Sequence is passed by a later one."""
+"""Admits waiting Sequences first in, first out: no later Sequence passes an earlier one."""
 
 import heapq
 from collections.abc import Sequence as Items
@@ -9,7 +9,10 @@ from worker.engine.sequences.sequence import Sequence, SequenceState
 
 
 class Fifo:
-    """Admits in order of arrival, on room for the tokens known now; outputs grow at their own risk."""
+    """Admission policy in order of arrival.
+
+    It asks only for room for the tokens known now: a growing output may be preempted.
+    """
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -23,13 +26,13 @@ class Fifo:
         heapq.heappush(self._waiting, (sequence.arrival, sequence))
 
     def start_step(self) -> None:
-        """Begin a Step."""
+        """Begin a Step: Sequences that were put back may be tried again."""
         while self._put_back:
             self.add(self._put_back.pop())
         self._is_blocked = False
 
     def pop(self) -> Sequence | None:
-        """Take out the oldest, unless one before it was refused in this Step."""
+        """Remove and return the oldest Sequence, unless one was refused in this Step."""
         while self._waiting and not self._is_blocked:
             _, sequence = heapq.heappop(self._waiting)
             if sequence.state is SequenceState.WAITING:
@@ -37,17 +40,17 @@ class Fifo:
         return None
 
     def put_back(self, sequence: Sequence, *, is_refused: bool) -> None:
-        """Return what was popped last; nothing passes one that was refused."""
+        """Queue the Sequence popped last again; no other passes a refused one in this Step."""
         self._put_back.append(sequence)
         self._is_blocked |= is_refused
 
     def has_room(self, sequence: Sequence, num_needed: int, running: Items[Sequence]) -> bool:  # noqa: ARG002
-        """Whether the Blocks are free, and leave the watermark while others run."""
+        """Return whether the Blocks are free, leaving the watermark, or one per running Sequence if more."""
         left = self._pool.num_free_blocks - num_needed
         return left >= (max(self._watermark, len(running)) if running else 0)
 
     def look_again(self) -> None:
-        """Look at what runs each time anyway."""
+        """Do nothing: `has_room` looks at the running Sequences each time."""
 
     def learn(self, sequence: Sequence, *, is_cut: bool) -> None:
-        """Learn nothing."""
+        """Do nothing: output lengths do not count here."""

@@ -1,4 +1,4 @@
-"""Longest expected output first, prefixes together, and only what memory will hold for as long as pays."""
+"""Admits the longest expected outputs first, common prefixes together, and only where memory will suffice."""
 
 import heapq
 from collections.abc import Sequence as Items
@@ -6,23 +6,24 @@ from collections.abc import Sequence as Items
 from worker.engine.scheduling.admission.memory_room import MemoryRoom
 from worker.engine.sequences.sequence import Sequence, SequenceState
 
-AGING_STEPS = 256  # within a level, Sequences that arrive within so many Steps are one age
-AHEAD = 64  # the level, above that of any length, of preempted Sequences and of readings
-MAX_MOVES = 64  # a Step
-PATIENCE_STEPS = 64  # for so long others may pass one that finds no room
+AGING_STEPS = 256  # within a level, Sequences that arrive within this many Steps have one age
+AHEAD = 64  # the level of preempted Sequences and readings, above that of any length
+MAX_MOVES = 64  # moves between levels in a Step
+PATIENCE_STEPS = 64  # Steps for which others may pass a Sequence that finds no room
 
 _Item = tuple[int, list[bytes], int, int, Sequence]  # age, digests of the prompt's Blocks, Step, arrival
 
 
 class LengthAware:
-    """Levels of expected output, each twice the one below; the longest goes first, so that none ends alone.
+    """Admission policy by levels of expected output length, each level twice as long as the one below.
 
-    Within a level the digests decide, so that Sequences with a common prefix follow each other, however
-    many Blocks they share. A Step of waiting counts as much as a token of output: nobody is passed by what
-    arrives more than a longest output later. Preempted Sequences come before all others, and with
-    them readings, which the batch former held back already and which grow no more.
+    The longest goes first, so that no long output runs alone at the end. Within a level and age, Sequences
+    are ordered by the digests of their Blocks, so that those with a common prefix follow each other, however
+    many Blocks they share. A Step of waiting counts as much as a token of output: no Sequence is passed by
+    one that arrives more than the longest output later. Preempted Sequences go before all others, and so do
+    readings, which the BatchFormer held back already and which do not grow.
 
-    When the first in order finds no room, those of other levels may pass it, for PATIENCE_STEPS; then nothing
+    When the first in order finds no room, Sequences of other levels may pass it for PATIENCE_STEPS; then none
     passes until it has run.
     """
 
@@ -30,17 +31,17 @@ class LengthAware:
         self._room = room
         self._levels: dict[int, list[_Item]] = {}  # heaps, by the bits of the expected length
         self._num_steps = 0
-        # Of this Step only.
+        # State of the current Step only.
         self._popped: tuple[int, _Item] | None = None
         self._put_back: list[tuple[int, _Item]] = []
         self._refused: set[int] = set()  # levels
         self._num_moves = 0
         self._is_closed = False
-        # One that found no room, and the Step since when: no other counts until it has run.
+        # The first Sequence that found no room, and in which Step; replaced only after it has left the queue.
         self._passed: tuple[Sequence, int] | None = None
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a Sequence by what is expected of it now; what is learned later moves it at its turn."""
+        """Queue a Sequence by its expected length now; `pop` moves it if its level has changed since."""
         if sequence.max_computed_tokens or not sequence.is_generating:
             self._push(AHEAD, (0, [], 0, sequence.arrival, sequence))
         else:
@@ -49,7 +50,7 @@ class LengthAware:
             self._push(self._level(sequence), item)
 
     def start_step(self) -> None:
-        """Begin a Step."""
+        """Begin a Step: Sequences that were put back may be tried again."""
         self._num_steps += 1
         while self._put_back:
             self._push(*self._put_back.pop())
@@ -59,7 +60,7 @@ class LengthAware:
         self._is_closed = False
 
     def pop(self) -> Sequence | None:
-        """Take out the first of the level that leads, leaving out levels refused in this Step."""
+        """Remove and return the first Sequence of the leading level, skipping levels refused in this Step."""
         while not self._is_closed:
             open_levels = [
                 level for level, heap in self._levels.items() if heap and level not in self._refused
@@ -82,7 +83,7 @@ class LengthAware:
         return None
 
     def put_back(self, sequence: Sequence, *, is_refused: bool) -> None:
-        """Return what was popped last; after a refusal its level rests for this Step."""
+        """Queue the Sequence popped last again; after a refusal its level is skipped for this Step."""
         assert self._popped is not None  # noqa: S101
         self._put_back.append(self._popped)
         if not is_refused:
@@ -93,18 +94,18 @@ class LengthAware:
         self._is_closed = self._num_steps - self._passed[1] > PATIENCE_STEPS
 
     def has_room(self, sequence: Sequence, num_needed: int, running: Items[Sequence]) -> bool:
-        """Whether the Blocks are free, and all will be that this and the running Sequences grow into."""
+        """Return whether the Blocks are free now, and enough will be as this and running Sequences grow."""
         has_room = self._room.has(sequence, num_needed, running)
         if has_room and self._passed is not None and self._passed[0] is sequence:
             self._passed = None
         return has_room
 
     def look_again(self) -> None:
-        """Forecast anew what those that run will need."""
+        """Forecast again what the running Sequences will need."""
         self._room.forget_forecast()
 
     def learn(self, sequence: Sequence, *, is_cut: bool) -> None:
-        """Teach the job's output length."""
+        """Learn the job's output length."""
         self._room.learn(sequence, is_cut=is_cut)
 
     def _push(self, level: int, item: _Item) -> None:
@@ -116,6 +117,6 @@ class LengthAware:
     def _level(self, sequence: Sequence) -> int:
         expected = self._room.expected(sequence)
         if not self._room.is_known(sequence.job):
-            # A job nobody knows starts early, and is known the sooner.
+            # An unknown job counts as long, so it starts early and is known sooner.
             expected = self._room.limit(sequence)
         return max(1, expected - sequence.num_output_tokens).bit_length()

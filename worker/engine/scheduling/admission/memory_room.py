@@ -1,4 +1,4 @@
-"""How long outputs will become, and whether memory will hold one more beside those that run."""
+"""Predicts output lengths, and whether memory will hold one more Sequence beside the running ones."""
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Items
@@ -9,16 +9,16 @@ from worker.engine.scheduling.admission.policy import WATERMARK
 from worker.engine.scheduling.block_pool import BlockPool
 from worker.engine.sequences.sequence import Sequence
 
-STEP_TOKENS = 64  # what a Step is worth, however few run: docs/decisions/0008
+STEP_TOKENS = 64  # the worth of a Step in tokens, however few run: docs/decisions/0008
 
 
 class MemoryRoom:
-    """What all queues of an engine share: one memory, and what ended outputs have taught.
+    """Memory forecast and learned output lengths, shared by all queues of an engine.
 
-    Room is what a Sequence must find to stay until its end, or for as long as pays: beside n others, a Step
-    with it saves 1/n of a Step without them, worth STEP_TOKENS / n, and if it is preempted all its tokens are
-    computed again. So while few run one may start that will run short of Blocks later, and while many run
-    none may.
+    A Sequence must find room until its end, or for as many Steps as pay for a preemption. Beside n others,
+    each Step it runs in saves 1/n of a later Step, worth STEP_TOKENS / n tokens; a preemption costs all its
+    tokens, which are computed again. So while few Sequences run, one may start that will run short of Blocks
+    later; while many run, none may.
     """
 
     def __init__(self, pool: BlockPool, *, block_size: int, max_model_len: int) -> None:
@@ -27,16 +27,16 @@ class MemoryRoom:
         self._max_model_len = max_model_len
         self._max_used = pool.num_blocks - int(WATERMARK * pool.num_blocks)
         self._lengths = OutputLengths()
-        self._forecast: MemoryForecast | None = None  # of this Step, and what runs in it
+        self._forecast: MemoryForecast | None = None  # of this Step and its running Sequences
 
     def forget_forecast(self) -> None:
-        """Look at what runs anew: a Step begins, or something has left."""
+        """Drop the forecast, because a Step begins or a Sequence has stopped."""
         self._forecast = None
 
     def has(self, sequence: Sequence, num_needed: int, running: Items[Sequence]) -> bool:
-        """Whether the Blocks are free, and all will be that this and the running Sequences grow into.
+        """Return whether the Blocks are free now, and enough will be as this and running Sequences grow.
 
-        If so the Sequence counts as running from now on.
+        If so, the forecast counts the Sequence as running from now on.
         """
         forecast = self._running_forecast(running)
         num_free = self._pool.num_free_blocks
@@ -51,29 +51,29 @@ class MemoryRoom:
         return False
 
     def learn(self, sequence: Sequence, *, is_cut: bool) -> None:
-        """Teach the job's output length."""
+        """Learn the job's output length."""
         self._lengths.learn(sequence.job, sequence.num_output_tokens, is_cut=is_cut)
 
     def is_known(self, job: Hashable) -> bool:
-        """Whether an output of the job has ended."""
+        """Return whether an output of the job has ended."""
         return self._lengths.is_known(job)
 
     def expected(self, sequence: Sequence) -> int:
-        """Return how long its output is expected to become."""
+        """Return the expected final length of a Sequence's output, in tokens."""
         limit = self.limit(sequence)
         if not sequence.stop_token_ids and not sequence.params.stop:
             return limit  # nothing else ends it
         return self._lengths.expect(sequence.job, sequence.num_output_tokens, limit)
 
     def limit(self, sequence: Sequence) -> int:
-        """Return how long its output may become."""
+        """Return the longest possible output of a Sequence, in tokens."""
         return min(sequence.params.max_tokens, self._max_model_len - sequence.num_prompt_tokens)
 
     def _num_steps_left(self, sequence: Sequence) -> int:
         return max(1, self.expected(sequence) - sequence.num_output_tokens)
 
     def _horizon(self, sequence: Sequence, num_steps: int, num_running: int) -> int:
-        """Return for how many Steps it must find room, so that they save more than its preemption costs."""
+        """Return for how many Steps a Sequence must find room, so that they pay for a preemption."""
         if num_running >= STEP_TOKENS:
             return num_steps
         return min(num_steps, len(sequence.token_ids) * num_running // (STEP_TOKENS - num_running))

@@ -1,4 +1,4 @@
-"""In what order the Sequences of one group go: by priority, then of the batch that has the least running."""
+"""Orders the Sequences of one group: by priority, then from the batch with the fewest reserved tokens."""
 
 from collections.abc import Callable, Collection, Hashable, Iterator
 from collections.abc import Sequence as Items
@@ -10,44 +10,44 @@ from worker.engine.sequences.sequence import Sequence
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """What a batch has at one priority."""
+    """The waiting and running Sequences of one batch at one priority."""
 
     queue: AdmissionPolicy
     priority: int
     num_waiting: int = 0
     reserved: float = 0.0  # tokens that its running Sequences may need, from their start
-    running: dict[Sequence, float] = field(default_factory=dict)  # what each has reserved
-    is_tried: bool = False  # it has nothing more to offer in this Step
+    running: dict[Sequence, float] = field(default_factory=dict)  # tokens reserved by each
+    is_tried: bool = False  # nothing more to try in this Step
 
 
 class OwnOrder:
-    """An admission policy over a queue for each batch, and who of the group gives way to whom.
+    """Admission policy of one group: a queue for each batch, and the choice of Sequences that give way.
 
-    With one batch of one priority this is that batch's queue and nothing more.
+    With one batch of one priority, only that batch's queue counts.
     """
 
     def __init__(self, make_queue: Callable[[], AdmissionPolicy]) -> None:
         self._make_queue = make_queue
-        self._batches: dict[tuple[int, Hashable], _Batch] = {}  # that have work, by priority and batch
+        self._batches: dict[tuple[int, Hashable], _Batch] = {}  # with work, by priority and batch
         self._refused: _Batch | None = None  # in this Step
         self._popped: _Batch | None = None
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a Sequence, new or preempted, with its batch."""
+        """Queue a new or preempted Sequence in its batch."""
         batch = self._batch(sequence)
         batch.num_waiting += 1
         batch.is_tried = False
         batch.queue.add(sequence)
 
     def start_step(self) -> None:
-        """Begin a Step."""
+        """Begin a Step: refused Sequences may be tried again."""
         self._refused = None
         for batch in self._batches.values():
             batch.is_tried = False
             batch.queue.start_step()
 
     def pop(self) -> Sequence | None:
-        """Take out the next Sequence to try; while one that found no room waits, no other batch's."""
+        """Remove and return the next Sequence to try; after a refusal in this Step, only of that batch."""
         while (batch := self._refused or self._next()) is not None:
             sequence = None if batch.is_tried else batch.queue.pop()
             if sequence is not None:
@@ -59,50 +59,50 @@ class OwnOrder:
         return None
 
     def put_back(self, sequence: Sequence, *, is_refused: bool) -> None:
-        """Return what was popped last and not admitted; refused: there was no room for it."""
+        """Queue the Sequence popped last again, not admitted; `is_refused`: it found no room."""
         batch = self._batch(sequence)
         batch.queue.put_back(sequence, is_refused=is_refused)
         if is_refused:
             self._refused = batch
 
     def has_room(self, sequence: Sequence, num_needed: int, running: Items[Sequence]) -> bool:
-        """Whether a Sequence may take `num_needed` free Blocks beside those that run."""
+        """Return whether a Sequence may take `num_needed` free Blocks beside the running ones."""
         return self._batch(sequence).queue.has_room(sequence, num_needed, running)
 
     def look_again(self) -> None:
-        """Forget what was seen of those that run: one of them has stopped within this Step."""
+        """Recheck the running Sequences, because one has stopped within this Step."""
         if self._popped is not None:
             self._popped.queue.look_again()
 
     def learn(self, sequence: Sequence, *, is_cut: bool) -> None:
-        """Note how long the output of a Sequence became; cut: it would have gone on."""
+        """Learn the output length of an ended Sequence; `is_cut`: its limit ended it."""
         self._batch(sequence).queue.learn(sequence, is_cut=is_cut)
 
     def started(self, sequence: Sequence, num_tokens: float) -> None:
-        """Count a Sequence that runs from now on, with all the tokens it may need."""
+        """Record that a Sequence starts to run, and reserve all tokens it may need."""
         batch = self._batch(sequence)
         batch.running[sequence] = num_tokens
         batch.reserved += num_tokens
 
     def stopped(self, sequence: Sequence) -> None:
-        """Count a Sequence that runs no longer."""
+        """Record that a Sequence runs no longer."""
         batch = self._batch(sequence)
         batch.reserved -= batch.running.pop(sequence)
         self._forget_idle(sequence)
 
     def left_queue(self, sequence: Sequence) -> None:
-        """Count a Sequence that waits no longer, admitted or ended."""
+        """Record that a Sequence waits no longer: it was admitted or has ended."""
         self._batch(sequence).num_waiting -= 1
         self._forget_idle(sequence)
 
     def running(self) -> Iterator[tuple[Collection[Sequence], bool]]:
-        """Yield what runs of each batch, and whether nothing of a higher priority does."""
+        """Yield each batch's running Sequences, and whether none of a higher priority runs in the group."""
         running = [batch for batch in self._batches.values() if batch.running]
         highest = max((batch.priority for batch in running), default=0)
         return ((batch.running.keys(), batch.priority == highest) for batch in running)
 
     def may_exchange(self) -> bool:
-        """Whether what waits may take the place of what runs of the same group."""
+        """Return whether a waiting Sequence may take the place of a running one of the group."""
         first = self._next()
         return first is not None and any(
             batch.running and (batch.priority, first.reserved) < (first.priority, batch.reserved)
@@ -111,10 +111,11 @@ class OwnOrder:
         )
 
     def gives_way(self, sequence: Sequence, num_tokens: float, running: Items[Sequence]) -> Sequence | None:
-        """Return which of the group's `running` gives way to what was popped last; None: it must wait.
+        """Return which of the group's `running` gives way to the Sequence popped last; None: it must wait.
 
-        One of a lower priority always does, one of the same priority if its batch has no less even then, or
-        several while the other has none. No exchange is ever followed by its reverse.
+        A Sequence of a lower priority always gives way. At the same priority, one gives way if its batch
+        still has at least as many reserved tokens as the other after the exchange, or if its batch runs
+        several and the other none. An exchange is never followed by its reverse.
         """
         own = self._batch(sequence)
         lower = [other for other in running if other.share.priority < own.priority]
@@ -149,8 +150,8 @@ class OwnOrder:
 
 
 def loss(sequence: Sequence) -> tuple[int, int, int]:
-    """Return what the preemption of a Sequence costs its group: the lowest priority, then the least computed.
+    """Return the cost of a preemption to the group as a sort key: lowest priority first, then least computed.
 
-    On a tie the youngest.
+    On a tie the youngest goes first.
     """
     return sequence.share.priority, sequence.num_computed_tokens, -sequence.arrival

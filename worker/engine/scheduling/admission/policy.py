@@ -1,4 +1,4 @@
-"""What the scheduler asks of an admission policy."""
+"""Defines the interface of an admission policy."""
 
 from collections.abc import Sequence as Items
 from typing import Protocol
@@ -9,29 +9,29 @@ WATERMARK = 0.01  # share of the pool that an admission leaves free for running 
 
 
 class AdmissionPolicy(Protocol):
-    """Keeps the waiting Sequences, chooses among them, and says how much room one must find.
+    """Keeps the waiting Sequences, chooses the next one, and decides whether it has room.
 
-    A Sequence that has ended meanwhile may stay queued; `pop` drops it. No call may cost time in proportion
-    to how many wait.
+    A Sequence that has ended may stay queued; `pop` drops it. No call may take time in proportion to the
+    number of waiting Sequences.
     """
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a Sequence, new or preempted."""
+        """Queue a new or preempted Sequence."""
 
     def start_step(self) -> None:
-        """Begin a Step: what the last one put back can be taken again."""
+        """Begin a Step: Sequences put back in the last one may be tried again."""
 
     def pop(self) -> Sequence | None:
-        """Take out the next Sequence to try; None: no other is worth trying in this Step."""
+        """Remove and return the next Sequence to try; None: no other is worth trying in this Step."""
 
     def put_back(self, sequence: Sequence, *, is_refused: bool) -> None:
-        """Return what was popped last and not admitted; refused: there was no room for it."""
+        """Queue the Sequence popped last again, not admitted; `is_refused`: it found no room."""
 
     def has_room(self, sequence: Sequence, num_needed: int, running: Items[Sequence]) -> bool:
-        """Whether a Sequence may take `num_needed` free Blocks beside those that run."""
+        """Return whether a Sequence may take `num_needed` free Blocks beside the running ones."""
 
     def look_again(self) -> None:
-        """Forget what was seen of those that run: one of them has stopped within this Step."""
+        """Recheck the running Sequences, because one has stopped within this Step."""
 
     def learn(self, sequence: Sequence, *, is_cut: bool) -> None:
-        """Note how long the output of a Sequence became; cut: it would have gone on."""
+        """Learn the output length of an ended Sequence; `is_cut`: its limit ended it."""
