@@ -160,6 +160,10 @@ def test_the_last_line_needs_no_end_and_a_mark_at_the_beginning_is_no_text(put: 
     assert put(b"\xef\xbb\xbf" + lines(3).rstrip()).status_code == 200
 
 
+def test_packed_bytes_may_end_in_padding(put: Put) -> None:
+    assert put(gzip.compress(lines(3)) + bytes(512)).status_code == 200
+
+
 @pytest.mark.parametrize("content", [lines(301), b" " * 100_001, gzip.compress((b" " * 1999 + b"\n") * 1500)])
 def test_limits_hold(config: Settings, put: Put, content: bytes) -> None:
     answer = put(content)
