@@ -15,6 +15,9 @@ from worker.store.shards import fair_slots
 
 logger = logging.getLogger(__name__)
 
+# Extra slots for each slot of a worker's own: one for work that is its turn, and one more for shards that
+# another worker has left, which may be as many.
+MOST = 2
 LOOK_SECONDS = 1.0
 AGAIN_SECONDS = 0.1  # after a look that found a shard
 
@@ -28,7 +31,8 @@ class ExtraSlots:
         self._slots = slots
         self._stopping = threading.Event()
         self._has_ended = threading.Event()  # a shard in an extra slot ended: look for another
-        self._pool = ThreadPoolExecutor(slots, "extra-slot")
+        self._most = MOST * slots
+        self._pool = ThreadPoolExecutor(self._most, "extra-slot")
         self._thread = threading.Thread(target=self._look, name="extra-slots", daemon=True)
 
     def start(self) -> None:
@@ -57,12 +61,14 @@ class ExtraSlots:
         keeper, slots = self._runner.keeper, self._slots
         worker, model = keeper.worker, keeper.serves
         num_extra = self._runner.num_running - slots
-        if self._stopping.is_set() or not 0 <= num_extra < slots:
+        if self._stopping.is_set() or not 0 <= num_extra < self._most:
             return []
         try:
             with self._store.transaction() as session:
-                if begun := fair_slots.begun(session, limit=slots - num_extra, model=model):
+                if begun := fair_slots.begun(session, limit=self._most - num_extra, model=model):
                     return begun
+                if num_extra >= slots:
+                    return []
                 found = fair_slots.next_shard(session, worker=worker, slots=slots, model=model)
                 # A tenant's order among its own work may take only half of the extra slots.
                 if found is None and num_extra < (slots + 1) // 2:

@@ -77,7 +77,7 @@ class EngineStep(bootsteps.StartStopStep):
         config = settings()
         self._store = Store(
             config.database_url,
-            pool_size=2 * config.shards_in_flight + config.interactive_in_flight + 4,
+            pool_size=3 * config.shards_in_flight + config.interactive_in_flight + 4,
             transaction_seconds=TRANSACTION_SECONDS,
         )
         # Several processes may run under one Celery name, perhaps one for each device.

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from tests.fixtures.batches import submit
+from tests.fixtures.batches import claim, submit
 from tests.fixtures.deployment import eventually
 from tests.fixtures.fake_engine import FakeEngines, keeper
 from worker.contract.states import BatchStatus
@@ -18,7 +18,7 @@ from worker.runs.shard_runner import Ending, ShardRunner
 from worker.runs.shard_saver import ShardSaver
 from worker.store.batches import batch_views
 from worker.store.database.session import Store
-from worker.store.shards import tickets
+from worker.store.shards import shards, tickets
 from worker.store.tenants import tenants
 from worker.tasks.extra_slots import ExtraSlots
 
@@ -103,6 +103,31 @@ def test_a_tenants_own_work_does_not_wait_for_its_slots(
             engine.shards[2].finish(0, 1)
             if priority:
                 eventually(lambda: len(engine.shards) == 4, what="the other half of it")
+        finally:
+            runner.draining.set()
+        assert [one.result(30) for one in running] == [Ending.HANDED_BACK] * 2
+
+
+def test_what_a_dead_worker_has_left_finds_a_slot_beside_full_extra_ones(
+    store: Store, engine: FakeEngines, runner: ShardRunner
+) -> None:
+    submit(store.of_tenant("large"), num_requests=4, shard_size=2)
+    issue(store)
+    with ThreadPoolExecutor(2) as slots:
+        try:
+            running = [slots.submit(runner.run, shard_id) for shard_id in (1, 2)]
+            eventually(lambda: len(engine.shards) == 2)
+            for name in ("small", "smaller"):
+                submit(store.of_tenant(name), num_requests=2, shard_size=2)
+                issue(store)
+            eventually(lambda: len(engine.shards) == 4, what="every extra slot taken")
+            submit(store.of_tenant("large"), num_requests=4, shard_size=2)
+            for shard_id in (5, 6):
+                held = claim(store, shard_id, lease=timedelta(seconds=-1))
+                assert held is not None
+                with store.transaction() as session:
+                    assert shards.return_expired(session, shard_id, held.batch_id, max_attempts=9)
+            eventually(lambda: len(engine.shards) == 6, what="a slot for what was begun")
         finally:
             runner.draining.set()
         assert [one.result(30) for one in running] == [Ending.HANDED_BACK] * 2
