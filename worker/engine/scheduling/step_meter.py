@@ -45,6 +45,7 @@ class StepMeter:
     def started(self, plan: StepPlan, num_padding: int) -> None:
         """Record a Step that was started."""
         self._open.append((plan, num_padding))
+        self._stats.steps += 1
 
     def ended(self) -> tuple[StepPlan, float]:
         """Charge the oldest open Step, which has ended; return it and its seconds."""

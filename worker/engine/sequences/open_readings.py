@@ -11,6 +11,7 @@ from worker.engine.requests.scoring import Scores, ScoringRequest
 from worker.engine.requests.stats import ModelInfo
 from worker.engine.sequences.readout import PooledReadout, Readout, ScoredReadout
 from worker.engine.sequences.sequence import Sequence
+from worker.engine.sequences.vocabulary import check_token_ids
 
 NO_OUTPUT = SamplingParams(max_tokens=1, temperature=0.0)  # no token is generated, but 1 is the minimum
 
@@ -109,8 +110,7 @@ def _checked(given: str | Tokens[int], name: str, info: ModelInfo) -> list[int]:
     token_ids = [int(token) for token in given]
     if not token_ids:
         raise InvalidRequestError(f"{name} is empty")
-    if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
-        raise InvalidRequestError(f"{name} has a token id outside 0..{info.vocab_size - 1}")
+    check_token_ids(token_ids, f"{name} has", info)
     return token_ids
 
 

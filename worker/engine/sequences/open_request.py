@@ -1,12 +1,19 @@
-"""Collects the Choices of one request's Sequences into its Completion."""
+"""Turns a generation request into Sequences, and their Choices into its Completion."""
 
 import hashlib
-from collections.abc import Hashable
+import secrets
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 
-from worker.engine.requests.generation import Choice, Completion, FinishReason
+from worker.engine.requests.errors import InvalidRequestError, TooLongError
+from worker.engine.requests.generation import Choice, Completion, FinishReason, GenerationRequest
+from worker.engine.requests.sampling import SamplingParams
+from worker.engine.requests.stats import ModelInfo
+from worker.engine.sequences.grammar_matcher import GrammarMatcher
 from worker.engine.sequences.readout import PromptReadout
 from worker.engine.sequences.sequence import Sequence
+from worker.engine.sequences.vocabulary import check_token_ids
+from worker.values.grammar import Grammar
 
 
 @dataclass(slots=True)
@@ -52,6 +59,49 @@ class OpenRequest:
         return sum(sequence.num_output_tokens for sequence in self.sequences)
 
 
+def open_request(
+    request: GenerationRequest,
+    info: ModelInfo,
+    arrivals: Iterator[int],
+    eos_token_ids: frozenset[int],
+    new_matcher: Callable[[Grammar], GrammarMatcher],
+) -> OpenRequest:
+    """Return the open request of a request whose prompt is token ids.
+
+    Raises InvalidRequestError naming the fault in the request.
+    """
+    prompt, params = list(request.prompt), request.params
+    _check(prompt, params, info)
+    seed = (secrets.randbits(64) if params.seed is None else params.seed) % 2**64
+    stop_token_ids = frozenset(params.stop_token_ids)
+    if not params.ignore_eos or params.grammar is not None:
+        stop_token_ids |= eos_token_ids
+    readout = None
+    if params.prompt_logprobs is not None:
+        readout = PromptReadout(prompt[1:], params.prompt_logprobs)
+    sequences = tuple(
+        Sequence(
+            request_id=request.id,
+            arrival=next(arrivals),
+            token_ids=list(prompt),
+            num_prompt_tokens=len(prompt),
+            params=params,
+            seed=choice_seed(seed, index),
+            stop_token_ids=stop_token_ids,
+            max_length=min(len(prompt) + params.max_tokens, info.max_model_len),
+            readout=readout if index == 0 else None,
+            job=request.job,
+            share=request.share,
+            is_shareable=request.is_cached,
+            is_urgent=request.priority > 0,
+            is_alone=request.is_alone,
+            matcher=None if params.grammar is None else new_matcher(params.grammar),
+        )
+        for index in range(params.num_choices)
+    )
+    return OpenRequest(request.id, sequences)
+
+
 def choice_seed(seed: int, index: int) -> int:
     """Return the seed of a choice, below 2**64: the request's own for the first, a hash of it for others."""
     if index == 0:
@@ -62,3 +112,21 @@ def choice_seed(seed: int, index: int) -> int:
 def _mean_logprob(sequence: Sequence) -> float:
     logprobs = [one.chosen for one in sequence.logprobs]
     return sum(logprobs) / len(logprobs) if logprobs else float("-inf")
+
+
+def _check(prompt: list[int], params: SamplingParams, info: ModelInfo) -> None:
+    if not prompt:
+        raise InvalidRequestError("the prompt is empty")
+    if len(prompt) >= info.max_model_len:
+        raise TooLongError(
+            f"the prompt has {len(prompt)} tokens; the longest this model takes is "
+            f"{info.max_model_len - 1}, which leaves room for one more"
+        )
+    check_token_ids(prompt, "the prompt has", info)
+    if params.must_fit and len(prompt) + params.max_tokens > info.max_model_len:
+        raise TooLongError(
+            f"the prompt has {len(prompt)} tokens and max_tokens is {params.max_tokens}; "
+            f"the context of this model is {info.max_model_len}"
+        )
+    named = (*(token for token, _ in params.logit_bias), *params.stop_token_ids)
+    check_token_ids(named, "logit_bias or stop_token_ids has", info)

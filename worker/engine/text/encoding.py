@@ -15,6 +15,8 @@ def encode_requests(requests: Sequence[RequestT], tokenizer: Tokenizer) -> list[
     """Return the requests with token ids in place of texts; each distinct text is tokenized once."""
     encoded: dict[tuple[str, bool], list[int]] = {}
     texts = dict.fromkeys(pair for request in requests for pair in _texts(request))
+    if not texts:
+        return list(requests)
     for has_special in (True, False):
         chosen = [pair for pair in texts if pair[1] is has_special]
         ids = tokenizer.encode_batch([text for text, _ in chosen], add_special_tokens=has_special)

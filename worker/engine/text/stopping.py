@@ -1,7 +1,5 @@
-"""Decides when a Sequence's output ends and cuts its text there. Runs on the host only."""
+"""Finds stop strings in an output and cuts its text there. Runs on the host only."""
 
-from worker.engine.requests.generation import FinishReason
-from worker.engine.sequences.sequence import Sequence
 from worker.engine.text.tokenizer import TextStream, Tokenizer
 
 
@@ -40,23 +38,3 @@ class StopChecker:
         """Return the start of the earliest stop string that ends after the first `num_seen` characters."""
         found = [text.find(stop, max(0, num_seen + 1 - len(stop))) for stop in self._stop]
         return min((index for index in found if index >= 0), default=None)
-
-
-def finish_reason(sequence: Sequence) -> FinishReason | None:
-    """Return why a Sequence ends with its newest token, stop strings aside; None while it continues."""
-    if sequence.token_ids[-1] in sequence.stop_token_ids:
-        return FinishReason.STOP
-    if len(sequence.token_ids) >= sequence.max_length:
-        return FinishReason.LENGTH
-    return None
-
-
-def output_text(
-    sequence: Sequence, tokenizer: Tokenizer, stop_checker: StopChecker | None
-) -> tuple[str, bool]:
-    """Return the generated text, cut before its end, and whether a stop string ended it."""
-    token_ids = sequence.token_ids[sequence.num_prompt_tokens :]
-    if token_ids and token_ids[-1] in sequence.stop_token_ids:
-        token_ids = token_ids[:-1]
-    text = tokenizer.decode(token_ids)
-    return (text, False) if stop_checker is None else stop_checker.cut(text)

@@ -80,7 +80,7 @@ class Device:
         assert len(owners) == len(step.token_ids)
         token_ids = step.token_ids.copy()
         for row, place in step.pending:
-            running = self._engine._running
+            running = self._engine._steps.running
             assert running is not None
             assert running.sequences[place] is owners[row], "a row reads another Sequence's token"
             assert before is not None

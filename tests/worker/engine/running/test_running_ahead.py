@@ -137,7 +137,7 @@ def test_a_cancelled_request_keeps_what_the_host_has_seen(engines: Any) -> None:
     ahead.add(GenerationRequest(0, [5, 6, 7], greedy(8)))
     for _ in range(4):
         assert not ahead.step().completions
-    assert isinstance(ahead._running, TokensOnDevice)
+    assert isinstance(ahead._steps.running, TokensOnDevice)
     ahead.cancel(0)
     (found,) = ahead.step().completions
     assert found.token_ids == free.token_ids[:3]

@@ -1,10 +1,14 @@
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
+from tests.fixtures.readings import run_embeddings
 from tests.fixtures.scheduling import make_sequence
+from worker.engine.requests.embedding import EmbeddingRequest
 from worker.engine.requests.stats import EngineStats
+from worker.engine.scheduling import step_meter
 from worker.engine.scheduling.plan import ScheduledSequence, StepPlan
 from worker.engine.scheduling.step_meter import charge
 
@@ -38,3 +42,16 @@ def test_what_requests_pay_is_what_the_steps_took(tiny_llama: Path) -> None:
     assert all(one.prefill_seconds > 0 and one.decode_seconds > 0 for one in done)
     assert stats.padding_seconds == 0.0, "on a CPU a Step is packed"
     assert stats.computed_tokens == stats.prefill_tokens + 2 * 7
+
+
+def test_the_time_without_work_costs_no_step(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the last work was a reading, which ends with its Step."""
+    engine = make_engine(tiny_llama)
+    measured: list[float] = []
+    monkeypatch.setattr(engine._meter.costs, "add", lambda _, seconds: measured.append(seconds))
+    now = time.perf_counter
+    for hours in range(3):
+        monkeypatch.setattr(step_meter.time, "perf_counter", lambda hours=hours: now() + 3600 * hours)
+        run_embeddings(engine, [EmbeddingRequest(1, (5, 6, 7))])
+    assert len(measured) == 3
+    assert max(measured) < 3600

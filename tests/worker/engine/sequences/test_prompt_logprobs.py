@@ -76,7 +76,7 @@ def _run_watched(engine: Engine, requests: list[GenerationRequest]) -> tuple[lis
     """Run requests; return also how many prompt logprobs the last one had whenever it was preempted."""
     for request in requests:
         engine.add(request)
-    (sequence,) = engine._open[requests[-1].id].sequences
+    (sequence,) = engine._generations._open[requests[-1].id].sequences
     lengths: set[int] = set()
     completions: list[Completion] = []
     while engine.has_unfinished:

@@ -1,0 +1,145 @@
+"""Takes generation requests through their Steps to a Completion."""
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from collections.abc import Sequence as Items
+
+from worker.engine.requests.errors import InvalidRequestError, TooLongError
+from worker.engine.requests.generation import Completion, Delta, FinishReason, GenerationRequest
+from worker.engine.requests.stats import ModelInfo
+from worker.engine.scheduling.scheduler import Scheduler
+from worker.engine.sequences.open_request import OpenRequest, open_request
+from worker.engine.sequences.sequence import Sequence, SequenceState
+from worker.engine.text.encoding import encode_requests
+from worker.engine.text.grammar import GrammarCompiler
+from worker.engine.text.output import Output
+from worker.engine.text.tokenizer import Tokenizer
+
+
+class Generations:
+    """Holds the generation requests that have no Completion yet, and what the next `collect` reports.
+
+    A request ends as a whole: with its last choice, or for all choices when one fails or it is cancelled.
+    """
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        tokenizer: Tokenizer,
+        grammars: GrammarCompiler,
+        eos_token_ids: frozenset[int],
+        scheduler: Scheduler,
+        arrivals: Iterator[int],
+    ) -> None:
+        self._info = info
+        self._tokenizer = tokenizer
+        self._grammars = grammars
+        self._eos_token_ids = eos_token_ids
+        self._scheduler = scheduler
+        self._arrivals = arrivals
+        self._open: dict[Hashable, OpenRequest] = {}
+        self._outputs: dict[Sequence, Output] = {}  # of Sequences that have not ended
+        self._num_new_tokens: Counter[Hashable] = Counter()
+        self._completions: list[Completion] = []
+        self._deltas: list[Delta] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._open or self._completions)
+
+    def __contains__(self, request_id: Hashable) -> bool:
+        return request_id in self._open
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request; one that cannot run ends in the next Step with an error."""
+        try:
+            (request,) = encode_requests([request], self._tokenizer)
+            opened = open_request(
+                request, self._info, self._arrivals, self._eos_token_ids, self._grammars.matcher
+            )
+            outputs = [
+                Output(sequence, self._tokenizer, index, is_streamed=request.is_streamed)
+                for index, sequence in enumerate(opened.sequences)
+            ]
+            for output in outputs:
+                output.resume(request.output_token_ids, self._info.vocab_size)
+        except InvalidRequestError as error:
+            is_too_long = isinstance(error, TooLongError)
+            self._completions.append(Completion.failed(request.id, str(error), is_too_long=is_too_long))
+            return
+        self._open[request.id] = opened
+        self._outputs.update(zip(opened.sequences, outputs, strict=True))
+        for sequence in opened.sequences:
+            self._scheduler.add(sequence)
+
+    def cancel(self, request_id: Hashable) -> None:
+        """End a request with the output so far; ignores unknown ids."""
+        opened = self._open.get(request_id)
+        if opened is not None:
+            for sequence in opened.unfinished:
+                self._end(sequence, FinishReason.CANCELLED)
+            self._close(opened.completion(is_cancelled=True))
+
+    def fail(self, request_id: Hashable, error: str) -> None:
+        """End a request with an error."""
+        opened = self._open[request_id]
+        for sequence in opened.unfinished:
+            self._end(sequence, FinishReason.ERROR)
+        self._close(Completion.failed(request_id, error, opened.num_output_tokens))
+
+    def take(self, sequences: Items[Sequence], token_ids: Items[int | None]) -> None:
+        """Append the tokens that a Step chose; None is a token whose logits are not finite."""
+        for sequence, token_id in zip(sequences, token_ids, strict=True):
+            sequence.num_pending_tokens = 0
+            # The Sequence may have ended already: by its previous token, by `cancel`, or because another
+            # choice of its request failed.
+            if sequence.state is SequenceState.FINISHED:
+                continue
+            if token_id is None:
+                # Its Blocks may hold the same bad values as its logits, so no other Sequence may share them.
+                self._scheduler.block_pool.clear_cache()
+                self.fail(sequence.request_id, "the model's logits are not finite numbers")
+                continue
+            self._num_new_tokens[sequence.request_id] += 1
+            output = self._outputs[sequence]
+            try:
+                reason = output.push(token_id)
+            except InvalidRequestError as error:
+                self.fail(sequence.request_id, str(error))
+                continue
+            if reason is not None:
+                self._end(sequence, reason)
+                opened = self._open[sequence.request_id]
+                if not opened.unfinished:
+                    self._close(opened.completion())
+            elif output.stream is not None and (delta := output.stream.push(token_id)) is not None:
+                self._deltas.append(delta)
+
+    def collect(self) -> tuple[Counter[Hashable], tuple[Completion, ...], tuple[Delta, ...]]:
+        """Return the numbers of new tokens by request, the Completions and the Deltas since the last call."""
+        news = self._num_new_tokens, tuple(self._completions), tuple(self._deltas)
+        self._num_new_tokens, self._completions, self._deltas = Counter(), [], []
+        return news
+
+    def output_so_far(self, request_id: Hashable) -> tuple[int, ...] | None:
+        """Return the output tokens of an open request that can resume from them; None for any other.
+
+        Safe to call from any thread: it reads once a list that only grows.
+        """
+        opened = self._open.get(request_id)
+        if opened is None or len(opened.sequences) > 1 or opened.sequences[0].needs_logprobs:
+            return None
+        sequence = opened.sequences[0]
+        return tuple(sequence.token_ids[sequence.num_prompt_tokens :])
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Remove a Sequence from the Scheduler and record its Choice."""
+        self._scheduler.finish(sequence, reason)
+        output = self._outputs.pop(sequence)
+        choice = output.choice(reason)
+        self._open[sequence.request_id].choices[sequence] = choice
+        if output.stream is not None:
+            self._deltas.append(output.stream.close(choice))
+
+    def _close(self, completion: Completion) -> None:
+        del self._open[completion.id]
+        self._completions.append(completion)

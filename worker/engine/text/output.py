@@ -1,0 +1,75 @@
+"""Grows a choice's output token by token and decides when it ends. Runs on the host only."""
+
+from collections.abc import Sequence as Tokens
+
+from worker.engine.requests.errors import InvalidRequestError
+from worker.engine.requests.generation import Choice, FinishReason
+from worker.engine.sequences.sequence import Sequence
+from worker.engine.text.output_stream import OutputStream
+from worker.engine.text.stopping import StopChecker
+from worker.engine.text.tokenizer import Tokenizer
+
+
+class Output:
+    """The output of one Sequence, which becomes the Choice of this index."""
+
+    __slots__ = ("_sequence", "_stop_checker", "_tokenizer", "stream")
+
+    def __init__(self, sequence: Sequence, tokenizer: Tokenizer, index: int, *, is_streamed: bool) -> None:
+        params = sequence.params
+        self._sequence = sequence
+        self._tokenizer = tokenizer
+        self._stop_checker = StopChecker(params.stop, params.min_tokens, tokenizer) if params.stop else None
+        self.stream = OutputStream(sequence, index, tokenizer) if is_streamed else None
+
+    def push(self, token_id: int) -> FinishReason | None:
+        """Append a token to the Sequence; return why the output ends with it, None while it continues.
+
+        Raises InvalidRequestError when the grammar is too complex to continue.
+        """
+        sequence = self._sequence
+        sequence.token_ids.append(token_id)
+        reason = None
+        if token_id in sequence.stop_token_ids:
+            reason = FinishReason.STOP
+        elif len(sequence.token_ids) >= sequence.max_length:
+            reason = FinishReason.LENGTH
+        if sequence.matcher is not None and sequence.matcher.push(token_id):
+            return FinishReason.STOP
+        if reason is None and self._stop_checker is not None and self._stop_checker.push(token_id):
+            return FinishReason.STOP
+        return reason
+
+    def resume(self, token_ids: Tokens[int], vocab_size: int) -> None:
+        """Append the output of an earlier run.
+
+        Nothing else needs restoring: a draw depends on the seed and the position, a penalty on the tokens.
+
+        Raises:
+            InvalidRequestError: the output cannot continue after these tokens.
+
+        """
+        if token_ids and (self._sequence.params.num_choices > 1 or self._sequence.needs_logprobs):
+            raise InvalidRequestError("output_token_ids: needs one choice and no logprobs")
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequestError(f"output_token_ids: {token_id} is outside the vocabulary")
+            if self.push(token_id) is not None:
+                raise InvalidRequestError("output_token_ids: the output has come to its end")
+
+    def choice(self, reason: FinishReason) -> Choice:
+        """Return the Choice of an output that ended for this reason, with the text cut before its end."""
+        sequence = self._sequence
+        token_ids = sequence.token_ids[sequence.num_prompt_tokens :]
+        has_end_token = bool(token_ids) and token_ids[-1] in sequence.stop_token_ids
+        text = self._tokenizer.decode(token_ids[:-1] if has_end_token else token_ids)
+        if self._stop_checker is not None:
+            text, has_stop = self._stop_checker.cut(text)
+            if has_stop and reason is FinishReason.LENGTH:
+                reason = FinishReason.STOP
+        return Choice(
+            text=text,
+            token_ids=tuple(token_ids),
+            finish_reason=reason,
+            logprobs=None if sequence.params.logprobs is None else tuple(sequence.logprobs),
+        )
