@@ -37,6 +37,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
 from api.wrong_fields import explain, field_path
+from worker.store.database.cursors import UnknownCursorError
 from worker.store.database.session import DATABASE_AWAY
 from worker.store.tenants.quotas import QuotaExceededError
 
@@ -313,6 +314,7 @@ def install(app: FastAPI) -> None:
     for kind in ON_THE_WAY:
         app.exception_handler(kind)(_api_error)
     app.exception_handler(QuotaExceededError)(_quota_exceeded)
+    app.exception_handler(UnknownCursorError)(_unknown_cursor)
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(HTTPException)(_http)
     app.exception_handler(Exception)(_unexpected)
@@ -335,6 +337,11 @@ def _quota_exceeded(http_request: HttpRequest, error: QuotaExceededError) -> JSO
     retry_after = QUOTA_RETRY_SECONDS if error.can_wait else None
     limited = RateLimitedError(str(error), code=f"quota_{error.quota}", retry_after=retry_after)
     return _api_error(http_request, limited)
+
+
+def _unknown_cursor(http_request: HttpRequest, error: UnknownCursorError) -> JSONResponse:
+    message = f"after: there is no {error} to continue from"
+    return _api_error(http_request, NotFoundError(message, param="after", code="unknown_cursor"))
 
 
 def _invalid(http_request: HttpRequest, error: RequestValidationError) -> JSONResponse:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from api.dependencies import ADMIN_OR_DEPLOYMENT, AdministeredDependency
 from api.errors import documented
+from api.inputs.cursors import cut
 from worker.store.tenants import audit
 
 router = APIRouter(prefix="/v1/audit", tags=["administration"])
@@ -45,7 +46,7 @@ def read_audit_log(
 ) -> AuditPage:
     """Return the acts on the caller's tenant, newest first; with the scope `deployment`, on all tenants."""
     with services.store.transaction() as session:
-        entries = audit.page(session, before=before, limit=limit)
+        entries, has_more = cut(audit.page(session, before=before, limit=limit + 1), limit)
     data = [
         AuditEntryAnswer(
             id=e.id,
@@ -58,4 +59,4 @@ def read_audit_log(
         )
         for e in entries
     ]
-    return AuditPage(data=data, next=data[-1].id if len(data) == limit else None)
+    return AuditPage(data=data, next=data[-1].id if has_more else None)

@@ -17,6 +17,7 @@ from api.batches.schemas import BatchAccepted, BatchAnswer, BatchPage, BatchStat
 from api.dependencies import READ, SUBMIT, IdempotencyDependency, Services, ServicesDependency
 from api.errors import ClientGoneError, documented
 from api.guards.large_bodies import OnceRoute
+from api.inputs.cursors import After
 from api.inputs.schema import Text
 from worker.contract.states import BatchStatus
 
@@ -52,9 +53,7 @@ def submit_batch(
 )
 def list_batches(
     services: ServicesDependency,
-    after: Annotated[
-        Text | None, Query(max_length=64, description="The `last_id` of the page before.")
-    ] = None,
+    after: After = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     status: Annotated[BatchStatus | None, Query(description="Only those.")] = None,
 ) -> BatchPage:

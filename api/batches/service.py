@@ -10,6 +10,7 @@ from api.batches.submission import to_batch
 from api.batches.waiting import read_line
 from api.dependencies import IdempotencyKey, Services
 from api.errors import KeyReusedError, NotFoundError
+from api.inputs.cursors import cut
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS
 from worker.contract.states import BatchStatus
 from worker.store.batches import batch_views, batches, idempotency
@@ -110,12 +111,12 @@ def page(services: Services, batch_id: str, *, after: int, limit: int) -> Result
                 code="results_dropped",
             )
         found = result_views.page(session, batch_id, after=after, limit=limit + 1)
-        rows = found[:limit]
+        rows, has_more = cut(found, limit)
         tries = attempts.of_requests(session, [row.request_id for row in rows])
     return ResultPage(
         data=[to_result(row, services.checkpoint, tries.get(row.request_id, ())) for row in rows],
         next=rows[-1].sequence if rows else after,
-        has_more=len(found) > limit,
+        has_more=has_more,
         status=view.status,
     )
 
@@ -127,18 +128,12 @@ def has_news(services: Services, batch_id: str, *, after: int) -> bool:
 
 
 def batch_page(services: Services, *, after: str | None, limit: int, status: BatchStatus | None) -> BatchPage:
-    """Return a page of batches, newest first, starting after the batch `after`.
-
-    Raises:
-        NotFoundError: there is no batch `after`.
-
-    """
+    """Return a page of batches, newest first, starting after the batch `after`; raises UnknownCursorError."""
     with services.store.transaction() as session:
-        if after is not None and batch_views.get(session, after) is None:
-            raise NotFoundError(f"after: no batch {after}", param="after")
         found = batch_views.page(session, after=after, limit=limit + 1, status=status)
-        deliveries = delivery_log.deliveries_of(session, [view.id for view in found[:limit]])
-    models = {view.model_fingerprint for view in found if not view.status.is_terminal}
+        page, has_more = cut(found, limit)
+        deliveries = delivery_log.deliveries_of(session, [view.id for view in page])
+    models = {view.model_fingerprint for view in page if not view.status.is_terminal}
     forecasters = {model: services.read_forecaster(model) for model in models}
     data = [
         to_answer(
@@ -147,9 +142,9 @@ def batch_page(services: Services, *, after: str | None, limit: int, status: Bat
             None,
             forecaster=None if view.status.is_terminal else forecasters[view.model_fingerprint],
         )
-        for view in found[:limit]
+        for view in page
     ]
-    return BatchPage(data=data, last_id=data[-1].batch_id if data else None, has_more=len(found) > limit)
+    return BatchPage(data=data, last_id=data[-1].batch_id if data else None, has_more=has_more)
 
 
 def stats(services: Services) -> BatchStats:

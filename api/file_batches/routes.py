@@ -10,7 +10,7 @@ from api.dependencies import READ, SUBMIT, IdempotencyDependency, ServicesDepend
 from api.errors import documented
 from api.file_batches import service
 from api.file_batches.schemas import FileBatch, FileBatchList, FileBatchSubmission
-from api.files.routes import After
+from api.inputs.cursors import After
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
@@ -37,7 +37,7 @@ def create_batch(
 @router.get(
     "",
     dependencies=[READ],
-    responses=documented(401, 403, 422, 429, 503),
+    responses=documented(401, 403, 404, 422, 429, 503),
     summary="List batches made from files",
 )
 def list_batches(

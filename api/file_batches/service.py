@@ -9,6 +9,7 @@ from api.batches.schemas import parse_window
 from api.dependencies import IdempotencyKey, Services
 from api.errors import InvalidInputError, KeyReusedError, NotFoundError
 from api.file_batches.schemas import FileBatch, FileBatchSubmission, to_file_batch
+from api.inputs.cursors import cut
 from api.inputs.targets import check_url
 from worker.contract.models import Model
 from worker.store.batches import batches, idempotency
@@ -75,10 +76,10 @@ def cancel(services: Services, batch_id: str) -> FileBatch:
 
 
 def page(services: Services, *, after: str | None, limit: int) -> tuple[list[FileBatch], bool]:
-    """Return a page of batches, the newest first, and whether there are more."""
+    """Return a page of batches, newest first, and whether there are more; raises UnknownCursorError."""
     with services.store.transaction() as session:
         found = file_batch_views.page(session, after=after, limit=limit + 1)
-    return [to_file_batch(view) for view in found[:limit]], len(found) > limit
+    return cut([to_file_batch(view) for view in found], limit)
 
 
 def _answer(session: Session, batch_id: str) -> FileBatch:

@@ -15,6 +15,7 @@ from api.errors import InvalidInputError, RangeError, documented
 from api.files import service
 from api.files.form import read_form
 from api.files.schemas import HOUR, MONTH, ExpiresAfter, FileDeleted, FileList, FileObject, to_file
+from api.inputs.cursors import After
 from api.inputs.schema import Text
 from api.wrong_fields import explain
 
@@ -24,7 +25,6 @@ RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
 FileId = Annotated[Text, Path(examples=["file-0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b"], max_length=64)]
-After = Annotated[Text | None, Query(max_length=64, description="The `last_id` of the page before.")]
 
 _seconds = {"type": "integer", "minimum": HOUR, "maximum": MONTH}
 FORM: dict[str, Any] = {
@@ -73,7 +73,7 @@ async def create_file(http_request: HttpRequest, services: ServicesDependency) -
     return to_file(view)
 
 
-@router.get("", dependencies=[READ], responses=documented(401, 403, 422, 429, 503), summary="List files")
+@router.get("", dependencies=[READ], responses=documented(401, 403, 404, 422, 429, 503), summary="List files")
 def list_files(
     services: ServicesDependency,
     purpose: Annotated[Text | None, Query(max_length=64)] = None,

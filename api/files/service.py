@@ -13,6 +13,7 @@ from api.dependencies import Services
 from api.errors import ConflictError, NotFoundError, StorageFullError
 from api.files.intake import Intake, Limits, Received, storage_full, sweep
 from api.files.translator import Translator
+from api.inputs.cursors import cut
 from worker.private import make_private
 from worker.store.files import files
 from worker.store.files.files import FileView, NewFile
@@ -125,10 +126,10 @@ def page(
     limit: int,
     order: Literal["asc", "desc"],
 ) -> tuple[list[FileView], bool]:
-    """Return a page of files, and whether there are more."""
+    """Return a page of files, and whether there are more; raises UnknownCursorError."""
     with services.store.transaction() as session:
         found = files.page(session, purpose=purpose, after=after, limit=limit + 1, order=order)
-    return list(found[:limit]), len(found) > limit
+    return cut(found, limit)
 
 
 def read(services: Services, view: FileView, start: int, end: int) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query
 
 from api.dependencies import ADMIN, READ, SUBMIT, CallerDependency, ServicesDependency
 from api.errors import documented
+from api.inputs.cursors import After
 from api.inputs.schema import Text
 from api.webhooks import service
 from api.webhooks.schemas import (
@@ -42,7 +43,6 @@ def _tenant(caller: CallerDependency) -> str:
 Tenant = Annotated[str, Depends(_tenant)]
 EndpointId = Annotated[Text, Path(examples=["we_5f1c0e7f7c0b4d0b8a3b5f0e9d8c7b6a"], max_length=64)]
 EventId = Annotated[Text, Path(examples=["evt_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b"], max_length=64)]
-After = Annotated[Text | None, Query(max_length=64, description="The last id of the page before.")]
 Limit = Annotated[int, Query(ge=1, le=100)]
 
 
@@ -61,7 +61,7 @@ def create_endpoint(
     return EndpointWithSecret(**_endpoint(view).model_dump(), secret=secret)
 
 
-@router.get("/endpoints", dependencies=[READ], responses=documented(422, 503), summary="List endpoints")
+@router.get("/endpoints", dependencies=[READ], responses=documented(404, 422, 503), summary="List endpoints")
 def list_endpoints(
     services: ServicesDependency, tenant: Tenant, after: After = None, limit: Limit = 20
 ) -> EndpointPage:
@@ -145,7 +145,7 @@ def replay_dead_letters(endpoint_id: EndpointId, services: ServicesDependency, t
     return Replayed(replayed=service.replay_failed(services, tenant, endpoint_id))
 
 
-@router.get("/events", dependencies=[READ], responses=documented(422, 503), summary="List events")
+@router.get("/events", dependencies=[READ], responses=documented(404, 422, 503), summary="List events")
 def list_events(
     services: ServicesDependency,
     tenant: Tenant,

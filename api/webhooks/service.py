@@ -4,6 +4,7 @@ from datetime import timedelta
 
 from api.dependencies import Services
 from api.errors import InvalidInputError, NotConfiguredError, NotFoundError
+from api.inputs.cursors import cut
 from api.inputs.targets import check_url
 from api.webhooks.schemas import EndpointChange, NewEndpointBody
 from worker.contract.states import EventState
@@ -57,10 +58,10 @@ def get(services: Services, tenant: str, endpoint_id: str) -> EndpointView:
 def page(
     services: Services, tenant: str, *, after: str | None, limit: int
 ) -> tuple[list[EndpointView], bool]:
-    """Return endpoints, and whether there are more."""
+    """Return endpoints, and whether there are more; raises UnknownCursorError."""
     with services.store.transaction() as session:
         found = endpoints.page(session, tenant, after=after, limit=limit + 1)
-    return found[:limit], len(found) > limit
+    return cut(found, limit)
 
 
 def change(services: Services, tenant: str, endpoint_id: str, body: EndpointChange) -> EndpointView:
@@ -138,10 +139,10 @@ def replay_failed(services: Services, tenant: str, endpoint_id: str) -> int:
 def events(
     services: Services, tenant: str, wanted: EventFilter, *, after: str | None, limit: int
 ) -> tuple[list[EventView], bool]:
-    """Return events, and whether there are more."""
+    """Return events, and whether there are more; raises UnknownCursorError."""
     with services.store.transaction() as session:
         found = delivery_log.page(session, tenant, wanted, after=after, limit=limit + 1)
-    return found[:limit], len(found) > limit
+    return cut(found, limit)
 
 
 def event(services: Services, tenant: str, event_id: str) -> EventView:

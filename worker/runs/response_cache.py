@@ -123,7 +123,6 @@ def _answer(
         num_prompt_tokens=num_prompt_tokens,
         num_cached_tokens=num_prompt_tokens,  # all of them: none was computed
         num_output_tokens=int(payload["num_output_tokens"]),
-        max_tokens=request.max_output_tokens,
         source=source,
         similarity=similarity,
         num_copies=request.num_copies,

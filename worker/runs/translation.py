@@ -226,7 +226,6 @@ def to_result(
         num_prompt_tokens=sum(outcome.num_prompt_tokens for outcome in outcomes),
         num_cached_tokens=sum(outcome.num_cached_tokens for outcome in outcomes),
         num_output_tokens=num_output_tokens(outcomes),
-        max_tokens=request.max_output_tokens,
         payload=None if is_plain and not payload.prompt_logprobs else payload,
         seconds=_device_seconds(outcomes),
         num_copies=request.num_copies,
@@ -244,7 +243,6 @@ def _cut_off(request: ShardRequest, outcomes: Sequence[EngineOutcome]) -> NewRes
         num_prompt_tokens=sum(outcome.num_prompt_tokens for outcome in outcomes),
         num_cached_tokens=sum(outcome.num_cached_tokens for outcome in outcomes),
         num_output_tokens=num_output_tokens(outcomes),
-        max_tokens=request.max_output_tokens,
         seconds=_device_seconds(outcomes),
         num_copies=request.num_copies,
     )
@@ -262,7 +260,6 @@ def failed(
         num_prompt_tokens=0,
         num_cached_tokens=0,
         num_output_tokens=num_output_tokens,
-        max_tokens=request.max_output_tokens,
         error=RequestError(code, error),
         num_copies=request.num_copies,
     )

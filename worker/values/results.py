@@ -149,7 +149,6 @@ class NewResult:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
-    max_tokens: int  # the limit over all its choices
     error: RequestError | None = None
     payload: Payload | None = None  # None: output says it all
     seconds: DeviceSeconds = DeviceSeconds()
@@ -157,11 +156,6 @@ class NewResult:
     similarity: float | None = None  # to the prompt whose answer the semantic cache gave
     num_copies: int = 1  # requests of its shard that it answers: its own, and identical ones
     keep: CacheEntry | None = None  # for later identical requests
-
-    @property
-    def is_cut(self) -> bool:
-        """Return whether it completed because its limit ended it."""
-        return self.outcome is Outcome.COMPLETED and self.finish_reason == CUT
 
 
 def storable(text: str) -> str:

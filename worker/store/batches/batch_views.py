@@ -6,10 +6,11 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Select, func, select, true, tuple_
+from sqlalchemy import Select, func, select, true
 from sqlalchemy.orm import Session
 
 from worker.contract.states import BatchStatus, Lane, ShardState
+from worker.store.database import cursors
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.shards import ShardRow
 from worker.values.results import DeviceSeconds
@@ -91,14 +92,17 @@ def get_many(session: Session, batch_ids: Sequence[str]) -> dict[str, BatchView]
 def page(
     session: Session, *, after: str | None, limit: int, status: BatchStatus | None = None
 ) -> list[BatchView]:
-    """Return batches of the batch lane that follow batch `after`, the newest first."""
+    """Return batches of the batch lane that follow batch `after`, the newest first.
+
+    Raises:
+        UnknownCursorError: there is no batch `after`.
+
+    """
     query = views().where(BatchRow.lane == Lane.BATCH)
-    query = query.order_by(BatchRow.created_at.desc(), BatchRow.id.desc()).limit(limit)
-    if after is not None:
-        last = select(BatchRow.created_at, BatchRow.id).where(BatchRow.id == after).scalar_subquery()
-        query = query.where(tuple_(BatchRow.created_at, BatchRow.id) < last)
     if status is not None:
         query = query.where(BatchRow.status == status)
+    order = (BatchRow.created_at, BatchRow.id)
+    query = cursors.follow(session, query, order, after=after, limit=limit)
     return [to_view(*found) for found in session.execute(query)]
 
 

@@ -331,7 +331,7 @@ def _drop_the_rest(session: Session, batch: BatchRow) -> bool:
     )
     are_all = len(shard_ids) < DROP_AT_ONCE
     only = None if are_all else shard_ids
-    give_missing(session, batch, Outcome.CANCELLED, stop_reason(batch), shard_ids=only)
+    missing.settle(session, batch, Outcome.CANCELLED, stop_reason(batch), shard_ids=only)
     return are_all
 
 
@@ -342,37 +342,6 @@ def stop_reason(batch: BatchRow) -> RequestError:
     if batch.error_code is None:
         return RequestError("batch_cancelled", "the batch was cancelled before this request was done")
     return RequestError(batch.error_code, f"the batch stopped itself: {batch.error_message}")
-
-
-def give_missing(
-    session: Session,
-    batch: BatchRow,
-    outcome: Outcome,
-    error: RequestError,
-    *,
-    shard_ids: Sequence[int] | None = None,
-    request_ids: Sequence[int] | None = None,
-) -> None:
-    """Give this outcome to a locked batch's requests without a result: all, those of shards, or these."""
-    given = missing.settle(
-        session,
-        batch_id=batch.id,
-        first_sequence=batch.num_settled + 1,
-        outcome=outcome,
-        code=error.code,
-        message=error.message,
-        shard_ids=shard_ids,
-        request_ids=request_ids,
-    )
-    if outcome is Outcome.FAILED:
-        batch.num_failed += given.count
-    else:
-        batch.num_cancelled += given.count
-    batch.settled_max_tokens += given.max_tokens
-    batch.num_deduplicated += given.num_copies
-    batch.input_tokens += given.input_tokens
-    batch.cached_tokens += given.cached_tokens
-    batch.output_tokens += given.output_tokens
 
 
 def settle_stopping(session: Session, *, limit: int) -> int:

@@ -8,23 +8,14 @@ from sqlalchemy.orm import Session
 from worker.contract.states import BatchStatus, Lane, ShardState
 from worker.store.batches import batches
 from worker.store.database.notify import wake_dispatcher
+from worker.store.requests.requests import MAX_OUTPUT_TOKENS
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import RequestRow, ResultRow
 from worker.store.rows.shards import ShardRow
+from worker.store.rows.table import Copier, columns_copied_by
 from worker.store.tenants import quotas
 from worker.store.tenants.quotas import Demand
 from worker.values.outcomes import Outcome
-
-# Columns that record a batch's own life. A retry copies the others: they are what its customer asked for.
-OWN_LIFE = {
-    "status", "num_requests", "num_completed", "num_failed", "num_cancelled", "num_prompt_tokens",
-    "max_output_tokens", "settled_max_tokens", "input_tokens", "cached_tokens", "output_tokens",
-    "created_at", "started_at", "cancelled_at", "expires_at", "finished_at", "paused_at", "error_code",
-    "error_message", "retry_of", "stored_bytes", "has_cancelled_requests", "num_cut",
-    "forecast_seconds", "completed_output_tokens", "tokens_per_second", "measured_tokens", "measured_at",
-    "num_unread", "input_file_id", "num_deduplicated", "num_cache_hits", "prefill_seconds", "decode_seconds",
-    "padding_seconds", "results_dropped_at",
-}  # fmt: skip
 
 
 class NothingToRetryError(Exception):
@@ -58,37 +49,60 @@ def retry(session: Session, batch_id: str, *, with_cancelled: bool, shard_size: 
         .join(ResultRow, ResultRow.request_id == RequestRow.id)
         .where(RequestRow.batch_id == batch_id, ResultRow.outcome.in_(outcomes))
     )
-    sums = [RequestRow.num_prompt_tokens, RequestRow.max_tokens, func.octet_length(RequestRow.prompt)]
-    count, prompt_tokens, max_tokens, stored_bytes = session.execute(
-        select(func.count(), *(func.sum(one) for one in sums)).where(RequestRow.id.in_(chosen))
-    ).one()
-    if not count:
+    sums = _sums(session, chosen)
+    if not sums["num_requests"]:
         raise NothingToRetryError(batch_id)
-    quotas.check(session, Demand(count, int(prompt_tokens + max_tokens), int(stored_bytes)))
-    window = None if batch.expires_at is None else batch.expires_at - batch.created_at
-    asked_for = {
-        column.key: getattr(batch, column.key)
-        for column in BatchRow.__mapper__.column_attrs
-        if column.key not in OWN_LIFE
-    }
-    expires_at = session.scalar(
-        insert(BatchRow)
-        .values(
-            asked_for
-            | {
-                "id": (new_id := f"batch_{uuid4().hex}"),
-                "status": BatchStatus.PENDING,
-                "lane": Lane.BATCH,  # nobody waits for a retry
-                "retry_of": batch_id,
-                "num_requests": count,
-                "num_prompt_tokens": prompt_tokens,
-                "max_output_tokens": max_tokens,
-                "stored_bytes": stored_bytes,
-                "expires_at": null() if window is None else func.now() + window,
-            }
-        )
-        .returning(BatchRow.expires_at)
+    tokens = sums["num_prompt_tokens"] + sums["max_output_tokens"]
+    quotas.check(session, Demand(sums["num_requests"], tokens, sums["stored_bytes"]))
+    new = _copy_batch(session, batch, sums)
+    first_positions = _add_shards(session, new, chosen, shard_size=shard_size)
+    _copy_requests(session, chosen, new.id, first_positions, shard_size=shard_size)
+    wake_dispatcher(session)
+    return new.id
+
+
+def _sums(session: Session, chosen: Select[int]) -> dict[str, int]:
+    """Return the sums over the chosen requests, by the columns of a batch that hold them."""
+    part = func.jsonb_array_elements(RequestRow.inputs).column_valued("part")
+    part_bytes = case(
+        (func.jsonb_typeof(part) == "string", func.octet_length(part.op("#>>")("{}"))),
+        else_=4 * func.jsonb_array_length(part),
     )
+    inputs_bytes = select(func.sum(part_bytes)).select_from(part).scalar_subquery()
+    aggregates = {
+        "num_requests": func.count(),
+        "num_prompt_tokens": func.sum(RequestRow.num_prompt_tokens),
+        "max_output_tokens": func.sum(MAX_OUTPUT_TOKENS),
+        "stored_bytes": func.sum(func.coalesce(inputs_bytes, func.octet_length(RequestRow.prompt))),
+    }
+    found = session.execute(
+        select(*aggregates.values())
+        .select_from(RequestRow)
+        .join(BatchRow, BatchRow.id == RequestRow.batch_id)
+        .where(RequestRow.id.in_(chosen))
+    ).one()
+    return {column: int(value or 0) for column, value in zip(aggregates, found, strict=True)}
+
+
+def _copy_batch(session: Session, batch: BatchRow, sums: dict[str, int]) -> BatchRow:
+    """Insert a batch with what the customer asked for, over so many requests."""
+    window = None if batch.expires_at is None else batch.expires_at - batch.created_at
+    asked_for = {column: getattr(batch, column) for column in columns_copied_by(Copier.RETRY, BatchRow)}
+    own = {
+        "id": f"batch_{uuid4().hex}",
+        "status": BatchStatus.PENDING,
+        "lane": Lane.BATCH,  # nobody waits for a retry
+        "retry_of": batch.id,
+        "expires_at": null() if window is None else func.now() + window,
+    }
+    return session.scalars(insert(BatchRow).values(asked_for | own | sums).returning(BatchRow)).one()
+
+
+def _add_shards(session: Session, new: BatchRow, chosen: Select[int], *, shard_size: int) -> dict[int, int]:
+    """Insert the shards for the chosen requests; return the position of the first of each priority.
+
+    All requests of a shard have one priority, and shards of higher priority come first.
+    """
     by_priority = session.execute(
         select(ShardRow.priority, func.count())
         .join(RequestRow, RequestRow.shard_id == ShardRow.id)
@@ -105,22 +119,19 @@ def retry(session: Session, batch_id: str, *, with_cancelled: bool, shard_size: 
         insert(ShardRow),
         [
             {
-                "batch_id": new_id,
-                "tenant_id": batch.tenant_id,
+                "batch_id": new.id,
+                "tenant_id": new.tenant_id,
                 "position": position,
                 "state": ShardState.READY,
                 "priority": priority,
-                "expires_at": expires_at,
-                "model_fingerprint": batch.model_fingerprint or "",
+                "expires_at": new.expires_at,
+                "model_fingerprint": new.model_fingerprint or "",
                 "num_requests": num_requests,
             }
             for position, (priority, num_requests) in enumerate(shards)
         ],
     )
-    first_positions = {priority: position for position, (priority, _) in reversed(list(enumerate(shards)))}
-    _copy_requests(session, chosen, new_id, first_positions, shard_size=shard_size)
-    wake_dispatcher(session)
-    return new_id
+    return {priority: position for position, (priority, _) in reversed(list(enumerate(shards)))}
 
 
 def _copy_requests(
@@ -130,16 +141,14 @@ def _copy_requests(
 
     Each request keeps its priority. `first_positions` maps each priority to its first shard's position.
     """
-    kept = [
-        column
-        for column in RequestRow.__table__.columns
-        if column.name not in {"id", "batch_id", "shard_id", "position", "cancelled_at"}
-    ]
+    kept = columns_copied_by(Copier.RETRY, RequestRow)
     place = (func.row_number().over(order_by=RequestRow.position) - 1).label("place")
     among = func.row_number().over(partition_by=ShardRow.priority, order_by=RequestRow.position) - 1
     first = case(first_positions, value=ShardRow.priority)
     old = (
-        select(place, (first + among // shard_size).label("shard"), *kept)
+        select(
+            place, (first + among // shard_size).label("shard"), *(getattr(RequestRow, name) for name in kept)
+        )
         .join(ShardRow, ShardRow.id == RequestRow.shard_id)
         .where(RequestRow.id.in_(chosen))
         .subquery()
@@ -147,8 +156,8 @@ def _copy_requests(
     is_its_shard = (ShardRow.batch_id == new_id) & (ShardRow.position == old.c.shard)
     session.execute(
         insert(RequestRow).from_select(
-            ["batch_id", "shard_id", "position", *(column.name for column in kept)],
-            select(literal(new_id), ShardRow.id, old.c.place, *(old.c[column.name] for column in kept)).join(
+            ["batch_id", "shard_id", "position", *kept],
+            select(literal(new_id), ShardRow.id, old.c.place, *(old.c[name] for name in kept)).join(
                 ShardRow, is_its_shard
             ),
         )

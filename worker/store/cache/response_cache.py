@@ -4,20 +4,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Text, cast, delete, func, literal_column, select, text
-from sqlalchemy.dialects.postgresql import ARRAY, insert
+from sqlalchemy import Text, cast, delete, func, select, text
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from worker.store.rows.cache import CachedResponseRow
 from worker.store.rows.requests import ResultRow
+from worker.store.rows.table import Copier, columns_copied_by
 from worker.values.results import NewResult
 
 DROP_AT_ONCE = 5000
-# Columns of a Result that belong to its request or its run; the cache leaves them out.
-NOT_KEPT = (
-    *("request_id", "batch_id", "sequence", "created_at", "source", "similarity", "num_cached_tokens"),
-    *("prefill_seconds", "decode_seconds", "padding_seconds", "model_id"),
-)
 
 # Exact search among answers of the same tenant, model and sampling, as a group holds few.
 NEAREST = text("""
@@ -85,7 +81,8 @@ def keep(session: Session, results: Sequence[NewResult], *, tenant_id: str) -> N
     by_request = {result.request_id: result.keep for result in results if result.keep is not None}
     if not by_request:
         return
-    payload = literal_column("to_jsonb(results)").op("-")(cast(list(NOT_KEPT), ARRAY(Text)))
+    kept = columns_copied_by(Copier.CACHE, ResultRow)
+    payload = func.jsonb_build_object(*(part for name in kept for part in (name, getattr(ResultRow, name))))
     found = session.execute(select(ResultRow.request_id, payload).where(ResultRow.request_id.in_(by_request)))
     now = session.scalar(select(func.now()))
     rows = {}

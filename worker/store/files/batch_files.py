@@ -226,13 +226,10 @@ def add_requests(
     if earlier is not None:
         for digest, shard_id in zip(digests, shard_ids, strict=True):
             earlier.remember(digest, shard_id)
-        most = {
-            digest: request.max_output_tokens(defaults)
-            for digest, request, shard_id in zip(digests, given, joined, strict=True)
-            if digest is not None and shard_id is not None
-        }
-        if most:
-            copies.answer_later_ones(session, batch, set(shard_ids), most)
+        those = zip(digests, joined, strict=True)
+        later = {digest for digest, shard_id in those if digest is not None and shard_id is not None}
+        if later:
+            copies.answer_later_ones(session, batch, set(shard_ids), later)
     if not batch.num_unread:
         _give_up(session, held, stage=FilesStage.RUNNING, read_at=func.now(), due_at=func.now())
         session.flush()

@@ -5,12 +5,12 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
 from worker.contract.states import FilesStage
 from worker.store.batches import batch_views
 from worker.store.batches.batch_views import BatchView
+from worker.store.database import cursors
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.files import BatchFilesRow
 
@@ -46,17 +46,10 @@ def get(session: Session, batch_id: str) -> FileBatchView | None:
 
 
 def page(session: Session, *, after: str | None, limit: int) -> list[FileBatchView]:
-    """Return the batches after batch `after`, newest first."""
-    query = _views()
-    if after is not None:
-        last = session.execute(
-            select(BatchRow.created_at, BatchRow.id).where(BatchRow.id == after)
-        ).one_or_none()
-        if last is None:
-            return []
-        query = query.where(tuple_(BatchRow.created_at, BatchRow.id) < tuple(last))
-    rows = session.execute(query.order_by(BatchRow.created_at.desc(), BatchRow.id.desc()).limit(limit))
-    return [_view(*found) for found in rows]
+    """Return the batches after batch `after`, newest first; raises UnknownCursorError."""
+    order = (BatchRow.created_at, BatchRow.id)
+    query = cursors.follow(session, _views(), order, after=after, limit=limit)
+    return [_view(*found) for found in session.execute(query)]
 
 
 @cache

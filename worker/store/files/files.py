@@ -6,10 +6,11 @@ from datetime import datetime, timedelta
 from typing import Literal
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, delete, func, insert, or_, select, text, tuple_
+from sqlalchemy import ColumnElement, delete, func, insert, or_, select, text
 from sqlalchemy.orm import Session
 
 from worker.contract.states import FilesStage
+from worker.store.database import cursors
 from worker.store.database.session import tenant_of
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.files import BatchFilesRow, FileRow, UploadPartRow
@@ -80,21 +81,13 @@ def get(session: Session, file_id: str) -> FileView | None:
 def page(
     session: Session, *, purpose: str | None, after: str | None, limit: int, order: Literal["asc", "desc"]
 ) -> Sequence[FileView]:
-    """Return the files after the file `after`, by creation time; none if there is no such file."""
-    key = tuple_(FileRow.created_at, FileRow.id)
+    """Return the files after the file `after`, by creation time; raises UnknownCursorError."""
     query = select(FileRow).where(_is_live())
     if purpose is not None:
         query = query.where(FileRow.purpose == purpose)
-    if after is not None:
-        last = session.execute(
-            select(FileRow.created_at, FileRow.id).where(FileRow.id == after)
-        ).one_or_none()
-        if last is None:
-            return []
-        query = query.where(key < tuple(last) if order == "desc" else key > tuple(last))
     by = (FileRow.created_at, FileRow.id)
-    query = query.order_by(*(column.desc() if order == "desc" else column.asc() for column in by))
-    return [_view(row) for row in session.scalars(query.limit(limit))]
+    query = cursors.follow(session, query, by, after=after, limit=limit, is_newest_first=order == "desc")
+    return [_view(row) for row in session.scalars(query)]
 
 
 def remove(session: Session, file_id: str) -> bool:

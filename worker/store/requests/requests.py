@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from psycopg.types.json import Jsonb
-from sqlalchemy import Text, cast, func, insert, select
+from sqlalchemy import Text, case, cast, func, insert, select
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import Session
 
 from worker.store.requests import partial_outputs
 from worker.store.requests.partial_outputs import PartialOutput
+from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import PartialOutputRow, RequestRow, ResultRow
 from worker.values.caching import CacheMode
 from worker.values.requests import Params, Prompt, RequestKind, kind_of, max_output_tokens, params_from_json
@@ -26,6 +27,16 @@ COPY_REQUESTS = """
 """
 # Equal for identical requests of a shard; a request without a digest equals no other.
 IDENTITY = func.coalesce(func.encode(RequestRow.digest, "hex"), cast(RequestRow.id, Text))
+
+_PARAMS = func.coalesce(RequestRow.params, BatchRow.params)
+# The most tokens that a request can generate, over all prompts and choices: `NewRequest.max_output_tokens`
+# of its row, in a query that joins its batch.
+MAX_OUTPUT_TOKENS = case(
+    (RequestRow.kind != RequestKind.GENERATION, 0),
+    else_=RequestRow.max_tokens
+    * func.coalesce(_PARAMS["best_of"].as_integer(), _PARAMS["n"].as_integer(), 1)
+    * func.coalesce(func.jsonb_array_length(RequestRow.inputs), 1),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +87,6 @@ class ShardRequest:
     digest: bytes | None = None
     cache: CacheMode | None = None  # None: the batch's
     num_copies: int = 1  # requests of the shard that its Result answers, itself included
-
-    @property
-    def max_output_tokens(self) -> int:
-        """The most tokens that the request can generate, over all prompts and choices."""
-        return max_output_tokens(self.params, max_tokens=self.max_tokens, num_prompts=len(self.prompts))
 
 
 def copy_in(

@@ -14,9 +14,10 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from worker.contract.access import DEFAULT_TENANT
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane
-from worker.store.rows.table import Owned, Table, created_now, is_in
+from worker.store.rows.table import Copier, Owned, Table, copied_by, created_now, is_in
 from worker.values.caching import CacheMode
 
+ASKED_FOR = copied_by(Copier.RETRY)  # by the customer
 # Condition of finished batches with a failure, which an operator wants to see.
 HAS_FAILED = "finished_at IS NOT NULL AND (num_failed > 0 OR status IN ('expired', 'failed'))"
 
@@ -43,14 +44,15 @@ class BatchRow(Owned, Table):
     id: Mapped[str] = mapped_column(primary_key=True)
     status: Mapped[BatchStatus]
     lane: Mapped[Lane] = mapped_column(server_default=Lane.BATCH.value)
-    params: Mapped[dict[str, Any]]  # SamplingParams for requests without their own
-    metadata_: Mapped[dict[str, Any]] = mapped_column("metadata")
-    priority: Mapped[int] = mapped_column(server_default="0")  # higher runs sooner
-    callback_url: Mapped[str | None]
+    params: Mapped[dict[str, Any]] = mapped_column(info=ASKED_FOR)  # for requests without their own
+    metadata_: Mapped[dict[str, Any]] = mapped_column("metadata", info=ASKED_FOR)
+    priority: Mapped[int] = mapped_column(server_default="0", info=ASKED_FOR)  # higher runs sooner
+    callback_url: Mapped[str | None] = mapped_column(info=ASKED_FOR)
     # The model it was accepted for. None: any worker may run it, as it predates the recording of models.
-    model_name: Mapped[str | None]
-    model_fingerprint: Mapped[str | None]
-    model_tokenizer: Mapped[str | None]  # that counted its tokens: worker.contract.models.Model
+    model_name: Mapped[str | None] = mapped_column(info=ASKED_FOR)
+    model_fingerprint: Mapped[str | None] = mapped_column(info=ASKED_FOR)
+    # That counted its tokens: worker.contract.models.Model.
+    model_tokenizer: Mapped[str | None] = mapped_column(info=ASKED_FOR)
 
     input_file_id: Mapped[str | None]  # None: its requests came in the call
     num_unread: Mapped[int] = mapped_column(server_default="0")  # lines of that file, not yet requests
@@ -67,8 +69,8 @@ class BatchRow(Owned, Table):
     output_tokens: Mapped[int] = mapped_column(server_default="0")
     stored_bytes: Mapped[int] = mapped_column(server_default="0")  # prompts, and outputs so far
 
-    cache: Mapped[CacheMode] = mapped_column(server_default=CacheMode.OFF)
-    cache_similarity: Mapped[float | None]  # the least for a semantic cache hit
+    cache: Mapped[CacheMode] = mapped_column(server_default=CacheMode.OFF, info=ASKED_FOR)
+    cache_similarity: Mapped[float | None] = mapped_column(info=ASKED_FOR)  # the least for a semantic hit
     num_deduplicated: Mapped[int] = mapped_column(server_default="0")  # answered by an identical request
     num_cache_hits: Mapped[int] = mapped_column(server_default="0")  # answered by a cache
     prefill_seconds: Mapped[float] = mapped_column(server_default="0")  # device seconds
@@ -83,8 +85,8 @@ class BatchRow(Owned, Table):
     paused_at: Mapped[datetime | None]  # None: it may run
     results_dropped_at: Mapped[datetime | None]  # when retention deleted its requests and results
 
-    max_failed: Mapped[int | None]  # more failed requests than this stop it
-    max_total_tokens: Mapped[int | None]  # input and output; reaching it stops it
+    max_failed: Mapped[int | None] = mapped_column(info=ASKED_FOR)  # more failed requests stop it
+    max_total_tokens: Mapped[int | None] = mapped_column(info=ASKED_FOR)  # input and output; stops it
     error_code: Mapped[str | None]  # why it failed, as by a stop rule
     error_message: Mapped[str | None]
     retry_of: Mapped[str | None] = mapped_column(ForeignKey("batches.id", ondelete="SET NULL"))

@@ -13,10 +13,14 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from worker.contract.states import AttemptCause
-from worker.store.rows.table import Table, created_now
+from worker.store.rows.table import Copier, Table, copied_by, created_now
 from worker.values.caching import CacheMode, Source
 from worker.values.outcomes import Outcome
 from worker.values.requests import RequestKind
+
+ASKED_FOR = copied_by(Copier.RETRY)  # by the customer
+ANSWER = copied_by(Copier.DUPLICATE, Copier.CACHE)
+OF_DUPLICATES = copied_by(Copier.DUPLICATE)  # the same for identical requests, but not for later ones
 
 
 class RequestRow(Table):
@@ -42,20 +46,24 @@ class RequestRow(Table):
     batch_id: Mapped[str]
     shard_id: Mapped[int] = mapped_column(ForeignKey("shards.id", ondelete="CASCADE"))
     position: Mapped[int]  # in the batch, from 0
-    custom_id: Mapped[str | None]
-    kind: Mapped[RequestKind] = mapped_column(server_default=RequestKind.GENERATION.value)
-    prompt: Mapped[str]
-    inputs: Mapped[list[Any] | None]  # several prompts, or token ids, instead of `prompt`
-    add_special_tokens: Mapped[bool]  # false if a chat template has already written them
-    params: Mapped[dict[str, Any] | None]  # for its kind; None: the batch's
+    custom_id: Mapped[str | None] = mapped_column(info=ASKED_FOR)
+    kind: Mapped[RequestKind] = mapped_column(server_default=RequestKind.GENERATION.value, info=ASKED_FOR)
+    prompt: Mapped[str] = mapped_column(info=ASKED_FOR)
+    # Several prompts, or token ids, instead of `prompt`.
+    inputs: Mapped[list[Any] | None] = mapped_column(info=ASKED_FOR)
+    # False if a chat template has already written them.
+    add_special_tokens: Mapped[bool] = mapped_column(info=ASKED_FOR)
+    params: Mapped[dict[str, Any] | None] = mapped_column(info=ASKED_FOR)  # for its kind; None: the batch's
     is_streamed: Mapped[bool] = mapped_column(
-        server_default=text("false")
+        server_default=text("false"), info=ASKED_FOR
     )  # its tokens are sent as they come
-    max_tokens: Mapped[int]  # of one choice: as requested, or what the prompt leaves of the context
-    num_prompt_tokens: Mapped[int]
+    # Of one choice: as requested, or what the prompt leaves of the context.
+    max_tokens: Mapped[int] = mapped_column(info=ASKED_FOR)
+    num_prompt_tokens: Mapped[int] = mapped_column(info=ASKED_FOR)
     cancelled_at: Mapped[datetime | None]  # when its own cancel was requested
-    digest: Mapped[bytes | None]  # identical requests of a shard share it; None: it runs by itself
-    cache: Mapped[CacheMode | None]  # None: the batch's
+    # Identical requests of a shard share it; None: it runs by itself.
+    digest: Mapped[bytes | None] = mapped_column(info=ASKED_FOR)
+    cache: Mapped[CacheMode | None] = mapped_column(info=ASKED_FOR)  # None: the batch's
 
 
 class PartialOutputRow(Table):
@@ -91,18 +99,19 @@ class ResultRow(Table):
     request_id: Mapped[int] = mapped_column(ForeignKey("requests.id", ondelete="CASCADE"), primary_key=True)
     batch_id: Mapped[str]
     sequence: Mapped[int]  # order of completion in the batch, from 1 and without gaps
-    outcome: Mapped[Outcome]
-    output: Mapped[str | None]
-    finish_reason: Mapped[str | None]
-    model_id: Mapped[int | None]  # in `served_models`, the model that made it; None: none did
-    payload: Mapped[dict[str, Any] | None]  # worker.values.results.Payload
-    num_prompt_tokens: Mapped[int]
+    outcome: Mapped[Outcome] = mapped_column(info=ANSWER)
+    output: Mapped[str | None] = mapped_column(info=ANSWER)
+    finish_reason: Mapped[str | None] = mapped_column(info=ANSWER)
+    # In `served_models`, the model that made it; None: none did.
+    model_id: Mapped[int | None] = mapped_column(info=OF_DUPLICATES)
+    payload: Mapped[dict[str, Any] | None] = mapped_column(info=ANSWER)  # worker.values.results.Payload
+    num_prompt_tokens: Mapped[int] = mapped_column(info=ANSWER)
     num_cached_tokens: Mapped[int]
-    num_output_tokens: Mapped[int]
-    error_code: Mapped[str | None]
-    error_message: Mapped[str | None]
+    num_output_tokens: Mapped[int] = mapped_column(info=ANSWER)
+    error_code: Mapped[str | None] = mapped_column(info=ANSWER)
+    error_message: Mapped[str | None] = mapped_column(info=ANSWER)
     source: Mapped[Source] = mapped_column(server_default=Source.ENGINE)
-    similarity: Mapped[float | None]
+    similarity: Mapped[float | None] = mapped_column(info=OF_DUPLICATES)
     prefill_seconds: Mapped[float] = mapped_column(server_default="0")
     decode_seconds: Mapped[float] = mapped_column(server_default="0")
     padding_seconds: Mapped[float] = mapped_column(server_default="0")

@@ -89,7 +89,26 @@ def created_now() -> MappedColumn[datetime]:
     return mapped_column(server_default=func.now())
 
 
+class Copier(StrEnum):
+    """An operation that copies rows, but only those of their columns that name it (`copied_by`)."""
+
+    RETRY = "retry"  # a batch and its failed requests: what the customer asked for
+    DUPLICATE = "duplicate"  # a Result, to the identical requests of its shard
+    CACHE = "cache"  # a Result's answer, for later requests
+
+
+def copied_by(*copiers: Copier) -> dict[Any, Any]:
+    """Return the `info` of a column that these operations copy."""
+    return {"copied_by": copiers}
+
+
+def columns_copied_by(copier: Copier, table: type[Table]) -> list[str]:
+    """Return the attributes of a table whose columns this operation copies."""
+    columns = table.__mapper__.column_attrs
+    return [column.key for column in columns if copier in column.columns[0].info.get("copied_by", ())]
+
+
 class Owned:
     """Mixin for tables whose rows belong to a tenant; a tenant's store sees only its own rows."""
 
-    tenant_id: Mapped[str] = mapped_column(server_default=DEFAULT_TENANT)
+    tenant_id: Mapped[str] = mapped_column(server_default=DEFAULT_TENANT, info=copied_by(Copier.RETRY))

@@ -8,8 +8,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.states import ShardState
-from worker.store.batches import batches
-from worker.store.requests import requests
+from worker.store.requests import missing, requests
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import RequestRow
 from worker.store.rows.shards import ShardRow
@@ -62,5 +61,5 @@ def _bisect(session: Session, shard: ShardRow, remaining: list[list[int]]) -> No
 def _convict(session: Session, batch: BatchRow, shard: ShardRow) -> None:
     message = f"{shard.attempts} workers in a row died or hung while they ran this request alone"
     error = RequestError("worker_lost", message)
-    batches.give_missing(session, batch, Outcome.FAILED, error, shard_ids=[shard.id])
+    missing.settle(session, batch, Outcome.FAILED, error, shard_ids=[shard.id])
     shard.state = ShardState.FINISHED

@@ -15,21 +15,19 @@ from worker.contract.states import AttemptCause, BatchStatus, Lane, ShardState
 from worker.store.batches import batches, stop_rules
 from worker.store.cache import response_cache
 from worker.store.database.notify import wake_dispatcher
-from worker.store.requests import attempts, copies, models, partial_outputs, requests
+from worker.store.requests import attempts, copies, missing, models, partial_outputs, requests, tally
 from worker.store.requests.partial_outputs import PartialOutput
 from worker.store.requests.requests import ShardRequest
 from worker.store.rows.access import TenantRow
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.shards import ShardRow
 from worker.store.shards import poison, rates
-from worker.values.caching import CacheMode, Source
+from worker.values.caching import CacheMode
 from worker.values.outcomes import Outcome
 from worker.values.results import NewResult, RequestError
 
 # Columns of a shard that no worker holds and no ticket names.
 NOBODYS: dict[str, Any] = {"worker": None, "lease_expires_at": None, "ticketed_at": None}
-
-CACHES = {Source.EXACT_CACHE, Source.SEMANTIC_CACHE}
 
 REQUEST_CANCELLED = RequestError("request_cancelled", "this request was cancelled")
 
@@ -211,7 +209,7 @@ def _settle_cancelled_copies(session: Session, batch: BatchRow, held: Claim) -> 
         run = {request.id for request in held.requests}
         unwanted = [one for one in requests.cancelled_in(session, held.shard_id) if one not in run]
         if unwanted:
-            batches.give_missing(session, batch, Outcome.CANCELLED, REQUEST_CANCELLED, request_ids=unwanted)
+            missing.settle(session, batch, Outcome.CANCELLED, REQUEST_CANCELLED, request_ids=unwanted)
 
 
 def _return_unfinished(session: Session, shard_ids: Collection[int]) -> set[int]:
@@ -270,7 +268,7 @@ def settle_cancelled_requests(session: Session, batch: BatchRow, shard_id: int) 
         return
     unwanted = requests.cancelled_in(session, shard_id)
     if unwanted:
-        batches.give_missing(session, batch, Outcome.CANCELLED, REQUEST_CANCELLED, request_ids=unwanted)
+        missing.settle(session, batch, Outcome.CANCELLED, REQUEST_CANCELLED, request_ids=unwanted)
         finish_if_done(session, shard_id)
 
 
@@ -319,23 +317,8 @@ def _record(session: Session, batch: BatchRow, results: Sequence[NewResult], *, 
         else result
         for result in results
     ]
-    completed = [result for result in results if result.outcome is Outcome.COMPLETED]
-    first = batch.num_settled + 1
-    requests.record(session, batch.id, results, first_sequence=first, model_id=model_id)
-    batch.num_completed += len(completed)
-    batch.num_cut += sum(result.is_cut for result in completed)
-    batch.completed_output_tokens += sum(result.num_output_tokens for result in completed)
-    batch.num_failed += sum(result.outcome is Outcome.FAILED for result in results)
-    batch.num_cancelled += sum(result.outcome is Outcome.CANCELLED for result in results)
-    batch.settled_max_tokens += sum(result.max_tokens for result in results)
-    batch.input_tokens += sum(result.num_prompt_tokens for result in results)
-    batch.cached_tokens += sum(result.num_cached_tokens for result in results)
-    batch.output_tokens += sum(result.num_output_tokens for result in results)
-    batch.stored_bytes += sum(len((result.output or "").encode()) for result in results)
-    batch.num_cache_hits += sum(result.source in CACHES for result in results)
-    batch.prefill_seconds += sum(result.seconds.prefill for result in results)
-    batch.decode_seconds += sum(result.seconds.decode for result in results)
-    batch.padding_seconds += sum(result.seconds.padding for result in results)
+    requests.record(session, batch.id, results, first_sequence=batch.num_settled + 1, model_id=model_id)
+    tally.add(session, batch)
     copies.record(session, batch, results)
     response_cache.keep(session, results, tenant_id=batch.tenant_id)
 

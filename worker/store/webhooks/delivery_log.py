@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Select, select, true, tuple_
+from sqlalchemy import Select, select, true
 from sqlalchemy.orm import Session
 
 from worker.contract.states import EventState
+from worker.store.database import cursors
 from worker.store.rows.webhooks import DeliveryAttemptRow, DeliveryRow, WebhookEndpointRow, WebhookEventRow
 
 
@@ -62,7 +63,7 @@ class EventFilter:
 def page(
     session: Session, tenant: str, wanted: EventFilter, *, after: str | None, limit: int
 ) -> list[EventView]:
-    """Return a tenant's events after `after`, newest first."""
+    """Return a tenant's events after `after`, newest first; raises UnknownCursorError."""
     query = _of(tenant)
     if wanted.batch_id is not None:
         query = query.where(WebhookEventRow.batch_id == wanted.batch_id)
@@ -73,12 +74,10 @@ def page(
         if wanted.endpoint_id is not None:
             delivery = delivery.where(DeliveryRow.endpoint_id == wanted.endpoint_id)
         query = query.where(delivery.exists())
-    place = tuple_(WebhookEventRow.created_at, WebhookEventRow.id)
-    if after is not None:
-        cursor = select(WebhookEventRow.created_at, WebhookEventRow.id).where(WebhookEventRow.id == after)
-        query = query.where(place < cursor.scalar_subquery())
-    newest_first = (WebhookEventRow.created_at.desc(), WebhookEventRow.id.desc())
-    return _views(session, session.scalars(query.order_by(*newest_first).limit(limit)).all())
+    order = (WebhookEventRow.created_at, WebhookEventRow.id)
+    is_own = WebhookEventRow.tenant_id == tenant
+    query = cursors.follow(session, query, order, after=after, limit=limit, is_visible=is_own)
+    return _views(session, session.scalars(query).all())
 
 
 def get(session: Session, tenant: str, event_id: str) -> EventView | None:

@@ -6,10 +6,11 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Select, func, insert, select, tuple_, update
+from sqlalchemy import Select, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.states import EventState
+from worker.store.database import cursors
 from worker.store.rows.webhooks import DeliveryRow, WebhookEndpointRow
 
 
@@ -64,14 +65,16 @@ def get(session: Session, tenant: str, endpoint_id: str) -> EndpointView | None:
 
 
 def page(session: Session, tenant: str, *, after: str | None, limit: int) -> list[EndpointView]:
-    """Return a tenant's endpoints after `after`, oldest first."""
-    query = _of(tenant).order_by(WebhookEndpointRow.created_at, WebhookEndpointRow.id).limit(limit)
-    if after is not None:
-        place = tuple_(WebhookEndpointRow.created_at, WebhookEndpointRow.id)
-        cursor = select(WebhookEndpointRow.created_at, WebhookEndpointRow.id).where(
-            WebhookEndpointRow.id == after
-        )
-        query = query.where(place > cursor.scalar_subquery())
+    """Return a tenant's endpoints after `after`, oldest first; raises UnknownCursorError."""
+    query = cursors.follow(
+        session,
+        _of(tenant),
+        (WebhookEndpointRow.created_at, WebhookEndpointRow.id),
+        after=after,
+        limit=limit,
+        is_newest_first=False,
+        is_visible=WebhookEndpointRow.tenant_id == tenant,
+    )
     return [_view(row) for row in session.scalars(query)]
 
 

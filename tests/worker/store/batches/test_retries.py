@@ -1,14 +1,73 @@
 """A retry runs the failed requests of an ended batch as a new batch."""
 
+from dataclasses import replace
+
+import pytest
 from sqlalchemy import text
 
 from tests.fixtures.batches import LEASE, held, result, submit
 from worker.contract.states import Lane
-from worker.store.batches import retries
+from worker.store.batches import batch_views, batches, retries
+from worker.store.batches.batches import NewBatch
 from worker.store.database.session import Store
+from worker.store.requests.requests import NewRequest
 from worker.store.shards import shards
 from worker.store.shards.shards import Progress
+from worker.store.tenants import tenants
+from worker.store.tenants.quotas import QuotaExceededError
 from worker.values.outcomes import Outcome
+from worker.values.requests import EmbeddingParams
+from worker.values.sampling import SamplingParams
+
+THREE_CHOICES = SamplingParams(max_tokens=10, n=3)
+# The most that they can generate: 3 x 10, 2 x 10 of one prompt, 2 x 10 of two prompts, and nothing.
+MOST = [30, 20, 40, 0]
+ONE_OF_A_KIND = [
+    NewRequest(prompt="one", max_tokens=10, num_prompt_tokens=1),
+    NewRequest(prompt="two", max_tokens=10, params=replace(THREE_CHOICES, n=1, best_of=2)),
+    NewRequest(
+        prompt="", inputs=("thr\u00e9e", (1, 2, 3)), max_tokens=10, params=replace(THREE_CHOICES, n=2)
+    ),
+    NewRequest(prompt="four", max_tokens=10, params=EmbeddingParams()),
+]
+
+
+def cancelled(store: Store) -> str:
+    """A cancelled batch of these requests."""
+    with store.transaction() as session:
+        new = NewBatch(params=THREE_CHOICES, requests=ONE_OF_A_KIND)
+        batch_id = batches.submit(session, new, shard_size=2)
+        batches.cancel(session, batch_id)
+    return batch_id
+
+
+def test_a_retry_counts_what_its_requests_can_generate_and_store_as_their_batch_did(store: Store) -> None:
+    batch_id = cancelled(store)
+    with store.transaction() as session:
+        assert retries.retry(session, batch_id, with_cancelled=True, shard_size=2) is not None
+        sums = "SELECT num_requests, num_prompt_tokens, max_output_tokens, stored_bytes FROM batches"
+        assert session.execute(text(sums)).all() == [(4, 1, sum(MOST), 3 + 3 + (6 + 12) + 4)] * 2
+
+
+def test_a_retry_is_within_the_quota_of_tokens_over_all_choices(store: Store) -> None:
+    batch_id = cancelled(store)
+    with store.transaction() as session:
+        tenants.create(session, "default")
+        tenants.change(session, "default", {"max_tokens": sum(MOST)})
+    with store.transaction() as session, pytest.raises(QuotaExceededError):
+        retries.retry(session, batch_id, with_cancelled=True, shard_size=2)
+    with store.transaction() as session:
+        tenants.change(session, "default", {"max_tokens": sum(MOST) + 1})
+        assert retries.retry(session, batch_id, with_cancelled=True, shard_size=2) is not None
+
+
+def test_a_cancelled_batch_has_settled_all_that_its_choices_could_generate(store: Store) -> None:
+    """What a batch that ended seemed to have left would count as tokens of waiting work."""
+    batch_id = cancelled(store)
+    with store.transaction() as session:
+        view = batch_views.get(session, batch_id)
+    assert view is not None
+    assert view.settled_max_tokens == view.max_output_tokens == sum(MOST)
 
 
 def test_nobody_waits_for_the_retry_of_interactive_work(store: Store) -> None:
