@@ -19,15 +19,13 @@ from worker.values.outcomes import Outcome
 from worker.values.requests import EmbeddingParams
 from worker.values.sampling import SamplingParams
 
-THREE_CHOICES = SamplingParams(max_tokens=10, n=3)
+TWO_CHOICES, THREE_CHOICES = SamplingParams(max_tokens=10, n=2), SamplingParams(max_tokens=10, n=3)
 # The most that they can generate: 3 x 10, 2 x 10 of one prompt, 2 x 10 of two prompts, and nothing.
 MOST = [30, 20, 40, 0]
 ONE_OF_A_KIND = [
     NewRequest(prompt="one", max_tokens=10, num_prompt_tokens=1),
     NewRequest(prompt="two", max_tokens=10, params=replace(THREE_CHOICES, n=1, best_of=2)),
-    NewRequest(
-        prompt="", inputs=("thr\u00e9e", (1, 2, 3)), max_tokens=10, params=replace(THREE_CHOICES, n=2)
-    ),
+    NewRequest(prompt="", inputs=("thr\u00e9e", (1, 2, 3)), max_tokens=10, params=TWO_CHOICES),
     NewRequest(prompt="four", max_tokens=10, params=EmbeddingParams()),
 ]
 
