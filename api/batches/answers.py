@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from api.batches.eta import estimate, expected_tokens
-from api.batches.progress_schemas import AttemptAnswer, EtaRange
+from api.batches.progress_schemas import EtaRange, RequestAttemptAnswer
 from api.batches.result_schemas import (
     ChoiceAnswer,
     DeviceTime,
@@ -19,7 +19,7 @@ from api.batches.waiting import Line, explain
 from api.forecasts.forecaster import Forecaster
 from api.inputs.checkpoint import Checkpoint, Spelling
 from worker.store.batches.batch_views import BatchView
-from worker.store.requests.attempts import AttemptView
+from worker.store.requests.attempts import RequestAttemptView
 from worker.store.requests.models import ServedModelView
 from worker.store.requests.result_views import ResultView
 from worker.store.webhooks.delivery_log import DeliveryView
@@ -127,7 +127,9 @@ def _to_callback(view: BatchView, delivery: DeliveryView | None) -> Callback | N
     )
 
 
-def to_result(row: ResultView, checkpoint: Checkpoint, attempts: Sequence[AttemptView] = ()) -> ResultAnswer:
+def to_result(
+    row: ResultView, checkpoint: Checkpoint, attempts: Sequence[RequestAttemptView] = ()
+) -> ResultAnswer:
     """Return one result as the client sees it; the checkpoint spells the tokens."""
     payload = row.payload or Payload()
     model = None if row.model is None else to_result_model(row.model)
@@ -156,7 +158,7 @@ def to_result(row: ResultView, checkpoint: Checkpoint, attempts: Sequence[Attemp
         source=row.source,
         similarity=row.similarity,
         error=error,
-        attempts=[AttemptAnswer.model_validate(one, from_attributes=True) for one in attempts],
+        attempts=[RequestAttemptAnswer.model_validate(one, from_attributes=True) for one in attempts],
     )
 
 

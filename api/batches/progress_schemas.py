@@ -34,7 +34,7 @@ class Waiting(BaseModel):
     requests_ahead: int | None = None
 
 
-class AttemptAnswer(BaseModel):
+class RequestAttemptAnswer(BaseModel):
     """An attempt at a request that brought no result."""
 
     number: int

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.batches.progress_schemas import AttemptAnswer
+from api.batches.progress_schemas import RequestAttemptAnswer
 from worker.contract.states import BatchStatus
 from worker.values.caching import Source
 from worker.values.outcomes import Outcome
@@ -91,7 +91,7 @@ class ResultAnswer(BaseModel):
     similarity: float | None = Field(default=None, description="of the prompts, from the semantic cache")
     usage: RequestUsage
     error: RequestErrorAnswer | None = None
-    attempts: list[AttemptAnswer] = Field(
+    attempts: list[RequestAttemptAnswer] = Field(
         default_factory=list, description="tries before this outcome that were cut short, and why"
     )
 

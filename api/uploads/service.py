@@ -33,7 +33,6 @@ def create(services: Services, submission: UploadSubmission) -> UploadView:
     new = NewUpload(
         purpose=submission.purpose,
         filename=submission.filename,
-        mime_type=submission.mime_type,
         num_bytes=submission.bytes,
         file_lifetime_seconds=submission.expires_after.seconds if submission.expires_after else None,
     )

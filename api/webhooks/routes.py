@@ -1,7 +1,6 @@
 """Serves /v1/webhooks: endpoints, events, attempts, replay."""
 
 import json
-from dataclasses import asdict
 from datetime import timedelta
 from http import HTTPStatus
 from typing import Annotated
@@ -14,9 +13,8 @@ from api.inputs.cursors import After
 from api.inputs.schema import Text
 from api.webhooks import service
 from api.webhooks.schemas import (
-    AttemptAnswer,
     AttemptList,
-    DeliveryAnswer,
+    DeliveryAttemptAnswer,
     EndpointAnswer,
     EndpointChange,
     EndpointPage,
@@ -182,7 +180,9 @@ def get_event(event_id: EventId, services: ServicesDependency, tenant: Tenant) -
 def list_attempts(event_id: EventId, services: ServicesDependency, tenant: Tenant) -> AttemptList:
     """Return every attempt at an event: its time, duration and outcome."""
     found = service.attempts(services, tenant, event_id)
-    return AttemptList(data=[AttemptAnswer(**asdict(attempt)) for attempt in found])
+    return AttemptList(
+        data=[DeliveryAttemptAnswer.model_validate(attempt, from_attributes=True) for attempt in found]
+    )
 
 
 @router.post(
@@ -200,34 +200,8 @@ def replay_event(
 
 
 def _endpoint(view: EndpointView) -> EndpointAnswer:
-    return EndpointAnswer(
-        id=view.id,
-        url=view.url,
-        event_types=view.event_types,
-        description=view.description,
-        enabled=view.is_enabled,
-        disabled_reason=view.disabled_reason,
-        old_secret_expires_at=view.old_secret_expires_at,
-        created_at=view.created_at,
-    )
+    return EndpointAnswer.model_validate(view, from_attributes=True)
 
 
 def _event(view: EventView) -> EventAnswer:
-    return EventAnswer(
-        id=view.id,
-        type=view.type,
-        batch_id=view.batch_id,
-        created_at=view.created_at,
-        deliveries=[
-            DeliveryAnswer(
-                endpoint_id=delivery.endpoint_id,
-                url=delivery.url,
-                state=delivery.state,
-                attempts=delivery.attempts,
-                next_attempt_at=delivery.next_attempt_at,
-                last_status_code=delivery.last_status_code,
-                last_error=delivery.last_error,
-            )
-            for delivery in view.deliveries
-        ],
-    )
+    return EventAnswer.model_validate(view, from_attributes=True)

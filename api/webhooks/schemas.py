@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, JsonValue
 
 from api.inputs.schema import NonEmptyText, Schema, Text
 from worker.contract.events import BATCH_EVENTS
@@ -94,7 +94,7 @@ class EndpointAnswer(BaseModel):
     url: str
     event_types: list[str]
     description: str
-    enabled: bool
+    enabled: bool = Field(validation_alias=AliasChoices("enabled", "is_enabled"))
     disabled_reason: str | None
     old_secret_expires_at: datetime | None = Field(description="null: one secret signs")
     created_at: datetime
@@ -153,7 +153,7 @@ class EventPage(BaseModel):
     has_more: bool
 
 
-class AttemptAnswer(BaseModel):
+class DeliveryAttemptAnswer(BaseModel):
     """One try at a delivery."""
 
     number: int
@@ -167,7 +167,7 @@ class AttemptAnswer(BaseModel):
 class AttemptList(BaseModel):
     """Every attempt at an event, in order."""
 
-    data: list[AttemptAnswer]
+    data: list[DeliveryAttemptAnswer]
 
 
 class Replayed(BaseModel):

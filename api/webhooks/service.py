@@ -9,7 +9,7 @@ from api.inputs.targets import check_url
 from api.webhooks.schemas import EndpointChange, NewEndpointBody
 from worker.contract.states import EventState
 from worker.store.webhooks import deliveries, delivery_log, endpoints, webhooks
-from worker.store.webhooks.delivery_log import AttemptView, EventFilter, EventView
+from worker.store.webhooks.delivery_log import DeliveryAttemptView, EventFilter, EventView
 from worker.store.webhooks.endpoints import EndpointView, NewEndpoint
 from worker.webhooks.sealing import Sealer, SealError
 from worker.webhooks.signing import new_secret
@@ -156,7 +156,7 @@ def event(services: Services, tenant: str, event_id: str) -> EventView:
         return _found_event(delivery_log.get(session, tenant, event_id), event_id)
 
 
-def attempts(services: Services, tenant: str, event_id: str) -> list[AttemptView]:
+def attempts(services: Services, tenant: str, event_id: str) -> list[DeliveryAttemptView]:
     """Return every attempt at an event.
 
     Raises:

@@ -76,8 +76,11 @@ def test_events_keep_their_standing_on_the_way_up_and_down(config: Config) -> No
     assert run("SELECT event_id, receiver, state, attempts FROM deliveries ORDER BY 1") == [
         ("evt_1", "default https://a.example", "delivered", 2),
         ("evt_2", "default https://a.example", "failed", 10),
+        ("evt_3", "default https://a.example", "pending", 1),  # it goes on waiting
     ]
+    assert run("SELECT key FROM webhook_receivers") == [("default https://a.example",)]
     assert run("SELECT count(*) FROM delivery_attempts WHERE delivery_id = 'dlv_1'") == [(2,)]
+    assert run("SELECT count(*) FROM delivery_attempts WHERE delivery_id = 'dlv_3'") == [(1,)]
     # One event and a replay by the new release, then back.
     run("INSERT INTO webhook_endpoints (id, url, event_types) VALUES ('we_1', 'https://b.example/', '[]')")
     run("INSERT INTO webhook_events (id, type, body) VALUES ('evt_4', 'webhook.ping', '{}')")

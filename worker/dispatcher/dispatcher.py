@@ -22,7 +22,7 @@ from worker.store.counts import batch_counts, meters
 from worker.store.database.session import Store
 from worker.store.shards import tickets
 from worker.store.watching import retention, workers
-from worker.store.webhooks import deliveries, receivers, webhooks
+from worker.store.webhooks import deliveries, receivers
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,8 @@ class Dispatcher:
     def sweep(self) -> None:
         """Run one sweep over everything that is due."""
         self.lost_workers.sweep(limit=SWEEP_LIMIT)
-        self._return_expired_deliveries()
+        with self.store.transaction() as session:
+            deliveries.return_expired(session, limit=SWEEP_LIMIT)
         with self.store.transaction() as session:
             batches.settle_stopping(session, limit=SWEEP_LIMIT)
         self.issue()
@@ -83,15 +84,12 @@ class Dispatcher:
             idempotency.forget_the_old(session)
             workers.forget_the_dead(session)
             receivers.forget_the_idle(session)
+            if self.results_kept_for is not None:
+                retention.drop_old_events(session, kept_for=self.results_kept_for, limit=DROP_LIMIT)
         with self.store.transaction() as session:
             meters.fold_the_old(session)
             batch_counts.fold(session)
             response_cache.drop_expired(session)
-
-    def _return_expired_deliveries(self) -> None:
-        with self.store.transaction() as session:
-            deliveries.return_expired(session, limit=SWEEP_LIMIT)
-            webhooks.adopt(session, limit=SWEEP_LIMIT)
 
     def _issue(self, queue: str, slots: int, issue: Callable[..., Sequence[Ticket]]) -> None:
         try:

@@ -56,7 +56,7 @@ def send(
     status_code, retry_after, error = None, None, None
     try:
         response = asyncio.run(
-            _post(targets.check_url(url), event_id, body.encode(), secrets, timeout_seconds, targets)
+            _post(targets.check_url(url), event_id, body, secrets, timeout_seconds, targets)
         )
         status_code, retry_after = response.status_code, _retry_after(response)
     except TimeoutError:
@@ -68,16 +68,13 @@ def send(
 
 
 async def _post(
-    url: httpx.URL, event_id: str, body: bytes, secrets: Sequence[str], seconds: float, targets: Targets
+    url: httpx.URL, event_id: str, body: str, secrets: Sequence[str], seconds: float, targets: Targets
 ) -> httpx.Response:
-    timestamp = int(time.time())
     headers = {
         "content-type": "application/json",
         "accept-encoding": "identity",
         "user-agent": USER_AGENT,
-        "webhook-id": event_id,
-        "webhook-timestamp": str(timestamp),
-        "webhook-signature": sign(secrets, event_id=event_id, timestamp=timestamp, body=body),
+        **sign(secrets, event_id=event_id, at=datetime.now(UTC), body=body),
     }
     timeout = httpx.Timeout(seconds, connect=min(seconds, MAX_CONNECT_SECONDS))
     transport = checked_transport(targets, is_tls=url.scheme == "https")
@@ -87,7 +84,7 @@ async def _post(
         async with (
             asyncio.timeout(seconds),
             httpx.AsyncClient(transport=transport, follow_redirects=False, timeout=timeout) as client,
-            client.stream("POST", url, content=body, headers=headers) as response,
+            client.stream("POST", url, content=body.encode(), headers=headers) as response,
         ):
             answered = response
             await _read_a_little(response)

@@ -4,11 +4,12 @@
 """
 
 import base64
-import hashlib
-import hmac
 import secrets
 import sys
 from collections.abc import Sequence
+from datetime import datetime
+
+from standardwebhooks import Webhook
 
 SECRET_PREFIX = "whsec_"  # noqa: S105 - the prefix every secret has
 SECRET_BYTES = 32
@@ -19,22 +20,22 @@ def new_secret() -> str:
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
 
 
-def sign(keys: Sequence[str], *, event_id: str, timestamp: int, body: bytes) -> str:
-    """Return the `webhook-signature` value: `v1,` and HMAC-SHA256 of `<id>.<timestamp>.<body>`.
+def sign(keys: Sequence[str], *, event_id: str, at: datetime, body: str) -> dict[str, str]:
+    """Return the headers that prove to a receiver that it was we who sent a body.
 
     Args:
         keys: `whsec_<base64>`, one signature each: a receiver accepts any that it can verify.
-        event_id: The `webhook-id` header, the same on every retry.
-        timestamp: The `webhook-timestamp` header, Unix seconds.
-        body: The exact bytes that are sent.
+        event_id: The same on every retry.
+        at: The time of the attempt, in UTC.
+        body: The exact text that is sent.
 
     """
-    message = f"{event_id}.{timestamp}.".encode() + body
-    digests = [
-        hmac.digest(base64.b64decode(key.removeprefix(SECRET_PREFIX)), message, hashlib.sha256)
-        for key in keys
-    ]
-    return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
+    signatures = [Webhook(key).sign(event_id, at, body) for key in keys]
+    return {
+        "webhook-id": event_id,
+        "webhook-timestamp": str(int(at.timestamp())),
+        "webhook-signature": " ".join(signatures),
+    }
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ import typer
 from api.cli.commands.administration import administration, check_tenant_name, note
 from api.cli.show import AsJson, fail, print_json, print_table
 from worker.store.tenants import tenants
-from worker.store.tenants.tenants import Limits, Tenant
+from worker.store.tenants.tenants import Tenant, TenantLimits
 
 app = typer.Typer(help="Tenants: shares and limits.", no_args_is_help=True)
 
-LIMIT_NAMES = tuple(limit.name for limit in fields(Limits))
+LIMIT_NAMES = tuple(limit.name for limit in fields(TenantLimits))
 
 Name = Annotated[str, typer.Argument(help="The tenant.")]
 Limit = Annotated[str | None, typer.Option(metavar="NUMBER|none")]

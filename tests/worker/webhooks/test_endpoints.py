@@ -9,12 +9,12 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from tests.fixtures.receiver import receiver
 from tests.fixtures.webhooks import KEY, SECRET, deliverer, delivery_ids, end_batch, endpoint, make_due
+from worker.contract.access import DEFAULT_TENANT
 from worker.contract.states import EventState
 from worker.settings import settings
 from worker.store.database.session import Store
 from worker.store.webhooks import deliveries, delivery_log, endpoints, webhooks
 from worker.store.webhooks.delivery_log import DeliveryView, EventFilter
-from worker.store.webhooks.webhooks import DEFAULT_TENANT
 from worker.webhooks import reseal
 from worker.webhooks.sealing import Sealer, SealError, new_key
 from worker.webhooks.signing import new_secret
@@ -267,22 +267,3 @@ def test_a_ping_goes_to_its_endpoint_alone(store: Store) -> None:
         assert other.calls == []
         event = json.loads(hook.calls[0][1])
     assert (event["id"], event["type"], event["data"]) == (event_id, "webhook.ping", {"id": endpoint_id})
-
-
-def test_events_of_the_release_before_are_adopted(store: Store) -> None:
-    """While a deployment is upgraded, an old worker still writes its events as it knows them."""
-    with receiver() as hook:
-        batch_id = end_batch(store)
-        with store.transaction() as session:
-            session.execute(
-                text(
-                    "INSERT INTO webhook_events (id, batch_id, type, url, body, state)"
-                    " VALUES ('evt_old', :batch_id, 'batch.completed', :url, '{}', 'pending')"
-                ),
-                {"batch_id": batch_id, "url": hook.url},
-            )
-        for _ in range(2):
-            with store.transaction() as session:
-                webhooks.adopt(session, limit=10)
-        deliver_all(store)
-        assert [headers["webhook-id"] for headers, _ in hook.calls] == ["evt_old"]

@@ -13,6 +13,7 @@ from worker.contract.states import BatchStatus, Lane, ShardState
 from worker.store.database import cursors
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.shards import ShardRow
+from worker.store.rows.views import view_of
 from worker.values.results import DeviceSeconds
 
 
@@ -122,45 +123,12 @@ def views() -> Select[BatchRow, int, int, datetime]:
 
 def to_view(row: BatchRow, running: int, num_running_shards: int, read_at: datetime) -> BatchView:
     """Return the view of a batch's row and the sums over its running shards."""
-    return BatchView(
-        id=row.id,
-        tenant_id=row.tenant_id,
-        status=row.status,
-        callback_url=row.callback_url,
-        model_name=row.model_name,
-        model_fingerprint=row.model_fingerprint,
-        priority=row.priority,
+    return view_of(
+        BatchView,
+        row,
         metadata=row.metadata_,
-        input_file_id=row.input_file_id,
-        num_unread=row.num_unread,
-        num_requests=row.num_requests,
-        num_completed=row.num_completed,
-        num_failed=row.num_failed,
-        num_cancelled=row.num_cancelled,
-        num_prompt_tokens=row.num_prompt_tokens,
-        input_tokens=row.input_tokens,
-        cached_tokens=row.cached_tokens,
-        output_tokens=row.output_tokens,
-        max_output_tokens=row.max_output_tokens,
-        settled_max_tokens=row.settled_max_tokens,
-        running_tokens=int(running),
-        num_deduplicated=row.num_deduplicated,
-        num_cache_hits=row.num_cache_hits,
         seconds=DeviceSeconds(row.prefill_seconds, row.decode_seconds, row.padding_seconds),
-        created_at=row.created_at,
-        started_at=row.started_at,
-        expires_at=row.expires_at,
-        finished_at=row.finished_at,
-        results_dropped_at=row.results_dropped_at,
-        read_at=read_at,
-        paused_at=row.paused_at,
-        max_failed=row.max_failed,
-        max_total_tokens=row.max_total_tokens,
-        error_code=row.error_code,
-        error_message=row.error_message,
-        retry_of=row.retry_of,
-        completed_output_tokens=row.completed_output_tokens,
-        num_cut=row.num_cut,
-        tokens_per_second=row.tokens_per_second,
+        running_tokens=int(running),
         num_running_shards=num_running_shards,
+        read_at=read_at,
     )

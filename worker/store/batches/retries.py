@@ -68,7 +68,7 @@ def _sums(session: Session, chosen: Select[int]) -> dict[str, int]:
         (func.jsonb_typeof(part) == "string", func.octet_length(part.op("#>>")("{}"))),
         else_=4 * func.jsonb_array_length(part),
     )
-    inputs_bytes = select(func.sum(part_bytes)).select_from(part).scalar_subquery()
+    inputs_bytes = select(func.sum(part_bytes)).scalar_subquery()
     aggregates = {
         "num_requests": func.count(),
         "num_prompt_tokens": func.sum(RequestRow.num_prompt_tokens),

@@ -13,6 +13,7 @@ from worker.store.batches.batch_views import BatchView
 from worker.store.database import cursors
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.files import BatchFilesRow
+from worker.store.rows.views import view_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +67,5 @@ def _view(
 ) -> FileBatchView:
     return FileBatchView(
         batch_views.to_view(batch, running, num_running_shards, now),
-        BatchFilesView(
-            stage=files.stage,
-            endpoint=files.endpoint,
-            input_file_id=files.input_file_id,
-            completion_window=files.completion_window,
-            output_file_id=files.output_file_id,
-            error_file_id=files.error_file_id,
-            errors=files.errors,
-            read_at=files.read_at,
-            written_at=files.written_at,
-            cancelled_at=batch.cancelled_at,
-        ),
+        view_of(BatchFilesView, files, cancelled_at=batch.cancelled_at),
     )

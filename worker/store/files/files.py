@@ -14,6 +14,7 @@ from worker.store.database import cursors
 from worker.store.database.session import tenant_of
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.files import BatchFilesRow, FileRow, UploadPartRow
+from worker.store.rows.views import view_of
 
 BATCH_INPUT = "batch"
 BATCH_OUTPUT = "batch_output"
@@ -69,13 +70,13 @@ def add(session: Session, new: NewFile) -> FileView:
         )
         .returning(FileRow)
     ).scalar_one()
-    return _view(row)
+    return view_of(FileView, row)
 
 
 def get(session: Session, file_id: str) -> FileView | None:
     """Return a file; None: there is none, or it has expired."""
     row = session.scalar(select(FileRow).where(FileRow.id == file_id, _is_live()))
-    return None if row is None else _view(row)
+    return None if row is None else view_of(FileView, row)
 
 
 def page(
@@ -87,7 +88,7 @@ def page(
         query = query.where(FileRow.purpose == purpose)
     by = (FileRow.created_at, FileRow.id)
     query = cursors.follow(session, query, by, after=after, limit=limit, is_newest_first=order == "desc")
-    return [_view(row) for row in session.scalars(query)]
+    return [view_of(FileView, row) for row in session.scalars(query)]
 
 
 def remove(session: Session, file_id: str) -> bool:
@@ -131,18 +132,3 @@ def orphan_horizon(session: Session) -> datetime:
 
 def _is_live() -> ColumnElement[bool]:
     return or_(FileRow.expires_at.is_(None), FileRow.expires_at > func.now())
-
-
-def _view(row: FileRow) -> FileView:
-    return FileView(
-        id=row.id,
-        purpose=row.purpose,
-        filename=row.filename,
-        sha256=row.sha256,
-        num_bytes=row.num_bytes,
-        num_lines=row.num_lines,
-        endpoint=row.endpoint,
-        model=row.model,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-    )

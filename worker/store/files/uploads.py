@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from worker.contract.states import UploadStatus
 from worker.store.database.session import tenant_of
 from worker.store.rows.files import UploadPartRow, UploadRow
+from worker.store.rows.views import view_of
 
 LIFETIME = timedelta(hours=1)
 
@@ -21,7 +22,6 @@ class NewUpload:
 
     purpose: str
     filename: str
-    mime_type: str
     num_bytes: int
     file_lifetime_seconds: int | None
 
@@ -62,21 +62,20 @@ def add(session: Session, new: NewUpload) -> UploadView:
             status=UploadStatus.PENDING,
             purpose=new.purpose,
             filename=new.filename,
-            mime_type=new.mime_type,
             num_bytes=new.num_bytes,
             file_lifetime_seconds=new.file_lifetime_seconds,
             expires_at=func.now() + LIFETIME,
         )
         .returning(UploadRow)
     ).scalar_one()
-    return _view(row)
+    return view_of(UploadView, row)
 
 
 def get(session: Session, upload_id: str, *, lock: bool = False) -> UploadView | None:
     """Return an upload, or None. `lock` keeps others from changing it until the transaction ends."""
     query = select(UploadRow).where(UploadRow.id == upload_id)
     row = session.scalar(query.with_for_update() if lock else query)
-    return None if row is None else _view(row)
+    return None if row is None else view_of(UploadView, row)
 
 
 def add_part(session: Session, upload_id: str, *, sha256: str, num_bytes: int) -> PartView:
@@ -86,7 +85,7 @@ def add_part(session: Session, upload_id: str, *, sha256: str, num_bytes: int) -
         .values(id=f"part_{uuid4().hex}", upload_id=upload_id, sha256=sha256, num_bytes=num_bytes)
         .returning(UploadPartRow)
     ).scalar_one()
-    return PartView(row.id, row.upload_id, row.sha256, row.num_bytes, row.created_at)
+    return view_of(PartView, row)
 
 
 def num_part_bytes(session: Session, upload_id: str) -> int:
@@ -100,9 +99,7 @@ def parts(session: Session, upload_id: str) -> dict[str, PartView]:
     rows: Sequence[UploadPartRow] = session.scalars(
         select(UploadPartRow).where(UploadPartRow.upload_id == upload_id)
     ).all()
-    return {
-        row.id: PartView(row.id, row.upload_id, row.sha256, row.num_bytes, row.created_at) for row in rows
-    }
+    return {row.id: view_of(PartView, row) for row in rows}
 
 
 def end(session: Session, upload_id: str, status: UploadStatus, file_id: str | None = None) -> None:
@@ -121,17 +118,3 @@ def expire(session: Session, *, limit: int) -> None:
     ).all()
     for upload_id in late:
         end(session, upload_id, UploadStatus.EXPIRED)
-
-
-def _view(row: UploadRow) -> UploadView:
-    return UploadView(
-        id=row.id,
-        status=row.status,
-        purpose=row.purpose,
-        filename=row.filename,
-        num_bytes=row.num_bytes,
-        file_lifetime_seconds=row.file_lifetime_seconds,
-        file_id=row.file_id,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-    )

@@ -13,10 +13,11 @@ from sqlalchemy.orm import Session
 from worker.contract.states import AttemptCause
 from worker.store.rows.requests import RequestAttemptRow, RequestRow, ResultRow
 from worker.store.rows.shards import ShardRow
+from worker.store.rows.views import view_of
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptView:
+class RequestAttemptView:
     """One attempt that brought no result, as a client reads it."""
 
     number: int
@@ -42,16 +43,14 @@ def record(session: Session, shard_id: int, cause: AttemptCause) -> None:
     session.execute(insert(RequestAttemptRow).from_select(columns, tried))
 
 
-def of_requests(session: Session, request_ids: Sequence[int]) -> Mapping[int, Sequence[AttemptView]]:
+def of_requests(session: Session, request_ids: Sequence[int]) -> Mapping[int, Sequence[RequestAttemptView]]:
     """Return the attempts of requests, by request id and in order; requests without any are left out."""
     rows = session.scalars(
         select(RequestAttemptRow)
         .where(RequestAttemptRow.request_id.in_(request_ids))
         .order_by(RequestAttemptRow.request_id, RequestAttemptRow.number)
     )
-    found: dict[int, list[AttemptView]] = {}
+    found: dict[int, list[RequestAttemptView]] = {}
     for row in rows:
-        found.setdefault(row.request_id, []).append(
-            AttemptView(row.number, row.worker, row.cause, row.ended_at)
-        )
+        found.setdefault(row.request_id, []).append(view_of(RequestAttemptView, row))
     return found

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from worker.contract.models import Model, ServedModel
 from worker.store.rows.models import ServedModelRow
 from worker.store.rows.shards import ShardRow
+from worker.store.rows.views import view_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,4 +61,4 @@ def register(session: Session, served: ServedModel) -> ServedModel:
 def of_results(session: Session, ids: Collection[int | None]) -> dict[int, ServedModelView]:
     """Return served models by the ids that results name."""
     rows = session.scalars(select(ServedModelRow).where(ServedModelRow.id.in_({one for one in ids if one})))
-    return {row.id: ServedModelView(row.name, row.fingerprint, row.weight_format, row.dtype) for row in rows}
+    return {row.id: view_of(ServedModelView, row) for row in rows}

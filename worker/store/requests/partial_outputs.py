@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -31,7 +31,6 @@ def keep(session: Session, partial_outputs: Mapping[int, PartialOutput]) -> None
                 "model_id": statement.excluded.model_id,
                 "token_ids": statement.excluded.token_ids,
                 "output": statement.excluded.output,
-                "saved_at": func.now(),
             },
         ).values(
             [

@@ -12,6 +12,7 @@ from worker.store.requests import models
 from worker.store.requests.models import ServedModelView
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import RequestRow, ResultRow
+from worker.store.rows.views import view_of
 from worker.values.caching import Source
 from worker.values.outcomes import Outcome
 from worker.values.results import DeviceSeconds, Output, Payload
@@ -52,24 +53,13 @@ def page(session: Session, batch_id: str, *, after: int, limit: int) -> list[Res
     ).all()
     made_by = models.of_results(session, {row.model_id for row, *_ in rows})
     return [
-        ResultView(
-            request_id=row.request_id,
-            sequence=row.sequence,
+        view_of(
+            ResultView,
+            row,
             position=position,
             custom_id=custom_id,
-            outcome=row.outcome,
-            output=row.output,
-            finish_reason=row.finish_reason,
             payload=None if row.payload is None else Payload.from_json(row.payload),
-            num_prompt_tokens=row.num_prompt_tokens,
-            num_cached_tokens=row.num_cached_tokens,
-            num_output_tokens=row.num_output_tokens,
-            error_code=row.error_code,
-            error_message=row.error_message,
-            source=row.source,
-            similarity=row.similarity,
             seconds=DeviceSeconds(row.prefill_seconds, row.decode_seconds, row.padding_seconds),
-            created_at=row.created_at,
             model=None if row.model_id is None else made_by.get(row.model_id),
         )
         for row, position, custom_id in rows

@@ -46,7 +46,6 @@ class UploadRow(Owned, Table):
     status: Mapped[UploadStatus] = mapped_column(one_of("status", UploadStatus))
     purpose: Mapped[str]
     filename: Mapped[str]
-    mime_type: Mapped[str]
     num_bytes: Mapped[int]  # as announced
     file_lifetime_seconds: Mapped[int | None]
     file_id: Mapped[str | None]

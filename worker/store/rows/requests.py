@@ -67,7 +67,7 @@ class RequestRow(Table):
 
 
 class PartialOutputRow(Table):
-    """The tokens that a Request without a Result had generated at `saved_at`."""
+    """The tokens that a Request without a Result had generated at its last save."""
 
     __tablename__ = "partial_outputs"
 
@@ -75,7 +75,6 @@ class PartialOutputRow(Table):
     model_id: Mapped[int | None]  # in `served_models`, the model whose tokens these are
     token_ids: Mapped[list[int]]
     text: Mapped[str] = mapped_column("output")
-    saved_at: Mapped[datetime] = mapped_column(server_default=func.now(), onupdate=func.now())
 
 
 class RequestAttemptRow(Table):

@@ -47,16 +47,6 @@ class WebhookEventRow(Table):
     __table_args__ = (
         Index(None, "batch_id", unique=True),
         Index(None, "tenant_id", "created_at", "id"),
-        Index(
-            "webhook_events_due_index",
-            "next_attempt_at",
-            postgresql_where=is_in("state", {EventState.PENDING}),
-        ),
-        Index(
-            "webhook_events_sending_index",
-            "lease_expires_at",
-            postgresql_where=is_in("state", {EventState.SENDING}),
-        ),
         {"postgresql_with": {"fillfactor": 80, "autovacuum_vacuum_scale_factor": 0.02}},
     )
 
@@ -68,15 +58,6 @@ class WebhookEventRow(Table):
     body: Mapped[str]  # the exact text that is signed and sent
     attempts: Mapped[int] = mapped_column(server_default="0")  # of all its deliveries
     created_at: Mapped[datetime] = created_now()
-
-    # Deliveries have these columns now. The previous release writes them while both run; drop them next time.
-    state: Mapped[EventState | None]
-    next_attempt_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    fence: Mapped[int] = mapped_column(server_default="0")
-    lease_expires_at: Mapped[datetime | None]
-    num_tickets: Mapped[int] = mapped_column(server_default="0")
-    ticketed_at: Mapped[datetime | None]
-    settled_at: Mapped[datetime | None]
 
 
 class DeliveryRow(Table):
@@ -118,7 +99,6 @@ class DeliveryRow(Table):
     num_tickets: Mapped[int] = mapped_column(server_default="0")
     ticketed_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = created_now()
-    settled_at: Mapped[datetime | None]
 
 
 class ReceiverRow(Table):

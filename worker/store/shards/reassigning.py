@@ -171,7 +171,8 @@ def rebind(session: Session, batch_id: str, model: Model, *, more_output_tokens:
         .values(
             model_fingerprint=model.fingerprint,
             state=ShardState.READY,
-            fence=ShardRow.fence + 1,
+            # A shard that was never claimed keeps its fence of 0, by which extra slots know it as not begun.
+            fence=case((ShardRow.fence > 0, ShardRow.fence + 1), else_=0),
             attempts=0,
             running_tokens=0,
             **NOBODYS,

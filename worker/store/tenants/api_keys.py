@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from worker.contract.access import Scope
 from worker.store.rows.access import ApiKeyRow, TenantRow
+from worker.store.rows.views import view_of
 
 LABEL = "hr"
 MAX_LENGTH = 100  # longer than any key: such text is not hashed
@@ -140,14 +141,5 @@ def _digest(key: str) -> str:
 
 
 def _to_key(row: ApiKeyRow, calls_per_minute: int | None) -> ApiKey:
-    return ApiKey(
-        prefix=row.prefix,
-        tenant_id=row.tenant_id,
-        name=row.name,
-        scopes=frozenset(map(Scope, row.scopes)),
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        revoked_at=row.revoked_at,
-        last_used_at=row.last_used_at,
-        calls_per_minute=calls_per_minute,
-    )
+    scopes = frozenset(map(Scope, row.scopes))
+    return view_of(ApiKey, row, scopes=scopes, calls_per_minute=calls_per_minute)

@@ -9,6 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from worker.store.rows.access import AuditRow
+from worker.store.rows.views import view_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,4 @@ def page(session: Session, *, before: int | None = None, limit: int = 100) -> li
     statement = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit)
     if before is not None:
         statement = statement.where(AuditRow.id < before)
-    return [
-        AuditEntry(row.id, row.created_at, row.tenant_id, row.actor, row.act, row.target, row.details)
-        for row in session.scalars(statement)
-    ]
+    return [view_of(AuditEntry, row) for row in session.scalars(statement)]

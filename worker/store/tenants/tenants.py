@@ -1,7 +1,7 @@
 """Store tenants: their share of the workers, their limits and rights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import select, update
@@ -10,10 +10,11 @@ from sqlalchemy.orm import Session
 
 from worker.store.database.session import tenant_of
 from worker.store.rows.access import TenantRow
+from worker.store.rows.views import view_of
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TenantLimits:
     """Quotas of a tenant, and its rate of calls. None: no limit."""
 
     max_batches: int | None = None
@@ -30,7 +31,7 @@ class Tenant:
 
     id: str
     weight: int
-    limits: Limits
+    limits: TenantLimits
     may_use_semantic_cache: bool
     created_at: datetime
 
@@ -65,5 +66,4 @@ def every(session: Session) -> list[Tenant]:
 
 
 def _to_tenant(row: TenantRow) -> Tenant:
-    limits = Limits(**{limit.name: getattr(row, limit.name) for limit in fields(Limits)})
-    return Tenant(row.id, row.weight, limits, row.may_use_semantic_cache, row.created_at)
+    return view_of(Tenant, row, limits=view_of(TenantLimits, row))

@@ -16,6 +16,7 @@ from worker.store.batches.batch_views import BatchView, to_view, views
 from worker.store.rows.batches import HAS_FAILED, BatchRow
 from worker.store.rows.meters import MeterRow
 from worker.store.rows.requests import ResultRow
+from worker.store.rows.views import view_of
 from worker.store.rows.webhooks import DeliveryRow, ReceiverRow, WebhookEndpointRow
 from worker.store.rows.workers import WorkerRow
 from worker.store.watching.workers import SEEN_WITHIN
@@ -132,13 +133,9 @@ def worker_loads(session: Session, *, minutes: int) -> list[WorkerLoad]:
     ):
         counted.setdefault(name, {})[key] = value
     return [
-        WorkerLoad(
-            name=row.name,
-            queue=row.queue,
-            slots=row.slots,
-            info=row.info,
-            started_at=row.started_at,
-            seen_at=row.seen_at,
+        view_of(
+            WorkerLoad,
+            row,
             readings=counted.get(row.name, {}),
             seconds=(now - max(since, min(row.started_at, now))).total_seconds(),
         )

@@ -43,16 +43,26 @@ def drop_old_results(session: Session, *, kept_for: timedelta, limit: int) -> in
         return 0
     num_dropped = _drop_requests(session, batch.id, limit)
     if num_dropped < limit:
-        # An event holds the outputs of a small batch; one whose delivery goes on is not dropped.
-        goes_on = select(DeliveryRow.id).where(
-            DeliveryRow.event_id == WebhookEventRow.id,
-            DeliveryRow.state.in_([EventState.PENDING, EventState.SENDING]),
-        )
-        session.execute(
-            delete(WebhookEventRow).where(WebhookEventRow.batch_id == batch.id, ~goes_on.exists())
-        )
         batch.results_dropped_at = func.now()
     return num_dropped
+
+
+def drop_old_events(session: Session, *, kept_for: timedelta, limit: int) -> None:
+    """Drop at most `limit` events older than `kept_for`, but none whose delivery goes on.
+
+    The event of a small batch holds its outputs.
+    """
+    goes_on = select(DeliveryRow.id).where(
+        DeliveryRow.event_id == WebhookEventRow.id,
+        DeliveryRow.state.in_([EventState.PENDING, EventState.SENDING]),
+    )
+    old = (
+        select(WebhookEventRow.id)
+        .where(WebhookEventRow.created_at < func.now() - kept_for, ~goes_on.exists())
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    session.execute(delete(WebhookEventRow).where(WebhookEventRow.id.in_(old)))
 
 
 def drop_deleted(session: Session, *, limit: int) -> int:

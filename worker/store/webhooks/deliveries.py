@@ -98,7 +98,7 @@ def claim(session: Session, delivery_id: str, *, lease: timedelta, most_at_once:
         return None
     endpoint = session.get(WebhookEndpointRow, found.endpoint_id) if found.endpoint_id else None
     if endpoint is not None and not endpoint.is_enabled:
-        values = {"state": EventState.FAILED, "ticketed_at": None, "settled_at": func.now()}
+        values = {"state": EventState.FAILED, "ticketed_at": None}
         session.execute(change.values(**values))
         return None
     row = session.execute(
@@ -179,7 +179,6 @@ def record_attempt(session: Session, held: DeliveryClaim, attempt: Attempt, outc
             state=outcome.state,
             lease_expires_at=None,
             next_attempt_at=func.now() + (outcome.retry_in or timedelta(0)),
-            settled_at=None if outcome.state is EventState.PENDING else func.now(),
         )
     )
     if outcome.disable is not None and held.endpoint_id is not None:
@@ -244,7 +243,6 @@ def replay(
             attempts=0,
             next_attempt_at=func.now(),
             ticketed_at=None,
-            settled_at=None,
         )
         .returning(DeliveryRow.id)
     ).all()

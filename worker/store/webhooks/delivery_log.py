@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from worker.contract.states import EventState
 from worker.store.database import cursors
+from worker.store.rows.views import view_of
 from worker.store.rows.webhooks import DeliveryAttemptRow, DeliveryRow, WebhookEndpointRow, WebhookEventRow
 
 
@@ -40,7 +41,7 @@ class EventView:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptView:
+class DeliveryAttemptView:
     """One try at a delivery."""
 
     number: int
@@ -86,7 +87,7 @@ def get(session: Session, tenant: str, event_id: str) -> EventView | None:
     return None if row is None else _views(session, [row])[0]
 
 
-def attempts(session: Session, event_id: str) -> list[AttemptView]:
+def attempts(session: Session, event_id: str) -> list[DeliveryAttemptView]:
     """Return every attempt at an event, in order."""
     rows = session.execute(
         select(DeliveryAttemptRow, DeliveryRow.endpoint_id)
@@ -94,17 +95,7 @@ def attempts(session: Session, event_id: str) -> list[AttemptView]:
         .where(DeliveryAttemptRow.event_id == event_id)
         .order_by(DeliveryAttemptRow.number)
     )
-    return [
-        AttemptView(
-            number=row.number,
-            endpoint_id=endpoint_id,
-            created_at=row.created_at,
-            duration_ms=row.duration_ms,
-            status_code=row.status_code,
-            error=row.error,
-        )
-        for row, endpoint_id in rows
-    ]
+    return [view_of(DeliveryAttemptView, row, endpoint_id=endpoint_id) for row, endpoint_id in rows]
 
 
 def delivery_of(session: Session, batch_id: str) -> DeliveryView | None:
@@ -146,25 +137,13 @@ def _views(session: Session, events: Sequence[WebhookEventRow]) -> list[EventVie
     callback_url = {event.id: event.url for event in events}
     deliveries = defaultdict(list)
     for row, endpoint_url, status_code, error in rows:
-        view = DeliveryView(
-            event_id=row.event_id,
-            endpoint_id=row.endpoint_id,
+        view = view_of(
+            DeliveryView,
+            row,
             url=endpoint_url or callback_url[row.event_id] or "",
-            state=row.state,
-            attempts=row.attempts,
             next_attempt_at=row.next_attempt_at if row.state is EventState.PENDING else None,
             last_status_code=status_code,
             last_error=error,
         )
         deliveries[row.event_id].append(view)
-    return [
-        EventView(
-            id=event.id,
-            type=event.type,
-            batch_id=event.batch_id,
-            body=event.body,
-            created_at=event.created_at,
-            deliveries=deliveries[event.id],
-        )
-        for event in events
-    ]
+    return [view_of(EventView, event, deliveries=deliveries[event.id]) for event in events]

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from worker.contract.states import EventState
 from worker.store.database import cursors
+from worker.store.rows.views import view_of
 from worker.store.rows.webhooks import DeliveryRow, WebhookEndpointRow
 
 
@@ -55,13 +56,13 @@ def create(session: Session, tenant: str, new: NewEndpoint) -> EndpointView:
         )
         .returning(WebhookEndpointRow)
     ).one()
-    return _view(row)
+    return view_of(EndpointView, row)
 
 
 def get(session: Session, tenant: str, endpoint_id: str) -> EndpointView | None:
     """Return a tenant's endpoint, or None if there is none."""
     row = session.scalar(_of(tenant).where(WebhookEndpointRow.id == endpoint_id))
-    return None if row is None else _view(row)
+    return None if row is None else view_of(EndpointView, row)
 
 
 def page(session: Session, tenant: str, *, after: str | None, limit: int) -> list[EndpointView]:
@@ -75,7 +76,7 @@ def page(session: Session, tenant: str, *, after: str | None, limit: int) -> lis
         is_newest_first=False,
         is_visible=WebhookEndpointRow.tenant_id == tenant,
     )
-    return [_view(row) for row in session.scalars(query)]
+    return [view_of(EndpointView, row) for row in session.scalars(query)]
 
 
 def count(session: Session, tenant: str) -> int:
@@ -98,7 +99,7 @@ def change(session: Session, tenant: str, endpoint_id: str, values: dict[str, An
     session.flush()
     if not row.is_enabled:
         _bury(session, endpoint_id)
-    return _view(row)
+    return view_of(EndpointView, row)
 
 
 def rotate(
@@ -113,7 +114,7 @@ def rotate(
     row.sealed_secret = sealed_secret
     session.flush()
     session.refresh(row)
-    return _view(row)
+    return view_of(EndpointView, row)
 
 
 def forget(session: Session, tenant: str, endpoint_id: str) -> bool:
@@ -176,18 +177,5 @@ def _bury(session: Session, endpoint_id: str) -> None:
     session.execute(
         update(DeliveryRow)
         .where(DeliveryRow.endpoint_id == endpoint_id, DeliveryRow.state == EventState.PENDING)
-        .values(state=EventState.FAILED, ticketed_at=None, settled_at=func.now())
-    )
-
-
-def _view(row: WebhookEndpointRow) -> EndpointView:
-    return EndpointView(
-        id=row.id,
-        url=row.url,
-        event_types=row.event_types,
-        description=row.description,
-        is_enabled=row.is_enabled,
-        disabled_reason=row.disabled_reason,
-        old_secret_expires_at=row.old_secret_expires_at,
-        created_at=row.created_at,
+        .values(state=EventState.FAILED, ticketed_at=None)
     )

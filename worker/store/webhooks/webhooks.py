@@ -5,12 +5,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from uuid import uuid4
 
-from sqlalchemy import func, insert, or_, select
+from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
-from worker.contract.access import DEFAULT_TENANT
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS, BatchEnded, Ping
-from worker.contract.states import EventState
 from worker.store.requests import result_views
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.webhooks import WebhookEventRow
@@ -73,26 +71,6 @@ def ping(session: Session, tenant: str, endpoint_id: str) -> str:
     )
     deliveries.add(session, event.event_id, {endpoint_id: endpoint_id})
     return event.event_id
-
-
-def adopt(session: Session, *, limit: int) -> None:
-    """Insert the deliveries of at most `limit` events that a process of an older release has written."""
-    rows = session.scalars(
-        select(WebhookEventRow)
-        .where(
-            or_(
-                WebhookEventRow.state == EventState.PENDING,
-                (WebhookEventRow.state == EventState.SENDING)
-                & (WebhookEventRow.lease_expires_at <= func.now()),
-            )
-        )
-        .limit(limit)
-        .with_for_update(skip_locked=True)
-    )
-    for row in rows:
-        row.state = None
-        tenant = row.tenant_id or DEFAULT_TENANT
-        deliveries.add(session, row.id, _receivers(session, tenant, row.type, row.url))
 
 
 def _receivers(

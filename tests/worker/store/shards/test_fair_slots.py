@@ -6,8 +6,9 @@ import pytest
 from sqlalchemy import text
 
 from tests.fixtures.batches import held, submit
+from worker.contract.models import Model
 from worker.store.database.session import Store
-from worker.store.shards import fair_slots, tickets
+from worker.store.shards import fair_slots, reassigning, tickets
 
 WORKER = "gpu@here"
 SLOTS = 6
@@ -113,3 +114,13 @@ def test_a_batch_that_holds_none_gets_one(busy: Store) -> None:
     assert next_of_own(busy) == 14, "the other one holds one now"
     held(busy, 14, worker=WORKER)
     assert next_of_own(busy) is None
+
+
+def test_what_was_never_begun_is_not_begun_by_another_model(store: Store) -> None:
+    """Begun shards take extra slots, however many others wait."""
+    batch_id = submit(store, num_requests=3, shard_size=1)
+    held(store, 1)
+    with store.transaction() as session:
+        reassigning.lock(session, batch_id)
+        reassigning.rebind(session, batch_id, Model("other", "f2", ""))
+        assert fair_slots.begun(session, limit=10, model="f2") == [1]

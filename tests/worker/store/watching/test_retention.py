@@ -23,6 +23,11 @@ def age(store: Store, days: int) -> None:
         )
 
 
+def drop_events(store: Store) -> None:
+    with store.transaction() as session:
+        retention.drop_old_events(session, kept_for=MONTH, limit=100)
+
+
 def count(store: Store, table: str) -> int:
     with store.transaction() as session:
         return session.scalar(text(f"SELECT count(*) FROM {table}")) or 0
@@ -43,8 +48,6 @@ def test_old_results_go_and_the_batch_stays(store: Store, client: TestClient) ->
     assert answer["results_dropped_at"] is not None
     gone = client.get(f"/v1/batch/{batch_id}/results")
     assert (gone.status_code, gone.json()["error"]["code"]) == (404, "results_dropped")
-    # The event is not delivered yet, so it stays.
-    assert count(store, "webhook_events") == 1
 
 
 def test_a_pass_is_bounded(store: Store) -> None:
@@ -64,3 +67,21 @@ def test_a_batch_that_has_not_ended_is_left_alone(store: Store) -> None:
         session.execute(text("UPDATE batches SET created_at = now() - interval '1 year'"))
     assert drop(store) == 0
     assert count(store, "requests") == 4
+
+
+def test_an_event_stays_until_it_is_delivered_and_no_longer(store: Store) -> None:
+    """It holds the outputs of a small batch, which retention has promised to drop."""
+    submit(store, num_requests=2, callback_url="https://example.com/hook")
+    run_to_the_end(store, held(store, 1))
+    drop_events(store)
+    assert count(store, "webhook_events") == 1, "it is new"
+    age(store, 40)
+    with store.transaction() as session:
+        session.execute(text("UPDATE webhook_events SET created_at = now() - interval '40 days'"))
+    assert drop(store) == 2
+    drop_events(store)
+    assert count(store, "webhook_events") == 1, "it is not delivered yet"
+    with store.transaction() as session:
+        session.execute(text("UPDATE deliveries SET state = 'delivered'"))
+    drop_events(store)
+    assert [count(store, name) for name in ("webhook_events", "deliveries", "batches")] == [0, 0, 1]
