@@ -20,7 +20,7 @@ SLICE_BYTES = 8 * 1024  # at most a millisecond of work, for which other request
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class IntakeLimits:
     """Limits of an input file: its bytes, the bytes of a line, and its lines."""
 
     max_file_bytes: int
@@ -122,7 +122,7 @@ class Spool:
 class Intake:
     """A batch's input file while it arrives. Always close it."""
 
-    def __init__(self, directory: Path, limits: Limits, translate: Callable[[Line], object]) -> None:
+    def __init__(self, directory: Path, limits: IntakeLimits, translate: Callable[[Line], object]) -> None:
         self._checker = LineChecker(translate, limits.max_lines)
         self._splitter = LineSplitter(limits.max_line_bytes)
         self._head: bytes | None = b""  # until it is known whether this is gzip

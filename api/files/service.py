@@ -11,7 +11,7 @@ from api.blobs.choice import BLOBS
 from api.blobs.store import MissingBlobError, StorageError
 from api.dependencies import Services
 from api.errors import ConflictError, NotFoundError, StorageFullError
-from api.files.intake import Intake, Limits, Received, storage_full, sweep
+from api.files.intake import Intake, IntakeLimits, Received, storage_full, sweep
 from api.files.translator import Translator
 from api.inputs.cursors import cut
 from worker.private import make_private
@@ -30,7 +30,7 @@ def prepare(services: Services) -> None:
 def intake(services: Services) -> Intake:
     """Return an Intake for a batch's input file; raises StorageFullError."""
     config = services.settings
-    limits = Limits(config.max_file_bytes, config.max_line_bytes, config.max_requests_per_batch)
+    limits = IntakeLimits(config.max_file_bytes, config.max_line_bytes, config.max_requests_per_batch)
     return Intake(services.spool, limits, Translator(services.checkpoint, config.max_prompt_bytes))
 
 

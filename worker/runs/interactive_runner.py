@@ -28,8 +28,7 @@ from worker.runs.translation import (
 )
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.shards import shards
-from worker.store.shards.shards import Claim, Progress
-from worker.store.shards.shards import Saved as Verdict
+from worker.store.shards.shards import AfterSave, Claim, Progress
 from worker.values.results import NewResult, storable
 from worker.values.sampling import SamplingParams
 
@@ -99,9 +98,9 @@ class InteractiveRunner:
             is_over_time = time.monotonic() >= must_leave_at
             try:
                 verdict = self._save(run, is_last=is_done)
-                if is_done or verdict is Verdict.LOST:
+                if is_done or verdict is AfterSave.LOST:
                     return
-                if verdict is not Verdict.CONTINUE or is_over_time:
+                if verdict is not AfterSave.CONTINUE or is_over_time:
                     with self.store.transaction() as session:
                         shards.release(session, run.held)
                     return
@@ -111,11 +110,11 @@ class InteractiveRunner:
                     return
                 time.sleep(self.save_seconds)
 
-    def _save(self, run: "_Run", *, is_last: bool) -> Verdict:
+    def _save(self, run: "_Run", *, is_last: bool) -> AfterSave:
         progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last)
         with self.store.transaction() as session:
             (verdict,) = shards.save(session, [progress], lease=self.keeper.lease)
-        if verdict is not Verdict.LOST:
+        if verdict is not AfterSave.LOST:
             self.meters.saved(progress.results)
         if run.unsaved:
             self.feed.tell(run.held.batch_id, Saved())

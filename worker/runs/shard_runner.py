@@ -37,7 +37,7 @@ from worker.store.requests import requests
 from worker.store.requests.partial_outputs import PartialOutput
 from worker.store.requests.requests import ShardRequest
 from worker.store.shards import fair_share, shards
-from worker.store.shards.shards import Claim, Progress, Saved
+from worker.store.shards.shards import AfterSave, Claim, Progress
 from worker.values.results import CacheEntry, NewResult
 
 logger = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ class ShardRunner:
             must_leave = self._must_leave(run)
             try:
                 saved = self._save(run, is_last=is_done and not run.unfinished)
-                if saved is Saved.LOST:
+                if saved is AfterSave.LOST:
                     return Ending.LOST
                 if is_done and not run.unfinished:
                     return run.ending
@@ -203,19 +203,19 @@ class ShardRunner:
             run.must_leave_at = min(run.must_leave_at, time.monotonic() + self.drain_seconds)
         return time.monotonic() >= run.must_leave_at
 
-    def _obey(self, run: "_Run", saved: Saved, *, must_leave: bool) -> None:
-        if saved is Saved.STOP:
+    def _obey(self, run: "_Run", saved: AfterSave, *, must_leave: bool) -> None:
+        if saved is AfterSave.STOP:
             run.cut(Ending.STOPPED)
-        elif saved is Saved.PAUSE or must_leave:
+        elif saved is AfterSave.PAUSE or must_leave:
             run.cut(Ending.HANDED_BACK)
-        elif saved is Saved.CANCEL_SOME:
+        elif saved is AfterSave.CANCEL_SOME:
             run.cancel_some(self._cancelled_in(run.held.shard_id))
 
-    def _save(self, run: "_Run", *, is_last: bool) -> Saved:
+    def _save(self, run: "_Run", *, is_last: bool) -> AfterSave:
         fresh = {} if is_last else self._fresh_checkpoints(run)
         progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last, fresh)
         saved = self.saver.save(progress, lease=self.keeper.lease)
-        if saved is not Saved.LOST:
+        if saved is not AfterSave.LOST:
             self.meters.saved(progress.results)
         run.unsaved.clear()
         run.checkpoints |= {request_id: len(one.token_ids) for request_id, one in fresh.items()}

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from worker.store.database.session import Store
 from worker.store.shards import shards
-from worker.store.shards.shards import Progress, Saved
+from worker.store.shards.shards import AfterSave, Progress
 
 # How long the first save waits for others.
 GATHER_SECONDS = 0.02
@@ -24,7 +24,7 @@ class _Waiting:
     progress: Progress
     lease: timedelta | None
     is_done: threading.Event = field(default_factory=threading.Event)
-    saved: Saved = Saved.LOST
+    saved: AfterSave = AfterSave.LOST
     error: Exception | None = None
 
 
@@ -36,7 +36,7 @@ class ShardSaver:
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
 
-    def save(self, progress: Progress, *, lease: timedelta | None) -> Saved:
+    def save(self, progress: Progress, *, lease: timedelta | None) -> AfterSave:
         """Save a shard, together with other waiting saves; raise the error of its transaction, if any."""
         own = _Waiting(progress, lease)
         with self._lock:

@@ -8,7 +8,7 @@ from worker.contract.states import EventState
 from worker.store.database.renewing import renewing
 from worker.store.database.session import Store
 from worker.store.webhooks import deliveries
-from worker.store.webhooks.deliveries import Attempt, DeliveryClaim, Outcome
+from worker.store.webhooks.deliveries import Attempt, DeliveryClaim, DeliveryOutcome
 from worker.webhooks.backoff import retry_in
 from worker.webhooks.sealing import Sealer, SealError
 from worker.webhooks.sender import Answer, send
@@ -88,15 +88,15 @@ class Deliverer:
         return found
 
 
-def _outcome(answer: Answer, attempt: int) -> Outcome:
+def _outcome(answer: Answer, attempt: int) -> DeliveryOutcome:
     if answer.is_delivered:
-        return Outcome(EventState.DELIVERED)
+        return DeliveryOutcome(EventState.DELIVERED)
     if answer.status_code == GONE:
-        return Outcome(EventState.FAILED, disable="it answered 410 Gone")
+        return DeliveryOutcome(EventState.FAILED, disable="it answered 410 Gone")
     is_healthy = None
     if answer.was_sent:
         status = answer.status_code
         is_healthy = status is not None and status < SERVER_ERROR and status != TOO_MANY_REQUESTS
     wait = retry_in(attempt, retry_after=answer.retry_after)
     state = EventState.FAILED if wait is None else EventState.PENDING
-    return Outcome(state, retry_in=wait, is_healthy=is_healthy)
+    return DeliveryOutcome(state, retry_in=wait, is_healthy=is_healthy)

@@ -180,7 +180,7 @@ def test_too_many_failures_stop_the_batch(client: TestClient, store: Store) -> N
     assert client.get(f"/v1/batch/{batch_id}").json()["status"] == "processing"
     with store.transaction() as session:
         bad = [result(running.requests[0].id, outcome=Outcome.FAILED)]
-        assert shards.save(session, [Progress(running, bad, 0)], lease=LEASE) == [shards.Saved.STOP]
+        assert shards.save(session, [Progress(running, bad, 0)], lease=LEASE) == [shards.AfterSave.STOP]
         shards.release(session, running)
     ended = client.get(f"/v1/batch/{batch_id}").json()
     assert (ended["status"], ended["error"]["code"]) == ("failed", "max_failed_exceeded")
@@ -193,7 +193,7 @@ def test_tokens_spent_stop_the_batch_running_ones_included(client: TestClient, s
     batch_id = submit(store, num_requests=6, shard_size=2, max_total_tokens=30)
     finish(store, 1)  # two requests of 3 + 7 tokens
     running = held(store, 2)
-    for tokens, verdict in ((9, shards.Saved.CONTINUE), (10, shards.Saved.STOP)):
+    for tokens, verdict in ((9, shards.AfterSave.CONTINUE), (10, shards.AfterSave.STOP)):
         with store.transaction() as session:
             assert shards.save(session, [Progress(running, [], tokens)], lease=LEASE) == [verdict]
     with store.transaction() as session:

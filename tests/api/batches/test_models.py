@@ -16,7 +16,7 @@ from worker.store.database.session import Store
 from worker.store.requests import models, partial_outputs
 from worker.store.requests.partial_outputs import PartialOutput
 from worker.store.shards import shards
-from worker.store.shards.shards import Progress, Saved
+from worker.store.shards.shards import AfterSave, Progress
 from worker.store.tenants import audit
 from worker.store.watching import workers
 
@@ -147,7 +147,7 @@ def test_a_reassigned_batch_is_run_by_the_new_model_and_counted_by_its_tokenizer
     assert answer["model"] == {"name": own.name, "revision": own.fingerprint}
     with store.transaction() as session:
         (late,) = shards.save(session, [Progress(old, [result(1)], 0)], lease=LEASE)
-    assert late is Saved.LOST, "the old model's worker has lost it"
+    assert late is AfterSave.LOST, "the old model's worker has lost it"
     with store.transaction() as session:
         assert shards.claim(session, 1, worker="w", lease=LEASE, model=serving(OTHER.fingerprint)) is None
     claimed = claim(store, 1)

@@ -112,7 +112,7 @@ def test_counts_freeze_at_the_end(client: TestClient, store: Store) -> None:
     before = client.get(f"/v1/batch/{batch_id}").json()
     with store.transaction() as session:
         late = [result(one.id) for one in claimed.requests]
-        assert shards.save(session, [Progress(claimed, late, 9)], lease=LEASE) == [shards.Saved.LOST]
+        assert shards.save(session, [Progress(claimed, late, 9)], lease=LEASE) == [shards.AfterSave.LOST]
     assert client.get(f"/v1/batch/{batch_id}").json() == before
     assert before["eta_seconds"] is None
     assert before["tokens"]["expected"] == before["tokens"]["done"]

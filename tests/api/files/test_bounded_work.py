@@ -8,12 +8,12 @@ import pytest
 from httpx import Response
 
 from api.errors import InvalidLinesError
-from api.files.intake import SLICE_BYTES, Intake, Limits
+from api.files.intake import SLICE_BYTES, Intake, IntakeLimits
 from api.files.lines import MAX_ERRORS, SPARE_BLANK_LINES, LineSplitter
 from tests.fixtures.inputs import lines
 
 MAX_LINES = 300
-LIMITS = Limits(max_file_bytes=500 << 20, max_line_bytes=2000, max_lines=MAX_LINES)
+LIMITS = IntakeLimits(max_file_bytes=500 << 20, max_line_bytes=2000, max_lines=MAX_LINES)
 
 
 def taken(directory: Path, pieces: Iterator[bytes]) -> tuple[InvalidLinesError, int, int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from api.errors import ApiError, BodyTooLargeError, InvalidInputError
 from api.files.gunzip import PIECE_BYTES, Gunzip
-from api.files.intake import Intake, Limits
+from api.files.intake import Intake, IntakeLimits
 from api.files.lines import LineChecker, LineSplitter, LineTooLongError, WrongLineError, read_line
 from api.files.multipart import Event, Field, FilePiece, FileStart, MultipartReader
 from api.files.translator import Translator
@@ -18,7 +18,7 @@ from tests.fuzz.surfaces.storable import check_answer, check_error, check_reques
 
 MAX_LINE_BYTES = 3000
 MAX_FILE_BYTES = 20_000
-LIMITS = Limits(MAX_FILE_BYTES, MAX_LINE_BYTES, max_lines=20)
+LIMITS = IntakeLimits(MAX_FILE_BYTES, MAX_LINE_BYTES, max_lines=20)
 BODIES = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION, "/v1/embeddings": EMBEDDING}
 CODECS = ("unicode_escape", "utf-7", "utf-16", "punycode", "idna", "rot13", "zlib", "none")
 PLAIN = "Content-Type: text/plain\r\n"

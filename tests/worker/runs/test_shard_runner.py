@@ -339,7 +339,7 @@ def test_results_outlive_an_absent_postgres(bench: Bench, monkeypatch: pytest.Mo
 
     save, failures = shards.save, iter(range(3))
 
-    def away(*args: object, **options: object) -> list[shards.Saved]:
+    def away(*args: object, **options: object) -> list[shards.AfterSave]:
         if next(failures, None) is not None:
             raise OperationalError("save", None, Exception("the database is restarting"))
         return save(*args, **options)  # type: ignore[arg-type]

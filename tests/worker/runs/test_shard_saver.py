@@ -11,7 +11,7 @@ from tests.fixtures.batches import LEASE, held, result, submit
 from worker.runs.shard_saver import ShardSaver
 from worker.store.batches import batch_views
 from worker.store.database.session import Store
-from worker.store.shards.shards import Claim, Progress, Saved
+from worker.store.shards.shards import AfterSave, Claim, Progress
 
 
 class CountingStore(Store):
@@ -38,10 +38,10 @@ def counting(store: Store) -> CountingStore:
     return CountingStore(store)
 
 
-def save_together(store: Store, claims: list[Claim]) -> list[Saved | Exception]:
+def save_together(store: Store, claims: list[Claim]) -> list[AfterSave | Exception]:
     saver = ShardSaver(store)
 
-    def save(claim: Claim) -> Saved | Exception:
+    def save(claim: Claim) -> AfterSave | Exception:
         progress = Progress(claim, [result(claim.requests[0].id)], running_tokens=claim.shard_id)
         try:
             return saver.save(progress, lease=LEASE)
@@ -55,7 +55,7 @@ def save_together(store: Store, claims: list[Claim]) -> list[Saved | Exception]:
 def test_shards_that_meet_share_a_transaction(store: Store, counting: CountingStore) -> None:
     batch_id = submit(store, num_requests=8, shard_size=2)
     claims = [held(store, shard) for shard in (1, 2, 3, 4)]
-    assert save_together(counting, claims) == [Saved.CONTINUE] * 4
+    assert save_together(counting, claims) == [AfterSave.CONTINUE] * 4
     assert counting.transactions < 4
     with store.transaction() as session:
         view = batch_views.get(session, batch_id)
@@ -70,7 +70,7 @@ def test_batches_are_saved_apart_and_a_lost_shard_writes_nothing(
     first, second = (submit(store, num_requests=4, shard_size=2) for _ in range(2))
     claims = [held(store, shard) for shard in (1, 2, 3)]
     claims[1] = replace(claims[1], fence=claims[1].fence + 1)
-    assert save_together(counting, claims) == [Saved.CONTINUE, Saved.LOST, Saved.CONTINUE]
+    assert save_together(counting, claims) == [AfterSave.CONTINUE, AfterSave.LOST, AfterSave.CONTINUE]
     with store.transaction() as session:
         done = [batch_views.get(session, batch_id) for batch_id in (first, second)]
     assert [view.num_completed for view in done if view is not None] == [1, 1]
@@ -82,4 +82,4 @@ def test_each_gets_the_error_of_its_transaction(store: Store, counting: Counting
     counting.failures = 2
     assert all(isinstance(outcome, OperationalError) for outcome in save_together(counting, claims))
     counting.failures = 0  # where the two met, one transaction failed for both
-    assert save_together(counting, claims) == [Saved.CONTINUE] * 2
+    assert save_together(counting, claims) == [AfterSave.CONTINUE] * 2

@@ -11,10 +11,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from worker.store.rows.table import Owned, Table, created_now
+from worker.store.rows.table import Owned, TableRow, created_now
 
 
-class TenantRow(Table):
+class TenantRow(TableRow):
     """A tenant, its weight in fair shares, and its quotas, where None means no limit."""
 
     __tablename__ = "tenants"
@@ -31,7 +31,7 @@ class TenantRow(Table):
     created_at: Mapped[datetime] = created_now()
 
 
-class FairShareRow(Table):
+class FairShareRow(TableRow):
     """The virtual finish of a tenant's last placed shard, in tokens divided by the tenant's weight."""
 
     __tablename__ = "fair_shares"
@@ -40,7 +40,7 @@ class FairShareRow(Table):
     virtual_finish: Mapped[float]
 
 
-class ApiKeyRow(Table):
+class ApiKeyRow(TableRow):
     """An API key, by its prefix and digest; the key itself is never stored."""
 
     __tablename__ = "api_keys"
@@ -57,7 +57,7 @@ class ApiKeyRow(Table):
     last_used_at: Mapped[datetime | None]  # to the minute
 
 
-class AuditRow(Owned, Table):
+class AuditRow(Owned, TableRow):
     """An administrative act, with its actor, target and tenant, written in the act's own transaction."""
 
     __tablename__ = "audit_log"

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from worker.contract.access import DEFAULT_TENANT
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane
-from worker.store.rows.table import Copier, Owned, Table, copied_by, created_now, is_in
+from worker.store.rows.table import Copier, Owned, TableRow, copied_by, created_now, is_in
 from worker.values.caching import CacheMode
 
 ASKED_FOR = copied_by(Copier.RETRY)  # by the customer
@@ -22,7 +22,7 @@ ASKED_FOR = copied_by(Copier.RETRY)  # by the customer
 HAS_FAILED = "finished_at IS NOT NULL AND (num_failed > 0 OR status IN ('expired', 'failed'))"
 
 
-class BatchRow(Owned, Table):
+class BatchRow(Owned, TableRow):
     """A batch as its customer submitted it, with counts of its results and its usage."""
 
     __tablename__ = "batches"
@@ -106,7 +106,7 @@ class BatchRow(Owned, Table):
         return self.num_completed + self.num_failed + self.num_cancelled
 
 
-class IdempotencyKeyRow(Owned, Table):
+class IdempotencyKeyRow(Owned, TableRow):
     """An idempotency key and the batch that its first submission made."""
 
     __tablename__ = "idempotency_keys"

@@ -7,10 +7,10 @@ from sqlalchemy import Index, text
 from sqlalchemy.dialects.postgresql import ARRAY, REAL
 from sqlalchemy.orm import Mapped, mapped_column
 
-from worker.store.rows.table import Owned, Table, created_now
+from worker.store.rows.table import Owned, TableRow, created_now
 
 
-class CachedResponseRow(Owned, Table):
+class CachedResponseRow(Owned, TableRow):
     """A deterministic request's answer, for its tenant's later requests to the same model."""
 
     __tablename__ = "cached_responses"

@@ -4,10 +4,10 @@ from sqlalchemy import Identity, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
 from worker.contract.states import BatchStatus
-from worker.store.rows.table import Owned, Table
+from worker.store.rows.table import Owned, TableRow
 
 
-class BatchCountRow(Owned, Table):
+class BatchCountRow(Owned, TableRow):
     """A count of a tenant's batches that ended in a status; the sum of such rows is the total."""
 
     __tablename__ = "batch_counts"

@@ -7,10 +7,10 @@ from sqlalchemy import ForeignKey, Index, func, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from worker.contract.states import FilesStage, UploadStatus
-from worker.store.rows.table import Owned, Table, created_now, is_in, one_of
+from worker.store.rows.table import Owned, TableRow, created_now, is_in, one_of
 
 
-class FileRow(Owned, Table):
+class FileRow(Owned, TableRow):
     """A file as a client knows it; its bytes are a Blob."""
 
     __tablename__ = "files"
@@ -32,7 +32,7 @@ class FileRow(Owned, Table):
     expires_at: Mapped[datetime | None]
 
 
-class UploadRow(Owned, Table):
+class UploadRow(Owned, TableRow):
     """An Upload: a file that arrives in parts."""
 
     __tablename__ = "uploads"
@@ -53,7 +53,7 @@ class UploadRow(Owned, Table):
     expires_at: Mapped[datetime]
 
 
-class UploadPartRow(Table):
+class UploadPartRow(TableRow):
     """A part of an Upload; its bytes are a Blob."""
 
     __tablename__ = "upload_parts"
@@ -66,7 +66,7 @@ class UploadPartRow(Table):
     created_at: Mapped[datetime] = created_now()
 
 
-class BatchFilesRow(Table):
+class BatchFilesRow(TableRow):
     """The input and output files of a Batch that was made from a file, and the claim to process them."""
 
     __tablename__ = "batch_files"

@@ -6,10 +6,10 @@ from typing import Any
 from sqlalchemy import Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from worker.store.rows.table import Table
+from worker.store.rows.table import TableRow
 
 
-class MeterRow(Table):
+class MeterRow(TableRow):
     """The readings of one process, model and minute.
 
     Only that process writes the row, except rows of copies and of folded sums, which have several writers.

@@ -5,10 +5,10 @@ from datetime import datetime
 from sqlalchemy import Identity, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from worker.store.rows.table import Table, created_now
+from worker.store.rows.table import TableRow, created_now
 
 
-class ServedModelRow(Table):
+class ServedModelRow(TableRow):
     """A model as workers have run it. Results name it by its id; rows are never deleted."""
 
     __tablename__ = "served_models"

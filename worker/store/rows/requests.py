@@ -13,7 +13,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from worker.contract.states import AttemptCause
-from worker.store.rows.table import Copier, Table, copied_by, created_now
+from worker.store.rows.table import Copier, TableRow, copied_by, created_now
 from worker.values.caching import CacheMode, Source
 from worker.values.outcomes import Outcome
 from worker.values.requests import RequestKind
@@ -23,7 +23,7 @@ ANSWER = copied_by(Copier.DUPLICATE, Copier.CACHE)
 OF_DUPLICATES = copied_by(Copier.DUPLICATE)  # the same for identical requests, but not for later ones
 
 
-class RequestRow(Table):
+class RequestRow(TableRow):
     """One Request of a Batch, as submitted.
 
     Its Result is a row of its own. Only a cancel, a bisected shard or a reassignment changes this row.
@@ -66,7 +66,7 @@ class RequestRow(Table):
     cache: Mapped[CacheMode | None] = mapped_column(info=ASKED_FOR)  # None: the batch's
 
 
-class PartialOutputRow(Table):
+class PartialOutputRow(TableRow):
     """The tokens that a Request without a Result had generated at its last save."""
 
     __tablename__ = "partial_outputs"
@@ -77,7 +77,7 @@ class PartialOutputRow(Table):
     text: Mapped[str] = mapped_column("output")
 
 
-class RequestAttemptRow(Table):
+class RequestAttemptRow(TableRow):
     """One attempt at a Request that brought no Result, and its cause."""
 
     __tablename__ = "request_attempts"
@@ -89,7 +89,7 @@ class RequestAttemptRow(Table):
     ended_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
-class ResultRow(Table):
+class ResultRow(TableRow):
     """A Request's outcome. The primary key guarantees at most one each."""
 
     __tablename__ = "results"

@@ -10,7 +10,7 @@ from worker.store.rows import table as tables
 from worker.store.rows import webhooks as webhook_tables
 
 Owned = tables.Owned
-METADATA = tables.Table.metadata
+METADATA = tables.TableRow.metadata
 
 __all__ = [
     "METADATA",

@@ -12,10 +12,10 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from worker.contract.states import Lane, ShardState
-from worker.store.rows.table import IS_TICKETED, Owned, Table, is_in
+from worker.store.rows.table import IS_TICKETED, Owned, TableRow, is_in
 
 
-class ShardRow(Owned, Table):
+class ShardRow(Owned, TableRow):
     """The slice of a Batch that one message carries: the unit of claim, lease and retry."""
 
     __tablename__ = "shards"

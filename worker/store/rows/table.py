@@ -49,7 +49,7 @@ def one_of(column: str, values: type[StrEnum]) -> Enum:
     )
 
 
-class Table(DeclarativeBase):
+class TableRow(DeclarativeBase):
     """Base of every table: text for strings, timestamptz for times, jsonb for objects."""
 
     metadata = MetaData(naming_convention=NAMING_CONVENTION)
@@ -102,7 +102,7 @@ def copied_by(*copiers: Copier) -> dict[Any, Any]:
     return {"copied_by": copiers}
 
 
-def columns_copied_by(copier: Copier, table: type[Table]) -> list[str]:
+def columns_copied_by(copier: Copier, table: type[TableRow]) -> list[str]:
     """Return the attributes of a table whose columns this operation copies."""
     columns = table.__mapper__.column_attrs
     return [column.key for column in columns if copier in column.columns[0].info.get("copied_by", ())]

@@ -13,10 +13,10 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from worker.contract.states import EventState
-from worker.store.rows.table import Table, created_now, is_in
+from worker.store.rows.table import TableRow, created_now, is_in
 
 
-class WebhookEndpointRow(Table):
+class WebhookEndpointRow(TableRow):
     """A WebhookEndpoint: a URL that a tenant registers once for many Batches."""
 
     __tablename__ = "webhook_endpoints"
@@ -36,7 +36,7 @@ class WebhookEndpointRow(Table):
     deleted_at: Mapped[datetime | None]
 
 
-class WebhookEventRow(Table):
+class WebhookEventRow(TableRow):
     """An event for receivers: a ping, or the end of a batch.
 
     An end is written in the transaction that ends the batch or, if its results go to files, in the one that
@@ -60,7 +60,7 @@ class WebhookEventRow(Table):
     created_at: Mapped[datetime] = created_now()
 
 
-class DeliveryRow(Table):
+class DeliveryRow(TableRow):
     """A WebhookEvent on its way to one receiver."""
 
     __tablename__ = "deliveries"
@@ -101,7 +101,7 @@ class DeliveryRow(Table):
     created_at: Mapped[datetime] = created_now()
 
 
-class ReceiverRow(Table):
+class ReceiverRow(TableRow):
     """The state of a webhook receiver's circuit breaker."""
 
     __tablename__ = "webhook_receivers"
@@ -112,7 +112,7 @@ class ReceiverRow(Table):
     used_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
-class DeliveryAttemptRow(Table):
+class DeliveryAttemptRow(TableRow):
     """One attempt to deliver a WebhookEvent."""
 
     __tablename__ = "delivery_attempts"

@@ -8,10 +8,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from worker.store.rows.table import Table, created_now
+from worker.store.rows.table import TableRow, created_now
 
 
-class WorkerRow(Table):
+class WorkerRow(TableRow):
     """A worker process that serves a queue, and when it was last seen alive."""
 
     __tablename__ = "workers"

@@ -34,7 +34,7 @@ IS_TICKETED = (ShardRow.state == ShardState.READY, ShardRow.ticketed_at.is_not(N
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingShard:
     """A shard that may be ticketed. `cost` is its tokens divided by its tenant's weight."""
 
     shard_id: int
@@ -45,7 +45,7 @@ class Waiting:
 
 def next_of_each_tenant(
     session: Session, is_due: ColumnElement[bool], *, limit: int, model: str | None = None
-) -> Sequence[Waiting]:
+) -> Sequence[WaitingShard]:
     """Return the due shards among each tenant's first `limit` ready shards, in either order.
 
     Only shards that wait for `model` count; with None, only shards that wait for no model in particular.
@@ -97,10 +97,10 @@ def next_of_each_tenant(
         .where(shard.c.is_due)
         .order_by(tenants.c.tenant_id, shard.c.priority.desc(), shard.c.position, shard.c.id)
     )
-    return [Waiting(*row) for row in rows]
+    return [WaitingShard(*row) for row in rows]
 
 
-def places(session: Session, waiting: Sequence[Waiting]) -> dict[int, float]:
+def places(session: Session, waiting: Sequence[WaitingShard]) -> dict[int, float]:
     """Give shards without a place one, and charge their tenants; return the places by shard id."""
     if not waiting:
         return {}

@@ -62,7 +62,7 @@ class Progress:
     partial_outputs: Mapping[int, PartialOutput] = field(default_factory=dict)  # of long ones, by request id
 
 
-class Saved(Enum):
+class AfterSave(Enum):
     """Instruction to the holder of a shard after a save."""
 
     CONTINUE = auto()  # the lease is renewed
@@ -160,7 +160,7 @@ def ready_interactive(session: Session, *, limit: int, model: str | None = None)
     return list(session.scalars(query.order_by(ShardRow.id).limit(limit)))
 
 
-def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | None) -> list[Saved]:
+def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | None) -> list[AfterSave]:
     """Record results and progress of shards of one batch, and renew their leases unless `lease` is None.
 
     A shard that has its last result is finished, and the batch ends with its last shard.
@@ -169,7 +169,7 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
     held_ids = set() if batch is None else _lock_all_held(session, [one.held for one in progress])
     held = [one for one in progress if one.held.shard_id in held_ids]
     if batch is None or not held:
-        return [Saved.LOST] * len(progress)
+        return [AfterSave.LOST] * len(progress)
     results = [result for one in held for result in one.results]
     for one in held:
         _settle_cancelled_copies(session, batch, one.held)
@@ -198,7 +198,7 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
         batches.settle(session, batch)
     rates.measure(session, batch)
     return [
-        _verdict(session, batch, one.held) if one.held.shard_id in held_ids else Saved.LOST
+        _verdict(session, batch, one.held) if one.held.shard_id in held_ids else AfterSave.LOST
         for one in progress
     ]
 
@@ -225,14 +225,14 @@ def _return_unfinished(session: Session, shard_ids: Collection[int]) -> set[int]
     return unfinished
 
 
-def _verdict(session: Session, batch: BatchRow, held: Claim) -> Saved:
+def _verdict(session: Session, batch: BatchRow, held: Claim) -> AfterSave:
     if batches.is_stopping(session, batch):
-        return Saved.STOP
+        return AfterSave.STOP
     if batch.paused_at is not None:
-        return Saved.PAUSE
+        return AfterSave.PAUSE
     if batch.has_cancelled_requests and requests.cancelled_in(session, held.shard_id):
-        return Saved.CANCEL_SOME
-    return Saved.CONTINUE
+        return AfterSave.CANCEL_SOME
+    return AfterSave.CONTINUE
 
 
 def release(session: Session, held: Claim, unfinished: Mapping[int, PartialOutput] | None = None) -> None:

@@ -42,7 +42,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DeliveryOutcome:
     """Consequences of an attempt.
 
     Args:
@@ -153,7 +153,7 @@ def renew(session: Session, held: DeliveryClaim, *, lease: timedelta) -> None:
     )
 
 
-def record_attempt(session: Session, held: DeliveryClaim, attempt: Attempt, outcome: Outcome) -> None:
+def record_attempt(session: Session, held: DeliveryClaim, attempt: Attempt, outcome: DeliveryOutcome) -> None:
     """Log an attempt, update the circuit breaker, and move the delivery to the outcome's state."""
     # Lock the receiver first, as `claim` does.
     if outcome.is_healthy is not None:

@@ -63,7 +63,7 @@ def test_shards_that_finish_together_end_the_batch_once(store: Store) -> None:
         for one, results in zip(claims, [rows[0], [], rows[2]], strict=True)
     ]
     with store.transaction() as session:
-        assert shards.save(session, progress, lease=LEASE) == [shards.Saved.CONTINUE] * 3
+        assert shards.save(session, progress, lease=LEASE) == [shards.AfterSave.CONTINUE] * 3
     seen = view(store, batch_id)
     assert (seen.status, seen.num_completed, seen.running_tokens) == (BatchStatus.PROCESSING, 3, 3)
     with store.transaction() as session:
@@ -106,7 +106,7 @@ def test_cancelling_a_running_batch_keeps_what_is_finished(store: Store) -> None
     with store.transaction() as session:
         progress = shards.Progress(running, [result(running.requests[0].id)], running_tokens=2)
         saved = shards.save(session, [progress], lease=timedelta(seconds=9))
-    assert saved == [shards.Saved.STOP]
+    assert saved == [shards.AfterSave.STOP]
     with store.transaction() as session:
         shards.release(session, running)
     done = view(store, batch_id)
@@ -207,7 +207,7 @@ def test_what_a_dead_worker_had_saved_is_kept_when_the_batch_is_cancelled(store:
     kept = {running.requests[1].id: PartialOutput(1, (5, 6, 7), "so far")}
     with store.transaction() as session:
         progress = shards.Progress(running, [], 3, partial_outputs=kept)
-        assert shards.save(session, [progress], lease=None) == [shards.Saved.CONTINUE]
+        assert shards.save(session, [progress], lease=None) == [shards.AfterSave.CONTINUE]
     with store.transaction() as session:
         batches.cancel(session, batch_id)
     with store.transaction() as session:

@@ -15,7 +15,7 @@ from worker.store.requests.placement import Placement
 from worker.store.requests.requests import NewRequest
 from worker.store.requests.result_views import ResultView
 from worker.store.shards import control, shards
-from worker.store.shards.shards import Claim, Progress, Saved
+from worker.store.shards.shards import AfterSave, Claim, Progress
 from worker.values.outcomes import Outcome
 from worker.values.requests import EmbeddingParams, Prompt
 from worker.values.results import DeviceSeconds, NewResult, RequestError
@@ -180,7 +180,7 @@ def test_a_copy_that_is_cancelled_is_not_answered(store: Store) -> None:
     with store.transaction() as session:
         control.cancel_request(session, batch_id, 1)
         (saved,) = shards.save(session, [Progress(claimed, [], 3)], lease=LEASE)
-    assert saved is Saved.CONTINUE, "nobody runs it, so there is nothing to cut"
+    assert saved is AfterSave.CONTINUE, "nobody runs it, so there is nothing to cut"
     assert [one.position for one in look(store, batch_id)[1]] == [1]
     save(store, claimed, answered(claimed))
     view, found = look(store, batch_id)

@@ -10,7 +10,7 @@ from worker.store.batches import batch_views
 from worker.store.database.session import Store
 from worker.store.requests import result_views
 from worker.store.shards import shards
-from worker.store.shards.shards import Claim, Progress, Saved
+from worker.store.shards.shards import AfterSave, Claim, Progress
 from worker.values.results import NewResult
 
 EXPIRED = timedelta(seconds=-1)
@@ -18,7 +18,7 @@ EXPIRED = timedelta(seconds=-1)
 
 def save(
     store: Store, claimed: Claim, results: Sequence[NewResult] = (), lease: timedelta | None = LEASE
-) -> Saved:
+) -> AfterSave:
     with store.transaction() as session:
         return shards.save(session, [Progress(claimed, results, running_tokens=5)], lease=lease)[0]
 
@@ -62,10 +62,10 @@ def test_a_stale_holder_is_fenced(store: Store) -> None:
     assert return_expired(store) == 1
     fresh = held(store, 1)
     assert fresh.fence == stale.fence + 1
-    assert save(store, stale, [result(stale.requests[0].id)]) is Saved.LOST
+    assert save(store, stale, [result(stale.requests[0].id)]) is AfterSave.LOST
     last = Progress(stale, [], running_tokens=0, is_last=True)
     with store.transaction() as session:
-        assert shards.save(session, [last], lease=EXPIRED) == [Saved.LOST]
+        assert shards.save(session, [last], lease=EXPIRED) == [AfterSave.LOST]
     assert outcomes(store, batch_id) == []
     run_to_the_end(store, fresh)
     assert outcomes(store, batch_id) == [None, None]
@@ -75,7 +75,7 @@ def test_a_slow_holder_keeps_its_work_until_somebody_else_starts(store: Store) -
     batch_id = submit(store, num_requests=2)
     slow = held(store, 1, lease=EXPIRED)
     assert return_expired(store) == 1
-    assert save(store, slow, [result(slow.requests[0].id)]) is Saved.CONTINUE
+    assert save(store, slow, [result(slow.requests[0].id)]) is AfterSave.CONTINUE
     assert claim(store, 1) is None
     run_to_the_end(store, slow)
     assert outcomes(store, batch_id) == [None, None]
@@ -93,8 +93,8 @@ def test_saving_the_same_result_again_is_harmless(store: Store) -> None:
     batch_id = submit(store, num_requests=2)
     claimed = held(store, 1)
     once = [result(claimed.requests[0].id)]
-    assert save(store, claimed, once) is Saved.CONTINUE
-    assert save(store, claimed, once) is Saved.CONTINUE
+    assert save(store, claimed, once) is AfterSave.CONTINUE
+    assert save(store, claimed, once) is AfterSave.CONTINUE
     assert outcomes(store, batch_id) == [None]
     with store.transaction() as session:
         view = batch_views.get(session, batch_id)
