@@ -22,7 +22,7 @@ from worker.store.counts import batch_counts, meters
 from worker.store.database.session import Store
 from worker.store.shards import tickets
 from worker.store.watching import retention, workers
-from worker.store.webhooks import deliveries, receivers
+from worker.store.webhooks import deliveries, delivery_tickets, receivers
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Dispatcher:
     def issue(self) -> None:
         """Issue tickets for due rows; a notification calls for no more than this."""
         # Deliveries first: somebody waits for a webhook, while shards have spare tickets out.
-        callbacks = partial(tickets.issue_deliveries, most_at_once=self.callbacks_per_receiver)
+        callbacks = partial(delivery_tickets.issue, most_at_once=self.callbacks_per_receiver)
         self._issue(CALLBACKS_QUEUE, 0, callbacks)
         with self.store.transaction() as session:
             # A model without a worker gets no tickets: its shards wait as rows.

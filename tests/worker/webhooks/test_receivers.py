@@ -11,8 +11,7 @@ from tests.fixtures.receiver import receiver
 from tests.fixtures.webhooks import deliverer, delivery_ids, end_batch, endpoint, make_due
 from worker.contract.states import EventState
 from worker.store.database.session import Store
-from worker.store.shards import tickets
-from worker.store.webhooks import deliveries, receivers
+from worker.store.webhooks import deliveries, delivery_tickets, receivers
 from worker.store.webhooks.deliveries import DeliveryClaim
 from worker.store.webhooks.receivers import FAILURES_TO_PAUSE, LONGEST_PAUSE
 
@@ -26,9 +25,7 @@ def claim(store: Store, delivery_id: str, *, most_at_once: int = 2) -> DeliveryC
 
 def ticketed(store: Store, *, window: int = 100, most_at_once: int = 2) -> list[str]:
     with store.transaction() as session:
-        issued = tickets.issue_deliveries(
-            session, window=window, reissue_after=SOON, most_at_once=most_at_once
-        )
+        issued = delivery_tickets.issue(session, window=window, reissue_after=SOON, most_at_once=most_at_once)
     return [str(ticket.row_id) for ticket in issued]
 
 

@@ -3,6 +3,7 @@ from datetime import timedelta
 from tests.fixtures.batches import held, run_to_the_end, submit
 from worker.store.database.session import Store
 from worker.store.shards import tickets
+from worker.store.webhooks import delivery_tickets
 
 SOON = timedelta(seconds=60)
 AT_ONCE = timedelta(0)
@@ -42,7 +43,7 @@ def test_an_event_is_ticketed_once_it_is_due(store: Store) -> None:
 
     def due() -> int:
         with store.transaction() as session:
-            return len(tickets.issue_deliveries(session, window=10, reissue_after=SOON, most_at_once=2))
+            return len(delivery_tickets.issue(session, window=10, reissue_after=SOON, most_at_once=2))
 
     assert due() == 0
     run_to_the_end(store, held(store, 1))

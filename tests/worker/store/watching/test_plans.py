@@ -17,7 +17,7 @@ from worker.store.requests import result_views
 from worker.store.shards import shards, tickets
 from worker.store.shards.shards import Claim, Progress
 from worker.store.watching import outlook, overview, retention
-from worker.store.webhooks import deliveries, delivery_log
+from worker.store.webhooks import deliveries, delivery_log, delivery_tickets
 
 LARGE = {
     *("batches", "shards", "requests", "results", "webhook_events", "deliveries", "idempotency_keys"),
@@ -102,7 +102,7 @@ HOT: dict[str, Callable[[Session], Any]] = {
     "tickets for shards": lambda session: tickets.issue_shards(
         session, window=12, reissue_after=timedelta(seconds=2)
     ),
-    "tickets for deliveries": lambda session: tickets.issue_deliveries(
+    "tickets for deliveries": lambda session: delivery_tickets.issue(
         session, window=12, reissue_after=timedelta(seconds=2), most_at_once=2
     ),
     "tickets: interactive": lambda session: shards.ready_interactive(session, limit=16),
