@@ -54,7 +54,7 @@ def run(config: Settings, stopping: threading.Event) -> None:
                     dispatcher.tidy()
                     tidied_at = now
         except (*DATABASE_AWAY, ListenError) as error:
-            logger.warning("Postgres does not answer, trying again: %s", str(error).splitlines()[0])
+            logger.warning("Postgres does not answer; trying again: %s", str(error).splitlines()[0])
             stopping.wait(config.sweep_seconds)
 
 

@@ -107,4 +107,4 @@ class Dispatcher:
             for ticket in due:
                 self.publish(ticket)
         except BrokerError as error:
-            logger.warning("could not publish, the rows will be ticketed again: %s", error)
+            logger.warning("tickets cannot be published and will be issued again: %s", error)

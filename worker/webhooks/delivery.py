@@ -84,7 +84,7 @@ class Deliverer:
     def _secrets(self, held: DeliveryClaim) -> list[str]:
         found = [self.sealer.open(sealed) for sealed in held.sealed_secrets] or self.secrets
         if not found:
-            raise SealError("callbacks are signed with HEADRACE_WEBHOOK_SECRET, which is not set")
+            raise SealError("HEADRACE_WEBHOOK_SECRET is not set, so callbacks cannot be signed")
         return found
 
 

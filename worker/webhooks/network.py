@@ -53,7 +53,7 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
                 failure = error
             else:
                 return CappedStream(stream, MAX_RECEIVED_BYTES)
-        raise failure or httpcore.ConnectError(f"{host} has no address")
+        raise failure or httpcore.ConnectError(f"the name {host} has no address")
 
     async def connect_unix_socket(
         self,

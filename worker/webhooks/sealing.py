@@ -43,7 +43,7 @@ class Sealer:
         try:
             return self._keys().decrypt(sealed.encode()).decode()
         except InvalidToken as error:
-            raise SealError("no key in HEADRACE_SECRET_KEY opens this endpoint's secret") from error
+            raise SealError("no key in HEADRACE_SECRET_KEY can decrypt the endpoint's secret") from error
 
     def reseal(self, sealed: str) -> str:
         """Seal a sealed secret again, with the first key.
@@ -56,7 +56,9 @@ class Sealer:
 
     def _keys(self) -> MultiFernet:
         if self._fernet is None:
-            raise SealError("webhook endpoints need HEADRACE_SECRET_KEY: `python -m worker.webhooks.sealing`")
+            raise SealError(
+                "webhook endpoints need HEADRACE_SECRET_KEY; `python -m worker.webhooks.sealing` prints a key"
+            )
         return self._fernet
 
 

@@ -63,16 +63,18 @@ class Targets:
         if parsed.scheme not in DEFAULT_PORTS:
             raise ForbiddenTargetError("must be an https:// address")
         if not parsed.host or len(parsed.host) > MAX_HOST_LENGTH:
-            raise ForbiddenTargetError("must name a host")
+            raise ForbiddenTargetError("must contain the name of a host")
         if parsed.userinfo or "@" in _authority(url):
             raise ForbiddenTargetError("must not contain credentials")
         if parsed.scheme == "http" and not self.allowed:
-            raise ForbiddenTargetError("must be an https:// address; http is for networks of the operator")
+            raise ForbiddenTargetError(
+                "must be an https:// address; http is allowed only in the operator's own networks"
+            )
         port = port_of(parsed)
         if not 0 < port <= 0xFFFF:
             raise ForbiddenTargetError(f"{port} is not a port")
         if port not in (self.ports or PUBLIC_PORTS) and (self.ports is not None or not self.allowed):
-            raise ForbiddenTargetError(f"port {port} is not one that callbacks may use")
+            raise ForbiddenTargetError(f"callbacks cannot use port {port}")
         literal = _literal(parsed.host)
         if literal is not None:
             self.check_address(literal, port, is_tls=parsed.scheme == "https")
@@ -91,13 +93,13 @@ class Targets:
         if any(ip in network for network in self.allowed):
             if self.ports is None or port in self.ports:
                 return
-            raise ForbiddenTargetError(f"port {port} is not one that callbacks may use")
+            raise ForbiddenTargetError(f"callbacks cannot use port {port}")
         if not ip.is_global or any(ip in network for network in NEVER_GLOBAL):
             raise ForbiddenTargetError(f"{ip} is not a public address")
         if not is_tls:
-            raise ForbiddenTargetError(f"{ip} is a public address: it must be called over https")
+            raise ForbiddenTargetError(f"{ip} is a public address, so the URL must start with https://")
         if port not in (self.ports or PUBLIC_PORTS):
-            raise ForbiddenTargetError(f"port {port} is not one that callbacks may use")
+            raise ForbiddenTargetError(f"callbacks cannot use port {port}")
 
 
 def port_of(url: httpx.URL) -> int:

@@ -338,9 +338,11 @@ def _drop_the_rest(session: Session, batch: BatchRow) -> bool:
 def stop_reason(batch: BatchRow) -> RequestError:
     """Return the error of the requests that a stopping batch leaves unfinished."""
     if batch.status is not BatchStatus.CANCELLING:
-        return RequestError("batch_expired", "the batch expired before this request was done")
+        return RequestError(
+            "batch_expired", "the completion window of the batch ended before this request did"
+        )
     if batch.error_code is None:
-        return RequestError("batch_cancelled", "the batch was cancelled before this request was done")
+        return RequestError("batch_cancelled", "the batch was cancelled before this request ended")
     return RequestError(batch.error_code, f"the batch stopped itself: {batch.error_message}")
 
 

@@ -24,7 +24,7 @@ def _broken(session: Session, batch: BatchRow) -> RequestError | None:
     if batch.max_failed is not None and batch.num_failed > batch.max_failed:
         return RequestError(
             "max_failed_exceeded",
-            f"{batch.num_failed} requests have failed; the batch stops at more than {batch.max_failed}",
+            f"{batch.num_failed} requests have failed, more than the batch's `max_failed` of {batch.max_failed}",
         )
     if batch.max_total_tokens is None or batch.num_settled == batch.num_requests:
         return None
@@ -37,6 +37,5 @@ def _broken(session: Session, batch: BatchRow) -> RequestError | None:
     spent = batch.input_tokens + batch.output_tokens + int(running or 0)
     if spent < batch.max_total_tokens:
         return None
-    return RequestError(
-        "max_total_tokens_reached", f"{spent} tokens of the {batch.max_total_tokens} allowed are used"
-    )
+    message = f"the batch has used {spent} tokens, and its `max_total_tokens` is {batch.max_total_tokens}"
+    return RequestError("max_total_tokens_reached", message)

@@ -30,7 +30,7 @@ def renewing(
                 with store.transaction() as session:
                     renew(session)
             except DATABASE_AWAY as error:
-                logger.warning("a lease is not renewed: %s", str(error).splitlines()[0])
+                logger.warning("a lease cannot be renewed: %s", str(error).splitlines()[0])
 
     thread = threading.Thread(target=follow, name="renewing", daemon=True)
     thread.start()
