@@ -24,7 +24,7 @@ def _broken(session: Session, batch: BatchRow) -> RequestError | None:
     if batch.max_failed is not None and batch.num_failed > batch.max_failed:
         return RequestError(
             "max_failed_exceeded",
-            f"{batch.num_failed} requests have failed, more than the batch's `max_failed` of {batch.max_failed}",
+            f"{batch.num_failed} requests have failed, and the batch's `max_failed` is {batch.max_failed}",
         )
     if batch.max_total_tokens is None or batch.num_settled == batch.num_requests:
         return None
