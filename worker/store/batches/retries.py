@@ -2,7 +2,8 @@
 
 from uuid import uuid4
 
-from sqlalchemy import Select, case, func, insert, literal, null, select
+from sqlalchemy import Select, Text, case, cast, func, insert, literal, null, select
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Session
 
 from worker.contract.states import BatchStatus, Lane, ShardState
@@ -65,7 +66,7 @@ def _sums(session: Session, chosen: Select[int]) -> dict[str, int]:
     """Return the sums over the chosen requests, by the columns of a batch that hold them."""
     part = func.jsonb_array_elements(RequestRow.inputs).column_valued("part")
     part_bytes = case(
-        (func.jsonb_typeof(part) == "string", func.octet_length(part.op("#>>")("{}"))),
+        (func.jsonb_typeof(part) == "string", func.octet_length(part.op("#>>")(cast([], ARRAY(Text))))),
         else_=4 * func.jsonb_array_length(part),
     )
     inputs_bytes = select(func.sum(part_bytes)).scalar_subquery()
