@@ -9,7 +9,13 @@ from api.inputs.schema import Text
 
 Row = TypeVar("Row")
 
-After = Annotated[Text | None, Query(max_length=64, description="The last id of the page before.")]
+After = Annotated[
+    Text | None,
+    Query(
+        max_length=64,
+        description="The last id of the page before. 404 with the code `unknown_cursor` if that is gone.",
+    ),
+]
 
 
 def cut(found: Sequence[Row], limit: int) -> tuple[list[Row], bool]:
