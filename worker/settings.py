@@ -145,7 +145,7 @@ class Settings(BaseSettings):
     @classmethod
     def _check_secret(cls, value: SecretStr | None) -> SecretStr | None:
         for secret in _split(value):
-            if not secret.startswith("whsec_") or _num_bytes(secret.removeprefix("whsec_")) is None:
+            if not secret.startswith("whsec_") or not _num_bytes(secret.removeprefix("whsec_")):
                 raise ValueError("must be whsec_ and base64, as `python -m worker.webhooks.signing` prints")
         return value
 

@@ -76,6 +76,7 @@ def test_it_is_told_where_to_look(
         ("HEADRACE_DEVICE", "tpu"),
         ("HEADRACE_SHARD_SIZE", "0"),
         ("HEADRACE_WEBHOOK_SECRET", "plain"),
+        ("HEADRACE_WEBHOOK_SECRET", "whsec_"),
         ("HEADRACE_WEBHOOK_ALLOWED_NETWORKS", "10.0.0.0/99"),
     ],
 )
