@@ -43,7 +43,7 @@ def check(store: Store, *, num_results: int) -> None:
     with store.transaction() as session:
         sums = session.execute(text(SUMS)).mappings().one()
         row = session.execute(text("SELECT * FROM batches")).mappings().one()
-    assert sums.keys() == {column.key for column in tally.TALLY}
+    assert set(sums) == {column.key for column in tally.TALLY}
     assert {name: row[name] for name in sums} == dict(sums)
     assert row["num_completed"] + row["num_failed"] + row["num_cancelled"] == num_results
 
