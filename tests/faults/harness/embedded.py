@@ -80,13 +80,20 @@ class EmbeddedCluster(Cluster):
             )
 
     def kill(self) -> None:
-        """SIGKILL every process of it, the first one last."""
+        """SIGKILL every process of it, the first one last; return when none is left.
+
+        A process that is still being torn down keeps its connections: a client would use one, and its answer
+        would be counted against the next API.
+        """
         assert self.process is not None
         top = psutil.Process(self.process.pid)
-        for one in [*reversed(top.children(recursive=True)), top]:
+        killed = [*reversed(top.children(recursive=True)), top]
+        for one in killed:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
         self.process.wait()
+        _, alive = psutil.wait_procs(killed, timeout=STOP_SECONDS)
+        assert not alive, alive
 
     @contextlib.contextmanager
     def innocent(self) -> Iterator["subprocess.Popen[bytes]"]:
