@@ -27,7 +27,7 @@ class Link:
     async def open(self) -> None:
         """Listen on a free port."""
         self._flows.set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def close(self) -> None:
@@ -60,6 +60,11 @@ class Link:
     def _reset(self) -> None:
         for writer in [one for one in self._writers if not one.is_closing()]:
             _abort(writer)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Up to Python 3.11 a server writes a traceback for each connection that is cancelled.
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._serve(reader, writer)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
