@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.comparison import Result, Side, compare, table
+from benchmarks.neighbours import busy_neighbours, machine
 from benchmarks.peer_environment import (
     TIMED_RUN,
     PeerError,
@@ -123,6 +124,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--runs", type=int, default=1, help="timed runs in a turn")
+    parser.add_argument("--beside", type=int, default=0, metavar="N", help="busy processes beside every turn")
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "peers")
     parser.add_argument("--environment", type=Path, help="use this virtual environment; install nothing")
     parser.add_argument(
@@ -133,6 +135,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in ("rounds", "runs", "threads"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1")
+    if options.beside < 0:
+        parser.error("--beside must be at least 0")
     options.option = dict(options.option)
     if options.peer == WITHOUT_PREFIX_CACHE and (options.option or options.environment):
         parser.error(f"{WITHOUT_PREFIX_CACHE} is this engine: it takes no --option and no --environment")
@@ -150,7 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             peer = our_side(options, WITHOUT_PREFIX_CACHE, dtype, "--no-prefix-cache")
         else:
             peer = peer_side(options, items)
-        comparison = compare(ours, peer, items, options.rounds)
+        with busy_neighbours(options.beside):
+            comparison = compare(ours, peer, items, options.rounds)
     except (PeerError, OSError, KeyError, ValueError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
@@ -158,7 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "model": options.model.resolve().name,
         "workload": options.workload.stem,
         "threads": options.threads,
-        "machine": f"{platform.machine()} {os.cpu_count()} cores",
+        "beside": options.beside,
+        "machine": machine(os.cpu_count()),
         "python": platform.python_version(),
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

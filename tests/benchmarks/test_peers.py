@@ -130,7 +130,7 @@ def arguments(peer: object, tmp_path: Path, *more: str) -> list[str]:
 def test_a_peer_is_installed_converted_for_and_run_in_turns_with_ours(
     echo: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments(echo, tmp_path, "--dtype", "f32", "--rounds", "2")) == 0
+    assert main(arguments(echo, tmp_path, "--dtype", "f32", "--rounds", "2", "--beside", "1")) == 0
     out, err = capfd.readouterr()
     comparison = json.loads(out.splitlines()[-1])
     assert comparison == json.loads((tmp_path / "out.json").read_text())
@@ -145,6 +145,7 @@ def test_a_peer_is_installed_converted_for_and_run_in_turns_with_ours(
     assert len(comparison["round_ratios"]) == 2
     assert comparison.keys() | comparison["ours"].keys() == documented_fields("peers")
     assert comparison["output_tokens"] == 9
+    assert comparison["beside"] == 1
     assert comparison["ours"]["versions"].keys() == {"torch", "numba"}
 
     # What is installed stays; a wrong length is an error that shows the peer's own message.
@@ -186,6 +187,7 @@ def test_a_checkpoint_that_is_not_there_is_named_before_anything_is_installed(
         ("no-prefix-cache", ["--option", "extra=1"], "takes no --option"),
         ("echo.py", ["--option", "extra=many"], "--option"),
         ("echo.py", ["--rounds", "0"], "--rounds must be at least 1"),
+        ("echo.py", ["--beside", "-1"], "--beside must be at least 0"),
         ("echo.py", ["--dtype", "fp8"], "--dtype"),
     ],
 )
