@@ -17,6 +17,7 @@ from worker.engine.requests.errors import OutOfMemoryError
 from worker.engine.requests.stats import ModelInfo
 from worker.engine.running.cpu_placement import CpuPlacement
 from worker.engine.running.device import is_out_of_memory, open_device
+from worker.engine.running.free_cores import FreeCores, usable_cores
 from worker.engine.running.input_builder import InputBuilder, PackedStep
 from worker.engine.running.kv_cache import allocate_kv_cache, longest_sequence, size_kv_cache
 from worker.engine.scheduling.plan import StepPlan
@@ -43,8 +44,10 @@ class ModelRunner:
     _before: TokensOnDevice | None = None
 
     def __init__(self, config: EngineConfig) -> None:
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
+        self._cores: FreeCores | None = None
+        if config.device == "cpu":
+            torch.set_num_threads(config.num_threads or min(torch.get_num_threads(), usable_cores()))
+            self._cores = FreeCores(torch.get_num_threads())
         device, dtype = open_device(config), TORCH_DTYPES[config.dtype]
         architecture = read_architecture(config.model)
         max_bytes = config.kv_cache_bytes
@@ -118,6 +121,8 @@ class ModelRunner:
             raise OutOfMemoryError(str(error).splitlines()[0] if str(error) else "no memory") from error
 
     def _execute(self, plan: StepPlan) -> Chosen:
+        if self._cores is not None:
+            self._cores.adapt()
         step = self._input_builder.build(plan, self._before)
         chosen = self._choose(step)
         # Nothing can fail after this line, so a Step that ran out of memory has changed nothing.

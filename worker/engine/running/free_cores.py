@@ -1,0 +1,99 @@
+"""Fits the number of engine threads on a CPU to the cores that other programs leave free.
+
+An operator ends when its slowest thread ends, and a thread that shares its core with another program is slow.
+So two threads beside one busy process do less than one thread does. Linux only: elsewhere the number stays.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+# The kernel counts in hundredths of a second, so a shorter look would see noise.
+LOOK_SECONDS = 0.25
+# A thread is dropped when more than half of its core is taken, and comes back when three quarters are free.
+SHARE_TO_KEEP = 0.5
+SHARE_TO_GROW = 0.75
+QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
+# Columns of /proc/stat after the core's name. Time that the hypervisor gave to others counts as busy; time of
+# guests is in `user` already.
+IDLE, IO_WAIT, STEAL = 3, 4, 7
+
+
+class CpuTimes(NamedTuple):
+    """CPU seconds since some moment in the past."""
+
+    machine: float  # of all programs, on the cores that this process may use
+    own: float  # of this process
+
+
+class FreeCores:
+    """Sets torch's number of threads for the thread that calls `adapt` before each Step."""
+
+    def __init__(
+        self,
+        most: int,
+        *,
+        num_cores: int | None = None,
+        read: Callable[[], CpuTimes | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.num_threads = most
+        self._most = most
+        self._num_cores = num_cores or usable_cores()
+        self._read = read or read_cpu_times
+        self._clock = clock
+        self._others: float | None = None  # cores that other programs use, smoothed
+        self._looked_at = clock()
+        self._times = self._read()
+
+    def adapt(self) -> None:
+        """Look at what others use, unless the last look was a moment ago, and set the number of threads."""
+        now = self._clock()
+        elapsed = now - self._looked_at
+        if self._times is None or elapsed < LOOK_SECONDS:
+            return
+        before, times = self._times, self._read()
+        self._looked_at, self._times = now, times
+        if times is None:
+            return
+        others = (times.machine - before.machine - (times.own - before.own)) / elapsed
+        self._others = others if self._others is None else (self._others + others) / 2
+        num_threads = self._fitting(self._num_cores - self._others)
+        if num_threads != self.num_threads:
+            self.num_threads = num_threads
+            torch.set_num_threads(num_threads)
+
+    def _fitting(self, free: float) -> int:
+        """Return the number of threads for this many free cores."""
+        keep, grow = int(free + 1 - SHARE_TO_KEEP), int(free + 1 - SHARE_TO_GROW)
+        return max(1, min(self._most, max(min(self.num_threads, keep), grow)))
+
+
+def usable_cores() -> int:
+    """Return the number of cores that affinity and the control group's quota let this process use."""
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = QUOTA_FILE.read_text().split()
+    except (OSError, ValueError):
+        return num_cores
+    return num_cores if quota == "max" else max(1, min(num_cores, int(quota) // int(period)))
+
+
+def read_cpu_times() -> CpuTimes | None:
+    """Return the CPU times so far; None where the system does not tell."""
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+        cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        tick = os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return None
+    busy = 0
+    for line in lines:
+        name, *counts = line.split()
+        if name in cores:
+            busy += sum(map(int, counts[: STEAL + 1])) - int(counts[IDLE]) - int(counts[IO_WAIT])
+    return CpuTimes(busy / tick, time.process_time())
