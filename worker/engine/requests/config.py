@@ -41,7 +41,7 @@ class EngineConfig:
     max_tokens_per_step: int = LIMITS_BY_DEVICE["cpu"][1]
     # None: the checkpoint's limit, or the capacity of the KV cache if that is less.
     max_model_len: int | None = None
-    # None: torch's default.
+    # At most so many on a CPU, fewer while other programs use its cores. None: torch's default.
     num_threads: int | None = None
     enable_prefix_cache: bool = True
     shares_prefixes: bool = False  # True: groups share cached prefixes, so cache hits reveal others' prompts
