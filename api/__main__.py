@@ -1,14 +1,13 @@
 """Serves the API on HOST and PORT until SIGTERM: `python -m api`."""
 
 import resource
-import sys
 
 import uvicorn
 
 from api.guards.slow_clients import ImpatientProtocol
 from api.inputs.checkpoint import CheckpointError
 from api.main import create_app
-from worker.settings import settings
+from worker.settings import refuse, settings
 from worker.telemetry import configure_logging
 
 if __name__ == "__main__":
@@ -17,7 +16,7 @@ if __name__ == "__main__":
     try:
         app = create_app(config)
     except CheckpointError as error:
-        sys.exit(f"HEADRACE_MODEL cannot be served: {error}")
+        refuse(f"HEADRACE_MODEL: {error}")
     # Each connection is an open file. If the limit is still reached, the log says so.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -11,6 +11,7 @@ from api.batches import control_routes, progress_routes
 from api.batches import routes as batches
 from api.dashboard import routes as dashboard
 from api.dependencies import open_services
+from api.documentation import routes as documentation
 from api.estimates import routes as estimates
 from api.file_batches import routes as file_batches
 from api.files import routes as files
@@ -46,7 +47,15 @@ def create_app(config: Settings | None = None) -> FastAPI:
         services.store.close()
         services.broker.close()
 
-    app = FastAPI(title="Headrace", version="0.1.0", description=DESCRIPTION, lifespan=lifespan)
+    # FastAPI's own pages load their scripts from elsewhere; api/documentation has ours.
+    app = FastAPI(
+        title="Headrace",
+        version="0.1.0",
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.services = services
     errors.install(app)
     if config.auth == "keys":
@@ -60,6 +69,7 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.add_middleware(CountTraffic, traffic=services.traffic)
     app.include_router(health.router)
     app.include_router(dashboard.router)
+    app.include_router(documentation.router)
     app.include_router(generate.router)
     app.include_router(openai.router)
     app.include_router(estimates.router)

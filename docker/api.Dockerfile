@@ -21,8 +21,9 @@ FROM python:3.12-slim
 RUN groupadd --gid 10001 headrace && useradd --uid 10001 --gid 10001 --create-home headrace
 WORKDIR /app
 COPY --from=build /opt/venv /opt/venv
-# The demo model as the door needs it: no weights.
-COPY models/demo/config.json models/demo/tokenizer.json models/demo/tokenizer_config.json models/demo/
+# The same files of the demo model as in the worker's image: their hash tells a batch which model it waits for.
+COPY models/demo/config.json models/demo/generation_config.json models/demo/model.safetensors \
+    models/demo/tokenizer.json models/demo/tokenizer_config.json models/demo/
 COPY pyproject.toml ./
 COPY docker/health.py docker/
 COPY migrations migrations

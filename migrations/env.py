@@ -3,7 +3,8 @@
 from alembic import context
 from sqlalchemy import create_engine, text
 
-from worker.settings import settings
+from worker.preflight import ConfigurationError, check_postgres
+from worker.settings import refuse, settings
 from worker.store.rows.schema import METADATA
 
 # Any number: it only has to be the same in every process that migrates.
@@ -12,6 +13,10 @@ MIGRATION_LOCK = 4842_2026
 
 def run() -> None:
     """Apply the migrations under an advisory lock, so that two releases at once do no harm."""
+    try:
+        check_postgres(settings().database_url)
+    except ConfigurationError as error:
+        refuse(str(error))
     engine = create_engine(settings().database_url)
     with engine.connect() as connection:
         connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": MIGRATION_LOCK})

@@ -21,11 +21,19 @@ from pathlib import Path
 from typing import TextIO
 
 from worker.child import die_with_parent, with_parent
+from worker.preflight import ConfigurationError, check_model
 from worker.private import OTHERS, make_directory, make_private
 from worker.servers.postgres import PostgresServer
 from worker.servers.redis import RedisServer
 from worker.servers.server import ServerError
-from worker.settings import DATABASE_URL_FILE, DEFAULT_DATA_DIR, DEFAULT_HOST, is_loopback
+from worker.settings import (
+    DATABASE_URL_FILE,
+    DEFAULT_DATA_DIR,
+    DEFAULT_HOST,
+    EXIT_CONFIGURATION,
+    is_loopback,
+    read_settings,
+)
 from worker.webhooks.sealing import new_key
 from worker.webhooks.signing import new_secret
 
@@ -53,6 +61,7 @@ def services(
     `on_failure` gets the reason, from another thread, when a server that had started is given up.
 
     Raises:
+        ConfigurationError: the data directory cannot be used.
         EmbeddedError: the data directory is in use, a service does not start, or `interrupted` was set
             before all services had started.
 
@@ -61,9 +70,13 @@ def services(
     added = {"HEADRACE_DATA_DIR": str(data_dir)}
     watched = (interrupted or threading.Event(), on_failure)
     with ExitStack() as stack:
-        make_directory(data_dir)
-        stack.enter_context(_sole_user(data_dir))
-        make_private(data_dir)
+        try:
+            make_directory(data_dir)
+            stack.enter_context(_sole_user(data_dir))
+            make_private(data_dir)
+        except OSError as error:
+            problem = f"{data_dir} cannot be used: {error.strerror}: choose another directory"
+            raise ConfigurationError(f"HEADRACE_DATA_DIR: {problem}") from None
         try:
             if not environment.get("DATABASE_URL"):
                 postgres = PostgresServer(data_dir / "postgres")
@@ -149,6 +162,7 @@ class _Command:
             if signal.getsignal(signum) != signal.SIG_IGN:  # nohup ignores SIGHUP: leave it so
                 signal.signal(signum, self._forward)
         try:
+            _check_settings()
             with services(os.environ, interrupted=self.interrupted, on_failure=self._give_up) as added:
                 if self.interrupted.is_set():
                     return 128 + self._received
@@ -161,6 +175,9 @@ class _Command:
                 return 128 + self._received
             _say(str(error))
             return 1
+        except ConfigurationError as error:
+            _say(str(error))
+            return EXIT_CONFIGURATION
         if self._failure is not None:
             return 1
         return status if status >= 0 else 128 - status
@@ -178,6 +195,13 @@ class _Command:
         self.interrupted.set()
         if self._child is not None and self._child.poll() is None:
             self._child.send_signal(signum)
+
+
+def _check_settings() -> None:
+    """Check what can be checked before the services run; end the process, or raise ConfigurationError."""
+    away = {"database_url": "postgresql://", "redis_url": "redis://"}
+    config = read_settings(**{name: url for name, url in away.items() if not os.environ.get(name.upper())})
+    check_model(config.model)
 
 
 def main(arguments: list[str]) -> int:

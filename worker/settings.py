@@ -2,10 +2,11 @@
 
 import base64
 import os
+import sys
 from functools import cache
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -14,6 +15,7 @@ DEMO_MODEL = Path(__file__).resolve().parent.parent / "models" / "demo"
 DEFAULT_DATA_DIR = ".data"
 DEFAULT_HOST = "127.0.0.1"
 DATABASE_URL_FILE = "database_url"  # of an embedded Postgres, in the data directory while it runs
+EXIT_CONFIGURATION = 78  # EX_CONFIG of sysexits.h: starting the process again does not help
 LOOPBACK_NETWORKS = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
 
 IPNetwork = IPv4Network | IPv6Network
@@ -203,17 +205,27 @@ def is_loopback(host: str) -> bool:
 
 @cache
 def settings() -> Settings:
-    """Return the process's settings, read once.
+    """Return the process's settings, read once; end the process if a value cannot be used."""
+    return read_settings()
+
+
+def read_settings(**given: Any) -> Settings:
+    """Return the settings, of which some may be `given`; end the process if a value cannot be used."""
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        refuse("\n".join(f"{_variable(str(e['loc'][0]))}: {e['msg']}" for e in error.errors()))
+
+
+def refuse(problem: str) -> NoReturn:
+    """End the process because its configuration is wrong. The problem names what to change.
 
     Raises:
-        SystemExit: a value cannot be used; the message names the variable.
+        SystemExit: with EXIT_CONFIGURATION.
 
     """
-    try:
-        return Settings()
-    except ValidationError as error:
-        problems = [f"{_variable(str(e['loc'][0]))}: {e['msg']}" for e in error.errors()]
-        raise SystemExit("\n".join(problems)) from None
+    sys.stderr.write(f"{problem}\n")
+    raise SystemExit(EXIT_CONFIGURATION)
 
 
 def database_url() -> str:

@@ -1,7 +1,8 @@
 """Run the Procfile: `release` first, then every process, and restart each one that dies.
 
 `python -m worker.embedded python -m worker.up [PROCESS...]`. Honcho and similar tools stop everything
-when one process ends; here a worker that crashed must come back.
+when one process ends; here a worker that crashed must come back. A process that its configuration does not
+let run ends everything: it would not come back.
 """
 
 import os
@@ -11,13 +12,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TextIO
 
+import httpx
+
 from worker.child import with_parent
-from worker.settings import settings
+from worker.contract.models import identify
+from worker.preflight import ConfigurationError, check
+from worker.settings import EXIT_CONFIGURATION, Settings, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCFILE_LINE = re.compile(r"^(?P<name>[A-Za-z0-9_-]+):\s*(?P<command>.+)$", re.MULTILINE)
@@ -25,6 +30,8 @@ PROCFILE_LINE = re.compile(r"^(?P<name>[A-Za-z0-9_-]+):\s*(?P<command>.+)$", re.
 STOP_SECONDS = 30.0
 RESTART_SECONDS = (0.5, 15.0)  # the first wait, and the longest
 STEADY_SECONDS = 30.0  # a process that ran this long starts again without a longer wait
+LOOK_SECONDS = 0.2  # between two looks whether everything answers
+ANSWER_SECONDS = 5.0  # the longest that one answer takes
 
 
 def read_procfile(path: Path) -> dict[str, str]:
@@ -68,6 +75,7 @@ class Supervised:
     stopping: threading.Event
     output: TextIO
     process: "subprocess.Popen[str] | None" = None
+    refusal: str | None = None  # what is wrong with the configuration
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def keep_running(self) -> None:
@@ -80,12 +88,18 @@ class Supervised:
                     return
                 self.process = start(self.command, output=subprocess.PIPE, dies_with_us=True)
             started_at = time.monotonic()
+            said = ""
             assert self.process.stdout is not None  # noqa: S101 - it is a pipe
             with self.process.stdout as lines:
                 for line in lines:
-                    self.say(line.rstrip())
+                    said = line.rstrip()
+                    self.say(said)
             status = self.process.wait()
             if self.stopping.is_set():
+                return
+            if status == EXIT_CONFIGURATION:
+                self.refusal = said
+                self.stopping.set()
                 return
             wait = shortest if time.monotonic() - started_at > STEADY_SECONDS else min(wait * 2, longest)
             self.say(f"ended with status {status}; starting it again in {wait:g} s")
@@ -103,8 +117,11 @@ class Supervised:
         self.output.flush()
 
 
-def up(commands: dict[str, str], stopping: threading.Event, output: TextIO = sys.stdout) -> None:
-    """Keep the commands running until `stopping` is set, then stop them all."""
+def up(commands: dict[str, str], stopping: threading.Event, output: TextIO = sys.stdout) -> str | None:
+    """Keep the commands running until `stopping` is set, then stop them all.
+
+    A process whose configuration is wrong sets `stopping`; then return what it said.
+    """
     processes = [Supervised(name, command, stopping, output) for name, command in commands.items()]
     threads = [threading.Thread(target=process.keep_running) for process in processes]
     for thread in threads:
@@ -119,45 +136,70 @@ def up(commands: dict[str, str], stopping: threading.Event, output: TextIO = sys
         process.send(signal.SIGKILL)
     for thread in threads:
         thread.join()
+    return next((process.refusal for process in processes if process.refusal is not None), None)
 
 
 def main(names: Iterable[str]) -> int:
     """Run `release`, then the named processes (default: all) until SIGTERM or Ctrl-C."""
     commands = read_procfile(ROOT / "Procfile")
-    release = start(commands.pop("release"), dies_with_us=True)
-    if status := release.wait():
-        return status
+    release = commands.pop("release")
     chosen = list(names) or list(commands)
     if unknown := sorted(set(chosen) - set(commands)):
         sys.stderr.write(f"not in the Procfile: {', '.join(unknown)} (it has {', '.join(commands)})\n")
         return 2
-    if "web" in chosen:
-        _tell_where()
-    if "flower" in chosen and (credentials := os.environ.get("FLOWER_BASIC_AUTH")):
-        _tell_flower_login(credentials)
+    config = settings()
+    try:
+        check(config, chosen)
+    except ConfigurationError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_CONFIGURATION
+    os.environ["HEADRACE_MODEL"] = str(config.model.resolve())  # processes run in another directory
+    if status := start(release, dies_with_us=True).wait():
+        return status
     stopping = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stopping.set())
-    up({name: commands[name] for name in chosen}, stopping)
+    if "web" in chosen:
+        threading.Thread(target=_tell_when_ready, args=(config, chosen, stopping), daemon=True).start()
+    refusal = up({name: commands[name] for name in chosen}, stopping)
+    if refusal is not None:
+        sys.stderr.write(f"{refusal}\n")
+        return EXIT_CONFIGURATION
     return 0
 
 
-def _tell_where() -> None:
-    config = settings()
+def _tell_when_ready(config: Settings, processes: Collection[str], stopping: threading.Event) -> None:
+    """Print one line once the API, a gpu worker and Flower answer."""
     host = "127.0.0.1" if config.host in {"0.0.0.0", "::"} else config.host  # noqa: S104 - to call, not bind
-    url = f"http://{host}:{config.port}"
-    sys.stdout.write(
-        f"the API is coming up at {url}: documentation at {url}/docs, dashboard at {url}/dashboard\n"
-    )
+    api = f"http://[{host}]:{config.port}" if ":" in host else f"http://{host}:{config.port}"
+    flower = f"http://127.0.0.1:{config.flower_port}"
+    with httpx.Client(timeout=ANSWER_SECONDS, trust_env=False) as client:
+        while not _is_ready(client, api, flower if "flower" in processes else None):
+            if stopping.wait(LOOK_SECONDS):
+                return
+    line = f"ready: API {api}, documentation {api}/docs, dashboard {api}/dashboard, "
+    if "flower" in processes:
+        line += f"Flower {flower}{_flower_login(config)}, "
+    sys.stdout.write(f"{line}model {identify(config.model).label}\n")
     sys.stdout.flush()
 
 
-def _tell_flower_login(credentials: str) -> None:
-    user, _, shown = credentials.partition(":")
-    if not sys.stdout.isatty():  # a log is no place for a password
-        shown = "in FLOWER_BASIC_AUTH or the file flower_password of the data directory"
-    sys.stdout.write(f"Flower's user is {user}, its password: {shown}\n")
-    sys.stdout.flush()
+def _is_ready(client: httpx.Client, api: str, flower: str | None) -> bool:
+    """Return whether the API would run a batch, and Flower answers anything: its pages need a password."""
+    try:
+        if flower is not None:
+            client.get(flower)
+        return client.get(f"{api}/ready").is_success
+    except httpx.TransportError:
+        return False
+
+
+def _flower_login(config: Settings) -> str:
+    """Return who may look at Flower; a log is no place for the password."""
+    user, separator, password = os.environ.get("FLOWER_BASIC_AUTH", "").partition(":")
+    kept = config.data_dir / "flower_password"
+    where = kept if kept.exists() and kept.read_text() == password else "FLOWER_BASIC_AUTH"
+    return f" (user {user}, password in {where})" if separator else ""
 
 
 if __name__ == "__main__":

@@ -26,14 +26,16 @@ app = typer.Typer(
 def connect(
     context: typer.Context,
     url: Annotated[
-        str, typer.Option(envvar="HEADRACE_URL", help="Where the API is.")
-    ] = "http://127.0.0.1:8000",
+        str | None,
+        typer.Option(envvar="HEADRACE_URL", help="Where the API is. Default: on this machine, at PORT."),
+    ] = None,
+    port: Annotated[int, typer.Option(envvar="PORT", hidden=True)] = 8000,
     api_key: Annotated[
         str | None, typer.Option(envvar="HEADRACE_API_KEY", help="A key of `headrace keys create`.")
     ] = None,
 ) -> None:
     """Keep the API's URL and key for the command."""
-    context.obj = Connection(url, api_key)
+    context.obj = Connection(url or f"http://127.0.0.1:{port}", api_key)
 
 
 app.command("up", context_settings={"allow_extra_args": True})(deployment_commands.up)

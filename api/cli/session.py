@@ -50,16 +50,18 @@ def session(
         thread.start()
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{settings().port}", timeout=60) as client:
-                _wait_until_ready(client, log)
+                _wait_until_ready(client, log, thread)
                 yield client
         finally:
             stopping.set()
             thread.join()
 
 
-def _wait_until_ready(client: httpx.Client, log: Path) -> None:
+def _wait_until_ready(client: httpx.Client, log: Path, running: threading.Thread) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
+        if not running.is_alive():
+            raise SessionError(f"the configuration is wrong: see the end of {log}")
         try:
             if client.get("/ready").is_success:
                 return

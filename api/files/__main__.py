@@ -6,7 +6,6 @@ Any number of these processes may run: each claims a batch under a lease with a 
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 
@@ -19,7 +18,7 @@ from api.files.service import prepare
 from api.files.tidying import tidy
 from api.files.writing import ResultWriter
 from api.inputs.checkpoint import CheckpointError
-from worker.settings import settings
+from worker.settings import refuse, settings
 from worker.store.database.notify import FILES, wake_ups
 from worker.store.database.session import DATABASE_AWAY
 from worker.telemetry import configure_logging
@@ -85,5 +84,5 @@ if __name__ == "__main__":
     try:
         services = open_services(settings())
     except CheckpointError as error:
-        sys.exit(f"HEADRACE_MODEL cannot be served: {error}")
+        refuse(f"HEADRACE_MODEL: {error}")
     run(services, stopping)

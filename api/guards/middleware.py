@@ -11,8 +11,8 @@ from api.errors import BodyTooLargeError, error_response
 FILE_PATHS = re.compile(r"/v1/(files|uploads/[^/]+/parts)")
 
 TOO_LARGE = "body_too_large"
-# Browsers must not frame the API, guess a type, keep an answer, or send a referrer. The pages under /docs
-# load Swagger from its CDN, so only answers that are not pages forbid all other content.
+# Browsers must not frame the API, guess a type, keep an answer, or send a referrer. Pages name the content
+# that they may load (api/dashboard, api/documentation); every other answer forbids all content.
 EVERYWHERE = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",

@@ -12,6 +12,11 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 HELDOUT_WINDOW = 1024
+# The model knows no conversations: it continues the messages as one text.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message.content }}"
+    "{% if not loop.last %}\n\n{% endif %}{% endfor %}"
+)
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
@@ -71,6 +76,7 @@ def export(
             "eos_token": EOS,
             "model_max_length": shape.max_positions,
             "clean_up_tokenization_spaces": False,
+            "chat_template": CHAT_TEMPLATE,
         },
     )
     (out / "heldout.txt").write_text(corpus.heldout, encoding="utf-8")

@@ -12,8 +12,7 @@ from api.main import create_app
 from worker.contract.access import Scope
 
 # Whoever reaches the port may ask these; they show no tenant's work.
-PUBLIC = {"/health", "/ready", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
-PUBLIC |= {"/dashboard", "/dashboard/{name}"}
+PUBLIC = {"/health", "/ready", "/docs", "/docs/{name}", "/openapi.json", "/dashboard", "/dashboard/{name}"}
 
 
 def calls(dependant: Dependant) -> Iterator[Any]:

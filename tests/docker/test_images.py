@@ -96,6 +96,18 @@ def test_the_build_sees_the_code_and_no_secret() -> None:
     assert not is_ignored("models/demo/config.json")
 
 
+def test_both_images_hold_the_same_demo_model() -> None:
+    """A batch waits for the model that the API has identified: with other files no worker would run it."""
+    held = [
+        sorted(
+            source for sources, _ in copies(image(name)[-1]) for source in sources if "models/demo" in source
+        )
+        for name in DOCKERFILES
+    ]
+    assert "models/demo/model.safetensors" in held[0]
+    assert held[0] == held[1]
+
+
 @pytest.mark.parametrize("name", DOCKERFILES)
 def test_the_final_stage_runs_as_somebody_who_owns_nothing(name: str) -> None:
     """As root, whoever breaks out of a process has the host; a number is what Kubernetes can check."""

@@ -1,5 +1,6 @@
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,8 +11,8 @@ import psutil
 import pytest
 
 from tests.fixtures.deployment import eventually
-from worker.settings import Settings, settings
-from worker.up import _tell_where, read_procfile, up
+from worker.settings import EXIT_CONFIGURATION, Settings, settings
+from worker.up import read_procfile, up
 
 
 def test_the_procfile_format(tmp_path: Path) -> None:
@@ -53,16 +54,11 @@ up({"one": "sh -c 'echo pid $$; exec sleep 600'", "two": "sh -c 'echo pid $$; sl
         assert eventually(lambda: not any(one.is_running() for one in started), what="their end")
 
 
-def test_it_is_told_where_to_look(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in {"PORT": "8123", "HEADRACE_HOST": "0.0.0.0", "HEADRACE_AUTH": "keys"}.items():
-        monkeypatch.setenv(name, value)
-    settings.cache_clear()
-    _tell_where()
-    assert "dashboard at http://127.0.0.1:8123/dashboard\n" in capsys.readouterr().out
-    monkeypatch.undo()
-    settings.cache_clear()
+def test_a_process_whose_configuration_is_wrong_ends_them_all() -> None:
+    output, stopping = io.StringIO(), threading.Event()
+    commands = {"wrong": f"sh -c 'echo PORT: say why; exit {EXIT_CONFIGURATION}'", "other": "sleep 600"}
+    assert up(commands, stopping, output) == "PORT: say why"
+    assert "starting it again" not in output.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -80,25 +76,31 @@ def test_it_is_told_where_to_look(
         ("HEADRACE_WEBHOOK_ALLOWED_NETWORKS", "10.0.0.0/99"),
     ],
 )
-def test_a_bad_setting_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+def test_a_bad_setting_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str, value: str
+) -> None:
     monkeypatch.setenv(variable, value)
     settings.cache_clear()
-    with pytest.raises(SystemExit, match=f"^{variable}: "):
+    with pytest.raises(SystemExit, match=str(EXIT_CONFIGURATION)):
         settings()
+    assert capsys.readouterr().err.startswith(f"{variable}: ")
     monkeypatch.undo()
     settings()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "headrace.example"])
-def test_keys_are_off_on_loopback_only(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+def test_keys_are_off_on_loopback_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], host: str
+) -> None:
     monkeypatch.setenv("HEADRACE_AUTH", "off")
     for local in ("127.0.0.1", "::1", "localhost"):
         monkeypatch.setenv("HEADRACE_HOST", local)
         assert Settings().auth == "off"
     monkeypatch.setenv("HEADRACE_HOST", host)
     settings.cache_clear()
-    with pytest.raises(SystemExit, match=r"^HEADRACE_AUTH: .*loopback only"):
+    with pytest.raises(SystemExit, match=str(EXIT_CONFIGURATION)):
         settings()
+    assert re.match(r"HEADRACE_AUTH: .*loopback only", capsys.readouterr().err)
     monkeypatch.undo()
     settings()
 

@@ -2,22 +2,25 @@
 
 import logging
 import os
+import sys
 import threading
 import time
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 from celery import bootsteps
 
 from worker.contract.messages import GPU_QUEUE, gpu_queue
+from worker.contract.model_files import problem_of
 from worker.contract.models import Model, ServedModel, identify, weight_format
 from worker.contract.step_costs import STEP_COSTS
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
 from worker.engine.requests.config import EngineConfig
+from worker.engine.requests.errors import CheckpointError, ConfigError
 from worker.engine.requests.generation import GenerationRequest
 from worker.engine.requests.sampling import SamplingParams
 from worker.queue.feed import FeedWriter
@@ -27,7 +30,7 @@ from worker.runs.response_cache import ResponseCache
 from worker.runs.run_meters import RunMeters
 from worker.runs.shard_runner import ShardRunner
 from worker.runs.shard_saver import ShardSaver
-from worker.settings import Settings, settings
+from worker.settings import EXIT_CONFIGURATION, Settings, settings
 from worker.store.database.notify import wake_dispatcher
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.requests import models
@@ -75,6 +78,8 @@ class EngineStep(bootsteps.StartStopStep):
         """Load the model, start the runners, and send heartbeats for as long as the engine makes progress."""
         global _runner  # noqa: PLW0603 - one engine a process is the point
         config = settings()
+        if problem := problem_of(config.model):
+            _refuse(f"HEADRACE_MODEL: {problem}")
         self._store = Store(
             config.database_url,
             pool_size=3 * config.shards_in_flight + config.interactive_in_flight + 4,
@@ -86,7 +91,11 @@ class EngineStep(bootsteps.StartStopStep):
         model = identify(config.model)
         self._beat = threading.Thread(target=self._keep_beating, args=(worker, model), daemon=True)
         self._beat.start()
-        self._engine.start()
+        try:
+            self._engine.start()
+        except (CheckpointError, ConfigError) as error:
+            name = "HEADRACE_MODEL" if isinstance(error, CheckpointError) else "the engine's settings"
+            _refuse(f"{name}: {error}")
         queues = parent.app.amqp.queues
         queues.select_add(queues[gpu_queue(model.fingerprint)])
         info = asdict(self._engine.model_info) | self._engine.limits
@@ -235,6 +244,13 @@ def engine_config(config: Settings) -> EngineConfig:
 def _arithmetic(config: Settings, model: Model) -> str:
     """Return a key that engines with the same answers share: the model, and how they compute it."""
     return f"{model.fingerprint} {config.dtype} {config.kv_cache_dtype} {config.device}"
+
+
+def _refuse(problem: str) -> NoReturn:
+    """End this process, which has done no work yet: its configuration is wrong."""
+    sys.stderr.write(f"{problem}\n")
+    sys.stderr.flush()
+    os._exit(EXIT_CONFIGURATION)  # on SystemExit, Celery would stop steps that have not started
 
 
 def _exit_failed(error: BaseException) -> None:

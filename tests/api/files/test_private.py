@@ -16,6 +16,7 @@ from tests.fixtures.api_process import ApiProcess, api_process
 from tests.fixtures.checkpoint import write_checkpoint
 from tests.fixtures.deployment import START_SECONDS, STOP_SECONDS, eventually, free_port
 from tests.fixtures.inputs import lines
+from tests.fixtures.tiny_llama import write_tiny_llama
 from worker.private import make_private
 from worker.store.database.session import Store
 from worker.up import ROOT
@@ -58,7 +59,7 @@ def test_nothing_in_the_data_directory_of_a_deployment_is_open_to_others(
     away = {"DATABASE_URL", "REDIS_URL", "HEADRACE_AUTH"}
     environment = {name: value for name, value in os.environ.items() if name not in away} | {
         "HEADRACE_DATA_DIR": str(left_open),
-        "HEADRACE_MODEL": str(write_checkpoint(model)),
+        "HEADRACE_MODEL": str(write_tiny_llama(model)),
         "PORT": str(port),
     }
     command = [sys.executable, "-m", "worker.embedded", sys.executable, "-m", "worker.up", "web", "files"]

@@ -1,0 +1,99 @@
+"""Check a configuration before anything is started. Each error is one line that says what to change.
+
+It finds early what the processes would find later, one by one. Must not load torch into this process.
+"""
+
+import errno
+import socket
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+import psycopg
+from redis import Redis, RedisError
+
+from worker.contract.model_files import problem_of
+from worker.settings import Settings
+
+ANSWER_SECONDS = 5
+FINDS_A_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+
+
+class ConfigurationError(Exception):
+    """The configuration does not let a deployment run. The message names the setting and what to do."""
+
+
+def check(config: Settings, processes: Collection[str]) -> None:
+    """Check the settings for these processes of the Procfile; raises ConfigurationError."""
+    check_model(config.model)
+    if "web" in processes:
+        _check_port("PORT", config.host, config.port)
+    if "flower" in processes:
+        _check_port("FLOWER_PORT", "127.0.0.1", config.flower_port)
+    check_postgres(config.database_url)
+    _check_redis(config.redis_url)
+    if "gpu" in processes and config.device == "cuda":
+        _check_gpu()
+
+
+def check_model(directory: Path) -> None:
+    """Check the files of a model directory; raises ConfigurationError."""
+    if problem := problem_of(directory):
+        raise ConfigurationError(f"HEADRACE_MODEL: {problem}")
+
+
+def _check_port(name: str, host: str, port: int) -> None:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # As the servers do: a port that a connection has just left is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except socket.gaierror as error:
+        raise ConfigurationError(f"HEADRACE_HOST: {host} is no address: {error.strerror}") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            problem = (
+                f"{name}: {host}:{port} is taken: stop what listens there, or set {name} to another port"
+            )
+        elif error.errno == errno.EADDRNOTAVAIL:
+            problem = f"HEADRACE_HOST: {host} is no address of this machine"
+        else:
+            problem = f"{name}: {host}:{port} cannot be listened on: {error.strerror}"
+        raise ConfigurationError(problem) from None
+
+
+def check_postgres(url: str) -> None:
+    """Check that a Postgres database answers; raises ConfigurationError."""
+    try:
+        psycopg.connect(url.replace("+psycopg", "", 1), connect_timeout=ANSWER_SECONDS).close()
+    except psycopg.OperationalError as error:
+        problem = f"{_first_line(error)}: start Postgres, or correct the address"
+        raise ConfigurationError(f"DATABASE_URL: {problem}") from None
+    except psycopg.Error:  # its message would show the password
+        raise ConfigurationError("DATABASE_URL: this is no address of a Postgres database") from None
+
+
+def _check_redis(url: str) -> None:
+    try:
+        with Redis.from_url(
+            url, socket_timeout=ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS
+        ) as redis:
+            redis.ping()
+    except (RedisError, ValueError) as error:
+        problem = f"{_first_line(error)}: start Redis, or correct the address"
+        raise ConfigurationError(f"REDIS_URL: {problem}") from None
+
+
+def _check_gpu() -> None:
+    # torch would take hundreds of megabytes of this process for as long as the deployment runs.
+    if subprocess.run([sys.executable, "-c", FINDS_A_GPU], check=False, stderr=subprocess.DEVNULL).returncode:
+        raise ConfigurationError(
+            "HEADRACE_DEVICE: cuda, but torch finds no GPU here: install a torch that is built for it, "
+            "or set HEADRACE_DEVICE=cpu"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0]
