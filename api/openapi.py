@@ -1,11 +1,14 @@
 """Completes the OpenAPI document that FastAPI reads off the routes.
 
 A route documents its own answers. This module adds the answers that any route may give because of the caller,
-the body or the database, and for OpenAI's clients puts 400 where the plain API answers 422.
+the body or the database, and for OpenAI's clients puts 400 where the plain API answers 422. It adds the
+examples in examples.json, by the name of a schema or by media type.
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,6 +24,7 @@ OF_CALLERS = (
 OF_BODIES = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 WRONG = str(int(HTTPStatus.UNPROCESSABLE_ENTITY))
 FASTAPIS_OWN = ("HTTPValidationError", "ValidationError")
+EXAMPLES = Path(__file__).with_name("examples.json")
 ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
 
 
@@ -49,8 +53,23 @@ def _complete(document: dict[str, Any]) -> None:
                 is_openai = path.startswith(OPENAI_PATHS)
                 _add(responses, [HTTPStatus.BAD_REQUEST if is_openai else HTTPStatus.UNPROCESSABLE_ENTITY])
             operation["responses"] = dict(sorted(responses.items()))
+    schemas = document["components"]["schemas"]
     for name in FASTAPIS_OWN:
-        document["components"]["schemas"].pop(name, None)
+        schemas.pop(name, None)
+    examples = json.loads(EXAMPLES.read_text("utf-8"))
+    for name, example in examples["schemas"].items():
+        schemas[name].setdefault("examples", [example])
+    for media_type, content in _contents(document):
+        if media_type in examples["media_types"]:
+            content.setdefault("example", examples["media_types"][media_type])
+
+
+def _contents(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the media type and the description of every body and answer."""
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            for described in (operation.get("requestBody", {}), *operation["responses"].values()):
+                yield from described.get("content", {}).items()
 
 
 def _add(responses: dict[str, Any], statuses: Iterable[HTTPStatus]) -> None:

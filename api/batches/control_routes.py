@@ -87,7 +87,9 @@ def retry_batch(
 )
 def cancel_request(
     batch_id: BatchId,
-    index: Annotated[int, Path(ge=0, lt=2**63, description="Its position in the submission, from 0.")],
+    index: Annotated[
+        int, Path(ge=0, lt=2**63, description="Its position in the submission, from 0.", examples=[0])
+    ],
     services: ServicesDependency,
 ) -> BatchAnswer:
     """Cancel one request and keep what it has generated. A request that has its result stays as it is."""

@@ -41,6 +41,7 @@ FORM: dict[str, Any] = {
                         "expires_after[seconds]": _seconds,
                         "file": {"type": "string", "format": "binary", "description": "May be gzip."},
                     },
+                    "examples": [{"purpose": "batch", "file": "@requests.jsonl"}],
                 }
             }
         },

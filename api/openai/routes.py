@@ -95,7 +95,9 @@ def models(services: ServicesDependency) -> ModelList:
     responses=documented(401, 403, 404, 429),
     summary="Look at a model",
 )
-def get_model(model: Annotated[Text, Path(max_length=256)], services: ServicesDependency) -> ModelAnswer:
+def get_model(
+    model: Annotated[Text, Path(max_length=256, examples=["demo"])], services: ServicesDependency
+) -> ModelAnswer:
     """Return the model of this name."""
     check_model(services.checkpoint, model)
     return to_model(services.checkpoint)

@@ -34,6 +34,7 @@ FORM: dict[str, Any] = {
                     "type": "object",
                     "required": ["data"],
                     "properties": {"data": {"type": "string", "format": "binary"}},
+                    "examples": [{"data": "@first-part"}],
                 }
             }
         },
