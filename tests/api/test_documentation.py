@@ -26,7 +26,7 @@ class Links(HTMLParser):
         super().__init__()
         self.found: list[str] = []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
         self.found += [value or "" for name, value in attrs if name in {"href", "src", "action"}]
 
 
@@ -146,7 +146,7 @@ def test_every_operation_says_what_it_does_and_how_it_fails(document: dict[str, 
 
 
 def test_the_examples_of_bodies_are_accepted(store: Store, config: Settings, tmp_path: Any) -> None:  # noqa: ARG001
-    """A refused field would be answered with 400 or 422; nothing they name exists here, and no worker runs."""
+    """A refused field is answered with 400 or 422. Nothing that they name exists here, and no worker runs."""
     directory = tmp_path / "demo"
     directory.mkdir()
     served = config.model_copy(
