@@ -5,7 +5,7 @@ import resource
 import uvicorn
 
 from api.guards.slow_clients import ImpatientProtocol
-from api.inputs.checkpoint import CheckpointError
+from api.inputs.checkpoint import ModelDirectoryError
 from api.main import create_app
 from worker.settings import refuse, settings
 from worker.telemetry import configure_logging
@@ -15,7 +15,7 @@ if __name__ == "__main__":
     configure_logging(config.log_level, config.log_format)
     try:
         app = create_app(config)
-    except CheckpointError as error:
+    except ModelDirectoryError as error:
         refuse(f"HEADRACE_MODEL: {error}")
     # Each connection is an open file. If the limit is still reached, the log says so.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -63,7 +63,7 @@ class IdempotencyKey:
 
 
 def open_services(config: Settings) -> Services:
-    """Return the services of the API or the files process; raises CheckpointError."""
+    """Return the services of the API or the files process; raises ModelDirectoryError."""
     store = Store(config.database_url)
     return Services(
         settings=config,

@@ -29,8 +29,9 @@ from benchmarks.workloads import NUM_RESERVED_IDS
 from worker.engine.engine import Engine
 from worker.engine.requests.config import ADMISSIONS, DTYPES, EngineConfig
 from worker.engine.requests.errors import EngineError
-from worker.engine.requests.generation import FinishReason, GenerationRequest
-from worker.engine.requests.sampling import SamplingParams
+from worker.engine.requests.generation import GenerationRequest
+from worker.values.outcomes import FinishReason
+from worker.values.sampling import SamplingParams
 
 STOP_ID = 2
 BACKLOGS = ("mixed", "late", "first", "hidden", "blind", "prefixes")
@@ -79,7 +80,7 @@ def make_backlog(name: str, shape: Shape, vocab_size: int, seed: int) -> list[Ge
                 ignore_eos=True,
                 min_tokens=length - 1,
                 stop_token_ids=(STOP_ID,),
-                logit_bias=((STOP_ID, 1e9),),
+                logit_bias=((STOP_ID, 100.0),),
             )
         batch = "all" if name == "blind" else job
         requests.append(GenerationRequest(index, prompt_ids, params, job=f"{batch} {seed}"))

@@ -38,7 +38,7 @@ from worker.engine.engine import Engine
 from worker.engine.requests.config import DEVICES, DTYPES, LIMITS_BY_DEVICE, EngineConfig
 from worker.engine.requests.errors import EngineError
 from worker.engine.requests.generation import GenerationRequest
-from worker.engine.requests.sampling import SamplingParams
+from worker.values.sampling import SamplingParams
 
 # Output tokens per second by tokens in and out: TensorRT-LLM's performance overview, fp8, one H200.
 PUBLISHED = {(128, 128): 27_911, (1000, 1000): 17_744}

@@ -24,7 +24,7 @@ from worker.engine.engine import Engine
 from worker.engine.requests.config import DTYPES, EngineConfig
 from worker.engine.requests.errors import EngineError
 from worker.engine.requests.generation import GenerationRequest
-from worker.engine.requests.sampling import SamplingParams
+from worker.values.sampling import SamplingParams
 
 
 def run_workload(engine: Engine, items: Sequence[WorkItem]) -> list[list[int]]:

@@ -21,11 +21,12 @@ from typing import Any
 from worker.engine.engine import Engine
 from worker.engine.requests.batch_policy import POLICIES, BatchPolicy, named_policy
 from worker.engine.requests.config import DTYPES, EngineConfig
-from worker.engine.requests.embedding import EmbeddingRequest, Pooling
+from worker.engine.requests.embedding import EmbeddingRequest
 from worker.engine.requests.errors import EngineError
 from worker.engine.requests.generation import GenerationRequest
-from worker.engine.requests.sampling import SamplingParams
 from worker.engine.requests.stats import ModelInfo
+from worker.values.requests import EmbeddingParams, Pooling
+from worker.values.sampling import SamplingParams
 
 SHORT, LONG = 8, 400  # tokens, drawn evenly on a logarithmic scale
 GENERATED = 200  # tokens per generation request beside the readings
@@ -43,7 +44,9 @@ def make_readings(info: ModelInfo, count: int, rate: float) -> list[tuple[float,
         length = max(1, int(SHORT * (longest / SHORT) ** numbers.random()))
         prompt = [numbers.randrange(3, info.vocab_size) for _ in range(length)]
         priority = int(index % URGENT_EVERY == 0)
-        readings.append((arrives, EmbeddingRequest(index, prompt, Pooling.MEAN, priority=priority)))
+        readings.append(
+            (arrives, EmbeddingRequest(index, prompt, EmbeddingParams(Pooling.MEAN), priority=priority))
+        )
     return readings
 
 

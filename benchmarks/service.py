@@ -22,9 +22,9 @@ from api.cli.session import SessionError, choose_ports, session
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
 from worker.engine.requests.generation import GenerationRequest
-from worker.engine.requests.sampling import SamplingParams
 from worker.settings import DEMO_MODEL, settings
 from worker.tasks.lifecycle import engine_config
+from worker.values.sampling import SamplingParams
 
 PROCESSES = ("web", "gpu", "callbacks", "dispatcher", "flower")
 PROMPT_CHARACTERS = (40, 1500)

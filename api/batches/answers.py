@@ -23,13 +23,13 @@ from worker.store.requests.attempts import RequestAttemptView
 from worker.store.requests.models import ServedModelView
 from worker.store.requests.result_views import ResultView
 from worker.store.webhooks.delivery_log import DeliveryView
+from worker.values.logprobs import Logprobs
 from worker.values.results import (
-    ChoiceResult,
+    Choice,
+    ContinuationScore,
     DeviceSeconds,
-    Logprobs,
     Output,
     Payload,
-    ScoreResult,
     to_floats,
 )
 
@@ -169,7 +169,7 @@ def to_result_model(model: ServedModelView) -> ResultModel:
     )
 
 
-def _to_choice(choice: ChoiceResult, spelling: Spelling) -> ChoiceAnswer:
+def _to_choice(choice: Choice, spelling: Spelling) -> ChoiceAnswer:
     logprobs = None if choice.logprobs is None else _to_tokens(choice.logprobs, spelling)
     return ChoiceAnswer(text=choice.text, finish_reason=choice.finish_reason, logprobs=logprobs)
 
@@ -189,7 +189,5 @@ def _to_tokens(logprobs: Logprobs, spelling: Spelling) -> list[TokenAnswer]:
     ]
 
 
-def _to_score(score: ScoreResult) -> ScoreAnswer:
-    return ScoreAnswer(
-        logprob=sum(score.logprobs), token_logprobs=list(score.logprobs), is_greedy=score.is_greedy
-    )
+def _to_score(score: ContinuationScore) -> ScoreAnswer:
+    return ScoreAnswer(logprob=score.logprob, token_logprobs=list(score.logprobs), is_greedy=score.is_greedy)

@@ -13,7 +13,7 @@ from api.inputs.targets import check_url
 from worker.store.batches.batches import NewBatch
 from worker.store.requests.requests import NewRequest
 from worker.values.caching import CacheMode
-from worker.values.requests import EmbeddingParams, Params, RequestKind, ScoringParams
+from worker.values.requests import EmbeddingParams, Params, Pooling, RequestKind, ScoringParams
 from worker.values.sampling import SamplingParams
 
 EMBEDDING_FIELDS = ("pooling", "normalize", "dimensions")
@@ -123,7 +123,7 @@ def _to_own_params(
                 raise refusal(path, name, f"does not go with a request of kind {request.kind}")
     if request.kind is RequestKind.EMBEDDING:
         given = {name: value for name in EMBEDDING_FIELDS if (value := getattr(request, name)) is not None}
-        return EmbeddingParams(**given)
+        return EmbeddingParams(**given | {"pooling": Pooling(request.pooling or Pooling.LAST)})
     if request.kind is RequestKind.SCORING:
         if request.continuations is None:
             raise refusal(path, "continuations", "required")

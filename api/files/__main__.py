@@ -17,7 +17,7 @@ from api.files.reading import BatchReader
 from api.files.service import prepare
 from api.files.tidying import tidy
 from api.files.writing import ResultWriter
-from api.inputs.checkpoint import CheckpointError
+from api.inputs.checkpoint import ModelDirectoryError
 from worker.settings import refuse, settings
 from worker.store.database.notify import FILES, wake_ups
 from worker.store.database.session import DATABASE_AWAY
@@ -83,6 +83,6 @@ if __name__ == "__main__":
         signal.signal(signum, lambda *_: stopping.set())
     try:
         services = open_services(settings())
-    except CheckpointError as error:
+    except ModelDirectoryError as error:
         refuse(f"HEADRACE_MODEL: {error}")
     run(services, stopping)

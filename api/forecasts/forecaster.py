@@ -17,12 +17,12 @@ from api.forecasts.simulation import Job, Machine
 from api.forecasts.work import Work, distinct, of_live, of_requests, of_the_rest
 from worker.contract.access import DEFAULT_TENANT
 from worker.contract.messages import GPU_QUEUE
-from worker.contract.step_costs import StepCosts
 from worker.store.batches.batch_views import BatchView
 from worker.store.batches.batches import NewBatch
 from worker.store.database.session import Store
 from worker.store.watching import outlook, workers
 from worker.store.watching.outlook import Backlog
+from worker.values.step_costs import StepCosts
 
 # Live batches that are forecast one by one; the others count as one sum.
 MAX_LIVE = 100

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Self
 
 from api.forecasts.work import Work
-from worker.contract.step_costs import StepCosts
+from worker.values.step_costs import StepCosts
 
 # Fewer tokens than this count as none.
 LEAST = 1e-6

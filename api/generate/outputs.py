@@ -4,21 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from api.errors import ApiError, RequestFailedError
-from worker.contract.feed import Told
 from worker.store.requests.result_views import ResultView
-from worker.values.outcomes import Outcome
-from worker.values.results import ChoiceResult, Logprobs, Payload
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The new part of one choice."""
-
-    index: int
-    offset: int  # characters before it
-    text: str
-    logprobs: Logprobs | None = None
-    finish_reason: str | None = None
+from worker.values.delta import Delta
+from worker.values.outcomes import FinishReason, Outcome
+from worker.values.results import Choice, Payload
 
 
 @dataclass(slots=True)
@@ -36,21 +25,21 @@ class GrowingOutputs:
     num_tokens: int = 0  # told so far, over all choices
     _choices: dict[int, _Choice] = field(default_factory=dict)
 
-    def take(self, told: Told) -> Piece | None:
-        """Return the new part of a choice; None if nothing is new, or after a gap."""
-        choice = self._choices.setdefault(told.index, _Choice())
-        if choice.has_gap or told.offset != len(choice.told):
+    def take(self, delta: Delta) -> bool:
+        """Add a part of a choice; return whether it is new and comes after no gap."""
+        choice = self._choices.setdefault(delta.index, _Choice())
+        if choice.has_gap or delta.offset != len(choice.told):
             choice.has_gap = True
-            return None
-        if not (told.text or told.finish_reason or told.logprobs):
-            return None
-        choice.told += told.text
-        choice.num_tokens += told.num_tokens
-        self.num_tokens += told.num_tokens
-        choice.is_finished = told.finish_reason is not None
-        return Piece(told.index, told.offset, told.text, told.logprobs, told.finish_reason)
+            return False
+        if not (delta.text or delta.finish_reason or delta.logprobs):
+            return False
+        choice.told += delta.text
+        choice.num_tokens += delta.num_tokens
+        self.num_tokens += delta.num_tokens
+        choice.is_finished = delta.finish_reason is not None
+        return True
 
-    def rest(self, result: ResultView) -> Iterator[Piece]:
+    def rest(self, result: ResultView) -> Iterator[Delta]:
         """Yield the parts of a completed result that were not streamed.
 
         Raises:
@@ -68,14 +57,22 @@ class GrowingOutputs:
                         code="stream_interrupted",
                     )
                 text = whole.text[len(choice.told) :]
-                yield Piece(index, len(choice.told), text, logprobs, whole.finish_reason)
+                yield Delta(
+                    result.position,
+                    index,
+                    len(choice.told),
+                    text,
+                    logprobs=logprobs,
+                    finish_reason=whole.finish_reason,
+                )
                 choice.is_finished = True
 
 
-def choices_of(result: ResultView) -> tuple[ChoiceResult, ...]:
+def choices_of(result: ResultView) -> tuple[Choice, ...]:
     """Return every choice of a completed generation."""
     payload = result.payload or Payload()
-    return payload.choices or (ChoiceResult(result.output or "", result.finish_reason or "stop"),)
+    reason = FinishReason(result.finish_reason or FinishReason.STOP)
+    return payload.choices or (Choice(result.output or "", reason),)
 
 
 def failure(result: ResultView) -> ApiError | None:

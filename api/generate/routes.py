@@ -76,13 +76,13 @@ async def _stream(
     outputs = GrowingOutputs()
     async with submitted(services, http_request, batch) as work:
         try:
-            async for told in work.told(services.settings.wait_seconds):
-                if piece := outputs.take(told):
-                    yield event({"index": piece.index, "text": piece.text})
+            async for delta in work.told(services.settings.wait_seconds):
+                if outputs.take(delta):
+                    yield event({"index": delta.index, "text": delta.text})
             (result,) = await work.results(services.settings.wait_seconds)
             answer = _to_answer(work, result, optimization)
-            for piece in outputs.rest(result):
-                yield event({"index": piece.index, "text": piece.text})
+            for delta in outputs.rest(result):
+                yield event({"index": delta.index, "text": delta.text})
             yield event(answer.model_dump(mode="json"))
             yield DONE
         except ApiError as error:

@@ -12,7 +12,6 @@ from starlette.concurrency import run_in_threadpool
 
 from api.dependencies import Services
 from api.errors import ClientGoneError, NotFoundError, NoWorkerError, WaitLimitError
-from worker.contract.feed import Told
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.states import Lane
 from worker.queue.feed import Feed
@@ -22,6 +21,7 @@ from worker.store.database.session import DATABASE_AWAY
 from worker.store.requests import result_views
 from worker.store.requests.result_views import ResultView
 from worker.store.watching import workers
+from worker.values.delta import Delta
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Work:
         """The seconds that the work has taken so far."""
         return time.monotonic() - self.started_at
 
-    async def told(self, wait_seconds: float) -> AsyncIterator[Told]:
+    async def told(self, wait_seconds: float) -> AsyncIterator[Delta]:
         """Yield the messages of the feed until every request has its result.
 
         Raises:
@@ -63,7 +63,7 @@ class Work:
             message = await self.feed.next(min(pause, left))
             is_silent = message is None and self.services.feeds.is_there
             pause = min(2 * pause, LONGEST_LOOK_SECONDS) if is_silent else LOOK_SECONDS
-            if isinstance(message, Told):
+            if isinstance(message, Delta):
                 yield message
                 if time.monotonic() - asked_at < LOOK_SECONDS:
                     continue

@@ -42,7 +42,7 @@ TEMPLATE_FAILURES = (
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # of tokenizers that fall back to bytes
 
 
-class CheckpointError(Exception):
+class ModelDirectoryError(Exception):
     """The model directory cannot be served. The message names the file."""
 
 
@@ -106,7 +106,7 @@ class Checkpoint:
         """Read a model directory.
 
         Raises:
-            CheckpointError: a file is missing or not valid.
+            ModelDirectoryError: a file is missing or not valid.
 
         """
         config_file = directory / "config.json"
@@ -116,7 +116,7 @@ class Checkpoint:
             tokenizer = Tokenizer.from_file(str(tokenizer_file))
             tokenizer.encode(UNKNOWN)  # fails here if the tokenizer names an unknown token that it lacks
         except Exception as error:  # tokenizers raises bare Exception
-            raise CheckpointError(f"{tokenizer_file}: {error}") from error
+            raise ModelDirectoryError(f"{tokenizer_file}: {error}") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer_config_file = directory / "tokenizer_config.json"
@@ -136,9 +136,9 @@ class Checkpoint:
                 config=tokenizer_config,
             )
         except (TemplateError, UnicodeError, RecursionError) as error:
-            raise CheckpointError(f"{directory}: its chat template: {error}") from error
+            raise ModelDirectoryError(f"{directory}: its chat template: {error}") from error
         except OSError as error:
-            raise CheckpointError(f"{directory}: {error}") from error
+            raise ModelDirectoryError(f"{directory}: {error}") from error
 
     @property
     def name(self) -> str:
@@ -216,9 +216,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
+        raise ModelDirectoryError(f"{path}: {error}") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: not a JSON object")
+        raise ModelDirectoryError(f"{path}: not a JSON object")
     return value
 
 
@@ -227,7 +227,7 @@ def _read_size(
 ) -> int:
     value = config.get(key, default)
     if type(value) is not int or not least <= value <= MAX_SIZE:
-        raise CheckpointError(f"{file}: {key} should be a number from {least} on, is {value!r}")
+        raise ModelDirectoryError(f"{file}: {key} should be a number from {least} on, is {value!r}")
     return value
 
 

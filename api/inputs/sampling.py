@@ -13,7 +13,7 @@ from api.errors import InvalidInputError
 from api.inputs.checkpoint import Checkpoint
 from api.inputs.schema import JsonObject, NonEmptyText, Schema, Text, one_of, text_or_list
 from worker.values.grammar import MAX_SOURCE_CHARACTERS, Grammar, GrammarError
-from worker.values.sampling import MAX_CHOICES, MAX_LOGPROBS, FormatKind, OutputFormat, SamplingParams
+from worker.values.sampling import RANGES, FormatKind, OutputFormat, ParameterError, SamplingParams
 
 MAX_STOP_STRINGS = 16
 TOKEN_ID = re.compile("-?[0-9]{1,10}")
@@ -23,17 +23,16 @@ PLAIN_FIELDS = SamplingParams.__dataclass_fields__.keys() - {"format", "logprobs
 
 MaxTokens = Annotated[
     int,
+    RANGES["max_tokens"],
     Field(
-        ge=1,
-        lt=2**31,
         description="Most tokens to generate, which with the prompt must fit the model's context. Where it is"
         " left out, the context ends what would be longer.",
     ),
 ]
-Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False, description="0 is greedy.")]
-TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-TopK = Annotated[int, Field(ge=0, le=1_000_000, description="0 is off.")]
-MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Temperature = Annotated[float, RANGES["temperature"], Field(allow_inf_nan=False, description="0 is greedy.")]
+TopP = Annotated[float, RANGES["top_p"], Field(allow_inf_nan=False)]
+TopK = Annotated[int, RANGES["top_k"], Field(description="0 is off.")]
+MinP = Annotated[float, RANGES["min_p"], Field(allow_inf_nan=False)]
 StopString = Annotated[NonEmptyText, Field(max_length=256)]
 Stop = Annotated[
     Annotated[StopString, Tag("text")]
@@ -41,13 +40,17 @@ Stop = Annotated[
     one_of("a text or a list of texts", text_or_list),
 ]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63, description="The same seed gives the same tokens.")]
-Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+RepetitionPenalty = Annotated[float, RANGES["repetition_penalty"], Field(allow_inf_nan=False)]
+FrequencyPenalty = Annotated[float, RANGES["frequency_penalty"], Field(allow_inf_nan=False)]
+PresencePenalty = Annotated[float, RANGES["presence_penalty"], Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+Bias = Annotated[float, RANGES["logit_bias"], Field(allow_inf_nan=False)]
 NumLogprobs = Annotated[
-    int, Field(ge=0, le=MAX_LOGPROBS, description="Likeliest tokens to report beside each; 0: its own only.")
+    int,
+    RANGES["logprobs"],
+    Field(description="Likeliest tokens to report beside each; 0: its own only."),
 ]
-NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
+NumChoices = Annotated[int, RANGES["n"]]
 
 
 def _to_object(value: object) -> object:
@@ -112,10 +115,10 @@ class CommonSamplingFields(Schema):
     stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
+    min_tokens: Annotated[int, RANGES["min_tokens"]] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    frequency_penalty: FrequencyPenalty | None = None
+    presence_penalty: PresencePenalty | None = None
     logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = Field(
         default=None, description="What is added to a token's logit, by token id."
     )
@@ -182,7 +185,7 @@ def to_params(
         params = defaults
     elif found is not None:
         params = replace(defaults, **changes, format=found[0])
-    elif defaults.format is not None:  # parameters with a schema are no key of a cache
+    elif defaults.format is not None:  # a schema can be long, so it is in no key of this cache
         params = replace(defaults, **changes)
     else:
         params = _changed(defaults, frozenset(changes.items()))
@@ -219,7 +222,7 @@ def _to_format(
     if fields.guided_regex is not None:
         found = OutputFormat(FormatKind.REGEX, fields.guided_regex)
     elif fields.guided_choice is not None:
-        found = OutputFormat(FormatKind.CHOICE, fields.guided_choice)
+        found = OutputFormat(FormatKind.CHOICE, tuple(fields.guided_choice))
     elif fields.guided_json is not None:
         found = _schema_format(fields.guided_json)
     elif isinstance(response, JsonSchemaResponse):
@@ -242,24 +245,23 @@ def _problem(found: OutputFormat, checkpoint: Checkpoint) -> str:
     # Checked before it is compiled and cached, because the cache holds it in memory.
     if len(source) > MAX_SOURCE_CHARACTERS:
         return f"{len(source)} characters are over the limit of {MAX_SOURCE_CHARACTERS}"
-    return _compile_problem(checkpoint, found.kind, source)
+    return _compile_problem(checkpoint, found)
 
 
 @lru_cache(256)
-def _compile_problem(checkpoint: Checkpoint, kind: FormatKind, source: str) -> str:
+def _compile_problem(checkpoint: Checkpoint, found: OutputFormat) -> str:
     try:
-        grammar = Grammar.of(kind.value, json.loads(source) if kind is FormatKind.CHOICE else source)
-        grammar.check(checkpoint.vocabulary)
+        Grammar.of(found.kind, found.source).check(checkpoint.vocabulary)
     except GrammarError as error:
         return str(error).partition(": ")[2]
     return ""
 
 
 def _check(params: SamplingParams, checkpoint: Checkpoint, path: str) -> None:
-    if params.best_of is not None and params.best_of < params.n:
-        raise refusal(path, "best_of", "must be at least n")
-    if params.min_tokens > params.max_tokens:
-        raise refusal(path, "min_tokens", "must be at most max_tokens")
+    try:
+        params.check_conflicts()
+    except ParameterError as error:
+        raise refusal(path, error.name, error.problem) from error
     most = checkpoint.vocab_size - 1
     for name, token_ids in (
         ("logit_bias", [token for token, _ in params.logit_bias]),

@@ -94,7 +94,7 @@ class CompletionChoice(BaseModel):
     finish_reason: str
 
 
-class Completion(_Completed):
+class TextCompletion(_Completed):
     """A completion."""
 
     object: Literal["text_completion"]

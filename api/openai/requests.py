@@ -8,7 +8,7 @@ from api.inputs.checkpoint import ChatTemplateError, Checkpoint
 from api.inputs.sampling import refusal, to_params
 from api.openai.bodies import Body, ChatBody, CompletionBody, EmbeddingBody, Endpoint, read_body
 from worker.store.requests.requests import NewRequest
-from worker.values.requests import EmbeddingParams, Prompt
+from worker.values.requests import EmbeddingParams, Pooling, Prompt
 from worker.values.sampling import SamplingParams
 
 NO_LIMIT = 2**31 - 1  # only the context limits it
@@ -124,7 +124,7 @@ def _embedding(checkpoint: Checkpoint, body: EmbeddingBody, custom_id: str | Non
         max_tokens=1,
         custom_id=custom_id,
         priority=body.priority,
-        params=EmbeddingParams(body.pooling, body.normalize, body.dimensions, body.encoding_format),
+        params=EmbeddingParams(Pooling(body.pooling), body.normalize, body.dimensions, body.encoding_format),
     )
 
 

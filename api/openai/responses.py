@@ -4,13 +4,15 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
+from api.generate.outputs import choices_of
 from api.inputs.checkpoint import Checkpoint, Spelling
 from api.openai.answer_schemas import ModelAnswer
 from api.openai.bodies import Endpoint
 from worker.store.requests.models import ServedModelView
 from worker.store.requests.result_views import ResultView
 from worker.values.caching import Source
-from worker.values.results import ChoiceResult, Logprobs, Payload, to_floats
+from worker.values.logprobs import Logprobs
+from worker.values.results import Choice, Payload, to_floats
 
 ID_PREFIXES = {Endpoint.CHAT_COMPLETIONS: "chatcmpl-", Endpoint.COMPLETIONS: "cmpl-"}
 OBJECTS = {Endpoint.CHAT_COMPLETIONS: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
@@ -38,7 +40,6 @@ def to_response(
             "usage": {"prompt_tokens": result.num_prompt_tokens, "total_tokens": result.num_prompt_tokens},
             **_origin(result),
         }
-    choices = payload.choices or (ChoiceResult(result.output or "", result.finish_reason or "stop"),)
     to_choice = _to_chat_choice if endpoint is Endpoint.CHAT_COMPLETIONS else _to_completion_choice
     spelling = checkpoint.spelling_of(None if model is None else model.fingerprint)
     body = {
@@ -46,7 +47,7 @@ def to_response(
         "object": OBJECTS[endpoint],
         "created": int(result.created_at.timestamp()),
         **made_by,
-        "choices": [to_choice(spelling, index, choice) for index, choice in enumerate(choices)],
+        "choices": [to_choice(spelling, index, choice) for index, choice in enumerate(choices_of(result))],
         "usage": to_usage(result),
         **_origin(result),
     }
@@ -100,7 +101,7 @@ def to_model(checkpoint: Checkpoint) -> ModelAnswer:
     )
 
 
-def _to_chat_choice(spelling: Spelling, index: int, choice: ChoiceResult) -> dict[str, Any]:
+def _to_chat_choice(spelling: Spelling, index: int, choice: Choice) -> dict[str, Any]:
     logprobs = None if choice.logprobs is None else to_chat_logprobs(spelling, choice.logprobs)
     return {
         "index": index,
@@ -110,7 +111,7 @@ def _to_chat_choice(spelling: Spelling, index: int, choice: ChoiceResult) -> dic
     }
 
 
-def _to_completion_choice(spelling: Spelling, index: int, choice: ChoiceResult) -> dict[str, Any]:
+def _to_completion_choice(spelling: Spelling, index: int, choice: Choice) -> dict[str, Any]:
     logprobs = None if choice.logprobs is None else to_completion_logprobs(spelling, choice.logprobs)
     return {
         "index": index,

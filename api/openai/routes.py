@@ -20,7 +20,7 @@ from api.generate.waiting import submitted
 from api.guards.large_bodies import OnceRoute
 from api.inputs.prompts import fit
 from api.inputs.schema import Text
-from api.openai.answer_schemas import ChatCompletion, Completion, Embeddings, ModelAnswer, ModelList
+from api.openai.answer_schemas import ChatCompletion, Embeddings, ModelAnswer, ModelList, TextCompletion
 from api.openai.bodies import Body, ChatBody, CompletionBody, EmbeddingBody, Endpoint, StreamOptions
 from api.openai.requests import check_model, prompts_field, to_request
 from api.openai.responses import to_model, to_response
@@ -57,7 +57,7 @@ async def chat_completions(
 @router.post(
     "/completions",
     dependencies=[SUBMIT],
-    responses=_answers(Completion),
+    responses=_answers(TextCompletion),
     response_model=None,
     summary="Complete prompts",
 )

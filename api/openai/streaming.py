@@ -6,7 +6,7 @@ from typing import Any
 
 from api.errors import ApiError
 from api.generate.events import DONE, error_event, event
-from api.generate.outputs import GrowingOutputs, Piece, failure
+from api.generate.outputs import GrowingOutputs, failure
 from api.generate.waiting import Work
 from api.inputs.checkpoint import Checkpoint
 from api.openai.bodies import Endpoint, StreamOptions
@@ -17,6 +17,7 @@ from api.openai.responses import (
     to_usage,
     to_usage_so_far,
 )
+from worker.values.delta import Delta
 
 
 async def chunks(
@@ -33,26 +34,26 @@ async def chunks(
     base = _frame(work, checkpoint, endpoint, options)
     begun: set[int] = set()
 
-    def write(piece: Piece) -> str:
+    def write(delta: Delta) -> str:
         if options.continuous_usage_stats:
             base["usage"] = to_usage_so_far(num_prompt_tokens, outputs.num_tokens)
         if not is_chat:
-            return event(base | {"choices": [_completion_choice(checkpoint, piece)]})
-        first = piece.index not in begun
-        begun.add(piece.index)
-        return event(base | {"choices": [_chat_choice(checkpoint, piece, first=first)]})
+            return event(base | {"choices": [_completion_choice(checkpoint, delta)]})
+        first = delta.index not in begun
+        begun.add(delta.index)
+        return event(base | {"choices": [_chat_choice(checkpoint, delta, first=first)]})
 
     outputs = GrowingOutputs()
     try:
-        async for told in work.told(wait_seconds):
-            if piece := outputs.take(told):
-                yield write(piece)
+        async for delta in work.told(wait_seconds):
+            if outputs.take(delta):
+                yield write(delta)
         (result,) = await work.results(wait_seconds)
         if (failed := failure(result)) is not None:
             raise failed
-        for piece in outputs.rest(result):
+        for delta in outputs.rest(result):
             outputs.num_tokens = result.num_output_tokens
-            yield write(piece)
+            yield write(delta)
     except ApiError as error:
         yield error_event(error)
         return
@@ -73,23 +74,23 @@ def _frame(work: Work, checkpoint: Checkpoint, endpoint: Endpoint, options: Stre
     } | ({"usage": None} if options.include_usage else {})
 
 
-def _chat_choice(checkpoint: Checkpoint, piece: Piece, *, first: bool) -> dict[str, Any]:
-    logprobs = None if piece.logprobs is None else to_chat_logprobs(checkpoint, piece.logprobs)
+def _chat_choice(checkpoint: Checkpoint, delta: Delta, *, first: bool) -> dict[str, Any]:
+    logprobs = None if delta.logprobs is None else to_chat_logprobs(checkpoint, delta.logprobs)
     return {
-        "index": piece.index,
-        "delta": ({"role": "assistant"} if first else {}) | {"content": piece.text},
+        "index": delta.index,
+        "delta": ({"role": "assistant"} if first else {}) | {"content": delta.text},
         "logprobs": logprobs,
-        "finish_reason": piece.finish_reason,
+        "finish_reason": delta.finish_reason,
     }
 
 
-def _completion_choice(checkpoint: Checkpoint, piece: Piece) -> dict[str, Any]:
+def _completion_choice(checkpoint: Checkpoint, delta: Delta) -> dict[str, Any]:
     logprobs = None
-    if piece.logprobs is not None:
-        logprobs = to_completion_logprobs(checkpoint, piece.logprobs, offset=piece.offset)
+    if delta.logprobs is not None:
+        logprobs = to_completion_logprobs(checkpoint, delta.logprobs, offset=delta.offset)
     return {
-        "index": piece.index,
-        "text": piece.text,
+        "index": delta.index,
+        "text": delta.text,
         "logprobs": logprobs,
-        "finish_reason": piece.finish_reason,
+        "finish_reason": delta.finish_reason,
     }

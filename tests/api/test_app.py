@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from api.batches.result_schemas import ResultPage
 from api.batches.schemas import BatchAnswer, BatchSubmission
 from api.errors import OPENAI_PATHS, ErrorBody
-from api.inputs.checkpoint import ChatTemplateError, Checkpoint, CheckpointError
+from api.inputs.checkpoint import ChatTemplateError, Checkpoint, ModelDirectoryError
 from api.main import create_app
 from tests.fixtures.checkpoint import write_checkpoint
 from worker.settings import Settings
@@ -166,7 +166,7 @@ def test_a_model_directory_that_lies_is_refused(
 ) -> None:
     write_checkpoint(tmp_path)
     (tmp_path / file).write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(ModelDirectoryError, match=said):
         Checkpoint.load(tmp_path)
 
 
@@ -187,7 +187,7 @@ def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
 def test_a_broken_model_directory_is_named(tmp_path: Path, missing: str) -> None:
     write_checkpoint(tmp_path)
     (tmp_path / missing).unlink()
-    with pytest.raises(CheckpointError, match=missing):
+    with pytest.raises(ModelDirectoryError, match=missing):
         Checkpoint.load(tmp_path)
 
 

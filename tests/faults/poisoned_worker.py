@@ -3,7 +3,7 @@
 import os
 
 from worker.engine.engine import Engine
-from worker.engine.requests.generation import GenerationRequest, Request
+from worker.engine.requests.generation import EngineRequest, GenerationRequest
 from worker.tasks.run_shard import app, run_shard
 
 __all__ = ["app", "run_shard"]
@@ -11,7 +11,7 @@ __all__ = ["app", "run_shard"]
 _add = Engine.add
 
 
-def _die(engine: Engine, request: Request) -> None:
+def _die(engine: Engine, request: EngineRequest) -> None:
     if isinstance(request, GenerationRequest) and not isinstance(request.prompt, str):
         text = engine.tokenizer.decode(request.prompt)
         if "poison" in text:

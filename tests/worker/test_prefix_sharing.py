@@ -9,7 +9,8 @@ from tests.fixtures.fake_engine import keeper
 from tests.fixtures.tiny_llama import write_tiny_llama
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
-from worker.runs.shard_runner import Ending, ShardRunner
+from worker.runs.run import Ending
+from worker.runs.shard_runner import ShardRunner
 from worker.runs.shard_saver import ShardSaver
 from worker.settings import Settings
 from worker.store.batches import batches

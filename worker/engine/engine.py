@@ -8,7 +8,7 @@ from worker.engine.choosing.chosen_tokens import Chosen
 from worker.engine.models.checkpoint import read_eos_token_ids
 from worker.engine.requests.config import EngineConfig
 from worker.engine.requests.errors import OutOfMemoryError
-from worker.engine.requests.generation import GenerationRequest, Request
+from worker.engine.requests.generation import EngineRequest, GenerationRequest
 from worker.engine.requests.stats import EngineStats, ModelInfo
 from worker.engine.running.model_runner import ModelRunner
 from worker.engine.running.step_pipeline import StepPipeline
@@ -19,10 +19,10 @@ from worker.engine.scheduling.plan import StepOutput, StepPlan
 from worker.engine.scheduling.prefix_cache import PrefixCache
 from worker.engine.scheduling.reading_queue import ReadingQueue
 from worker.engine.scheduling.scheduler import Scheduler
-from worker.engine.scheduling.step_costs import Costs
 from worker.engine.scheduling.step_meter import StepMeter
 from worker.engine.text.grammar import GrammarCompiler
 from worker.engine.text.tokenizer import Tokenizer
+from worker.values.step_costs import StepCosts
 
 
 class Engine:
@@ -85,7 +85,7 @@ class Engine:
         return 0.0 if self._generations else self._readings.wait_seconds
 
     @property
-    def costs(self) -> Costs | None:
+    def costs(self) -> StepCosts | None:
         """The measured costs of Steps by size; None until enough Steps were measured."""
         return self._meter.costs.fit()
 
@@ -99,7 +99,7 @@ class Engine:
         """Number of Sequences that hold no Blocks, plus readings that are in no batch yet."""
         return self._scheduler.num_waiting + self._readings.num_queued
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Queue a request; one that cannot run completes with an error in the next `step`.
 
         Raises ValueError when an unfinished request has the same id.

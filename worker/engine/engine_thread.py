@@ -11,20 +11,15 @@ from typing import Any, cast, overload
 from worker.engine.engine import Engine
 from worker.engine.requests.embedding import Embedding, EmbeddingRequest
 from worker.engine.requests.errors import EngineError, EngineFailedError, EngineStoppedError
-from worker.engine.requests.generation import (
-    Completion,
-    Delta,
-    GenerationRequest,
-    Outcome,
-    PartialOutput,
-    Request,
-)
+from worker.engine.requests.generation import Answer, Completion, EngineRequest, GenerationRequest
 from worker.engine.requests.scoring import Scores, ScoringRequest
 from worker.engine.requests.stats import EngineStats, ModelInfo
 from worker.engine.scheduling.plan import StepOutput
-from worker.engine.scheduling.step_costs import Costs
 from worker.engine.submission import Submission
 from worker.engine.text.encoding import encode_requests
+from worker.values.delta import Delta
+from worker.values.results import PartialOutput
+from worker.values.step_costs import StepCosts
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +34,7 @@ class _Order:
     """
 
     submission: Submission[Any]
-    requests: tuple[Request, ...] = ()
+    requests: tuple[EngineRequest, ...] = ()
     cancelled_ids: tuple[Hashable, ...] = ()
 
 
@@ -107,11 +102,11 @@ class EngineThread:
 
     @overload
     def submit(
-        self, requests: Sequence[Request], on_delta: Callable[[Delta], None] | None = None
-    ) -> Submission[Outcome]: ...
+        self, requests: Sequence[EngineRequest], on_delta: Callable[[Delta], None] | None = None
+    ) -> Submission[Answer]: ...
 
     def submit(
-        self, requests: Sequence[Request], on_delta: Callable[[Delta], None] | None = None
+        self, requests: Sequence[EngineRequest], on_delta: Callable[[Delta], None] | None = None
     ) -> Submission[Any]:
         """Queue requests and return the handle on their outcomes.
 
@@ -126,8 +121,8 @@ class EngineThread:
             raise ValueError("a request id is repeated")
         engine = self._loaded_engine()
         for request in requests:
-            if isinstance(request, GenerationRequest) and request.params.grammar is not None:
-                engine.grammars.prepare(request.params.grammar)
+            if isinstance(request, GenerationRequest) and request.params.format is not None:
+                engine.grammars.prepare(request.params.format)
         submission: Submission[Any] = Submission(len(requests), self._cancel, on_delta)
         order = _Order(submission, tuple(encode_requests(requests, engine.tokenizer)))
         with self._wake:
@@ -173,7 +168,7 @@ class EngineThread:
         return replace(self._loaded_engine().stats)
 
     @property
-    def costs(self) -> Costs | None:
+    def costs(self) -> StepCosts | None:
         """The measured costs of Steps by size; None until enough Steps were measured."""
         return self._loaded_engine().costs
 
@@ -268,7 +263,7 @@ class EngineThread:
             submission, request_id = cast("_Key", delta.id)
             if submission.on_delta is not None:
                 submission.on_delta(replace(delta, id=request_id))
-        arrived: dict[Submission[Any], list[Outcome]] = {}
+        arrived: dict[Submission[Any], list[Answer]] = {}
         for outcome in (*output.completions, *output.readings):
             submission, request_id = cast("_Key", outcome.id)
             arrived.setdefault(submission, []).append(replace(outcome, id=request_id))

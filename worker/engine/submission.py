@@ -6,12 +6,13 @@ from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
 from worker.engine.requests.errors import EngineError
-from worker.engine.requests.generation import Delta, Outcome
+from worker.engine.requests.generation import Answer
+from worker.values.delta import Delta
 
-OutcomeT = TypeVar("OutcomeT", bound=Outcome)
+AnswerT = TypeVar("AnswerT", bound=Answer)
 
 
-class Submission(Generic[OutcomeT]):
+class Submission(Generic[AnswerT]):
     """Handle on requests submitted together: takes their outcomes, cancels them, and counts their tokens.
 
     Call `take(timeout=5.0)` until `is_done`.
@@ -28,7 +29,7 @@ class Submission(Generic[OutcomeT]):
         self.num_open = num_requests  # requests whose outcome has not arrived; likewise
         self._cancel = cancel
         self._arrived = threading.Condition()
-        self._outcomes: list[OutcomeT] = []  # arrived, not yet taken
+        self._outcomes: list[AnswerT] = []  # arrived, not yet taken
         self._error: EngineError | None = None
         self._is_woken = False
 
@@ -37,7 +38,7 @@ class Submission(Generic[OutcomeT]):
         """True once every outcome has arrived and been taken."""
         return not self.num_open and not self._outcomes
 
-    def take(self, timeout: float) -> list[OutcomeT]:
+    def take(self, timeout: float) -> list[AnswerT]:
         """Return the outcomes that arrived since the last call.
 
         Waits up to `timeout` seconds for at least one. Returns an empty list when time is up, after `wake`,
@@ -69,7 +70,7 @@ class Submission(Generic[OutcomeT]):
         """
         self._cancel(self, request_ids)
 
-    def deliver(self, outcomes: list[OutcomeT]) -> None:
+    def deliver(self, outcomes: list[AnswerT]) -> None:
         """Hand over outcomes; called by the engine's thread."""
         with self._arrived:
             self._outcomes += outcomes

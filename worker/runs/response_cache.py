@@ -11,7 +11,7 @@ from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.requests.requests import ShardRequest
 from worker.store.shards.shards import Claim
 from worker.values.caching import DEFAULT_SIMILARITY, CacheMode, Source, cache_key, sampling_digest
-from worker.values.outcomes import Outcome
+from worker.values.outcomes import FinishReason, Outcome
 from worker.values.results import CacheEntry, NewResult, Payload
 from worker.values.sampling import SamplingParams
 
@@ -119,7 +119,7 @@ def _answer(
         outcome=Outcome(payload["outcome"]),
         output=payload["output"],
         payload=None if payload["payload"] is None else Payload.from_json(payload["payload"]),
-        finish_reason=payload["finish_reason"],
+        finish_reason=None if (reason := payload["finish_reason"]) is None else FinishReason(reason),
         num_prompt_tokens=num_prompt_tokens,
         num_cached_tokens=num_prompt_tokens,  # all of them: none was computed
         num_output_tokens=int(payload["num_output_tokens"]),

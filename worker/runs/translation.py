@@ -6,31 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import cast
 
-from worker.engine.requests.embedding import Embedding, EmbeddingRequest, Pooling
-from worker.engine.requests.errors import InvalidRequestError
-from worker.engine.requests.generation import Completion, FinishReason, GenerationRequest
-from worker.engine.requests.generation import Outcome as EngineOutcome
-from worker.engine.requests.generation import Request as EngineRequest
-from worker.engine.requests.logprobs import TokenLogprobs
-from worker.engine.requests.sampling import SamplingParams as EngineSampling
+from worker.engine.requests.embedding import Embedding, EmbeddingRequest
+from worker.engine.requests.generation import Answer, Completion, EngineRequest, GenerationRequest
 from worker.engine.requests.scoring import Scores, ScoringRequest
 from worker.engine.requests.share import ONLY, Share
 from worker.store.requests.requests import ShardRequest
-from worker.values.grammar import Grammar, GrammarError
-from worker.values.outcomes import Outcome
+from worker.values.delta import Delta
+from worker.values.outcomes import FinishReason, Outcome
 from worker.values.requests import EmbeddingParams, ScoringParams
-from worker.values.results import (
-    CacheEntry,
-    ChoiceResult,
-    DeviceSeconds,
-    Logprobs,
-    NewResult,
-    Payload,
-    RequestError,
-    ScoreResult,
-    TokenLogprob,
-)
-from worker.values.sampling import Optimization, SamplingParams
+from worker.values.results import CacheEntry, DeviceSeconds, NewResult, Payload, RequestError, storable
+from worker.values.sampling import SamplingParams
 
 PartId = tuple[int, int]  # id of the request, index of the prompt in it
 
@@ -40,7 +25,7 @@ class Parts:
 
     def __init__(self, requests: Iterable[ShardRequest]) -> None:
         self.requests = {request.id: request for request in requests}
-        self._arrived: dict[int, dict[int, EngineOutcome]] = {}
+        self._arrived: dict[int, dict[int, Answer]] = {}
 
     def ids(self, request_ids: Iterable[int]) -> list[PartId]:
         """Return the engine's ids for the prompts of these requests."""
@@ -50,7 +35,7 @@ class Parts:
             for index in range(len(self.requests[request_id].prompts))
         ]
 
-    def add(self, outcome: EngineOutcome) -> tuple[ShardRequest, list[EngineOutcome]] | None:
+    def add(self, outcome: Answer) -> tuple[ShardRequest, list[Answer]] | None:
         """Add an outcome; return the request that it completes with outcomes in prompt order, or None."""
         request_id, index = cast("PartId", outcome.id)  # as `to_engine` set it
         request = self.requests[request_id]
@@ -79,14 +64,11 @@ def to_engine(
     prompts = [((request.id, index), prompt) for index, prompt in enumerate(request.prompts)]
     special = request.add_special_tokens
     if isinstance(params, EmbeddingParams):
-        pooling = Pooling(params.pooling)
         return [
             EmbeddingRequest(
                 id=part,
                 prompt=prompt,
-                pooling=pooling,
-                normalize=params.normalize,
-                dimensions=params.dimensions,
+                params=params,
                 priority=priority,
                 add_special_tokens=special,
                 share=share,
@@ -100,8 +82,14 @@ def to_engine(
             )
             for part, prompt in prompts
         ]
-    sampling = _to_sampling(params, request.max_tokens)
-    is_drawn = params.seed is None and not sampling.is_greedy
+    sampling = replace(
+        params,
+        max_tokens=request.max_tokens,
+        min_tokens=min(params.min_tokens, request.max_tokens),
+        # Not if reassigning has lowered it.
+        must_fit=params.must_fit and request.max_tokens == params.max_tokens,
+    )
+    is_drawn = params.seed is None and not params.is_greedy
     return [
         GenerationRequest(
             id=part,
@@ -112,8 +100,6 @@ def to_engine(
             job=job,
             priority=priority,
             is_streamed=request.is_streamed,
-            is_cached=params.optimization is Optimization.FULL,
-            is_alone=params.optimization is Optimization.NONE,
             output_token_ids=output_token_ids,
         )
         for part, prompt in prompts
@@ -125,37 +111,6 @@ def _seed_of(batch_id: str, part: PartId) -> int:
     request_id, index = part
     digest = hashlib.blake2b(f"{batch_id} {request_id} {index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
-
-
-def _to_sampling(params: SamplingParams, max_tokens: int) -> EngineSampling:
-    grammar = None
-    if params.format is not None:
-        try:
-            grammar = Grammar.of(params.format.kind.value, params.format.source)
-        except GrammarError as error:
-            raise InvalidRequestError(str(error)) from error
-    return EngineSampling(
-        max_tokens=max_tokens,
-        must_fit=params.must_fit and max_tokens == params.max_tokens,  # not if reassigning has lowered it
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        seed=params.seed,
-        stop=params.stop,
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
-        min_tokens=min(params.min_tokens, max_tokens),
-        repetition_penalty=params.repetition_penalty,
-        frequency_penalty=params.frequency_penalty,
-        presence_penalty=params.presence_penalty,
-        logit_bias=params.logit_bias,
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
-        n=params.n,
-        best_of=params.best_of,
-        grammar=grammar,
-    )
 
 
 def can_resume(request: ShardRequest) -> bool:
@@ -170,20 +125,29 @@ def can_resume(request: ShardRequest) -> bool:
     )
 
 
-def is_cancelled(outcome: EngineOutcome) -> bool:
+def to_feed(request: ShardRequest, delta: Delta) -> Delta:
+    """Return a Delta of one of a request's prompts as clients know it: by its place in the batch."""
+    _, part = cast("PartId", delta.id)
+    per_prompt = request.params.num_choices if isinstance(request.params, SamplingParams) else 1
+    return replace(
+        delta, id=request.position, index=part * per_prompt + delta.index, text=storable(delta.text)
+    )
+
+
+def is_cancelled(outcome: Answer) -> bool:
     """Return whether an outcome says only that the request was cancelled."""
     if isinstance(outcome, Completion):
         return outcome.finish_reason is FinishReason.CANCELLED
     return outcome.is_cancelled
 
 
-def num_output_tokens(outcomes: Iterable[EngineOutcome]) -> int:
+def num_output_tokens(outcomes: Iterable[Answer]) -> int:
     """Return how many tokens were generated, those of discarded choices included."""
     return sum(outcome.num_output_tokens for outcome in outcomes if isinstance(outcome, Completion))
 
 
 def to_result(
-    request: ShardRequest, outcomes: Sequence[EngineOutcome], *, keep: CacheEntry | None = None
+    request: ShardRequest, outcomes: Sequence[Answer], *, keep: CacheEntry | None = None
 ) -> NewResult:
     """Return the result of a request from the outcomes of all its prompts, in order.
 
@@ -196,12 +160,11 @@ def to_result(
         if outcome.error is not None:
             code = "context_length_exceeded" if outcome.is_too_long else "generation_failed"
             return failed(request, outcome.error, code=code, num_output_tokens=num_output_tokens(outcomes))
+    completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
     payload = Payload(
-        choices=_to_choices(outcomes),
+        choices=tuple(choice for completion in completions for choice in completion.choices),
         prompt_logprobs=tuple(
-            to_logprobs(outcome.prompt_token_ids, outcome.prompt_logprobs)
-            for outcome in outcomes
-            if isinstance(outcome, Completion) and outcome.prompt_logprobs is not None
+            completion.prompt_logprobs for completion in completions if completion.prompt_logprobs is not None
         ),
         embeddings=tuple(
             struct.pack(f"<{len(outcome.vector)}f", *outcome.vector)
@@ -210,10 +173,7 @@ def to_result(
         ),
         is_base64=isinstance(request.params, EmbeddingParams) and request.params.encoding == "base64",
         scores=tuple(
-            ScoreResult(score.logprobs, score.is_greedy)
-            for outcome in outcomes
-            if isinstance(outcome, Scores)
-            for score in outcome.continuations
+            score for outcome in outcomes if isinstance(outcome, Scores) for score in outcome.continuations
         ),
     )
     first = payload.choices[0] if payload.choices else None
@@ -233,13 +193,13 @@ def to_result(
     )
 
 
-def _cut_off(request: ShardRequest, outcomes: Sequence[EngineOutcome]) -> NewResult:
+def _cut_off(request: ShardRequest, outcomes: Sequence[Answer]) -> NewResult:
     only = outcomes[0] if can_resume(request) else None
     return NewResult(
         request_id=request.id,
         outcome=Outcome.CANCELLED,
         output=only.text if isinstance(only, Completion) else None,
-        finish_reason=FinishReason.CANCELLED.value,
+        finish_reason=FinishReason.CANCELLED,
         num_prompt_tokens=sum(outcome.num_prompt_tokens for outcome in outcomes),
         num_cached_tokens=sum(outcome.num_cached_tokens for outcome in outcomes),
         num_output_tokens=num_output_tokens(outcomes),
@@ -256,7 +216,7 @@ def failed(
         request_id=request.id,
         outcome=Outcome.FAILED,
         output=None,
-        finish_reason=FinishReason.ERROR.value,
+        finish_reason=FinishReason.ERROR,
         num_prompt_tokens=0,
         num_cached_tokens=0,
         num_output_tokens=num_output_tokens,
@@ -265,30 +225,6 @@ def failed(
     )
 
 
-def _device_seconds(outcomes: Iterable[EngineOutcome]) -> DeviceSeconds:
-    completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
-    return DeviceSeconds(
-        sum(completion.prefill_seconds for completion in completions),
-        sum(completion.decode_seconds for completion in completions),
-        sum(completion.padding_seconds for completion in completions),
-    )
-
-
-def _to_choices(outcomes: Iterable[EngineOutcome]) -> tuple[ChoiceResult, ...]:
-    return tuple(
-        ChoiceResult(
-            choice.text,
-            choice.finish_reason.value,
-            None if choice.logprobs is None else to_logprobs(choice.token_ids, choice.logprobs),
-        )
-        for outcome in outcomes
-        if isinstance(outcome, Completion)
-        for choice in outcome.choices
-    )
-
-
-def to_logprobs(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Logprobs:
-    """Convert the engine's logprobs of tokens to their stored form."""
-    return tuple(
-        TokenLogprob(token_id, one.chosen, one.top) for token_id, one in zip(token_ids, logprobs, strict=True)
-    )
+def _device_seconds(outcomes: Iterable[Answer]) -> DeviceSeconds:
+    seconds = (outcome.seconds for outcome in outcomes if isinstance(outcome, Completion))
+    return sum(seconds, DeviceSeconds())

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from worker.engine.engine_thread import EngineThread
-from worker.engine.requests.embedding import EmbeddingRequest, Pooling
+from worker.engine.requests.embedding import EmbeddingRequest
 from worker.store.requests.requests import ShardRequest
+from worker.values.requests import EmbeddingParams, Pooling
 
 
 def embed(engine: EngineThread, requests: Sequence[ShardRequest]) -> list[Sequence[float]]:
@@ -14,7 +15,7 @@ def embed(engine: EngineThread, requests: Sequence[ShardRequest]) -> list[Sequen
             EmbeddingRequest(
                 id=request.id,
                 prompt=request.prompts[0],
-                pooling=Pooling.MEAN,
+                params=EmbeddingParams(Pooling.MEAN),
                 add_special_tokens=request.add_special_tokens,
             )
             for request in requests

@@ -9,7 +9,8 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from worker.runs.shard_runner import Ending, ShardRunner
+from worker.runs.run import Ending
+from worker.runs.shard_runner import ShardRunner
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.shards import fair_slots
 

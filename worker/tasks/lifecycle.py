@@ -16,13 +16,11 @@ from celery import bootsteps
 from worker.contract.messages import GPU_QUEUE, gpu_queue
 from worker.contract.model_files import problem_of
 from worker.contract.models import Model, ServedModel, identify, weight_format
-from worker.contract.step_costs import STEP_COSTS
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
 from worker.engine.requests.config import EngineConfig
 from worker.engine.requests.errors import CheckpointError, ConfigError
 from worker.engine.requests.generation import GenerationRequest
-from worker.engine.requests.sampling import SamplingParams
 from worker.queue.feed import FeedWriter
 from worker.runs.interactive_runner import InteractiveRunner
 from worker.runs.lease_keeper import LeaseKeeper
@@ -40,6 +38,8 @@ from worker.tasks.extra_slots import ExtraSlots
 from worker.tasks.interactive import InteractiveLane
 from worker.tasks.listening import listen
 from worker.tasks.meters import MeterWriter
+from worker.values.sampling import SamplingParams
+from worker.values.step_costs import STEP_COSTS
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ class Source(StrEnum):
 
 def is_deterministic(params: Params) -> bool:
     """Return whether a request always gets the same answer: greedy, seeded, or without sampling."""
-    return not isinstance(params, SamplingParams) or params.temperature == 0 or params.seed is not None
+    return not isinstance(params, SamplingParams) or params.is_greedy or params.seed is not None
 
 
 def request_digest(

@@ -18,13 +18,20 @@ class RequestKind(StrEnum):
     SCORING = "scoring"  # how likely given continuations are
 
 
+class Pooling(StrEnum):
+    """Rows of the final hidden states that form an embedding."""
+
+    LAST = "last"  # the last token's
+    MEAN = "mean"  # the mean over all tokens
+
+
 @dataclass(frozen=True, slots=True)
 class EmbeddingParams:
-    """Parameters of an embedding; worker/engine/requests/embedding.py explains them."""
+    """Parameters of an embedding."""
 
-    pooling: Literal["last", "mean"] = "last"
-    normalize: bool = True
-    dimensions: int | None = None  # None: all
+    pooling: Pooling = Pooling.LAST
+    normalize: bool = True  # scale the vector, cut to its dimensions, to length one
+    dimensions: int | None = None  # keep only so many first values of the vector; None: all
     encoding: Literal["float", "base64"] = "float"  # in which the client reads vectors
 
     def to_json(self) -> dict[str, Any]:
@@ -34,7 +41,7 @@ class EmbeddingParams:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Rebuild the parameters that `to_json` wrote."""
-        return cls(**value)
+        return cls(**value | {"pooling": Pooling(value["pooling"])})
 
 
 @dataclass(frozen=True, slots=True)

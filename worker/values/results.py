@@ -2,15 +2,14 @@
 
 import base64
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Self
 
 from worker.values.caching import Source
-from worker.values.outcomes import Outcome
-
-MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot express
+from worker.values.logprobs import Logprobs, TokenLogprob, finite
+from worker.values.outcomes import FinishReason, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +28,12 @@ class DeviceSeconds:
     decode: float = 0.0
     padding: float = 0.0
 
+    def __add__(self, other: "DeviceSeconds") -> "DeviceSeconds":
+        """Return the sum of each kind."""
+        return DeviceSeconds(
+            self.prefill + other.prefill, self.decode + other.decode, self.padding + other.padding
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
@@ -40,64 +45,62 @@ class CacheEntry:
     embedding: tuple[float, ...] | None = None  # of the prompt, for the semantic cache
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Natural logarithm of a token's probability, and of the likeliest tokens' at its position."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-    @property
-    def top_and_own(self) -> tuple[tuple[int, float], ...]:
-        """The likeliest tokens, followed by this token unless it is one of them."""
-        if any(token == self.token_id for token, _ in self.top):
-            return self.top
-        return (*self.top, (self.token_id, self.logprob))
-
-    def to_json(self) -> list[Any]:
-        """Return a JSON array that `from_json` reads back."""
-        return [self.token_id, _finite(self.logprob), [[token, _finite(one)] for token, one in self.top]]
-
-    @classmethod
-    def from_json(cls, value: list[Any]) -> Self:
-        """Rebuild what `to_json` wrote."""
-        token_id, logprob, top = value
-        return cls(token_id, logprob, tuple((token, one) for token, one in top))
-
-
 # A request's entry in a list of outputs: a text, the texts of its choices, or nothing (yet).
 Output = str | list[str] | None
-Logprobs = tuple[TokenLogprob, ...]
-CUT = "length"  # finish reason of an output that its limit ended
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceResult:
-    """One choice of a request that has several choices, or logprobs."""
+class Choice:
+    """One output of a request."""
 
-    text: str
-    finish_reason: str
-    logprobs: Logprobs | None = None
+    text: str  # without the token that ended it
+    finish_reason: FinishReason
+    logprobs: Logprobs | None = None  # of each token, if asked for
+    token_ids: tuple[int, ...] = ()  # with the token that ended it; known to the engine, not stored
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreResult:
-    """Logprobs of a continuation's tokens; greedy: each token is the most likely one."""
+class ContinuationScore:
+    """Natural logarithms of the probability of each token of a continuation, given all tokens before it."""
 
     logprobs: tuple[float, ...]
-    is_greedy: bool
+    is_greedy: bool  # each token is the most likely one
+    token_ids: tuple[int, ...] = ()  # known to the engine, not stored
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens in the continuation."""
+        return len(self.logprobs)
+
+    @property
+    def logprob(self) -> float:
+        """The logprob of the whole continuation."""
+        return sum(self.logprobs)
+
+    @property
+    def mean_logprob(self) -> float:
+        """The mean logprob per token, which compares continuations of different lengths."""
+        return self.logprob / self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PartialOutput:
+    """Output so far of a request without a result."""
+
+    token_ids: Sequence[int]
+    text: str
+    model_id: int | None = None  # in `served_models`, of the model that generated it; the engine knows none
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
     """Parts of a Result beside one text. Choices and scores are grouped by prompt, in order."""
 
-    choices: tuple[ChoiceResult, ...] = ()
+    choices: tuple[Choice, ...] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()  # by prompt; of each token after the first
     embeddings: tuple[bytes, ...] = ()  # by prompt; little-endian float32 values
     is_base64: bool = False  # the client reads embeddings as base64
-    scores: tuple[ScoreResult, ...] = ()
+    scores: tuple[ContinuationScore, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object, without what is empty, that `from_json` reads back."""
@@ -111,7 +114,7 @@ class Payload:
             "embeddings": [base64.b64encode(vector).decode() for vector in self.embeddings],
             "is_base64": self.is_base64,
             "scores": [
-                {"logprobs": [_finite(one) for one in score.logprobs], "is_greedy": score.is_greedy}
+                {"logprobs": [finite(one) for one in score.logprobs], "is_greedy": score.is_greedy}
                 for score in self.scores
             ],
         }
@@ -122,9 +125,9 @@ class Payload:
         """Rebuild what `to_json` wrote."""
         return cls(
             choices=tuple(
-                ChoiceResult(
+                Choice(
                     choice["text"],
-                    choice["finish_reason"],
+                    FinishReason(choice["finish_reason"]),
                     None if (found := choice.get("logprobs")) is None else _from_json(found),
                 )
                 for choice in value.get("choices", ())
@@ -133,7 +136,8 @@ class Payload:
             embeddings=tuple(base64.b64decode(vector) for vector in value.get("embeddings", ())),
             is_base64=value.get("is_base64", False),
             scores=tuple(
-                ScoreResult(tuple(score["logprobs"]), score["is_greedy"]) for score in value.get("scores", ())
+                ContinuationScore(tuple(score["logprobs"]), score["is_greedy"])
+                for score in value.get("scores", ())
             ),
         )
 
@@ -145,7 +149,7 @@ class NewResult:
     request_id: int
     outcome: Outcome
     output: str | None  # the first choice's text
-    finish_reason: str | None  # the first choice's
+    finish_reason: FinishReason | None  # the first choice's
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
@@ -171,10 +175,6 @@ def to_floats(vector: bytes) -> list[float]:
 def num_bytes(output: Output) -> int:
     """Return how many bytes of UTF-8 an output takes in a list of outputs."""
     return sum(len(text.encode()) for text in ([output] if isinstance(output, str) else output or ()))
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, MIN_LOGPROB)
 
 
 def _to_json(logprobs: Logprobs) -> list[list[Any]]:

@@ -122,7 +122,7 @@ def estimate(
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceFile:
     """An open file of prompts; `endpoint` is None unless its lines are in OpenAI's batch format."""
 
     name: str
@@ -144,7 +144,7 @@ class Source:
 
 
 @contextmanager
-def _reading(file: Path) -> Iterator[Source]:
+def _reading(file: Path) -> Iterator[SourceFile]:
     """Yield the file with its format, read off its first line; an error ends the command."""
     try:
         with _text_of(file) as text:
@@ -152,7 +152,7 @@ def _reading(file: Path) -> Iterator[Source]:
             text.seek(0)
             name = "-.jsonl" if str(file) == "-" and first.lstrip().startswith("{") else str(file)
             is_jsonl = name.removesuffix(".gz").endswith(".jsonl")
-            yield Source(name, endpoint_of(first) if is_jsonl else None, text)
+            yield SourceFile(name, endpoint_of(first) if is_jsonl else None, text)
     except UnicodeDecodeError as error:
         fail(f"{file} is not UTF-8 text: {error}")
     except (PromptFileError, OSError, EOFError) as error:

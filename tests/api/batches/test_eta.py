@@ -15,11 +15,11 @@ from api.forecasts.work import of_live
 from tests.fixtures.batches import held, submit
 from tests.fixtures.measured import measured_worker
 from worker.contract.states import BatchStatus
-from worker.contract.step_costs import StepCosts
 from worker.store.batches import batch_views
 from worker.store.batches.batch_views import BatchView
 from worker.store.database.session import Store
 from worker.store.watching.outlook import ForecastOutcome, SeenOutput
+from worker.values.step_costs import StepCosts
 
 LIMIT, ROWS = 100, 64
 COSTS = StepCosts(0.01, 0.001, 0.0, 0.0, max_rows=ROWS)

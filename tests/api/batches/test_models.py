@@ -14,11 +14,11 @@ from worker.contract.models import Model, ServedModel, identify, label
 from worker.settings import Settings
 from worker.store.database.session import Store
 from worker.store.requests import models, partial_outputs
-from worker.store.requests.partial_outputs import PartialOutput
 from worker.store.shards import shards
 from worker.store.shards.shards import AfterSave, Progress
 from worker.store.tenants import audit
 from worker.store.watching import workers
+from worker.values.results import PartialOutput
 
 OTHER = Model("other", "f" * 32, "e" * 32)
 
@@ -142,7 +142,7 @@ def test_a_reassigned_batch_is_run_by_the_new_model_and_counted_by_its_tokenizer
         session.execute(text("UPDATE batches SET num_prompt_tokens = 100, max_output_tokens = 28"))
     old = held(store, 1)
     with store.transaction() as session:
-        partial_outputs.keep(session, {1: PartialOutput(7, (1, 2), "x")})
+        partial_outputs.keep(session, {1: PartialOutput((1, 2), "x", 7)})
     answer = reassign(client, batch_id, own.name)
     assert answer["model"] == {"name": own.name, "revision": own.fingerprint}
     with store.transaction() as session:

@@ -8,7 +8,9 @@ from tests.fixtures.batches import LEASE, held, result, run_to_the_end, submit
 from worker.store.database.session import Store
 from worker.store.shards import shards
 from worker.store.shards.shards import Progress
-from worker.values.results import ChoiceResult, Payload, ScoreResult, TokenLogprob
+from worker.values.logprobs import TokenLogprob
+from worker.values.outcomes import FinishReason
+from worker.values.results import Choice, ContinuationScore, Payload
 
 
 def test_a_batch_shows_where_it_stands(client: TestClient, store: Store) -> None:
@@ -120,9 +122,9 @@ def test_what_an_output_cannot_say_is_read_with_the_results(client: TestClient, 
     claimed = held(store, 1)
     logprobs = (TokenLogprob(65, -0.5, ((65, -0.5), (66, -1.0))),)
     payloads = [
-        Payload((ChoiceResult("a", "stop", logprobs), ChoiceResult("b", "length")), (logprobs,)),
+        Payload((Choice("a", FinishReason.STOP, logprobs), Choice("b", FinishReason.LENGTH)), (logprobs,)),
         Payload(embeddings=(struct.pack("<2f", 0.5, -1.0),)),
-        Payload(scores=(ScoreResult((-1.0, -2.0), is_greedy=True),)),
+        Payload(scores=(ContinuationScore((-1.0, -2.0), is_greedy=True),)),
     ]
     results = [
         replace(result(request.id, output="a"), payload=payload)

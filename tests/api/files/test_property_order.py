@@ -16,6 +16,7 @@ from worker.runs.translation import to_engine
 from worker.store.database.session import Store
 from worker.store.shards import shards
 from worker.store.shards.shards import Claim, Progress
+from worker.values.grammar import Grammar
 from worker.values.outcomes import Outcome
 
 Send = Callable[[dict[str, Any]], None]
@@ -44,8 +45,9 @@ def orders(claimed: list[Claim]) -> list[tuple[str, ...]]:
         for request in claim.requests:
             (engine_request,) = to_engine(request, claim.batch_id)
             assert isinstance(engine_request, GenerationRequest)
-            assert engine_request.params.grammar is not None
-            (grammar,) = json.loads(engine_request.params.grammar.source)["grammars"]
+            wanted = engine_request.params.format
+            assert wanted is not None
+            (grammar,) = json.loads(Grammar.of(wanted.kind, wanted.source).source)["grammars"]
             found.append(tuple(grammar["json_schema"]["properties"]))
     return found
 

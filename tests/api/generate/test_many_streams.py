@@ -15,12 +15,14 @@ from tests.fixtures.api_process import ApiProcess, api_process
 from tests.fixtures.batches import held
 from tests.fixtures.checkpoint import write_checkpoint
 from tests.fixtures.deployment import eventually
-from worker.contract.feed import Saved, Told
+from worker.contract.feed import Saved
 from worker.contract.messages import GPU_QUEUE
 from worker.queue.feed import FeedWriter
 from worker.settings import settings
 from worker.store.database.session import Store
 from worker.store.watching import workers
+from worker.values.delta import Delta
+from worker.values.outcomes import FinishReason
 
 NUM_STREAMS = 300
 FIRST = TEXT[:4]
@@ -41,10 +43,12 @@ class Worker(threading.Thread):
             ready = eventually(self._ready, what=f"stream {len(claims)}")
             for shard_id in ready:
                 claims.append(held(self._store, shard_id))
-                self._feed.tell(claims[-1].batch_id, Told(0, 0, 0, FIRST, 1))
+                self._feed.tell(claims[-1].batch_id, Delta(0, 0, 0, FIRST, 1))
         assert self.all_have_begun.wait(180)
         for claimed in claims:
-            self._feed.tell(claimed.batch_id, Told(0, 0, len(FIRST), TEXT[len(FIRST) :], 1, None, "stop"))
+            self._feed.tell(
+                claimed.batch_id, Delta(0, 0, len(FIRST), TEXT[len(FIRST) :], 1, None, FinishReason.STOP)
+            )
             answer(self._store, claimed)
             self._feed.tell(claimed.batch_id, Saved())
         self._feed.close()

@@ -17,7 +17,7 @@ from api.generate import waiting
 from api.main import create_app
 from tests.fixtures.batches import LEASE, held, result
 from tests.fixtures.deployment import eventually, free_port
-from worker.contract.feed import Saved, Told
+from worker.contract.feed import Saved
 from worker.contract.messages import GPU_QUEUE
 from worker.queue.feed import FeedWriter
 from worker.settings import Settings, settings
@@ -27,6 +27,7 @@ from worker.store.requests import result_views
 from worker.store.shards import shards
 from worker.store.shards.shards import Claim, Progress
 from worker.store.watching import workers
+from worker.values.delta import Delta
 from worker.values.outcomes import Outcome
 from worker.values.results import RequestError
 
@@ -96,7 +97,7 @@ def test_what_was_lost_of_a_stream_comes_from_the_result(client: TestClient, sto
     def work(claimed: Claim) -> None:
         # "whole " is lost, so what follows it must not be passed on.
         for offset, piece in ((0, "the "), (10, "te"), (12, "xt")):
-            feed.tell(claimed.batch_id, Told(0, 0, offset, piece, 1))
+            feed.tell(claimed.batch_id, Delta(0, 0, offset, piece, 1))
         answer(store, claimed)
         feed.tell(claimed.batch_id, Saved())
 
@@ -119,7 +120,7 @@ def test_each_chunk_has_the_usage_so_far(
     def work(claimed: Claim) -> None:
         # The last one follows a gap.
         for offset, piece, count in ((0, "the ", 2), (4, "whole ", 1), (11, "xt", 1)):
-            feed.tell(claimed.batch_id, Told(0, 0, offset, piece, count))
+            feed.tell(claimed.batch_id, Delta(0, 0, offset, piece, count))
         answer(store, claimed)
         feed.tell(claimed.batch_id, Saved())
 
@@ -153,7 +154,7 @@ def test_a_stream_whose_result_is_another_text_ends_with_an_error(
     feed = FeedWriter(settings().redis_url)
 
     def work(claimed: Claim) -> None:
-        feed.tell(claimed.batch_id, Told(0, 0, 0, "another", 1))
+        feed.tell(claimed.batch_id, Delta(0, 0, 0, "another", 1))
         answer(store, claimed)
         feed.tell(claimed.batch_id, Saved())
 

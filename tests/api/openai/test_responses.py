@@ -17,8 +17,9 @@ from api.openai.responses import to_model, to_response
 from tests.fixtures.checkpoint import write_checkpoint
 from worker.store.requests.result_views import ResultView
 from worker.values.caching import Source
-from worker.values.outcomes import Outcome
-from worker.values.results import ChoiceResult, DeviceSeconds, Payload, TokenLogprob
+from worker.values.logprobs import TokenLogprob
+from worker.values.outcomes import FinishReason, Outcome
+from worker.values.results import Choice, DeviceSeconds, Payload
 
 CHAT, COMPLETIONS, EMBEDDINGS = Endpoint
 RESULT = ResultView(
@@ -70,7 +71,7 @@ def test_choices_with_logprobs(checkpoint: Checkpoint) -> None:
     first, second = (checkpoint._tokenizer.encode(text).ids[0] for text in "ab")
     partial = checkpoint._tokenizer.encode("é").ids[0]
     logprobs = (TokenLogprob(first, -0.5, ((first, -0.5), (second, -1.0))), TokenLogprob(partial, -2.0))
-    payload = Payload((ChoiceResult("aé", "stop", logprobs), ChoiceResult("b", "length", ())))
+    payload = Payload((Choice("aé", FinishReason.STOP, logprobs), Choice("b", FinishReason.LENGTH, ())))
     result = replace(RESULT, payload=payload)
     chat = ChatCompletion.model_validate(to_response(checkpoint, CHAT, result, batch_id="batch_ab"))
     assert [choice.index for choice in chat.choices] == [0, 1]
@@ -95,7 +96,7 @@ def test_the_token_that_was_drawn_is_among_the_likeliest(checkpoint: Checkpoint)
         TokenLogprob(c, -3.0, ((a, -0.5), (b, -1.0))),
         TokenLogprob(first, -0.2, ((first, -0.2), (second, -4.0))),
     )
-    result = replace(RESULT, payload=Payload((ChoiceResult("c", "stop", logprobs),)))
+    result = replace(RESULT, payload=Payload((Choice("c", FinishReason.STOP, logprobs),)))
     text = Completion.model_validate(to_response(checkpoint, COMPLETIONS, result, batch_id="batch_ab"))
     assert text.choices[0].logprobs is not None
     assert text.choices[0].logprobs.top_logprobs == [{"a": -0.5, "b": -1.0, "c": -3.0}, {"\ufffd": -0.2}]

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from api.inputs.checkpoint import Checkpoint
-from api.inputs.checkpoint import CheckpointError as DoorError
+from api.inputs.checkpoint import Checkpoint, ModelDirectoryError
 from tests.fixtures.tiny_llama import write_tiny_llama
 from tests.fuzz.chaos import Chaos
 from tests.fuzz.surfaces.model import folder
@@ -110,7 +109,7 @@ def configs(chaos: Chaos) -> bool:
     try:
         checkpoint = Checkpoint.load(directory)
         assert checkpoint.max_model_len > 1
-    except DoorError as error:
+    except ModelDirectoryError as error:
         assert str(error)
     try:
         read_architecture(directory)
@@ -196,7 +195,7 @@ def tokenizers(chaos: Chaos) -> bool:
         door = Checkpoint.load(directory)
         door.count_tokens(["quick brown fox \x00 \U0001f642"], add_special_tokens=True)
         door.token_text(chaos.choice((0, 5, 10**6)))
-    except DoorError as error:
+    except ModelDirectoryError as error:
         assert str(error)
         accepted = False
     try:

@@ -10,7 +10,7 @@ from tests.fixtures.tiny_llama import BEGIN, CONTEXT, END, reference_tokens, tin
 from worker.engine.engine import Engine
 from worker.engine.requests.errors import InvalidRequestError
 from worker.engine.requests.generation import GenerationRequest
-from worker.engine.requests.sampling import SamplingParams
+from worker.values.sampling import SamplingParams
 
 PROMPT = (5, 6, 7, 8, 9)
 
@@ -57,7 +57,7 @@ def test_a_request_that_cannot_run_is_its_own_outcome(engine: Engine, prompt: ob
 )
 def test_sampling_params_name_the_field(wrong: dict) -> None:
     with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
-        SamplingParams(**wrong)
+        GenerationRequest(0, PROMPT, SamplingParams(**wrong))
 
 
 def test_an_id_can_be_used_again_only_after_it_ended(engine: Engine) -> None:

@@ -12,10 +12,11 @@ from tests.fixtures.readings import random_prompts, run_embeddings, run_scores
 from tests.fixtures.tiny_llama import reference_tokens
 from worker.engine.engine_thread import EngineThread
 from worker.engine.requests.batch_policy import BatchPolicy
-from worker.engine.requests.embedding import Embedding, EmbeddingRequest, Pooling
+from worker.engine.requests.embedding import Embedding, EmbeddingRequest
 from worker.engine.requests.errors import EngineStoppedError
 from worker.engine.requests.scoring import Scores, ScoringRequest
 from worker.engine.submission import Submission
+from worker.values.requests import EmbeddingParams, Pooling
 
 PROMPTS = random_prompts(3, 20, 6)
 TEXTS = ["the quick brown", "fox jumps over", "the quick brown"]
@@ -41,7 +42,9 @@ def collect(submission: Submission[Any]) -> list[Any]:
 
 def test_every_kind_from_several_threads(thread: EngineThread, tiny_llama: Path) -> None:
     engine = make_engine(tiny_llama)
-    embeds = [EmbeddingRequest(index, text, Pooling.MEAN) for index, text in enumerate(TEXTS)]
+    embeds = [
+        EmbeddingRequest(index, text, EmbeddingParams(Pooling.MEAN)) for index, text in enumerate(TEXTS)
+    ]
     scores = [ScoringRequest(index, text, [" lazy", " dog", (5, 6)]) for index, text in enumerate(TEXTS)]
     vectors = [one.vector for one in run_embeddings(engine, embeds)]
     logprobs = [[score.logprob for score in one.continuations] for one in run_scores(engine, scores)]

@@ -10,10 +10,9 @@ import pytest
 from tests.fixtures.batches import submit
 from tests.fixtures.deployment import eventually
 from tests.fixtures.fake_engine import FakeEngine, keeper
-from worker.contract.feed import Message, Saved, Told
+from worker.contract.feed import Message, Saved
 from worker.contract.states import BatchStatus, Lane
 from worker.engine.engine_thread import EngineThread
-from worker.engine.requests.generation import Delta, FinishReason
 from worker.runs.interactive_runner import InteractiveRunner
 from worker.runs.response_cache import ResponseCache
 from worker.settings import settings
@@ -25,6 +24,8 @@ from worker.store.requests import result_views
 from worker.store.requests.requests import NewRequest
 from worker.tasks.interactive import InteractiveLane
 from worker.values.caching import CacheMode, Source
+from worker.values.delta import Delta
+from worker.values.outcomes import FinishReason
 from worker.values.sampling import SamplingParams
 
 
@@ -77,11 +78,15 @@ def test_an_interactive_shard_is_urgent_told_and_saved(bench: Bench, pool: Threa
     (request,) = bench.engine.requests
     assert (request.priority, request.job) == (1, None)
     assert bench.engine.work.on_delta is not None
-    bench.engine.work.on_delta(Delta(request.id, 0, 0, "a\x00", (5,), None))
-    bench.engine.work.on_delta(Delta(request.id, 0, 2, "", (6,), None, FinishReason.STOP))
+    bench.engine.work.on_delta(Delta(request.id, 0, 0, "a\x00", 1))
+    bench.engine.work.on_delta(Delta(request.id, 0, 2, "", 1, None, FinishReason.STOP))
     bench.engine.finish(0)
     running.result(60)
-    assert bench.told == [Told(0, 0, 0, "a\ufffd", 1), Told(0, 0, 2, "", 1, None, "stop"), Saved()]
+    assert bench.told == [
+        Delta(0, 0, 0, "a\ufffd", 1),
+        Delta(0, 0, 2, "", 1, None, FinishReason.STOP),
+        Saved(),
+    ]
     assert bench.view(batch_id).status is BatchStatus.COMPLETED
 
 
@@ -132,11 +137,11 @@ def test_what_is_handed_back_is_told_no_end(bench: Bench, pool: ThreadPoolExecut
     assert bench.engine.submitted.wait(60)
     (request,) = bench.engine.requests
     assert bench.engine.work.on_delta is not None
-    bench.engine.work.on_delta(Delta(request.id, 0, 0, "some", (5,), None))
-    bench.engine.work.on_delta(Delta(request.id, 0, 4, "", (), None, FinishReason.CANCELLED))
+    bench.engine.work.on_delta(Delta(request.id, 0, 0, "some", 1))
+    bench.engine.work.on_delta(Delta(request.id, 0, 4, "", 0, None, FinishReason.CANCELLED))
     bench.draining.set()
     running.result(60)
-    assert bench.told == [Told(0, 0, 0, "some", 1)]
+    assert bench.told == [Delta(0, 0, 0, "some", 1)]
 
 
 def test_draining_hands_it_to_another_worker(bench: Bench, pool: ThreadPoolExecutor) -> None:

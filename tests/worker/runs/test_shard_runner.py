@@ -14,21 +14,20 @@ from tests.fixtures.deployment import eventually
 from tests.fixtures.fake_engine import FakeEngine, FakeEngines, keeper
 from worker.contract.states import BatchStatus
 from worker.engine.engine_thread import EngineThread
-from worker.engine.requests.sampling import SamplingParams
-from worker.runs.shard_runner import Ending, ShardRunner
+from worker.runs.run import Ending
+from worker.runs.shard_runner import ShardRunner
 from worker.runs.shard_saver import ShardSaver
 from worker.store.batches import batch_views, batches
 from worker.store.batches.batch_views import BatchView
 from worker.store.batches.batches import NewBatch
 from worker.store.database.session import Store
 from worker.store.requests import partial_outputs, result_views
-from worker.store.requests.partial_outputs import PartialOutput
 from worker.store.requests.requests import NewRequest
 from worker.store.requests.result_views import ResultView
 from worker.store.shards import control, shards, tickets
 from worker.store.shards.shards import Claim
-from worker.values.sampling import FormatKind, OutputFormat
-from worker.values.sampling import SamplingParams as StoredSampling
+from worker.values.results import PartialOutput
+from worker.values.sampling import SamplingParams
 
 
 class Bench:
@@ -234,7 +233,7 @@ def test_long_outputs_are_saved_while_they_run(bench: Bench) -> None:
 def test_tokens_of_another_model_are_not_gone_on_from(bench: Bench) -> None:
     bench.batch_id = submit(bench.store, num_requests=4, shard_size=4)
     with bench.store.transaction() as session:
-        kept = {1: PartialOutput(7, (1, 2), "a"), 2: PartialOutput(None, (3, 4), "b")}
+        kept = {1: PartialOutput((1, 2), "a", 7), 2: PartialOutput((3, 4), "b")}
         partial_outputs.keep(session, kept)
     ending = bench.go_on()
     assert [tuple(one.output_token_ids) for one in bench.engine.requests] == [(), (3, 4), (), ()]
@@ -264,7 +263,7 @@ def test_a_suspect_waits_until_it_is_alone(bench: Bench) -> None:
 
 
 def test_an_engine_that_does_not_stop_is_left(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.runs.shard_runner.CUT_SECONDS", 0.2)
+    monkeypatch.setattr("worker.runs.run.CUT_SECONDS", 0.2)
     ending = bench.start()
     bench.engine.stuck_for = 100.0
     with bench.store.transaction() as session:
@@ -352,9 +351,9 @@ def test_results_outlive_an_absent_postgres(bench: Bench, monkeypatch: pytest.Mo
 
 
 def test_a_request_that_cannot_be_put_fails_alone(bench: Bench) -> None:
-    bad = StoredSampling(format=OutputFormat(FormatKind.CHOICE, []))
+    bad = SamplingParams(top_p=2.0)  # of a version with wider ranges
     new = NewBatch(
-        params=StoredSampling(),
+        params=SamplingParams(),
         requests=[
             NewRequest("one", max_tokens=5, params=bad),
             NewRequest("", max_tokens=5, inputs=("two", (3, 4))),
@@ -368,7 +367,7 @@ def test_a_request_that_cannot_be_put_fails_alone(bench: Bench) -> None:
     bench.engine.finish(0)
     assert ending.result(60) is Ending.FINISHED
     failed, completed = bench.results()
-    assert failed.error_message == "choice: there is no option to choose from"
+    assert failed.error_message == "top_p is out of range: 2.0"
     assert completed.payload is not None
     assert [choice.text for choice in completed.payload.choices] == ["out two", "out (3, 4)"]
     assert completed.num_output_tokens == 6
@@ -376,7 +375,7 @@ def test_a_request_that_cannot_be_put_fails_alone(bench: Bench) -> None:
 
 def test_a_copy_of_a_cancelled_request_is_run_after_all(bench: Bench) -> None:
     twins = [NewRequest(prompt="same", max_tokens=9), NewRequest(prompt="same", max_tokens=9)]
-    ending = bench.start_on(NewBatch(params=StoredSampling(temperature=0), requests=twins))
+    ending = bench.start_on(NewBatch(params=SamplingParams(temperature=0), requests=twins))
     assert [request.prompt for request in bench.engine.requests] == ["same"]
     with bench.store.transaction() as session:
         control.cancel_request(session, bench.batch_id, 0)

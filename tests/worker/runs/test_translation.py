@@ -3,18 +3,17 @@ from typing import Any
 
 import pytest
 
-from worker.engine.requests import sampling as engine_sampling
-from worker.engine.requests.embedding import Embedding, EmbeddingRequest, Pooling
+from worker.engine.requests.embedding import Embedding, EmbeddingRequest
 from worker.engine.requests.errors import InvalidRequestError
-from worker.engine.requests.generation import Choice, Completion, FinishReason, GenerationRequest
-from worker.engine.requests.logprobs import TokenLogprobs
-from worker.engine.requests.scoring import ContinuationScore, Scores, ScoringRequest
+from worker.engine.requests.generation import Completion, GenerationRequest
+from worker.engine.requests.scoring import Scores, ScoringRequest
 from worker.runs.translation import is_cancelled, to_engine, to_result
 from worker.store.requests.requests import ShardRequest
-from worker.values import sampling as contract_sampling
-from worker.values.outcomes import Outcome
-from worker.values.requests import EmbeddingParams, Params, ScoringParams, kind_of, params_from_json
-from worker.values.results import ChoiceResult, Payload, RequestError, ScoreResult, TokenLogprob, to_floats
+from worker.values.caching import request_digest
+from worker.values.logprobs import TokenLogprob
+from worker.values.outcomes import FinishReason, Outcome
+from worker.values.requests import EmbeddingParams, Params, Pooling, ScoringParams, kind_of, params_from_json
+from worker.values.results import Choice, ContinuationScore, Payload, RequestError, to_floats
 from worker.values.sampling import FormatKind, Optimization, OutputFormat, SamplingParams
 
 # Every field with a value that is not its default.
@@ -49,7 +48,7 @@ def request(params: Params = EVERYTHING, **changes: object) -> ShardRequest:
 
 
 def completion(index: int, *texts: str, **changes: object) -> Completion:
-    choices = tuple(Choice(text, (5, 6), FinishReason.STOP) for text in texts)
+    choices = tuple(Choice(text, FinishReason.STOP, token_ids=(5, 6)) for text in texts)
     return replace(Completion((7, index), choices, 3, 1, 2 * len(texts)), **changes)  # type: ignore[arg-type]
 
 
@@ -64,7 +63,7 @@ def test_every_sampling_field_is_covered_here() -> None:
     [
         EVERYTHING,
         SamplingParams(),
-        EmbeddingParams("mean", normalize=False, dimensions=8, encoding="base64"),
+        EmbeddingParams(Pooling.MEAN, normalize=False, dimensions=8, encoding="base64"),
         ScoringParams((" yes", " no")),
     ],
 )
@@ -76,17 +75,25 @@ def test_only_what_differs_from_the_defaults_is_stored() -> None:
     assert SamplingParams(top_k=3).to_json() == {"top_k": 3}
 
 
+def test_the_digests_of_stored_requests_stay_as_they_are() -> None:
+    """Responses in the cache are found by them, also after an upgrade."""
+    options = replace(EVERYTHING, format=OutputFormat(FormatKind.CHOICE, ("yes", "no")))
+    digests = [
+        request_digest(("one", (1, 2)), params, max_tokens=9, add_special_tokens=True)
+        for params in (EVERYTHING, options, ScoringParams((" a",)))
+    ]
+    assert [digest and digest.hex() for digest in digests] == [
+        "a34c7412079e59b808a90c13e23f004c",
+        "bff17ff1461564b3a55152c3a4cf2177",
+        "0f483bc86b1c080d1b7b85f2e523ba49",
+    ]
+
+
 def test_every_sampling_field_reaches_the_engine() -> None:
     (sent,) = to_engine(request(), "batch_1", job="batch_1")
     assert isinstance(sent, GenerationRequest)
     assert (sent.id, sent.prompt, sent.job, sent.add_special_tokens) == ((7, 0), "one", "batch_1", True)
-    shared = {field.name for field in fields(EVERYTHING)} - {"format", "optimization"}
-    assert shared == {field.name for field in fields(sent.params)} - {"grammar"}
-    for name in shared:
-        assert getattr(sent.params, name) == getattr(EVERYTHING, name), name
-    assert sent.params.grammar is not None
-    assert sent.params.grammar.kind == "json_schema"
-    assert sent.params.grammar.source.index('"b"') < sent.params.grammar.source.index('"a"')
+    assert sent.params == EVERYTHING
 
 
 def test_what_is_drawn_is_drawn_alike_by_a_second_run_and_by_nothing_else() -> None:
@@ -102,28 +109,28 @@ def test_what_is_drawn_is_drawn_alike_by_a_second_run_and_by_nothing_else() -> N
     assert seeds("batch_1", 7, temperature=0.0) == [None, None]
 
 
-def test_both_sides_have_the_same_limits() -> None:
-    assert contract_sampling.MAX_CHOICES == engine_sampling.MAX_CHOICES
-    assert contract_sampling.MAX_LOGPROBS == engine_sampling.MAX_LOGPROBS
-
-
 def test_a_context_that_cuts_max_tokens_cuts_min_tokens_too() -> None:
     (sent,) = to_engine(request(max_tokens=1), "batch_1")
     assert isinstance(sent, GenerationRequest)
     assert (sent.params.max_tokens, sent.params.min_tokens) == (1, 1)
 
 
-def test_a_grammar_that_cannot_be_is_the_requests_error() -> None:
-    bad = SamplingParams(format=OutputFormat(FormatKind.CHOICE, []))
-    with pytest.raises(InvalidRequestError, match="choice"):
-        to_engine(request(bad), "batch_1")
+def test_a_parameter_out_of_its_range_is_the_requests_error() -> None:
+    with pytest.raises(InvalidRequestError, match="top_p is out of range"):
+        to_engine(request(SamplingParams(top_p=2.0)), "batch_1")
+
+
+def test_a_schema_that_was_stored_as_an_object_is_a_text_now() -> None:
+    stored = {"format": {"kind": "json_schema", "source": {"b": {}, "a": {}}}}
+    wanted = SamplingParams.from_json(stored).format
+    assert wanted == OutputFormat(FormatKind.JSON_SCHEMA, '{"b": {}, "a": {}}')
 
 
 def test_readings_reach_the_engine() -> None:
-    params = EmbeddingParams("mean", normalize=False, dimensions=8)
+    params = EmbeddingParams(Pooling.MEAN, normalize=False, dimensions=8)
     assert to_engine(request(params, prompts=("a", (1, 2))), "batch_1") == [
-        EmbeddingRequest((7, 0), "a", Pooling.MEAN, normalize=False, dimensions=8),
-        EmbeddingRequest((7, 1), (1, 2), Pooling.MEAN, normalize=False, dimensions=8),
+        EmbeddingRequest((7, 0), "a", params),
+        EmbeddingRequest((7, 1), (1, 2), params),
     ]
     assert to_engine(request(ScoringParams((" x",))), "batch_1") == [ScoringRequest((7, 0), "one", (" x",))]
 
@@ -152,23 +159,18 @@ def test_one_failed_prompt_fails_the_request(is_too_long: bool, code: str) -> No
 
 
 def test_logprobs_come_along_and_survive_the_store() -> None:
-    logprobs = (TokenLogprobs(-0.5, ((5, -0.5), (9, -1.0))), TokenLogprobs(float("-inf"), ()))
-    choice = Choice("a\x00", (5, 6), FinishReason.LENGTH, logprobs)
-    given = completion(0, choices=(choice,), prompt_logprobs=logprobs[:1], prompt_token_ids=(8,))
-    payload = to_result(request(), [given]).payload
+    logprobs = (TokenLogprob(5, -0.5, ((5, -0.5), (9, -1.0))), TokenLogprob(6, float("-inf")))
+    choice = Choice("a\x00", FinishReason.LENGTH, logprobs, token_ids=(5, 6))
+    prompt_logprobs = (TokenLogprob(8, -0.5, ((5, -0.5), (9, -1.0))),)
+    payload = to_result(
+        request(), [completion(0, choices=(choice,), prompt_logprobs=prompt_logprobs)]
+    ).payload
     assert payload is not None
-    assert payload.choices[0].logprobs == (
-        TokenLogprob(5, -0.5, ((5, -0.5), (9, -1.0))),
-        TokenLogprob(6, float("-inf")),
-    )
-    assert payload.prompt_logprobs == ((TokenLogprob(8, -0.5, ((5, -0.5), (9, -1.0))),),)
+    assert (payload.choices, payload.prompt_logprobs) == ((choice,), (prompt_logprobs,))
     stored = Payload.from_json(payload.to_json())
     assert stored.prompt_logprobs == payload.prompt_logprobs
-    assert stored.choices == (
-        ChoiceResult(
-            "a\ufffd", "length", (TokenLogprob(5, -0.5, ((5, -0.5), (9, -1.0))), TokenLogprob(6, -9999.0))
-        ),
-    )
+    finite = (logprobs[0], TokenLogprob(6, -9999.0))
+    assert stored.choices == (Choice("a\ufffd", FinishReason.LENGTH, finite),)
 
 
 def test_readings_become_results_and_survive_the_store() -> None:
@@ -176,9 +178,9 @@ def test_readings_become_results_and_survive_the_store() -> None:
     assert embedded.payload is not None
     assert to_floats(embedded.payload.embeddings[0]) == [0.5, -0.25]
     assert (embedded.output, embedded.num_output_tokens) == (None, 0)
-    found = Scores((7, 0), (ContinuationScore((4, 5), (-1.0, -2.0), is_greedy=True),), 3, 0)
+    found = Scores((7, 0), (ContinuationScore((-1.0, -2.0), is_greedy=True),), 3, 0)
     scored = to_result(request(ScoringParams((" x",))), [found])
-    assert scored.payload == Payload(scores=(ScoreResult((-1.0, -2.0), is_greedy=True),))
+    assert scored.payload == Payload(scores=(ContinuationScore((-1.0, -2.0), is_greedy=True),))
     for result in (embedded, scored):
         assert result.payload is not None
         assert Payload.from_json(result.payload.to_json()) == result.payload
@@ -186,6 +188,6 @@ def test_readings_become_results_and_survive_the_store() -> None:
 
 def test_what_was_cancelled_is_no_result() -> None:
     assert is_cancelled(Embedding((7, 0), (), 3, 0, is_cancelled=True))
-    cancelled = Choice("a", (5,), FinishReason.CANCELLED)
+    cancelled = Choice("a", FinishReason.CANCELLED, token_ids=(5,))
     assert is_cancelled(completion(0, choices=(cancelled,)))
     assert not is_cancelled(completion(0, "a"))

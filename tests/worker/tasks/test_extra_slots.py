@@ -14,7 +14,8 @@ from tests.fixtures.fake_engine import FakeEngines, keeper
 from worker.contract.states import BatchStatus
 from worker.engine.engine_thread import EngineThread
 from worker.engine.requests.share import Share
-from worker.runs.shard_runner import Ending, ShardRunner
+from worker.runs.run import Ending
+from worker.runs.shard_runner import ShardRunner
 from worker.runs.shard_saver import ShardSaver
 from worker.store.batches import batch_views
 from worker.store.database.session import Store

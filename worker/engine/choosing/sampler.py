@@ -14,8 +14,8 @@ from torch import Tensor
 
 from kernels import device
 from kernels.sampling import sample as sample_on_gpu
-from worker.engine.requests.logprobs import TokenLogprobs
 from worker.engine.sequences.sequence import Sequence
+from worker.values.logprobs import TokenLogprob
 
 NUM_CANDIDATES = 256  # likeliest tokens that top-k and top-p look at first
 _WEYL = np.uint64(0x9E3779B97F4A7C15)
@@ -56,7 +56,7 @@ def _mix(z: np.ndarray) -> np.ndarray:
 def build_sampling_input(sequences: Sequences[Sequence]) -> SamplingInput | None:
     """Return the options of a Step's output rows; None when all are greedy."""
     params = [sequence.params for sequence in sequences]
-    if all(one.temperature == 0 for one in params):
+    if all(one.is_greedy for one in params):
         return None
     seeds = np.array([sequence.seed for sequence in sequences], dtype=np.uint64)
     positions = np.array(
@@ -65,7 +65,7 @@ def build_sampling_input(sequences: Sequences[Sequence]) -> SamplingInput | None
     plain: list[int] = []
     filtered: list[int] = []
     for row, one in enumerate(params):
-        if one.temperature > 0:
+        if not one.is_greedy:
             (filtered if one.top_k or one.top_p < 1 else plain).append(row)
     return SamplingInput(
         temperature=torch.tensor([one.temperature for one in params]),
@@ -125,7 +125,7 @@ def _on_host(chosen: Tensor) -> list[int]:
     return tokens
 
 
-def token_logprobs(logits: Tensor, token_ids: Sequences[int], counts: Sequences[int]) -> list[TokenLogprobs]:
+def token_logprobs(logits: Tensor, token_ids: Sequences[int], counts: Sequences[int]) -> list[TokenLogprob]:
     """Return, for each row of `logits`, the logprob of its token and of its `counts` likeliest tokens."""
     logprobs = logits.float().log_softmax(dim=-1)
     chosen = (
@@ -133,8 +133,10 @@ def token_logprobs(logits: Tensor, token_ids: Sequences[int], counts: Sequences[
     )
     values, indices = logprobs.topk(min(max(counts), logits.shape[1]), dim=-1)
     return [
-        TokenLogprobs(one, tuple(zip(ids[:count], tops[:count], strict=True)))
-        for one, ids, tops, count in zip(chosen, indices.tolist(), values.tolist(), counts, strict=True)
+        TokenLogprob(token_id, one, tuple(zip(ids[:count], tops[:count], strict=True)))
+        for token_id, one, ids, tops, count in zip(
+            token_ids, chosen, indices.tolist(), values.tolist(), counts, strict=True
+        )
     ]
 
 

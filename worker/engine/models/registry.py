@@ -23,7 +23,7 @@ from worker.engine.models.step_input import StepInput
 from worker.engine.requests.errors import CheckpointError, UnsupportedModelError
 
 
-class Model(Protocol):
+class LoadedModel(Protocol):
     """Interface of a loaded model, as the model runner uses it."""
 
     def forward(self, step: StepInput, kv_cache: Sequence[PagedCache]) -> Tensor:
@@ -46,7 +46,7 @@ class Architecture:
     vocab_size: int
     max_position: int
     windows: tuple[int | None, ...]  # of each layer's attention
-    load: Callable[[Weights, int], Model]  # from the weights and the longest Sequence
+    load: Callable[[Weights, int], LoadedModel]  # from the weights and the longest Sequence
 
 
 ARCHITECTURES: dict[str, Callable[[Path, dict[str, Any]], DecoderConfig]] = {

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.kv_write import LayerCache
 from kernels.paged_attention import plan_attention
 from worker.engine.models.checkpoint import Weights
-from worker.engine.models.registry import Model, read_architecture
+from worker.engine.models.registry import LoadedModel, read_architecture
 from worker.engine.models.step_input import StepInput
 
 BLOCK_SIZE = 16
@@ -30,7 +30,7 @@ class TextForward:
         num_blocks = -(-self.length // BLOCK_SIZE)
         with torch.inference_mode():
             with make_weights(directory, dtype) as weights:
-                self.model: Model = architecture.load(weights, self.length)
+                self.model: LoadedModel = architecture.load(weights, self.length)
             self.weights = weights
             self.kv_cache = [
                 LayerCache.allocate(

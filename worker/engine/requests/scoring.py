@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from worker.engine.requests.errors import InvalidRequestError
 from worker.engine.requests.share import ONLY, Share
+from worker.values.results import ContinuationScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,30 +26,6 @@ class ScoringRequest:
     def __post_init__(self) -> None:
         if not self.continuations or isinstance(self.continuations, str):
             raise InvalidRequestError(f"continuations is not a list with any: {self.continuations!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class ContinuationScore:
-    """Natural logarithms of the probability of each token of a continuation, given all tokens before it."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    is_greedy: bool  # each token is the most likely one
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens in the continuation."""
-        return len(self.token_ids)
-
-    @property
-    def logprob(self) -> float:
-        """Logprob of the whole continuation."""
-        return sum(self.logprobs)
-
-    @property
-    def mean_logprob(self) -> float:
-        """Mean logprob per token, which compares continuations of different lengths."""
-        return self.logprob / self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)

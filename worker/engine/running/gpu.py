@@ -8,7 +8,7 @@ from typing import cast
 import torch
 
 from kernels.kv_write import GpuLayerCache, PagedCache
-from worker.engine.models.registry import Architecture, Model
+from worker.engine.models.registry import Architecture, LoadedModel
 from worker.engine.requests.config import EngineConfig
 from worker.engine.running.cuda_graphs import DecodeGraphs
 from worker.engine.running.device import spare_bytes
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 def measured_kv_cache_size(
     config: EngineConfig,
     architecture: Architecture,
-    model: Model,
+    model: LoadedModel,
     dtype: torch.dtype,
     device: torch.device,
     *,
@@ -58,7 +58,7 @@ class GpuSteps:
         self,
         config: EngineConfig,
         architecture: Architecture,
-        model: Model,
+        model: LoadedModel,
         kv_cache: Sequence[PagedCache],
         dtype: torch.dtype,
         device: torch.device,

@@ -13,7 +13,7 @@ from kernels.device import gpu_name
 from kernels.kv_write import PagedCache
 from kernels.paged_attention.gpu import sequence_lanes
 from kernels.sampling import sample
-from worker.engine.models.registry import Model
+from worker.engine.models.registry import LoadedModel
 from worker.engine.models.step_input import StepInput
 from worker.engine.running.device_tables import DeviceTables
 from worker.engine.running.gpu_step_input import AttentionPlanner, StepTensors, upload
@@ -21,7 +21,7 @@ from worker.engine.running.input_builder import PackedStep
 
 
 def run_largest_step(
-    model: Model,
+    model: LoadedModel,
     kv_cache: Sequence[PagedCache],
     planner: AttentionPlanner,
     device: torch.device,
@@ -43,7 +43,7 @@ def run_largest_step(
 
 
 def run_each_kind(
-    model: Model,
+    model: LoadedModel,
     kv_cache: Sequence[PagedCache],
     planner: AttentionPlanner,
     device: torch.device,
@@ -81,7 +81,7 @@ def run_each_kind(
 
 
 def _run_empty(
-    model: Model,
+    model: LoadedModel,
     kv_cache: Sequence[PagedCache],
     planner: AttentionPlanner,
     device: torch.device,
@@ -117,7 +117,7 @@ class PaddedDecode:
 
     def __init__(
         self,
-        model: Model,
+        model: LoadedModel,
         kv_cache: Sequence[PagedCache],
         planner: AttentionPlanner,
         device: torch.device,

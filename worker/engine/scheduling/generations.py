@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Items
 
 from worker.engine.requests.errors import InvalidRequestError, TooLongError
-from worker.engine.requests.generation import Completion, Delta, FinishReason, GenerationRequest
+from worker.engine.requests.generation import Completion, GenerationRequest
 from worker.engine.requests.stats import ModelInfo
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.engine.sequences.open_request import OpenRequest, open_request
@@ -14,6 +14,8 @@ from worker.engine.text.encoding import encode_requests
 from worker.engine.text.grammar import GrammarCompiler
 from worker.engine.text.output import Output
 from worker.engine.text.tokenizer import Tokenizer
+from worker.values.delta import Delta
+from worker.values.outcomes import FinishReason
 
 
 class Generations:

@@ -3,8 +3,9 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from worker.engine.requests.generation import Completion, Delta, Reading
+from worker.engine.requests.generation import Completion, Reading
 from worker.engine.sequences.sequence import Sequence
+from worker.values.delta import Delta
 
 
 @dataclass(frozen=True, slots=True)

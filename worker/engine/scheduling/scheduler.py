@@ -10,7 +10,6 @@ from collections.abc import Container
 from collections.abc import Sequence as Items
 from heapq import heappop, heappush
 
-from worker.engine.requests.generation import FinishReason
 from worker.engine.requests.stats import EngineStats
 from worker.engine.scheduling.admission.fair_shares import FairShares
 from worker.engine.scheduling.block_pool import BlockPool
@@ -19,6 +18,7 @@ from worker.engine.scheduling.prefix_cache import extend_hashes
 from worker.engine.scheduling.step_limits import StepLimits
 from worker.engine.scheduling.turns import Turn, Turns
 from worker.engine.sequences.sequence import Sequence, SequenceState
+from worker.values.outcomes import FinishReason
 
 
 class Scheduler:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from worker.engine.scheduling.plan import StepPlan
+from worker.values.step_costs import StepCosts
 
 # The mean of a size follows about this many of its latest Steps.
 REMEMBERED_STEPS = 256
@@ -23,18 +24,6 @@ STALE_STEPS, STALE_SHARE = 500.0, 0.005
 # Regularization, as a share of the diagonal: separates features that the measured Steps do not.
 RIDGE = 1e-4
 NUM_FEATURES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Seconds per Step, per Sequence in it, per further token, and per token attended to."""
-
-    step: float
-    row: float
-    token: float
-    context: float
-    num_steps: int  # number of measured Steps
-    max_rows: int  # Sequences in the largest size of Step with enough measurements
 
 
 @dataclass(slots=True)
@@ -59,7 +48,7 @@ class _Size:
         return fresh * min(self.num_steps, TRUSTED_STEPS) / TRUSTED_STEPS
 
 
-class StepCosts:
+class CostEstimator:
     """Collects measured Steps; `fit` estimates the cost of their parts."""
 
     def __init__(self) -> None:
@@ -81,7 +70,7 @@ class StepCosts:
         self._num_steps += 1
         self._sizes[key].add((1.0, rows, tokens, context), seconds, self._num_steps)
 
-    def fit(self) -> Costs | None:
+    def fit(self) -> StepCosts | None:
         """Return the costs with the least relative error on measured Steps; None if these are too few."""
         # Copies the sizes: the engine's thread may add one meanwhile.
         sizes = [size for size in list(self._sizes.values()) if size.num_steps]
@@ -93,7 +82,7 @@ class StepCosts:
         often = [size for size in sizes if size.num_steps >= LEAST_STEPS // 2] or sizes
         max_rows = max(round(size.features[1]) for size in often)
         step, row, token, context = best
-        return Costs(step, row, token, context, num_steps=self._num_steps, max_rows=max_rows)
+        return StepCosts(step, row, token, context, max_rows=max_rows)
 
 
 def _non_negative(rows: Items[Items[float]], weights: Items[float]) -> list[float]:

@@ -5,7 +5,7 @@ from collections import deque
 
 from worker.engine.requests.stats import EngineStats
 from worker.engine.scheduling.plan import StepPlan
-from worker.engine.scheduling.step_costs import StepCosts
+from worker.engine.scheduling.step_costs import CostEstimator
 
 
 class StepMeter:
@@ -23,7 +23,7 @@ class StepMeter:
         self._began_at = 0.0
         self._carried_seconds = 0.0
         self._busy_since: float | None = None  # end of the previous Step; None while idle
-        self.costs = StepCosts()
+        self.costs = CostEstimator()
 
     def resume(self) -> None:
         """Record that there is work; call it before planning a Step."""

@@ -3,15 +3,16 @@
 from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 
-from worker.engine.requests.embedding import Embedding, EmbeddingRequest, Pooling
+from worker.engine.requests.embedding import Embedding, EmbeddingRequest
 from worker.engine.requests.errors import InvalidRequestError, TooLongError
 from worker.engine.requests.generation import Reading, ReadingRequest
-from worker.engine.requests.sampling import SamplingParams
 from worker.engine.requests.scoring import Scores, ScoringRequest
 from worker.engine.requests.stats import ModelInfo
 from worker.engine.sequences.readout import PooledReadout, Readout, ScoredReadout
 from worker.engine.sequences.sequence import Sequence
 from worker.engine.sequences.vocabulary import check_token_ids
+from worker.values.requests import Pooling
+from worker.values.sampling import SamplingParams
 
 NO_OUTPUT = SamplingParams(max_tokens=1, temperature=0.0)  # no token is generated, but 1 is the minimum
 
@@ -22,11 +23,12 @@ class OpenEmbedding:
     def __init__(self, request: EmbeddingRequest, info: ModelInfo, arrivals: Iterator[int]) -> None:
         prompt = _checked(request.prompt, "the prompt", info)
         _check_length(len(prompt), "the prompt has", info)
-        if request.dimensions is not None and request.dimensions > info.hidden_size:
+        dimensions = request.params.dimensions
+        if dimensions is not None and dimensions > info.hidden_size:
             raise InvalidRequestError(
-                f"dimensions is {request.dimensions}; the model's vectors have {info.hidden_size}"
+                f"dimensions is {dimensions}; the model's vectors have {info.hidden_size}"
             )
-        is_mean = request.pooling == Pooling.MEAN
+        is_mean = request.params.pooling is Pooling.MEAN
         self.request = request
         self.num_prompt_tokens = len(prompt)
         self._readout = PooledReadout(0 if is_mean else len(prompt) - 1, len(prompt))
@@ -36,9 +38,10 @@ class OpenEmbedding:
 
     def outcome(self) -> Embedding:
         """Return the embedding; call it after every row was read."""
+        params = self.request.params
         return Embedding(
             self.request.id,
-            self._readout.vector(self.request.dimensions, is_normalised=self.request.normalize),
+            self._readout.vector(params.dimensions, is_normalised=params.normalize),
             self.num_prompt_tokens,
             self.sequences[0].num_cached_tokens or 0,
         )

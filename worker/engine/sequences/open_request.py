@@ -6,14 +6,15 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 
 from worker.engine.requests.errors import InvalidRequestError, TooLongError
-from worker.engine.requests.generation import Choice, Completion, FinishReason, GenerationRequest
-from worker.engine.requests.sampling import SamplingParams
+from worker.engine.requests.generation import Completion, GenerationRequest
 from worker.engine.requests.stats import ModelInfo
 from worker.engine.sequences.grammar_matcher import GrammarMatcher
 from worker.engine.sequences.readout import PromptReadout
 from worker.engine.sequences.sequence import Sequence
 from worker.engine.sequences.vocabulary import check_token_ids
-from worker.values.grammar import Grammar
+from worker.values.outcomes import FinishReason
+from worker.values.results import Choice, DeviceSeconds
+from worker.values.sampling import Optimization, OutputFormat, SamplingParams
 
 
 @dataclass(slots=True)
@@ -47,10 +48,11 @@ class OpenRequest:
             num_cached_tokens=min(first.num_cached_tokens or 0, first.num_prompt_tokens),
             num_output_tokens=self.num_output_tokens,
             prompt_logprobs=tuple(readout.logprobs) if isinstance(readout, PromptReadout) else None,
-            prompt_token_ids=tuple(readout.next_token_ids) if isinstance(readout, PromptReadout) else (),
-            prefill_seconds=sum(sequence.prefill_seconds for sequence in self.sequences),
-            decode_seconds=sum(sequence.decode_seconds for sequence in self.sequences),
-            padding_seconds=sum(sequence.padding_seconds for sequence in self.sequences),
+            seconds=DeviceSeconds(
+                sum(sequence.prefill_seconds for sequence in self.sequences),
+                sum(sequence.decode_seconds for sequence in self.sequences),
+                sum(sequence.padding_seconds for sequence in self.sequences),
+            ),
         )
 
     @property
@@ -64,7 +66,7 @@ def open_request(
     info: ModelInfo,
     arrivals: Iterator[int],
     eos_token_ids: frozenset[int],
-    new_matcher: Callable[[Grammar], GrammarMatcher],
+    new_matcher: Callable[[OutputFormat], GrammarMatcher],
 ) -> OpenRequest:
     """Return the open request of a request whose prompt is token ids.
 
@@ -74,7 +76,7 @@ def open_request(
     _check(prompt, params, info)
     seed = (secrets.randbits(64) if params.seed is None else params.seed) % 2**64
     stop_token_ids = frozenset(params.stop_token_ids)
-    if not params.ignore_eos or params.grammar is not None:
+    if not params.ignore_eos or params.format is not None:
         stop_token_ids |= eos_token_ids
     readout = None
     if params.prompt_logprobs is not None:
@@ -92,10 +94,10 @@ def open_request(
             readout=readout if index == 0 else None,
             job=request.job,
             share=request.share,
-            is_shareable=request.is_cached,
+            is_shareable=params.optimization is Optimization.FULL,
             is_urgent=request.priority > 0,
-            is_alone=request.is_alone,
-            matcher=None if params.grammar is None else new_matcher(params.grammar),
+            is_alone=params.optimization is Optimization.NONE,
+            matcher=None if params.format is None else new_matcher(params.format),
         )
         for index in range(params.num_choices)
     )
@@ -110,7 +112,7 @@ def choice_seed(seed: int, index: int) -> int:
 
 
 def _mean_logprob(sequence: Sequence) -> float:
-    logprobs = [one.chosen for one in sequence.logprobs]
+    logprobs = [one.logprob for one in sequence.logprobs]
     return sum(logprobs) / len(logprobs) if logprobs else float("-inf")
 
 

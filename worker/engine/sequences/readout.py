@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from worker.engine.requests.logprobs import TokenLogprobs
-from worker.engine.requests.scoring import ContinuationScore
+from worker.values.logprobs import TokenLogprob
+from worker.values.results import ContinuationScore
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class ScoredReadout:
         results = []
         for token, last in zip(self.last_tokens, self.rows[-1], strict=True):
             logprobs, is_best = zip(*head, last, strict=True)
-            results.append(ContinuationScore((*self.head, token), logprobs, all(is_best)))
+            results.append(ContinuationScore(logprobs, all(is_best), (*self.head, token)))
         return results
 
 
@@ -91,7 +91,7 @@ class PromptReadout:
 
     next_token_ids: list[int]  # of the prompt, without the first
     count: int  # of likeliest tokens reported beside each
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def next_row(self) -> int:
@@ -103,7 +103,7 @@ class PromptReadout:
         """One past the last position that is read."""
         return len(self.next_token_ids)
 
-    def push(self, rows: list[TokenLogprobs]) -> None:
+    def push(self, rows: list[TokenLogprob]) -> None:
         """Add the logprobs of the next rows."""
         self.logprobs += rows
 

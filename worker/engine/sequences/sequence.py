@@ -5,11 +5,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from worker.engine.requests.logprobs import TokenLogprobs
-from worker.engine.requests.sampling import SamplingParams
 from worker.engine.requests.share import ONLY, Share
 from worker.engine.sequences.grammar_matcher import GrammarMatcher
 from worker.engine.sequences.readout import Readout
+from worker.values.logprobs import TokenLogprob
+from worker.values.sampling import SamplingParams
 
 
 class SequenceState(StrEnum):
@@ -49,7 +49,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # of full Blocks of known tokens
     num_hashed_blocks: int = 0  # Blocks of block_table that came from the prefix cache or were offered to it
     row: int | None = None
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each output token, if asked for
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of each output token, if asked for
     readout: Readout | None = None  # collects other results from its rows
     is_generating: bool = True  # False: only the readout is needed
     is_shareable: bool = True  # its Blocks may go to the prefix cache

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from worker.engine.requests.generation import Request
+from worker.engine.requests.generation import EngineRequest
 from worker.engine.requests.scoring import ScoringRequest
 from worker.engine.text.tokenizer import Tokenizer
 
-RequestT = TypeVar("RequestT", bound=Request)
+RequestT = TypeVar("RequestT", bound=EngineRequest)
 
 
 def encode_requests(requests: Sequence[RequestT], tokenizer: Tokenizer) -> list[RequestT]:
@@ -24,7 +24,7 @@ def encode_requests(requests: Sequence[RequestT], tokenizer: Tokenizer) -> list[
     return [_with_ids(request, encoded) for request in requests]
 
 
-def _texts(request: Request) -> Iterator[tuple[str, bool]]:
+def _texts(request: EngineRequest) -> Iterator[tuple[str, bool]]:
     """Yield each text of a request and whether it gets special tokens."""
     if isinstance(request.prompt, str):
         yield request.prompt, request.add_special_tokens

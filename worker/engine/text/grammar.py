@@ -1,4 +1,4 @@
-"""Compiles Grammars into token matchers for one checkpoint's vocabulary. Knows no tensors."""
+"""Compiles output formats into token matchers for one checkpoint's vocabulary. Knows no tensors."""
 
 from collections.abc import Collection
 from functools import cached_property, lru_cache
@@ -9,6 +9,7 @@ from worker.engine.requests.errors import InvalidRequestError
 from worker.engine.sequences.grammar_matcher import GrammarMatcher
 from worker.engine.text.tokenizer import Tokenizer
 from worker.values.grammar import Grammar, GrammarError, vocabulary_of
+from worker.values.sampling import OutputFormat
 
 MAX_COMPILED = 64  # typically 0.2 MB each, 10 MB for a malicious one
 
@@ -25,21 +26,23 @@ class GrammarCompiler:
         self._end_token_ids = end_token_ids
         self._compiled = lru_cache(MAX_COMPILED)(self._compile)
 
-    def prepare(self, grammar: Grammar) -> None:
-        """Compile a new grammar, which can take long, so that `matcher` is quick; raises nothing."""
-        self._compiled(grammar)
+    def prepare(self, wanted: OutputFormat) -> None:
+        """Compile a new format, which can take long, so that `matcher` is quick; raises nothing."""
+        self._compiled(wanted)
 
-    def matcher(self, grammar: Grammar) -> GrammarMatcher:
-        """Return a new matcher of the grammar; raises InvalidRequestError with the library's message."""
-        compiled = self._compiled(grammar)
+    def matcher(self, wanted: OutputFormat) -> GrammarMatcher:
+        """Return a new matcher of the format; raises InvalidRequestError with the library's message."""
+        compiled = self._compiled(wanted)
         if isinstance(compiled, str):
             raise InvalidRequestError(compiled)
-        return GrammarMatcher(grammar, compiled.deep_copy())
+        grammar, matcher = compiled
+        return GrammarMatcher(grammar, matcher.deep_copy())
 
-    def _compile(self, grammar: Grammar) -> LLMatcher | str:
-        """Return a matcher to copy, or the error message."""
+    def _compile(self, wanted: OutputFormat) -> tuple[Grammar, LLMatcher] | str:
+        """Return a matcher to copy, with its grammar, or the error message."""
         try:
-            return grammar.compile(self._vocabulary)
+            grammar = Grammar.of(wanted.kind, wanted.source)
+            return grammar, grammar.compile(self._vocabulary)
         except GrammarError as error:
             return str(error)
 

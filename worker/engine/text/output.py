@@ -3,11 +3,12 @@
 from collections.abc import Sequence as Tokens
 
 from worker.engine.requests.errors import InvalidRequestError
-from worker.engine.requests.generation import Choice, FinishReason
 from worker.engine.sequences.sequence import Sequence
 from worker.engine.text.output_stream import OutputStream
 from worker.engine.text.stopping import StopChecker
 from worker.engine.text.tokenizer import Tokenizer
+from worker.values.outcomes import FinishReason
+from worker.values.results import Choice
 
 
 class Output:

@@ -1,8 +1,10 @@
 """Streams a choice's text as soon as no later token can change it. Runs on the host only."""
 
-from worker.engine.requests.generation import Choice, Delta, FinishReason
 from worker.engine.sequences.sequence import Sequence
 from worker.engine.text.tokenizer import TextStream, Tokenizer
+from worker.values.delta import Delta
+from worker.values.outcomes import FinishReason
+from worker.values.results import Choice
 
 
 class OutputStream:
@@ -36,14 +38,13 @@ class OutputStream:
 
     def _delta(self, text: str, reason: FinishReason | None) -> Delta:
         sequence = self._sequence
-        first = sequence.num_prompt_tokens + self._num_tokens
-        token_ids = tuple(sequence.token_ids[first:])
+        num_tokens = sequence.num_output_tokens - self._num_tokens
         logprobs = None
         if sequence.params.logprobs is not None:
             logprobs = tuple(sequence.logprobs[self._num_tokens :])
-        delta = Delta(sequence.request_id, self._index, self._num_told, text, token_ids, logprobs, reason)
+        delta = Delta(sequence.request_id, self._index, self._num_told, text, num_tokens, logprobs, reason)
         self._num_told += len(text)
-        self._num_tokens += len(token_ids)
+        self._num_tokens += num_tokens
         return delta
 
 

@@ -1,22 +1,13 @@
 """Keeps partial outputs of requests without a result; a crash loses only tokens after the last save."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from sqlalchemy import delete, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from worker.store.rows.requests import PartialOutputRow, ResultRow
-
-
-@dataclass(frozen=True, slots=True)
-class PartialOutput:
-    """Output tokens of one request, their text, and the id in `served_models` of their model."""
-
-    model_id: int | None
-    token_ids: Sequence[int]
-    text: str
+from worker.values.results import PartialOutput, storable
 
 
 def keep(session: Session, partial_outputs: Mapping[int, PartialOutput]) -> None:
@@ -38,7 +29,7 @@ def keep(session: Session, partial_outputs: Mapping[int, PartialOutput]) -> None
                     "request_id": request_id,
                     "model_id": one.model_id,
                     "token_ids": list(one.token_ids),
-                    "output": one.text.replace("\x00", "\N{REPLACEMENT CHARACTER}"),
+                    "output": storable(one.text),
                 }
                 for request_id, one in sorted(partial_outputs.items())
             ]

@@ -11,12 +11,11 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import Session
 
 from worker.store.requests import partial_outputs
-from worker.store.requests.partial_outputs import PartialOutput
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import PartialOutputRow, RequestRow, ResultRow
 from worker.values.caching import CacheMode
 from worker.values.requests import Params, Prompt, RequestKind, kind_of, max_output_tokens, params_from_json
-from worker.values.results import NewResult, storable
+from worker.values.results import NewResult, PartialOutput, storable
 from worker.values.sampling import SamplingParams
 
 COPY_REQUESTS = """
@@ -207,7 +206,7 @@ def to_prompts(inputs: Sequence[Any]) -> tuple[Prompt, ...]:
 
 
 def _to_partial(kept: PartialOutputRow | None) -> PartialOutput | None:
-    return None if kept is None else PartialOutput(kept.model_id, kept.token_ids, kept.text)
+    return None if kept is None else PartialOutput(kept.token_ids, kept.text, kept.model_id)
 
 
 def groups_without_result(session: Session, shard_id: int) -> list[list[int]]:

@@ -10,11 +10,10 @@ from worker.store.requests.requests import MAX_OUTPUT_TOKENS
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import RequestRow, ResultRow
 from worker.values.caching import Source
-from worker.values.outcomes import Outcome
-from worker.values.results import CUT
+from worker.values.outcomes import FinishReason, Outcome
 
 IS_COMPLETED = ResultRow.outcome == Outcome.COMPLETED
-IS_CUT = IS_COMPLETED & (ResultRow.finish_reason == CUT)
+IS_CUT = IS_COMPLETED & (ResultRow.finish_reason == FinishReason.LENGTH)
 
 # What new Results add to their batch: an aggregate over them for each column of its row.
 TALLY: Mapping[InstrumentedAttribute[Any], ColumnElement[Any]] = {

@@ -16,7 +16,6 @@ from worker.store.batches import batches, stop_rules
 from worker.store.cache import response_cache
 from worker.store.database.notify import wake_dispatcher
 from worker.store.requests import attempts, copies, missing, models, partial_outputs, requests, tally
-from worker.store.requests.partial_outputs import PartialOutput
 from worker.store.requests.requests import ShardRequest
 from worker.store.rows.access import TenantRow
 from worker.store.rows.batches import BatchRow
@@ -24,7 +23,7 @@ from worker.store.rows.shards import ShardRow
 from worker.store.shards import poison, rates
 from worker.values.caching import CacheMode
 from worker.values.outcomes import Outcome
-from worker.values.results import NewResult, RequestError
+from worker.values.results import NewResult, PartialOutput, RequestError
 
 # Columns of a shard that no worker holds and no ticket names.
 NOBODYS: dict[str, Any] = {"worker": None, "lease_expires_at": None, "ticketed_at": None}

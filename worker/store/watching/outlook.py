@@ -15,9 +15,8 @@ from worker.store.rows.access import TenantRow
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import RequestRow, ResultRow
 from worker.store.rows.shards import ShardRow
-from worker.values.outcomes import Outcome
+from worker.values.outcomes import FinishReason, Outcome
 from worker.values.requests import RequestKind
-from worker.values.results import CUT
 
 LEARNED_FROM_BATCHES = 20
 RESULTS_A_BATCH = 64
@@ -88,7 +87,10 @@ def recent_outputs(session: Session, *, model: str | None = None) -> list[list[S
     params = func.coalesce(RequestRow.params, recent.c.params)
     rows = session.execute(
         select(
-            recent.c.id, ResultRow.num_output_tokens, RequestRow.max_tokens, ResultRow.finish_reason == CUT
+            recent.c.id,
+            ResultRow.num_output_tokens,
+            RequestRow.max_tokens,
+            ResultRow.finish_reason == FinishReason.LENGTH,
         )
         .select_from(recent)
         .join(every, true())

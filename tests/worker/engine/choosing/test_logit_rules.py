@@ -7,10 +7,9 @@ import torch
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
 from tests.fixtures.tiny_llama import END, load_reference, tiny_tokenizer
 from worker.engine.choosing.logit_rules import apply_rules
-from worker.engine.requests.errors import InvalidRequestError
 from worker.engine.requests.generation import GenerationRequest
-from worker.engine.requests.sampling import SamplingParams
 from worker.engine.sequences.sequence import Sequence
+from worker.values.sampling import ParameterError, SamplingParams
 
 PROMPT = (0, 5, 9, 5)
 
@@ -62,8 +61,8 @@ def test_no_rules_leave_logits_as_they_are() -> None:
     ids=str,
 )
 def test_out_of_range(wrong: dict) -> None:
-    with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
-        SamplingParams(**wrong)
+    with pytest.raises(ParameterError, match=next(iter(wrong))):
+        SamplingParams(**wrong).check()
 
 
 def test_repetition_penalty_as_transformers_has_it(tiny_llama: Path) -> None:
@@ -84,7 +83,7 @@ def test_repetition_penalty_as_transformers_has_it(tiny_llama: Path) -> None:
 
 def test_min_tokens_holds_back_the_end(tiny_llama: Path) -> None:
     engine = make_engine(tiny_llama)
-    bias = ((END, 1000.0),)
+    bias = ((END, 100.0),)
     for min_tokens in (0, 1, 5):
         params = greedy(20, ignore_eos=False, min_tokens=min_tokens, logit_bias=bias)
         (completion,) = run(engine, requests_for([PROMPT], params))
@@ -141,7 +140,7 @@ def test_logprobs_are_the_models_own(tiny_llama: Path, overrides: dict) -> None:
             ids = torch.tensor([[*prompt, *completion.token_ids]])
             expected = load_reference(tiny_llama)(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         for row, token, one in zip(expected, completion.token_ids, completion.logprobs, strict=True):
-            assert one.chosen == pytest.approx(row[token].item(), abs=1e-4)
+            assert one.logprob == pytest.approx(row[token].item(), abs=1e-4)
             values, indices = row.topk(count)
             assert [token_id for token_id, _ in one.top] == indices.tolist()
             assert [value for _, value in one.top] == pytest.approx(values.tolist(), abs=1e-4)

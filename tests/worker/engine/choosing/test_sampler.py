@@ -11,8 +11,8 @@ import torch
 from tests.fixtures.statistics import assert_follows, chi_square_p
 from worker.engine.choosing.logit_rules import apply_rules
 from worker.engine.choosing.sampler import build_sampling_input, sample, uniforms
-from worker.engine.requests.sampling import SamplingParams
 from worker.engine.sequences.sequence import Sequence
+from worker.values.sampling import SamplingParams
 
 
 def make_sequence(params: SamplingParams, seed: int, length: int = 1) -> Sequence:

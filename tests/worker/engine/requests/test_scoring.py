@@ -20,9 +20,11 @@ from tests.fixtures.tiny_llama import CONTEXT, reference_tokens, tiny_tokenizer,
 from tests.worker.engine.running.test_greedy_equality import MODELS
 from worker.engine.choosing import row_reader
 from worker.engine.requests.batch_policy import BatchPolicy
-from worker.engine.requests.embedding import EmbeddingRequest, Pooling
+from worker.engine.requests.embedding import EmbeddingRequest
 from worker.engine.requests.errors import InvalidRequestError
-from worker.engine.requests.scoring import ContinuationScore, Scores, ScoringRequest
+from worker.engine.requests.scoring import Scores, ScoringRequest
+from worker.values.requests import EmbeddingParams, Pooling
+from worker.values.results import ContinuationScore
 
 PROMPTS = random_prompts(1, 4, 9, 33, 50)
 
@@ -82,7 +84,9 @@ def test_beside_generation_and_embeddings(checkpoint: Path) -> None:
     engine = make_engine(checkpoint, max_tokens_per_step=24)
     requests = score_requests(checkpoint)
     generation = requests_for(PROMPTS, greedy(20), first_id=100)
-    embeddings = [EmbeddingRequest(200 + i, prompt, Pooling.MEAN) for i, prompt in enumerate(PROMPTS)]
+    embeddings = [
+        EmbeddingRequest(200 + i, prompt, EmbeddingParams(Pooling.MEAN)) for i, prompt in enumerate(PROMPTS)
+    ]
     mixed = itertools.chain.from_iterable(zip(generation, requests, embeddings, strict=True))
     outcomes = run_all(engine, mixed)
     assert_equal(checkpoint, [one for one in outcomes if isinstance(one, Scores)], requests)
@@ -160,7 +164,7 @@ def test_scores_are_the_logprobs_of_generation(tiny_llama: Path) -> None:
     engine = make_engine(tiny_llama)
     (completion,) = completions(run_all(engine, requests_for([PROMPTS[3]], greedy(8, logprobs=0))))
     (scores,) = run_scores(engine, [ScoringRequest(0, PROMPTS[3], [completion.token_ids])])
-    chosen = [one.chosen for one in completion.logprobs or ()]
+    chosen = [one.logprob for one in completion.logprobs or ()]
     assert scores.continuations[0].logprobs == pytest.approx(chosen, abs=1e-5)
     assert scores.continuations[0].is_greedy
 
@@ -178,8 +182,8 @@ def test_texts_are_tokenized_apart(tiny_llama: Path) -> None:
 
 
 def test_choose() -> None:
-    long = ContinuationScore((1, 2, 3), (-1.0, -1.0, -1.0), is_greedy=False)
-    short = ContinuationScore((4,), (-2.0,), is_greedy=False)
+    long = ContinuationScore((-1.0, -1.0, -1.0), is_greedy=False)
+    short = ContinuationScore((-2.0,), is_greedy=False)
     scores = Scores(0, (long, short, short), 5, 0)
     assert scores.choose() == 1
     assert scores.choose(by_mean=True) == 0

@@ -23,10 +23,10 @@ from tests.fixtures.generation import make_engine
 from worker.engine.engine import Engine
 from worker.engine.models.registry import read_architecture
 from worker.engine.requests.generation import GenerationRequest
-from worker.engine.requests.sampling import SamplingParams
 from worker.engine.running import model_runner
 from worker.engine.running.gpu_step_input import AttentionPlanner
 from worker.engine.running.gpu_steps import PaddedDecode, run_each_kind
+from worker.values.sampling import SamplingParams
 
 CPU = torch.device("cpu")
 

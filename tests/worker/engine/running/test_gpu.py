@@ -15,12 +15,12 @@ from worker.engine.engine import Engine
 from worker.engine.models.registry import read_architecture
 from worker.engine.requests.embedding import EmbeddingRequest
 from worker.engine.requests.generation import GenerationRequest
-from worker.engine.requests.sampling import SamplingParams
 from worker.engine.running import model_runner
 from worker.engine.running.cuda_graphs import graph_sizes, is_decode
 from worker.engine.running.gpu_step_input import AttentionPlanner
 from worker.engine.running.gpu_steps import PaddedDecode, run_largest_step
 from worker.engine.running.input_builder import PackedStep
+from worker.values.sampling import SamplingParams
 
 # Of numpy, in the interpreter: the exponential in tanh may overflow, whose inverse is then rightly 0, and
 # rows of padding hold whatever was in their memory.
@@ -121,7 +121,7 @@ def test_sampled_tokens_and_rules_are_those_of_a_cpu(
     found = run(make_engine(tiny_llama, device="cuda", **SETTINGS), requests)
     assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
     for ours, theirs in zip(found[0].logprobs or (), wanted[0].logprobs or (), strict=True):
-        assert ours.chosen == pytest.approx(theirs.chosen, abs=1e-4)
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
         assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
 
 

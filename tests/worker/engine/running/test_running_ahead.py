@@ -17,10 +17,11 @@ from worker.engine.choosing import sampler
 from worker.engine.choosing.chosen_tokens import TokensOnDevice
 from worker.engine.engine import Engine
 from worker.engine.models.step_input import StepInput
-from worker.engine.requests.generation import FinishReason, GenerationRequest
-from worker.engine.requests.sampling import SamplingParams
+from worker.engine.requests.generation import GenerationRequest
 from worker.engine.running import model_runner
 from worker.engine.running.input_builder import PackedStep
+from worker.values.outcomes import FinishReason
+from worker.values.sampling import SamplingParams
 
 pytestmark = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="no native bf16 products here"
@@ -154,6 +155,6 @@ def test_requests_pay_for_their_steps_before_they_end(engines: Any) -> None:
     done = run(ahead, requests)
     run(plain, requests)
     assert ahead.stats.computed_tokens == plain.stats.computed_tokens
-    assert sum(one.prefill_seconds for one in done) == pytest.approx(ahead.stats.prefill_seconds)
-    assert sum(one.decode_seconds for one in done) == pytest.approx(ahead.stats.decode_seconds)
-    assert all(one.prefill_seconds > 0 and one.decode_seconds > 0 for one in done)
+    assert sum(one.seconds.prefill for one in done) == pytest.approx(ahead.stats.prefill_seconds)
+    assert sum(one.seconds.decode for one in done) == pytest.approx(ahead.stats.decode_seconds)
+    assert all(one.seconds.prefill > 0 and one.seconds.decode > 0 for one in done)

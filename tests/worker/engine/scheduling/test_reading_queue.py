@@ -10,9 +10,10 @@ from tests.fixtures.generation import greedy, make_engine, requests_for
 from tests.fixtures.readings import random_prompts, run_all
 from worker.engine.engine import Engine
 from worker.engine.requests.batch_policy import POLICIES, BatchPolicy
-from worker.engine.requests.embedding import EmbeddingRequest, Pooling
+from worker.engine.requests.embedding import EmbeddingRequest
 from worker.engine.requests.scoring import ScoringRequest
 from worker.engine.scheduling.plan import StepPlan
+from worker.values.requests import EmbeddingParams, Pooling
 
 
 def engine_with(model: Path, clock: Clock, policy: BatchPolicy, **overrides: Any) -> Engine:
@@ -22,7 +23,7 @@ def engine_with(model: Path, clock: Clock, policy: BatchPolicy, **overrides: Any
 def embeddings(count: int, length: int, *, first_id: int = 0, priority: int = 0) -> list[EmbeddingRequest]:
     prompts = random_prompts(*[length] * count, seed=first_id)
     return [
-        EmbeddingRequest(index, prompt, Pooling.MEAN, priority=priority)
+        EmbeddingRequest(index, prompt, EmbeddingParams(Pooling.MEAN), priority=priority)
         for index, prompt in enumerate(prompts, first_id)
     ]
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.fixtures.scheduling import CacheModel, make_scheduler, make_sequence
 from worker.engine.requests.config import ADMISSIONS
-from worker.engine.requests.generation import FinishReason
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.engine.sequences.sequence import Sequence, SequenceState
+from worker.values.outcomes import FinishReason
 
 
 def drive(scheduler: Scheduler, sequences: list[Sequence], budget: int, block_size: int) -> Iterator[int]:

@@ -6,10 +6,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.fixtures.scheduling import CacheModel, make_scheduler, make_sequence
 from worker.engine.requests.config import ADMISSIONS
-from worker.engine.requests.generation import FinishReason
 from worker.engine.requests.share import ONLY, Share
 from worker.engine.scheduling.admission import fair_shares
 from worker.engine.sequences.sequence import Sequence, SequenceState
+from worker.values.outcomes import FinishReason
 
 END = 9  # a token that ends an output
 BUDGET, ROWS, BLOCK_SIZE, NUM_BLOCKS = 24, 5, 3, 14

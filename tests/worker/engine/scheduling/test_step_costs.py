@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
-from worker.engine.scheduling.step_costs import LEAST_STEPS, Costs, StepCosts
+from worker.engine.scheduling.step_costs import LEAST_STEPS, CostEstimator
+from worker.values.step_costs import StepCosts
 
 STEP, ROW, TOKEN, CONTEXT = 0.015, 0.0009, 0.0001, 4e-7
 
@@ -14,23 +15,23 @@ def seconds(rows: float, tokens: float, context: float) -> float:
 
 
 def measure(
-    costs: StepCosts, *, rows: int, tokens: int, context: float, count: int = 1, noise: float = 1.0
+    costs: CostEstimator, *, rows: int, tokens: int, context: float, count: int = 1, noise: float = 1.0
 ) -> None:
     for _ in range(count):
         costs.add_measured(rows, tokens, context, noise * seconds(rows, tokens, context))
 
 
-def fit(costs: StepCosts) -> Costs:
+def fit(costs: CostEstimator) -> StepCosts:
     found = costs.fit()
     assert found is not None
     return found
 
 
-def predict(costs: Costs, rows: float, tokens: float, context: float) -> float:
+def predict(costs: StepCosts, rows: float, tokens: float, context: float) -> float:
     return costs.step + costs.row * rows + costs.token * tokens + costs.context * context
 
 
-def mixed(costs: StepCosts, draw: random.Random, *, noise: float = 0.0) -> None:
+def mixed(costs: CostEstimator, draw: random.Random, *, noise: float = 0.0) -> None:
     for _ in range(2000):
         rows = draw.choice([1, 2, 5, 11, 24, 40, 64])
         tokens = draw.choice([0, 0, 30, 120, 440])
@@ -40,7 +41,7 @@ def mixed(costs: StepCosts, draw: random.Random, *, noise: float = 0.0) -> None:
 
 
 def test_it_recovers_what_steps_cost() -> None:
-    costs = StepCosts()
+    costs = CostEstimator()
     mixed(costs, random.Random(1))
     found = fit(costs)
     assert found.step == pytest.approx(STEP, rel=0.02)
@@ -51,7 +52,7 @@ def test_it_recovers_what_steps_cost() -> None:
 
 
 def test_it_is_right_on_the_whole_when_steps_scatter() -> None:
-    costs = StepCosts()
+    costs = CostEstimator()
     mixed(costs, random.Random(2), noise=0.4)
     mean = 1.083  # of that noise
     for rows, tokens, context in ((1, 0, 300), (64, 0, 20_000), (30, 400, 90_000)):
@@ -61,7 +62,7 @@ def test_it_is_right_on_the_whole_when_steps_scatter() -> None:
 
 
 def test_small_batches_do_not_poison_it() -> None:
-    costs = StepCosts()
+    costs = CostEstimator()
     mixed(costs, random.Random(3))
     measure(costs, rows=1, tokens=0, context=300, count=20_000)
     found = fit(costs)
@@ -70,7 +71,7 @@ def test_small_batches_do_not_poison_it() -> None:
 
 
 def test_nothing_costs_less_than_nothing() -> None:
-    costs = StepCosts()
+    costs = CostEstimator()
     draw = random.Random(4)
     for _ in range(400):  # larger Steps that happened to be the quicker ones
         rows = draw.choice([1, 8, 64])
@@ -80,7 +81,7 @@ def test_nothing_costs_less_than_nothing() -> None:
 
 
 def test_it_follows_a_machine_that_becomes_slower() -> None:
-    costs = StepCosts()
+    costs = CostEstimator()
     mixed(costs, random.Random(5))
     for _ in range(1500):
         for rows in (1, 8, 64):
@@ -91,7 +92,7 @@ def test_it_follows_a_machine_that_becomes_slower() -> None:
 
 
 def test_too_little_says_nothing_and_the_first_step_of_a_size_is_left_out() -> None:
-    costs = StepCosts()
+    costs = CostEstimator()
     costs.add_measured(4, 0, 100.0, 15.0)  # it compiled
     measure(costs, rows=4, tokens=0, context=100.0, count=LEAST_STEPS - 1)
     assert costs.fit() is None

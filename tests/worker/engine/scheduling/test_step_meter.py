@@ -37,9 +37,9 @@ def test_what_requests_pay_is_what_the_steps_took(tiny_llama: Path) -> None:
     engine = make_engine(tiny_llama)
     done = run(engine, requests_for([[1, 2, 3] * 5, [4, 5, 6, 7]], greedy(8)))
     stats = engine.stats
-    assert sum(one.prefill_seconds for one in done) == pytest.approx(stats.prefill_seconds)
-    assert sum(one.decode_seconds for one in done) == pytest.approx(stats.decode_seconds)
-    assert all(one.prefill_seconds > 0 and one.decode_seconds > 0 for one in done)
+    assert sum(one.seconds.prefill for one in done) == pytest.approx(stats.prefill_seconds)
+    assert sum(one.seconds.decode for one in done) == pytest.approx(stats.decode_seconds)
+    assert all(one.seconds.prefill > 0 and one.seconds.decode > 0 for one in done)
     assert stats.padding_seconds == 0.0, "on a CPU a Step is packed"
     assert stats.computed_tokens == stats.prefill_tokens + 2 * 7
 

@@ -6,10 +6,10 @@ import pytest
 
 from tests.fixtures.scheduling import CacheModel, make_scheduler, make_sequence
 from worker.engine.requests.config import ADMISSIONS
-from worker.engine.requests.generation import FinishReason
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.engine.scheduling.turns import PATIENCE_STEPS
 from worker.engine.sequences.sequence import Sequence, SequenceState
+from worker.values.outcomes import FinishReason
 
 BUDGET = 32
 

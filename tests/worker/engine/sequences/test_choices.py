@@ -7,10 +7,9 @@ import pytest
 
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
 from tests.fixtures.tiny_llama import reference_tokens, tiny_tokenizer
-from worker.engine.requests.errors import InvalidRequestError
 from worker.engine.requests.generation import GenerationRequest
-from worker.engine.requests.sampling import SamplingParams
 from worker.engine.sequences.open_request import choice_seed
+from worker.values.sampling import ParameterError, SamplingParams
 
 PROMPT = (0, *range(20, 57))
 NUM_CHOICES = 5
@@ -97,7 +96,7 @@ def test_best_of_keeps_the_likeliest(tiny_llama: Path, n: int) -> None:
     (everything,) = run(engine, requests_for([PROMPT], sampled(n=6, logprobs=0, **params)))
 
     def mean(choice: object) -> float:
-        logprobs = [one.chosen for one in choice.logprobs]  # type: ignore[attr-defined]
+        logprobs = [one.logprob for one in choice.logprobs]  # type: ignore[attr-defined]
         return math.fsum(logprobs) / len(logprobs)
 
     assert len({len(choice.token_ids) for choice in everything.choices}) > 1
@@ -146,5 +145,5 @@ def test_cancel_ends_all_choices(tiny_llama: Path, alone: list[tuple[int, ...]])
 
 @pytest.mark.parametrize("wrong", [{"n": 0}, {"n": 129}, {"n": 2, "best_of": 1}, {"best_of": 129}], ids=str)
 def test_out_of_range(wrong: dict) -> None:
-    with pytest.raises(InvalidRequestError, match="best_of" if "best_of" in wrong else "n is out of range"):
-        SamplingParams(**wrong)
+    with pytest.raises(ParameterError, match="best_of" if "best_of" in wrong else "n is out of range"):
+        SamplingParams(**wrong).check()

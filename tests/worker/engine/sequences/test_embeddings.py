@@ -20,9 +20,12 @@ from tests.fixtures.readings import (
 from tests.fixtures.tiny_llama import CONTEXT, reference_tokens, tiny_tokenizer, write_tiny_llama
 from tests.worker.engine.running.test_greedy_equality import MODELS
 from worker.engine.requests.batch_policy import BatchPolicy
-from worker.engine.requests.embedding import Embedding, EmbeddingRequest, Pooling
+from worker.engine.requests.embedding import Embedding, EmbeddingRequest
 from worker.engine.requests.errors import InvalidRequestError
-from worker.engine.requests.generation import Outcome
+from worker.engine.requests.generation import Answer
+from worker.values.requests import EmbeddingParams, Pooling
+
+LAST, MEAN = EmbeddingParams(Pooling.LAST), EmbeddingParams(Pooling.MEAN)
 
 PROMPTS = random_prompts(1, 3, 4, 9, 16, 33, 50)
 
@@ -36,11 +39,12 @@ def embed(*, first_id: int = 0, prompts: list[tuple[int, ...]] = PROMPTS) -> lis
     """Each prompt with each pooling."""
     pairs = itertools.product(prompts, Pooling)
     return [
-        EmbeddingRequest(index, prompt, pooling) for index, (prompt, pooling) in enumerate(pairs, first_id)
+        EmbeddingRequest(index, prompt, EmbeddingParams(pooling))
+        for index, (prompt, pooling) in enumerate(pairs, first_id)
     ]
 
 
-def assert_equal(checkpoint: Path, outcomes: list[Outcome], requests: list[EmbeddingRequest]) -> None:
+def assert_equal(checkpoint: Path, outcomes: list[Answer], requests: list[EmbeddingRequest]) -> None:
     found = {outcome.id: outcome for outcome in outcomes if isinstance(outcome, Embedding)}
     for request in requests:
         outcome = found[request.id]
@@ -49,9 +53,9 @@ def assert_equal(checkpoint: Path, outcomes: list[Outcome], requests: list[Embed
         expected = reference_embedding(
             checkpoint,
             [int(token) for token in request.prompt],
-            request.pooling,
-            dimensions=request.dimensions,
-            normalize=request.normalize,
+            request.params.pooling,
+            dimensions=request.params.dimensions,
+            normalize=request.params.normalize,
         )
         scale = expected.abs().max()  # the table is for values of about one
         assert_matches(torch.tensor(outcome.vector) / scale, expected / scale)
@@ -94,7 +98,7 @@ def test_one_step_runs_both(tiny_llama: Path) -> None:
 
 def test_packed_without_padding(tiny_llama: Path) -> None:
     engine = make_engine(tiny_llama, max_num_sequences=16)
-    run_all(engine, [request for request in embed() if request.pooling == "mean"])
+    run_all(engine, [request for request in embed() if request.params == MEAN])
     assert engine.stats.steps == 1
     assert engine.stats.prefill_tokens == sum(map(len, PROMPTS))
 
@@ -112,7 +116,7 @@ def test_preempted(tiny_llama: Path) -> None:
     preempted = watch_preemptions(engine)
     generation = requests_for(random_prompts(20, 20, seed=9), greedy(40), first_id=100)
     prompts = random_prompts(40, 39, seed=8)
-    readings = [EmbeddingRequest(index, prompt, Pooling.MEAN) for index, prompt in enumerate(prompts)]
+    readings = [EmbeddingRequest(index, prompt, MEAN) for index, prompt in enumerate(prompts)]
     assert_equal(tiny_llama, run_all(engine, [*generation, *readings]), readings)
     assert preempted  # by decodes that grew into their Blocks
 
@@ -123,7 +127,7 @@ def test_preempted(tiny_llama: Path) -> None:
 def test_dimensions_and_length(
     tiny_llama: Path, pooling: Pooling, normalize: bool, dimensions: int | None
 ) -> None:
-    request = EmbeddingRequest(0, PROMPTS[5], pooling, normalize=normalize, dimensions=dimensions)
+    request = EmbeddingRequest(0, PROMPTS[5], EmbeddingParams(pooling, normalize, dimensions))
     outcomes = run_embeddings(make_engine(tiny_llama), [request])
     assert_equal(tiny_llama, [*outcomes], [request])
     vector = outcomes[0].vector
@@ -133,7 +137,10 @@ def test_dimensions_and_length(
 
 def test_a_whole_context_fits_and_one_more_does_not(tiny_llama: Path) -> None:
     (whole, over) = random_prompts(CONTEXT, CONTEXT + 1)
-    requests = [EmbeddingRequest(0, whole, Pooling.MEAN), EmbeddingRequest(1, over, Pooling.MEAN)]
+    requests = [
+        EmbeddingRequest(0, whole, MEAN),
+        EmbeddingRequest(1, over, MEAN),
+    ]
     outcomes = run_embeddings(make_engine(tiny_llama, max_tokens_per_step=50), requests)
     assert_equal(tiny_llama, [outcomes[0]], requests[:1])
     assert outcomes[1].error == "the prompt has 129 tokens; the longest this model takes is 128"
@@ -144,8 +151,8 @@ def test_last_pooling_shares_prefixes_and_mean_pooling_does_not(tiny_llama: Path
     engine = make_engine(tiny_llama)
     prefix = PROMPTS[-1]
     prompts = [(*prefix, token) for token in range(5, 8)]
-    last = [EmbeddingRequest(index, prompt, Pooling.LAST) for index, prompt in enumerate(prompts)]
-    mean = [EmbeddingRequest(index, prompt, Pooling.MEAN) for index, prompt in enumerate(prompts)]
+    last = [EmbeddingRequest(index, prompt, LAST) for index, prompt in enumerate(prompts)]
+    mean = [EmbeddingRequest(index, prompt, MEAN) for index, prompt in enumerate(prompts)]
     means = run_embeddings(engine, mean)
     assert engine.stats.cached_tokens == 0
     assert_equal(tiny_llama, [*means], mean)
@@ -159,7 +166,7 @@ def test_last_pooling_shares_prefixes_and_mean_pooling_does_not(tiny_llama: Path
 
 def test_a_prompt_that_is_cached_whole_still_gives_its_last_row(tiny_llama: Path) -> None:
     engine = make_engine(tiny_llama)
-    request = EmbeddingRequest(0, PROMPTS[4], Pooling.LAST)  # four full Blocks
+    request = EmbeddingRequest(0, PROMPTS[4], LAST)  # four full Blocks
     run_all(engine, requests_for([PROMPTS[4]], greedy(1)))
     (outcome,) = run_embeddings(engine, [request])
     assert outcome.num_cached_tokens == 12
@@ -170,7 +177,10 @@ def test_text_is_tokenized_as_asked(tiny_llama: Path) -> None:
     text = "the quick brown fox"
     ids = tiny_tokenizer().encode(text).ids
     engine = make_engine(tiny_llama)
-    requests = [EmbeddingRequest(0, text, Pooling.MEAN), EmbeddingRequest(1, ids, Pooling.MEAN)]
+    requests = [
+        EmbeddingRequest(0, text, MEAN),
+        EmbeddingRequest(1, ids, MEAN),
+    ]
     from_text, from_ids = run_embeddings(engine, requests)
     assert from_text.vector == pytest.approx(from_ids.vector, abs=1e-6)
     assert from_text.num_prompt_tokens == len(ids)
@@ -183,7 +193,7 @@ def test_text_is_tokenized_as_asked(tiny_llama: Path) -> None:
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": (5, 320)}, "the prompt has a token id outside 0..319"),
         ({"prompt": (-1,)}, "the prompt has a token id outside 0..319"),
-        ({"dimensions": 49}, "dimensions is 49; the model's vectors have 48"),
+        ({"params": EmbeddingParams(dimensions=49)}, "dimensions is 49; the model's vectors have 48"),
     ],
 )
 def test_what_cannot_run_is_its_own_outcome(tiny_llama: Path, fields: dict, problem: str) -> None:
@@ -194,10 +204,9 @@ def test_what_cannot_run_is_its_own_outcome(tiny_llama: Path, fields: dict, prob
     assert_equal(tiny_llama, [embedded], [good])
 
 
-@pytest.mark.parametrize("wrong", [{"dimensions": 0}, {"pooling": "first"}], ids=str)
-def test_requests_name_the_field(wrong: dict) -> None:
-    with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
-        EmbeddingRequest(0, "text", **wrong)
+def test_a_vector_has_a_dimension() -> None:
+    with pytest.raises(InvalidRequestError, match="dimensions is out of range"):
+        EmbeddingRequest(0, "text", EmbeddingParams(dimensions=0))
 
 
 def test_an_id_is_of_one_request_whatever_its_kind(tiny_llama: Path) -> None:
@@ -214,7 +223,7 @@ def test_cancel_queued_and_running(tiny_llama: Path) -> None:
     engine = make_engine(
         tiny_llama, max_tokens_per_step=10, max_num_sequences=2, batch_policy=BatchPolicy(max_items=2)
     )
-    requests = [EmbeddingRequest(index, PROMPTS[-1], Pooling.MEAN) for index in range(5)]
+    requests = [EmbeddingRequest(index, PROMPTS[-1], MEAN) for index in range(5)]
     for request in requests:
         engine.add(request)
     engine.step()

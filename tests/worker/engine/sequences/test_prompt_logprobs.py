@@ -7,10 +7,9 @@ from tests.fixtures.generation import greedy, make_engine, requests_for, run
 from tests.fixtures.tiny_llama import load_reference, reference_tokens
 from worker.engine.choosing import row_reader
 from worker.engine.engine import Engine
-from worker.engine.requests.errors import InvalidRequestError
 from worker.engine.requests.generation import Completion, GenerationRequest
-from worker.engine.requests.sampling import SamplingParams
 from worker.engine.sequences.sequence import SequenceState
+from worker.values.sampling import ParameterError, SamplingParams
 
 PROMPT = (0, *(7 + (index * 37) % 300 for index in range(40)))
 
@@ -21,7 +20,7 @@ def assert_right(checkpoint: Path, completion: Completion, prompt: tuple[int, ..
     with torch.inference_mode():
         expected = load_reference(checkpoint)(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
     for row, token, one in zip(expected, prompt[1:], completion.prompt_logprobs, strict=True):
-        assert one.chosen == pytest.approx(row[token].item(), abs=1e-4)
+        assert one.logprob == pytest.approx(row[token].item(), abs=1e-4)
         values, indices = row.topk(count)
         assert [token_id for token_id, _ in one.top] == indices.tolist()
         assert [value for _, value in one.top] == pytest.approx(values.tolist(), abs=1e-4)
@@ -116,5 +115,5 @@ def test_preempted_after_and_within_the_prompt(tiny_llama: Path, mate_length: in
 
 
 def test_out_of_range() -> None:
-    with pytest.raises(InvalidRequestError, match="prompt_logprobs"):
-        SamplingParams(prompt_logprobs=21)
+    with pytest.raises(ParameterError, match="prompt_logprobs"):
+        SamplingParams(prompt_logprobs=21).check()

@@ -21,9 +21,9 @@ from tests.fixtures.statistics import assert_follows
 from tests.fixtures.tiny_llama import BEGIN, END, load_reference, tiny_tokenizer, write_tiny_llama
 from worker.engine.engine_thread import EngineThread
 from worker.engine.requests.generation import Completion, GenerationRequest
-from worker.engine.requests.sampling import SamplingParams
 from worker.values import grammar as grammar_module
 from worker.values.grammar import MAX_SOURCE_CHARACTERS, Grammar, GrammarError, vocabulary_of
+from worker.values.sampling import FormatKind, OutputFormat, SamplingParams
 
 PROMPT = (0, *range(40, 61))
 MAX_TOKENS = 400
@@ -47,6 +47,18 @@ SCHEMA = {
         }
     },
 }
+
+
+def json_schema(schema: dict[str, Any]) -> OutputFormat:
+    return OutputFormat(FormatKind.JSON_SCHEMA, json.dumps(schema))
+
+
+def regex(pattern: str) -> OutputFormat:
+    return OutputFormat(FormatKind.REGEX, pattern)
+
+
+def check(wanted: OutputFormat) -> None:
+    Grammar.of(wanted.kind, wanted.source).check(vocabulary())
 
 
 @cache
@@ -73,11 +85,11 @@ def fits_schema(text: str) -> bool:
     )
 
 
-GRAMMARS: dict[str, tuple[Grammar, Callable[[str], bool]]] = {
-    "schema": (Grammar.json_schema(SCHEMA), fits_schema),
-    "object": (Grammar.json_object(), lambda text: isinstance(json.loads(text), dict)),
-    "regex": (Grammar.regex(PATTERN), lambda text: re.fullmatch(PATTERN, text) is not None),
-    "choice": (Grammar.choice(CHOICES), lambda text: text in CHOICES),
+GRAMMARS: dict[str, tuple[OutputFormat, Callable[[str], bool]]] = {
+    "schema": (json_schema(SCHEMA), fits_schema),
+    "object": (OutputFormat(FormatKind.JSON_OBJECT), lambda text: isinstance(json.loads(text), dict)),
+    "regex": (regex(PATTERN), lambda text: re.fullmatch(PATTERN, text) is not None),
+    "choice": (OutputFormat(FormatKind.CHOICE, tuple(CHOICES)), lambda text: text in CHOICES),
 }
 
 
@@ -86,8 +98,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("grammar"), max_position_embeddings=1024)
 
 
-def params(grammar: Grammar | None, **overrides: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": MAX_TOKENS, "temperature": 1.0, "grammar": grammar} | overrides)
+def params(wanted: OutputFormat | None, **overrides: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": MAX_TOKENS, "temperature": 1.0, "format": wanted} | overrides)
 
 
 def assert_fit(completions: list[Completion], fits: Callable[[str], bool]) -> int:
@@ -124,11 +136,9 @@ def test_outputs_fit_beside_free_ones(model: Path, name: str) -> None:
 
 
 LONG = {
-    "regex": (Grammar.regex("[ab]{100}c"), lambda text: re.fullmatch("[ab]{100}c", text)),
+    "regex": (regex("[ab]{100}c"), lambda text: re.fullmatch("[ab]{100}c", text)),
     "schema": (
-        Grammar.json_schema(
-            {"type": "array", "items": {"enum": [1, 2, "x"]}, "minItems": 30, "maxItems": 30}
-        ),
+        json_schema({"type": "array", "items": {"enum": [1, 2, "x"]}, "minItems": 30, "maxItems": 30}),
         lambda text: len(json.loads(text)) == 30,
     ),
 }
@@ -176,10 +186,10 @@ def test_the_distribution_is_the_models_own_over_what_is_allowed(model: Path) ->
     with torch.inference_mode():
         logits = load_reference(model)(torch.tensor([PROMPT])).logits[0, -1].double()
     expected = (logits[ids] / 1.5).softmax(-1).numpy()
-    sampling = params(Grammar.regex(f"[{allowed}]"), temperature=1.5, n=128, seed=3)
+    sampling = params(regex(f"[{allowed}]"), temperature=1.5, n=128, seed=3)
     requests = [GenerationRequest(index, PROMPT, sampling) for index in range(1)]
     requests += [
-        GenerationRequest(seed, PROMPT, params(sampling.grammar, temperature=1.5, n=128, seed=seed))
+        GenerationRequest(seed, PROMPT, params(sampling.format, temperature=1.5, n=128, seed=seed))
         for seed in range(1, 20)
     ]
     completions = run(make_engine(model, max_num_sequences=256), requests)
@@ -189,31 +199,29 @@ def test_the_distribution_is_the_models_own_over_what_is_allowed(model: Path) ->
 
 def test_it_ends_where_the_grammar_does(model: Path) -> None:
     engine = make_engine(model)
-    (fixed,) = run(engine, requests_for([PROMPT], params(Grammar.regex("abc"), temperature=0.0)))
+    (fixed,) = run(engine, requests_for([PROMPT], params(regex("abc"), temperature=0.0)))
     assert (fixed.text, fixed.finish_reason.value) == ("abc", "stop")
     assert tiny_tokenizer().decode(list(fixed.token_ids)) == "abc"
     assert END not in fixed.token_ids  # nothing could follow: no Step was spent on an end token
     # Where more could follow, an end token ends it, and is allowed nowhere else.
-    bias = ((END, 1000.0),)
+    bias = ((END, 100.0),)
     for pattern, text in (("a{3,9}", "aaa"), ("(ab){2}c?", "abab"), ("", "")):
-        sampling = params(Grammar.regex(pattern), temperature=0.0, logit_bias=bias)
+        sampling = params(regex(pattern), temperature=0.0, logit_bias=bias)
         (ended,) = run(engine, requests_for([PROMPT], sampling))
         assert (ended.text, ended.finish_reason.value) == (text, "stop")
         assert ended.token_ids[-1] == END
-    sampling = params(
-        Grammar.regex("a{3,9}"), temperature=0.0, logit_bias=bias, min_tokens=5, ignore_eos=True
-    )
+    sampling = params(regex("a{3,9}"), temperature=0.0, logit_bias=bias, min_tokens=5, ignore_eos=True)
     (later,) = run(engine, requests_for([PROMPT], sampling))
     assert len(later.token_ids) == 6
     # min_tokens gives way where nothing but an end is left.
     letter = tiny_tokenizer().token_to_id("b")
     for pattern, text in (("", ""), ("ab", "a")):
-        sampling = params(Grammar.regex(pattern), stop_token_ids=(letter,), min_tokens=9)
+        sampling = params(regex(pattern), stop_token_ids=(letter,), min_tokens=9)
         (forced,) = run(engine, requests_for([PROMPT], sampling))
         assert (forced.text, forced.finish_reason.value, forced.error) == (text, "stop", None)
-    (cut,) = run(engine, requests_for([PROMPT], params(Grammar.regex("[ab]{90}"), max_tokens=7)))
+    (cut,) = run(engine, requests_for([PROMPT], params(regex("[ab]{90}"), max_tokens=7)))
     assert (len(cut.token_ids), cut.finish_reason.value) == (7, "length")
-    (last,) = run(engine, requests_for([PROMPT], params(Grammar.regex("[ab]"), max_tokens=1)))
+    (last,) = run(engine, requests_for([PROMPT], params(regex("[ab]"), max_tokens=1)))
     assert last.finish_reason == "stop"
 
 
@@ -222,9 +230,9 @@ def test_a_model_that_would_rather_write_blanks_comes_to_an_end(model: Path) -> 
     properties["answers"] |= {"minItems": 2, "maxItems": 2}
     schema = {"type": "object", "properties": properties, "required": list(properties)}
     blanks = [token for token in range(320) if not tiny_tokenizer().decode([token]).strip(" \n\r\t")]
-    bias = tuple((token, 1000.0) for token in blanks if token not in {BEGIN, END})
+    bias = tuple((token, 100.0) for token in blanks if token not in {BEGIN, END})
     assert len(bias) >= 4
-    sampling = params(Grammar.json_schema(schema | {"additionalProperties": False}), logit_bias=bias, n=4)
+    sampling = params(json_schema(schema | {"additionalProperties": False}), logit_bias=bias, n=4)
     (completion,) = run(make_engine(model), requests_for([PROMPT], replace(sampling, max_tokens=70)))
     for choice in completion.choices:
         assert choice.finish_reason == "stop"
@@ -234,20 +242,20 @@ def test_a_model_that_would_rather_write_blanks_comes_to_an_end(model: Path) -> 
 
 
 BAD = {
-    "no such type": (Grammar.json_schema({"type": "text"}), "json_schema: Invalid type: text"),
-    "not built": (Grammar.json_schema({"not": {}}), 'json_schema: Unimplemented keys: ["not"]'),
+    "no such type": (json_schema({"type": "text"}), "json_schema: Invalid type: text"),
+    "not built": (json_schema({"not": {}}), 'json_schema: Unimplemented keys: ["not"]'),
     "cannot be": (
-        Grammar.json_schema({"type": "integer", "minimum": 3, "maximum": 2}),
+        json_schema({"type": "integer", "minimum": 3, "maximum": 2}),
         "json_schema: Unsatisfiable schema",
     ),
     # Its message is cut in the middle of a character, and the library panics.
     "panic": (
-        Grammar.json_schema({"pattern": {"x" + "🙂" * 40: 1}}),
+        json_schema({"pattern": {"x" + "🙂" * 40: 1}}),
         "json_schema: the grammar is not understood",
     ),
-    "regex": (Grammar.regex("a[b"), "regex: .*unclosed character class"),
-    "look-ahead": (Grammar.regex("(?=a)b"), "regex: .*look-ahead.*not supported"),
-    "too long": (Grammar.regex("a" * MAX_SOURCE_CHARACTERS), "regex: .* characters are over the limit"),
+    "regex": (regex("a[b"), "regex: .*unclosed character class"),
+    "look-ahead": (regex("(?=a)b"), "regex: .*look-ahead.*not supported"),
+    "too long": (regex("a" * MAX_SOURCE_CHARACTERS), "regex: .* characters are over the limit"),
 }
 
 
@@ -255,7 +263,7 @@ BAD = {
 def test_a_bad_grammar_is_that_requests_error(model: Path, name: str) -> None:
     grammar, message = BAD[name]
     with pytest.raises(GrammarError, match=f"(?s)^{re.escape(message) if '[' in message else message}"):
-        grammar.check(vocabulary())
+        check(grammar)
     bad = GenerationRequest(0, PROMPT, params(grammar, n=2))
     good = GenerationRequest(1, PROMPT, params(GRAMMARS["choice"][0]))
     failed, completed = run(make_engine(model), [bad, good])
@@ -276,12 +284,12 @@ def test_what_is_no_grammar_at_all(make: Callable[[], Grammar]) -> None:
 
 def test_good_grammars_pass_the_check() -> None:
     for grammar, _ in GRAMMARS.values():
-        grammar.check(vocabulary())
+        check(grammar)
 
 
 def test_a_grammar_that_becomes_too_complex_fails_its_request_alone(model: Path) -> None:
-    grammar = Grammar.regex("[ab]{12}c{99999}")
-    grammar.check(vocabulary())
+    grammar = regex("[ab]{12}c{99999}")
+    check(grammar)
     engine = make_engine(model, max_num_sequences=4)
     bad = GenerationRequest(0, PROMPT, params(grammar, n=5, seed=1, logit_bias=((END, -100.0),)))
     good = GenerationRequest(1, PROMPT, params(GRAMMARS["choice"][0]))
@@ -294,9 +302,9 @@ def test_a_grammar_that_becomes_too_complex_fails_its_request_alone(model: Path)
 
 
 def test_what_would_take_a_hundred_megabytes_to_compile_is_refused(model: Path) -> None:
-    costly = params(Grammar.regex("bc{99999}"))  # the library would by itself
+    costly = params(regex("bc{99999}"))  # the library would by itself
     schema = {"properties": {f"p{i}": {"type": "string", "maxLength": 2000} for i in range(100)}}
-    ample = params(Grammar.json_schema(schema), max_tokens=2)
+    ample = params(json_schema(schema), max_tokens=2)
     requests = [GenerationRequest(number, PROMPT, one) for number, one in enumerate((costly, ample))]
     failed, completed = run(make_engine(model), requests)
     assert "too many expressions" in str(failed.error)
@@ -309,16 +317,18 @@ def test_deep_references_do_not_overflow_the_stack(tmp_path: Path, count: int) -
     code = f"""
 from worker.engine.text.grammar import GrammarCompiler
 from worker.values.grammar import Grammar
+from worker.values.sampling import FormatKind, OutputFormat
 from worker.engine.text.tokenizer import Tokenizer
+import json
 from pathlib import Path
 import sys
 definitions = {{f"d{{i}}": {{"items": {{"$ref": f"#/$defs/d{{i + 1}}"}}}} for i in range({count})}}
 definitions["d{count}"] = {{"type": "null"}}
-grammar = Grammar.json_schema({{"$ref": "#/$defs/d0", "$defs": definitions}})
+schema = json.dumps({{"$ref": "#/$defs/d0", "$defs": definitions}})
 try:
     compiler = GrammarCompiler(Tokenizer(Path(sys.argv[1])), 320, {{1}})
-    grammar.check(compiler._vocabulary)
-    matcher = compiler.matcher(grammar)
+    Grammar.json_schema(schema).check(compiler._vocabulary)
+    matcher = compiler.matcher(OutputFormat(FormatKind.JSON_SCHEMA, schema))
     assert not matcher.forbidden(320).all()
     print("compiled")
 except Exception as error:

@@ -8,8 +8,7 @@ import pytest
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
 from worker.engine.engine import Engine
 from worker.engine.requests.generation import Completion, GenerationRequest
-from worker.engine.requests.sampling import SamplingParams
-from worker.engine.text.grammar import Grammar
+from worker.values.sampling import FormatKind, OutputFormat, SamplingParams
 
 PROMPTS = ["the quick brown fox", (5, 6, 7), (9,) * 21]
 SEEDED = SamplingParams(max_tokens=24, temperature=1.0, top_p=0.9, seed=11, ignore_eos=True)
@@ -75,7 +74,7 @@ def test_a_stop_string_over_the_border_still_stops(tiny_llama: Path) -> None:
 
 
 def test_a_grammar_goes_on_where_it_was(tiny_llama: Path) -> None:
-    params = greedy(40, grammar=Grammar.regex("[a-f]{6}-[0-9]{6}"), ignore_eos=False)
+    params = greedy(40, format=OutputFormat(FormatKind.REGEX, "[a-f]{6}-[0-9]{6}"), ignore_eos=False)
     requests = requests_for(PROMPTS[:1], params)
     whole = run(make_engine(tiny_llama), requests)
     resumed(make_engine(tiny_llama), requests, whole, len(whole[0].token_ids) // 2)

@@ -5,8 +5,10 @@ import pytest
 from tests.fixtures.generation import greedy, make_engine
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
-from worker.engine.requests.generation import Choice, Completion, Delta, GenerationRequest
-from worker.engine.requests.sampling import SamplingParams
+from worker.engine.requests.generation import Completion, GenerationRequest
+from worker.values.delta import Delta
+from worker.values.results import Choice
+from worker.values.sampling import Optimization, SamplingParams
 
 PROMPTS = ["one two", "the quick brown fox", "a"]
 
@@ -28,7 +30,7 @@ def check(deltas: list[Delta], choice: Choice) -> None:
     assert [delta.offset for delta in deltas] == [
         len("".join(delta.text for delta in deltas[:i])) for i in range(len(deltas))
     ]
-    assert tuple(token for delta in deltas for token in delta.token_ids) == choice.token_ids
+    assert sum(delta.num_tokens for delta in deltas) == len(choice.token_ids)
     assert [delta.finish_reason for delta in deltas] == [None] * (len(deltas) - 1) + [choice.finish_reason]
 
 
@@ -93,7 +95,8 @@ def test_a_request_may_keep_out_of_the_prefix_cache(tiny_llama: Path) -> None:
     engine = make_engine(tiny_llama)
     prompt = tuple(range(40, 61))
     found = []
-    for number, is_cached in enumerate([False, True, False, True]):
-        request = GenerationRequest(number, prompt, greedy(2), is_cached=is_cached)
+    basic, full = Optimization.BASIC, Optimization.FULL
+    for number, optimization in enumerate([basic, full, basic, full]):
+        request = GenerationRequest(number, prompt, greedy(2, optimization=optimization))
         found.append(stream(engine, request)[1][number].num_cached_tokens)
     assert found == [0, 0, 0, 20]

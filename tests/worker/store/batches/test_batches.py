@@ -11,11 +11,11 @@ from worker.store.batches.batch_views import BatchView
 from worker.store.batches.batches import NewBatch
 from worker.store.database.session import Store
 from worker.store.requests import result_views
-from worker.store.requests.partial_outputs import PartialOutput
 from worker.store.requests.requests import NewRequest
 from worker.store.shards import control, shards
 from worker.store.webhooks import deliveries
 from worker.values.outcomes import Outcome
+from worker.values.results import PartialOutput
 from worker.values.sampling import SamplingParams
 
 
@@ -204,7 +204,7 @@ def test_a_small_batch_carries_its_outputs_in_the_event(store: Store) -> None:
 def test_what_a_dead_worker_had_saved_is_kept_when_the_batch_is_cancelled(store: Store) -> None:
     batch_id = submit(store, num_requests=3, shard_size=3)
     running = held(store, 1, lease=timedelta(0))
-    kept = {running.requests[1].id: PartialOutput(1, (5, 6, 7), "so far")}
+    kept = {running.requests[1].id: PartialOutput((5, 6, 7), "so far", 1)}
     with store.transaction() as session:
         progress = shards.Progress(running, [], 3, partial_outputs=kept)
         assert shards.save(session, [progress], lease=None) == [shards.AfterSave.CONTINUE]

@@ -10,7 +10,6 @@ from worker.store.batches.batch_views import BatchView
 from worker.store.batches.batches import NewBatch
 from worker.store.database.session import Store
 from worker.store.requests import placement, result_views
-from worker.store.requests.partial_outputs import PartialOutput
 from worker.store.requests.placement import Placement
 from worker.store.requests.requests import NewRequest
 from worker.store.requests.result_views import ResultView
@@ -18,7 +17,7 @@ from worker.store.shards import control, shards
 from worker.store.shards.shards import AfterSave, Claim, Progress
 from worker.values.outcomes import Outcome
 from worker.values.requests import EmbeddingParams, Prompt
-from worker.values.results import DeviceSeconds, NewResult, RequestError
+from worker.values.results import DeviceSeconds, NewResult, PartialOutput, RequestError
 from worker.values.sampling import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=10, temperature=0)
@@ -280,7 +279,7 @@ def test_shards_hold_different_requests_and_their_copies(monkeypatch: pytest.Mon
 def test_what_was_kept_of_one_that_is_never_run_again_is_what_its_copies_have_too(store: Store) -> None:
     batch_id = submit(store, "aab")
     claimed = held(store, 1)
-    kept = {claimed.requests[0].id: PartialOutput(1, [4, 5], "so far")}
+    kept = {claimed.requests[0].id: PartialOutput([4, 5], "so far", 1)}
     with store.transaction() as session:
         control.pause(session, batch_id)
         shards.release(session, claimed, kept)

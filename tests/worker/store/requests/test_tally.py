@@ -9,14 +9,13 @@ from worker.store.batches import batches
 from worker.store.batches.batches import NewBatch
 from worker.store.database.session import Store
 from worker.store.requests import tally
-from worker.store.requests.partial_outputs import PartialOutput
 from worker.store.requests.requests import NewRequest
 from worker.store.rows.batches import BatchRow
 from worker.store.shards import control, shards
 from worker.store.shards.shards import Progress
 from worker.values.caching import Source
 from worker.values.outcomes import Outcome
-from worker.values.results import DeviceSeconds, RequestError
+from worker.values.results import DeviceSeconds, PartialOutput, RequestError
 from worker.values.sampling import SamplingParams
 
 SUMS = """
@@ -75,7 +74,7 @@ def test_every_result_is_counted_once(store: Store) -> None:
         shards.save(session, [Progress(claimed, [*saved, cut], 0, is_last=True)], lease=LEASE)
     check(store, num_results=9)
     second = held(store, 2)
-    kept = {second.requests[0].id: PartialOutput(None, [1, 2], "\N{SNOWMAN}")}
+    kept = {second.requests[0].id: PartialOutput([1, 2], "\N{SNOWMAN}", None)}
     with store.transaction() as session:
         shards.save(session, [Progress(second, [], 2, partial_outputs=kept)], lease=LEASE)
         control.cancel_request(session, batch_id, 11)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from tests.fixtures.scheduling import CacheModel, make_scheduler, make_sequence
 from worker.engine.requests.config import ADMISSIONS
-from worker.engine.requests.generation import FinishReason
 from worker.engine.requests.share import ONLY, Share
 from worker.engine.scheduling.admission.fair_shares import MAX_IDLE_GROUPS, FairShares
 from worker.engine.scheduling.plan import StepPlan
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.engine.sequences.sequence import Sequence, SequenceState
+from worker.values.outcomes import FinishReason
 
 BIG, SMALL = Share("big"), Share("small")
 ROWS, BUDGET = 8, 64

@@ -6,11 +6,11 @@ from collections.abc import Sequence as Items
 from itertools import pairwise
 
 from tests.fixtures.scheduling import make_scheduler, make_sequence
-from worker.engine.requests.generation import FinishReason
 from worker.engine.scheduling.admission.length_aware import AGING_STEPS, PATIENCE_STEPS
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.engine.sequences.readout import PooledReadout
 from worker.engine.sequences.sequence import Sequence, SequenceState
+from worker.values.outcomes import FinishReason
 
 END = 9
 

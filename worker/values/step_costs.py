@@ -1,4 +1,4 @@
-"""Define the costs of Steps that a worker reports for its engine."""
+"""Define the costs of Steps, as an engine measures them and its worker reports them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
