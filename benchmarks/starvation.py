@@ -31,7 +31,7 @@ HIGH = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Timed:
     """The times of one batch, in seconds after its POST."""
 
     tokens: float  # the first ones
@@ -44,7 +44,7 @@ def send(client: httpx.Client, count: int, name: str, *, priority: int = 0) -> s
     return str(client.post("/v1/batch/async", json=body).raise_for_status().json()["batch_id"])
 
 
-def timed(client: httpx.Client, count: int, name: str, *, priority: int = 0) -> Seen:
+def timed(client: httpx.Client, count: int, name: str, *, priority: int = 0) -> Timed:
     """Run a batch to its end and poll it meanwhile; raise SessionError if it does not complete."""
     started = time.perf_counter()
     batch_id = send(client, count, name, priority=priority)
@@ -59,13 +59,13 @@ def timed(client: httpx.Client, count: int, name: str, *, priority: int = 0) -> 
         time.sleep(POLL_SECONDS)
     if batch["counts"]["completed"] != count or first is None:
         raise SessionError(f"the batch did not complete: {batch['counts']}")
-    return Seen(first, seconds)
+    return Timed(first, seconds)
 
 
-def alone(client: httpx.Client, count: int, name: str, *, priority: int = 0) -> Seen:
+def alone(client: httpx.Client, count: int, name: str, *, priority: int = 0) -> Timed:
     """Return the medians of several runs on an otherwise idle service."""
     runs = [timed(client, count, f"{name} alone {i}", priority=priority) for i in range(TIMES_ALONE)]
-    return Seen(statistics.median(run.tokens for run in runs), statistics.median(run.end for run in runs))
+    return Timed(statistics.median(run.tokens for run in runs), statistics.median(run.end for run in runs))
 
 
 @contextmanager

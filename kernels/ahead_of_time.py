@@ -21,7 +21,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CompileTarget:
     """A kind of chip by its name in Triton, with its limits for one program."""
 
     backend: str
@@ -31,9 +31,9 @@ class Target:
 
 
 TARGETS = {
-    "sm_80": Target("cuda", 80, 32, 163 * 1024),  # A100
-    "sm_90": Target("cuda", 90, 32, 227 * 1024),  # H100, H200
-    "gfx942": Target("hip", "gfx942", 64, 64 * 1024),  # MI300
+    "sm_80": CompileTarget("cuda", 80, 32, 163 * 1024),  # A100
+    "sm_90": CompileTarget("cuda", 90, 32, 227 * 1024),  # H100, H200
+    "gfx942": CompileTarget("hip", "gfx942", 64, 64 * 1024),  # MI300
 }
 
 
@@ -99,7 +99,7 @@ def build(wanted: Build, target_name: str) -> Built:
     return built
 
 
-def _compile(wanted: Build, target: Target) -> Any:
+def _compile(wanted: Build, target: CompileTarget) -> Any:
     import triton  # noqa: PLC0415  (here, so that listing builds needs no Triton)
     from triton.backends.compiler import GPUTarget  # noqa: PLC0415
     from triton.compiler import ASTSource  # noqa: PLC0415

@@ -7,7 +7,7 @@ from torch import Tensor
 from kernels import device as device_of_ops
 from kernels.crossover import Regime
 from kernels.expert_linear import expert_linear, gpu, pack_expert_weights, reference
-from kernels.expert_linear.cases import CASES, Case
+from kernels.expert_linear.cases import CASES, ExpertCase
 from kernels.quantization import QuantizedWeight
 from kernels.testing import assert_matches
 from kernels.weight_only_linear.cases import FORMATS as QUANTIZE
@@ -20,7 +20,7 @@ FORMATS = ("plain", "int8-zero", "int4-64", "int4-128-zero", "fp8", "nf4-nested"
 
 
 def check(
-    case: Case,
+    case: ExpertCase,
     format_: str,
     regime: str,
     dtype: torch.dtype,
@@ -57,7 +57,7 @@ def dtype(device: torch.device) -> torch.dtype:
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_reference(
-    case: Case,
+    case: ExpertCase,
     regime: str,
     is_gated: bool,
     dtype: torch.dtype,

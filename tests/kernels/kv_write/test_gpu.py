@@ -3,11 +3,11 @@ import torch
 from torch import Tensor
 
 from kernels.kv_write import GpuLayerCache, HeadNorms, LayerCache, reference, rotary_kv_write
-from kernels.kv_write.cases import CASES, Case
+from kernels.kv_write.cases import CASES, WriteCase
 from kernels.testing import assert_matches, nan_filled
 
 
-def inputs(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, HeadNorms | None]:
+def inputs(case: WriteCase, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, HeadNorms | None]:
     generator = torch.Generator().manual_seed(0)
     width = (case.num_heads + 2 * case.num_kv_heads) * case.head_dim
     # A view into a wider matrix is as good.
@@ -24,7 +24,7 @@ def inputs(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tens
 
 
 def expected_of(
-    case: Case, qkv: Tensor, angles: Tensor, positions: Tensor, slots: Tensor, norms: HeadNorms | None
+    case: WriteCase, qkv: Tensor, angles: Tensor, positions: Tensor, slots: Tensor, norms: HeadNorms | None
 ) -> tuple[Tensor, Tensor]:
     """The queries and, as the GPU's cache lies, what is in the Slots; NaN where nothing is."""
     heads, dim = case.num_kv_heads, case.head_dim
@@ -37,7 +37,11 @@ def expected_of(
 
 
 def run(
-    case: Case, dtype: torch.dtype, cache: GpuLayerCache, device: torch.device, slots: Tensor | None = None
+    case: WriteCase,
+    dtype: torch.dtype,
+    cache: GpuLayerCache,
+    device: torch.device,
+    slots: Tensor | None = None,
 ) -> Tensor:
     qkv, angles, positions, all_slots, norms = inputs(case, dtype)
     slots = all_slots if slots is None else slots
@@ -47,7 +51,7 @@ def run(
     return rotary_kv_write(*args, cache, norms).cpu()
 
 
-def empty_cache(case: Case, kv_format: str, dtype: torch.dtype, device: torch.device) -> GpuLayerCache:
+def empty_cache(case: WriteCase, kv_format: str, dtype: torch.dtype, device: torch.device) -> GpuLayerCache:
     # The fixture fills what is allocated.
     return GpuLayerCache.allocate(
         case.num_blocks,
@@ -61,7 +65,7 @@ def empty_cache(case: Case, kv_format: str, dtype: torch.dtype, device: torch.de
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_matches_reference(case: Case, dtype: torch.dtype, device: torch.device) -> None:
+def test_matches_reference(case: WriteCase, dtype: torch.dtype, device: torch.device) -> None:
     cache = empty_cache(case, "plain", dtype, device)
     query, blocks = expected_of(case, *inputs(case, dtype))
     assert_matches(run(case, dtype, cache, device), query)
@@ -72,7 +76,7 @@ def test_matches_reference(case: Case, dtype: torch.dtype, device: torch.device)
 
 @pytest.mark.parametrize("kv_format", ["int8", "fp8"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_quantizes_each_head_of_a_token(case: Case, kv_format: str, device: torch.device) -> None:
+def test_quantizes_each_head_of_a_token(case: WriteCase, kv_format: str, device: torch.device) -> None:
     cache = empty_cache(case, kv_format, torch.float32, device)
     query, blocks = expected_of(case, *inputs(case, torch.float32))
     assert_matches(run(case, torch.float32, cache, device), query)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from kernels.kv_write import HeadNorms, LayerCache, reference, rotary_kv_write
-from kernels.kv_write.cases import CASES, Case
+from kernels.kv_write.cases import CASES, WriteCase
 from kernels.testing import assert_matches, nan_filled
 
 
@@ -17,7 +17,7 @@ from kernels.testing import assert_matches, nan_filled
 )
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_reference(
-    case: Case, cache_dtype: torch.dtype, dtype: torch.dtype, generator: torch.Generator
+    case: WriteCase, cache_dtype: torch.dtype, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
     width = (case.num_heads + 2 * case.num_kv_heads) * case.head_dim
     qkv = torch.randn(case.num_tokens, width, generator=generator).to(dtype)
@@ -44,7 +44,9 @@ def test_matches_reference(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_int8_is_the_plain_write_rounded(case: Case, dtype: torch.dtype, generator: torch.Generator) -> None:
+def test_int8_is_the_plain_write_rounded(
+    case: WriteCase, dtype: torch.dtype, generator: torch.Generator
+) -> None:
     """Each head of a token by its own scale, its largest magnitude as 127."""
     heads, dim, size = case.num_kv_heads, case.head_dim, case.block_size
     qkv = torch.randn(case.num_tokens, (case.num_heads + 2 * heads) * dim, generator=generator).to(dtype)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kernels.kv_write import GpuLayerCache, LayerCache
 from kernels.paged_attention import GpuAttentionPlan, Tiling, choose_tiling, reference
-from kernels.paged_attention.cases import GPU_CASES, Case
+from kernels.paged_attention.cases import GPU_CASES, AttentionCase
 from kernels.paged_attention.gpu import paged_attention, plan_attention
 from kernels.testing import assert_matches
 
@@ -33,7 +33,7 @@ if torch.cuda.is_available():  # the interpreter's products of two bfloat16 are 
     FORMATS += [(kv_format, torch.bfloat16) for kv_format in ("plain", "int8", "fp8")]
 
 
-def random_cache(case: Case, num_blocks: int, kv_format: str, dtype: torch.dtype) -> GpuLayerCache:
+def random_cache(case: AttentionCase, num_blocks: int, kv_format: str, dtype: torch.dtype) -> GpuLayerCache:
     rows = (num_blocks, 2 * case.num_kv_heads, case.block_size)
     if kv_format == "plain":
         return GpuLayerCache(torch.randn(*rows, case.head_dim).to(dtype), None)
@@ -57,7 +57,12 @@ def as_layer_cache(cache: GpuLayerCache) -> LayerCache:
 
 
 def make_plan(
-    case: Case, cache: GpuLayerCache, tables: Tensor, tiling: Tiling, device: torch.device, **bounds: int
+    case: AttentionCase,
+    cache: GpuLayerCache,
+    tables: Tensor,
+    tiling: Tiling,
+    device: torch.device,
+    **bounds: int,
 ) -> GpuAttentionPlan:
     query_lens, context_lens = (torch.tensor([pair[i] for pair in case.lens]) for i in (0, 1))
     starts = torch.cat((torch.zeros(1, dtype=torch.int64), query_lens.cumsum(0)))
@@ -74,7 +79,7 @@ def make_plan(
     )
 
 
-def shuffled_tables(case: Case, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def shuffled_tables(case: AttentionCase, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Block tables without order, and the Blocks of nobody; past its end a table names one of these."""
     needed = [-(-context // case.block_size) for _, context in case.lens]
     order = torch.randperm(sum(needed) + 3, generator=generator)
@@ -84,7 +89,7 @@ def shuffled_tables(case: Case, generator: torch.Generator) -> tuple[Tensor, Ten
     return tables, order[sum(needed) :]
 
 
-def poison(cache: GpuLayerCache, case: Case, tables: Tensor, unused: Tensor) -> None:
+def poison(cache: GpuLayerCache, case: AttentionCase, tables: Tensor, unused: Tensor) -> None:
     """Put NaN wherever no row may look; where a format has none, into the scale."""
     target = cache.blocks if cache.scales is None else cache.scales
     target[unused] = float("nan")
@@ -94,7 +99,7 @@ def poison(cache: GpuLayerCache, case: Case, tables: Tensor, unused: Tensor) -> 
 
 
 def check(
-    case: Case,
+    case: AttentionCase,
     kv_format: str,
     dtype: torch.dtype,
     tiling: Tiling,
@@ -132,7 +137,7 @@ def check(
 
 @pytest.mark.parametrize("split_rows", [1, 4])
 @pytest.mark.parametrize("case", GPU_CASES, ids=str)
-def test_matches_reference(case: Case, split_rows: int, device: torch.device) -> None:
+def test_matches_reference(case: AttentionCase, split_rows: int, device: torch.device) -> None:
     tiling = dataclasses.replace(TILING, split_rows=split_rows)
     check(case, "plain", torch.float32, tiling, device)
 
@@ -152,7 +157,7 @@ def test_large_scores_do_not_overflow(device: torch.device) -> None:
 
 @pytest.mark.parametrize("has_prompts", [True, False])
 def test_matches_reference_as_the_engine_tiles(has_prompts: bool, device: torch.device) -> None:
-    case = Case(8, 2, 32, ((1, 530), (40, 50) if has_prompts else (1, 50)))
+    case = AttentionCase(8, 2, 32, ((1, 530), (40, 50) if has_prompts else (1, 50)))
     tiling = choose_tiling(
         group=4,
         head_dim=32,
@@ -168,13 +173,13 @@ def test_a_row_has_the_same_bits_in_any_step(device: torch.device) -> None:
     """A decode row beside others, alone, and under bounds that a CUDA graph would have."""
     generator = torch.Generator().manual_seed(1)
     torch.manual_seed(1)
-    case = Case(6, 2, 16, ((1, 77), (20, 33), (1, 90)))
+    case = AttentionCase(6, 2, 16, ((1, 77), (20, 33), (1, 90)))
     tables, _ = shuffled_tables(case, generator)
     cache = random_cache(case, int(tables.max()) + 4, "plain", torch.float32)
     cache = GpuLayerCache(cache.blocks.to(device), None)
     query = torch.randn(22, 6, 16, generator=generator).to(device)
 
-    def attend(case: Case, rows: Tensor, tables: Tensor, **bounds: int) -> Tensor:
+    def attend(case: AttentionCase, rows: Tensor, tables: Tensor, **bounds: int) -> Tensor:
         plan = make_plan(case, cache, tables, TILING, device, **bounds)
         return paged_attention(rows, cache, plan, 0.25, dtype=torch.float32, num_programs=5)
 
@@ -190,7 +195,7 @@ def test_a_row_has_the_same_bits_in_any_step(device: torch.device) -> None:
 
 
 def test_rows_of_padding_are_left_alone(device: torch.device) -> None:
-    case = Case(2, 1, 16, ((1, 20), (0, 99), (0, 0)))
+    case = AttentionCase(2, 1, 16, ((1, 20), (0, 99), (0, 0)))
     cache = GpuLayerCache(torch.zeros(4, 2, 16, 16, device=device), None)
     plan = make_plan(case, cache, torch.zeros(3, 2, dtype=torch.int64), TILING, device, max_query_len=1)
     out = paged_attention(torch.zeros(3, 2, 16, device=device), cache, plan, 1.0, dtype=torch.float32)
@@ -199,7 +204,7 @@ def test_rows_of_padding_are_left_alone(device: torch.device) -> None:
 
 
 def test_arguments_are_checked(device: torch.device) -> None:
-    case = Case(2, 1, 16, ((1, 20),))
+    case = AttentionCase(2, 1, 16, ((1, 20),))
     cache = GpuLayerCache(torch.zeros(4, 2, 16, 16, device=device), None)
     tables = torch.zeros(1, 2, dtype=torch.int64)
     plan = make_plan(case, cache, tables, TILING, device)
@@ -212,9 +217,17 @@ def test_arguments_are_checked(device: torch.device) -> None:
         paged_attention(query[..., :8], cache, plan, 1.0, dtype=torch.float32)
     with pytest.raises(ValueError, match="3 heads over 2"):
         make_plan(
-            Case(3, 2, 16, ((1, 20),)), GpuLayerCache(torch.zeros(1, 4, 16, 16), None), tables, TILING, device
+            AttentionCase(3, 2, 16, ((1, 20),)),
+            GpuLayerCache(torch.zeros(1, 4, 16, 16), None),
+            tables,
+            TILING,
+            device,
         )
     with pytest.raises(ValueError, match="without prompts"):
         make_plan(
-            Case(2, 1, 16, ((9, 20),)), cache, tables, dataclasses.replace(TILING, has_prompts=False), device
+            AttentionCase(2, 1, 16, ((9, 20),)),
+            cache,
+            tables,
+            dataclasses.replace(TILING, has_prompts=False),
+            device,
         )

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from kernels.kv_write import LayerCache
 from kernels.paged_attention import AttentionPlan, paged_attention, plan_attention, reference
-from kernels.paged_attention.cases import CASES, Case
+from kernels.paged_attention.cases import CASES, AttentionCase
 from kernels.testing import assert_matches
 
 
@@ -57,7 +57,7 @@ def _random_cache(
 )
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_reference(
-    case: Case,
+    case: AttentionCase,
     cache_dtype: torch.dtype,
     dtype: torch.dtype,
     generator: torch.Generator,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kernels.sampling import gpu, reference, sample
-from kernels.sampling.cases import CASES, Case
+from kernels.sampling.cases import CASES, SamplingCase
 from worker.engine.choosing.sampler import SamplingInput
 from worker.engine.choosing.sampler import sample as sample_on_cpu
 
@@ -22,7 +22,7 @@ def _several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "BLOCK", 16)
 
 
-def logits_of(case: Case) -> Tensor:
+def logits_of(case: SamplingCase) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(case.vocab_size, generator=generator) * 2
     if case.levels is not None:
@@ -30,13 +30,13 @@ def logits_of(case: Case) -> Tensor:
     return logits
 
 
-def expected_of(case: Case, logits: Tensor) -> Tensor:
+def expected_of(case: SamplingCase, logits: Tensor) -> Tensor:
     return reference.distribution(
         logits, temperature=case.temperature, top_k=case.top_k, top_p=case.top_p, min_p=case.min_p
     )
 
 
-def draw(case: Case, logits: Tensor, uniform: Tensor, device: torch.device) -> Tensor:
+def draw(case: SamplingCase, logits: Tensor, uniform: Tensor, device: torch.device) -> Tensor:
     options = (case.temperature, case.top_k, case.top_p, case.min_p)
     columns = [torch.full((len(uniform),), float(one), dtype=torch.float64) for one in options]
     rows = logits.expand(len(uniform), -1)
@@ -46,7 +46,7 @@ def draw(case: Case, logits: Tensor, uniform: Tensor, device: torch.device) -> T
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_draws_from_the_distribution(case: Case, device: torch.device) -> None:
+def test_draws_from_the_distribution(case: SamplingCase, device: torch.device) -> None:
     logits = logits_of(case)
     # In the order of the vocabulary; a draw within a rounding of a border may fall on either side.
     bounds = expected_of(case, logits).cumsum(dim=0)
@@ -57,7 +57,7 @@ def test_draws_from_the_distribution(case: Case, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.levels], ids=str)
-def test_the_sampler_of_a_cpu_draws_from_the_same_distribution(case: Case) -> None:
+def test_the_sampler_of_a_cpu_draws_from_the_same_distribution(case: SamplingCase) -> None:
     num_draws, logits = 5000, logits_of(case)
     every = torch.arange(num_draws)
     is_filtered = case.top_k < case.vocab_size or case.top_p < 1
@@ -76,7 +76,7 @@ def test_the_sampler_of_a_cpu_draws_from_the_same_distribution(case: Case) -> No
 
 
 def test_the_ends_of_the_unit_interval(device: torch.device) -> None:
-    case = Case(20)
+    case = SamplingCase(20)
     logits = logits_of(case)
     logits[[0, 1, 18, 19]] = -torch.inf
     assert draw(case, logits, torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64), device).tolist() == [
