@@ -1,6 +1,5 @@
 """Write WebhookEvents, each in the transaction of what it reports."""
 
-import re
 from collections.abc import Mapping
 from datetime import datetime
 from uuid import uuid4
@@ -8,6 +7,7 @@ from uuid import uuid4
 from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
+from worker.contract.callbacks import origin_of
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS, BatchEnded, Ping
 from worker.store.requests import result_views
 from worker.store.rows.batches import BatchRow
@@ -81,9 +81,7 @@ def _receivers(
         endpoint_id: endpoint_id for endpoint_id in endpoints.listening(session, tenant, event_type)
     }
     if callback_url is not None:
-        scheme, _, rest = callback_url.partition("://")
-        host = re.split(r"[/?#]", rest, maxsplit=1)[0]
-        found[None] = f"{tenant} {scheme}://{host}".lower()
+        found[None] = f"{tenant} {origin_of(callback_url)}"
     return found
 
 
