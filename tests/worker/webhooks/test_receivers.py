@@ -133,7 +133,7 @@ def test_after_the_pause_one_delivery_is_tried_and_its_success_lets_all_through(
                 session,
                 held,
                 deliveries.Attempt(1, 200, None),
-                deliveries.Outcome(EventState.DELIVERED),
+                deliveries.DeliveryOutcome(EventState.DELIVERED),
             )
         assert standing(store, key) == (0, 0)
         make_due(store)
