@@ -62,7 +62,7 @@ def test_public_addresses_are_called_over_tls_at_the_usual_ports() -> None:
     for targets in (Targets(), Targets(LOOPBACK)):
         with pytest.raises(ForbiddenTargetError, match="https"):
             targets.check_address("8.8.8.8", 80, is_tls=False)
-        with pytest.raises(ForbiddenTargetError, match="port 22$"):
+        with pytest.raises(ForbiddenTargetError, match=r"port 22$"):
             targets.check_address("8.8.8.8", 22, is_tls=True)
 
 
@@ -71,7 +71,7 @@ def test_the_operators_ports_hold_everywhere() -> None:
     targets.check_address("127.0.0.1", 9000, is_tls=False)
     targets.check_address("8.8.8.8", 9000, is_tls=True)
     for address in ("127.0.0.1", "8.8.8.8"):
-        with pytest.raises(ForbiddenTargetError, match="port 443$"):
+        with pytest.raises(ForbiddenTargetError, match=r"port 443$"):
             targets.check_address(address, 443, is_tls=True)
 
 
