@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, TextIO
 
@@ -21,6 +22,7 @@ import httpx
 
 from worker.child import with_parent
 from worker.contract.models import identify
+from worker.loops import Loop
 from worker.preflight import ConfigurationError, check
 from worker.settings import EXIT_CONFIGURATION, Settings, settings
 
@@ -123,19 +125,17 @@ def up(commands: dict[str, str], stopping: threading.Event, output: TextIO = sys
     A process whose configuration is wrong sets `stopping`; then return what it said.
     """
     processes = [Supervised(name, command, stopping, output) for name, command in commands.items()]
-    threads = [threading.Thread(target=process.keep_running) for process in processes]
-    for thread in threads:
-        thread.start()
+    loops = [Loop(process.name, process.keep_running, stopping).start() for process in processes]
     stopping.wait()
     for process in processes:
         process.send(signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+    for loop in loops:
+        loop.join(max(0.0, deadline - time.monotonic()))
     for process in processes:
         process.send(signal.SIGKILL)
-    for thread in threads:
-        thread.join()
+    for loop in loops:
+        loop.join()
     return next((process.refusal for process in processes if process.refusal is not None), None)
 
 
@@ -160,7 +160,7 @@ def main(names: Iterable[str]) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stopping.set())
     if "web" in chosen:
-        threading.Thread(target=_tell_when_ready, args=(config, chosen, stopping), daemon=True).start()
+        Loop("ready", partial(_tell_when_ready, config, chosen, stopping), stopping).start()
     refusal = up({name: commands[name] for name in chosen}, stopping)
     if refusal is not None:
         sys.stderr.write(f"{refusal}\n")
@@ -182,6 +182,7 @@ def _tell_when_ready(config: Settings, processes: Collection[str], stopping: thr
         line += f"Flower {flower}{_flower_login(config)}, "
     sys.stdout.write(f"{line}model {identify(config.model).label}\n")
     sys.stdout.flush()
+    stopping.wait()
 
 
 def _is_ready(client: httpx.Client, api: str, flower: str | None) -> bool:

@@ -4,12 +4,10 @@ Any number of these processes may run: each claims a batch under a lease with a 
 """
 
 import logging
-import os
 import signal
 import threading
 from collections.abc import Callable
-
-from psycopg import OperationalError as ListenError
+from functools import partial
 
 from api.blobs.store import BlobError
 from api.dependencies import Services, open_services
@@ -18,6 +16,7 @@ from api.files.service import prepare
 from api.files.tidying import tidy
 from api.files.writing import ResultWriter
 from api.inputs.checkpoint import ModelDirectoryError
+from worker.loops import Loop
 from worker.settings import refuse, settings
 from worker.store.database.notify import FILES, wake_ups
 from worker.store.database.session import DATABASE_AWAY
@@ -30,50 +29,48 @@ TIDY_SECONDS = 300.0
 READER_NICENESS, WRITER_NICENESS = 10, 5
 
 
-def work(services: Services, turn: Callable[[], bool], stopping: threading.Event, niceness: int) -> None:
-    """Take turns while there is work, then wait for the next notification; log and survive errors.
-
-    `niceness` is added to that of the calling thread.
-    """
-    os.nice(niceness)  # on Linux, of this thread alone
+def work(services: Services, turn: Callable[[], bool], stopping: threading.Event) -> None:
+    """Take turns while there is work, and again at each notification."""
     seconds = services.settings.sweep_seconds
-    while not stopping.is_set():
-        try:
-            for _ in wake_ups(services.settings.database_url, every_seconds=seconds, channel=FILES):
-                while not stopping.is_set() and turn():
-                    pass
-                if stopping.is_set():
-                    return
-        except (*DATABASE_AWAY, ListenError) as error:
-            logger.warning("Postgres does not answer, trying again: %s", str(error).splitlines()[0])
-            stopping.wait(seconds)
-        except Exception:
-            logger.exception("a batch's files could not be worked on; its lease will run out")
-            stopping.wait(seconds)
+    for _ in wake_ups(services.settings.database_url, every_seconds=seconds, channel=FILES):
+        while not stopping.is_set() and _survive(turn):
+            pass
+        if stopping.is_set():
+            return
 
 
-def tidy_now_and_then(services: Services, stopping: threading.Event) -> None:
-    """Tidy every few minutes."""
-    prepare(services)
-    while not stopping.wait(TIDY_SECONDS):
-        try:
-            tidy(services)
-        except (*DATABASE_AWAY, BlobError, OSError) as error:
-            logger.warning("tidying failed, trying again later: %s", error)
+def _survive(turn: Callable[[], bool]) -> bool:
+    """Take a turn; a batch whose files raise an unexpected error must not stop the work on others."""
+    try:
+        return turn()
+    except DATABASE_AWAY:
+        raise
+    except Exception:
+        logger.exception("a batch's files could not be worked on; its lease will run out")
+        return False
 
 
 def run(services: Services, stopping: threading.Event) -> None:
     """Read, write and tidy side by side until `stopping` is set."""
-    reader, writer = BatchReader(services, stopping), ResultWriter(services, stopping)
-    threads = [
-        threading.Thread(target=work, args=(services, reader.turn, stopping, READER_NICENESS)),
-        threading.Thread(target=work, args=(services, writer.turn, stopping, WRITER_NICENESS)),
-        threading.Thread(target=tidy_now_and_then, args=(services, stopping)),
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    prepare(services)
+
+    def tidy_later() -> None:
+        if not stopping.wait(TIDY_SECONDS):
+            tidy(services)
+
+    def loop(name: str, turn: Callable[[], bool], niceness: int) -> Loop:
+        follow = partial(work, services, turn, stopping)
+        return Loop(name, follow, stopping, away=DATABASE_AWAY, niceness=niceness)
+
+    loops = (
+        loop("reader", BatchReader(services, stopping).turn, READER_NICENESS),
+        loop("writer", ResultWriter(services, stopping).turn, WRITER_NICENESS),
+        Loop("tidy", tidy_later, stopping, away=(*DATABASE_AWAY, BlobError, OSError)),
+    )
+    for one in loops:
+        one.start()
+    for one in loops:
+        one.join()
 
 
 if __name__ == "__main__":

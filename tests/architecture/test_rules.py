@@ -48,14 +48,13 @@ def modules() -> list[Path]:
 
 
 def calls(name: str) -> Iterator[str]:
-    """Files of the product that call a method of this name."""
+    """Files of the product that call a function or a method of this name."""
     for path in modules():
         if path.relative_to(ROOT).parts[0] in PACKAGES:
             for node in ast.walk(ast.parse(path.read_text())):
-                if (
-                    isinstance(node, ast.Call)
-                    and isinstance(node.func, ast.Attribute)
-                    and node.func.attr == name
+                if isinstance(node, ast.Call) and name in (
+                    getattr(node.func, "attr", None),
+                    getattr(node.func, "id", None),
                 ):
                     yield str(path.relative_to(ROOT))
 
@@ -69,6 +68,28 @@ def test_there_is_one_place_that_sends_messages() -> None:
     """A message sent inside a transaction can arrive before the row it names."""
     assert list(calls("send_task")) == ["worker/queue/publish.py"]
     assert [*calls("delay"), *calls("apply_async")] == []
+
+
+def test_loops_run_through_the_one_supervisor() -> None:
+    """A thread or task that ends by an error leaves a process that looks alive and does half its work."""
+    started = {
+        *calls("Thread"),
+        *calls("Timer"),
+        *calls("create_task"),
+        *calls("ensure_future"),
+        *calls("TaskGroup"),
+        *calls("run_in_executor"),
+    }
+    no_loops = {
+        "api/cli/receiver.py",  # a server of the demo, which ends with its command
+        "api/cli/session.py",  # waits for the end of a command's own deployment
+        "worker/webhooks/network.py",  # one lookup of an address
+    }
+    report_every_error = {
+        "worker/engine/engine_thread.py",  # to every Submission and to `on_failure`, which ends the process
+        "worker/servers/server.py",  # to its `on_failure`, which ends the deployment
+    }
+    assert started == {"worker/loops.py"} | no_loops | report_every_error
 
 
 def test_only_settings_and_the_launchers_read_the_environment() -> None:

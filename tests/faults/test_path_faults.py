@@ -4,6 +4,7 @@ import json
 
 from tests.fixtures.deployment import Deployment
 from tests.fixtures.receiver import Receiver, receiver
+from worker.loops import EXIT_LOOP_FAILED
 
 NUM_REQUESTS = 400
 PROMPTS = [f"pack my box with {i} dozen" for i in range(NUM_REQUESTS)]
@@ -66,6 +67,18 @@ def test_sigterm_hands_back_and_another_worker_goes_on_at_once(running: Deployme
         assert running.batch(batch_id)["status"] == "processing"
         held = running.sql("SELECT count(*) FROM shards WHERE state = 'running'")
         assert held == [(0,)], "a lease outlived the drain"
+        running.start("gpu")
+        check_whole(running, hook, batch_id)
+
+
+def test_a_loop_that_fails_ends_its_worker_and_another_goes_on(running: Deployment) -> None:
+    running.stop("gpu")
+    running.start("gpu", app="tests.faults.failing_loop_worker")
+    with receiver() as hook:
+        batch_id = submit(running, hook)
+        assert running.processes["gpu"].wait(120) == EXIT_LOOP_FAILED, running.log("gpu")
+        failed = "the loop leases failed, so this process ends: LookupError: a mistake of the program"
+        assert failed in running.log("gpu")
         running.start("gpu")
         check_whole(running, hook, batch_id)
 

@@ -3,22 +3,18 @@
 Usage: `python -m worker.dispatcher`.
 """
 
-import logging
 import signal
 import threading
 import time
 from datetime import timedelta
 
-from psycopg import OperationalError as ListenError
-
 from worker.dispatcher.dispatcher import Dispatcher
+from worker.loops import Loop
 from worker.queue.broker import Broker
 from worker.settings import Settings, settings
 from worker.store.database.notify import wake_ups
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.telemetry import configure_logging
-
-logger = logging.getLogger("worker.dispatcher")
 
 TIDY_SECONDS = 60.0
 
@@ -34,28 +30,25 @@ def run(config: Settings, stopping: threading.Event) -> None:
         callbacks_per_receiver=config.callbacks_per_receiver,
         results_kept_for=None if days is None else timedelta(days=days),
     )
-    swept_at = tidied_at = float("-inf")
-    while not stopping.is_set():
-        is_connected = False
-        try:
-            for _ in wake_ups(config.database_url, every_seconds=config.sweep_seconds):
-                if stopping.is_set():
-                    return
-                if not is_connected:
-                    dispatcher.lost_workers.connected()
-                    is_connected = True
-                now = time.monotonic()
-                if now - swept_at >= config.sweep_seconds:
-                    dispatcher.sweep()
-                    swept_at = now
-                else:
-                    dispatcher.issue()
-                if now - tidied_at >= TIDY_SECONDS:
-                    dispatcher.tidy()
-                    tidied_at = now
-        except (*DATABASE_AWAY, ListenError) as error:
-            logger.warning("Postgres does not answer; trying again: %s", str(error).splitlines()[0])
-            stopping.wait(config.sweep_seconds)
+
+    def follow() -> None:
+        swept_at = tidied_at = float("-inf")
+        for number, _ in enumerate(wake_ups(config.database_url, every_seconds=config.sweep_seconds)):
+            if stopping.is_set():
+                return
+            if number == 0:
+                dispatcher.lost_workers.connected()
+            now = time.monotonic()
+            if now - swept_at >= config.sweep_seconds:
+                dispatcher.sweep()
+                swept_at = now
+            else:
+                dispatcher.issue()
+            if now - tidied_at >= TIDY_SECONDS:
+                dispatcher.tidy()
+                tidied_at = now
+
+    Loop("dispatcher", follow, stopping, away=DATABASE_AWAY).run()
 
 
 if __name__ == "__main__":

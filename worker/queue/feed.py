@@ -14,6 +14,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from worker.contract.feed import Message, channel, read_message
+from worker.loops import Loop, start_task
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +22,6 @@ TIMEOUTS: dict[str, Any] = {"socket_timeout": 2, "socket_connect_timeout": 2}
 AT_ONCE = 256
 IDLE_CHANNEL = "headrace:feed"  # always subscribed, so that the connection can wait for a message
 SILENT_SECONDS = 5.0  # then Redis is pinged
-RECONNECT_SECONDS = 0.5
 
 
 class FeedWriter:
@@ -30,8 +30,8 @@ class FeedWriter:
     def __init__(self, url: str) -> None:
         self._redis = Redis.from_url(url, **TIMEOUTS)
         self._queue: SimpleQueue[tuple[str, Message] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
-        self._thread.start()
+        self._closing = threading.Event()
+        self._loop = Loop("feed", self._publish, self._closing, away=(RedisError,)).start()
 
     def tell(self, batch_id: str, message: Message) -> None:
         """Queue a message, to be published after those before it."""
@@ -40,24 +40,21 @@ class FeedWriter:
     def close(self) -> None:
         """Publish the queued messages, end the thread and close the connection."""
         self._queue.put(None)
-        self._thread.join()
+        self._loop.join()
         self._redis.close()
 
-    def _run(self) -> None:
-        is_open = True
-        while is_open:
-            waiting = [self._queue.get()]
-            with suppress(Empty):
-                while len(waiting) < AT_ONCE:
-                    waiting.append(self._queue.get_nowait())
-            is_open = None not in waiting
-            try:
-                with self._redis.pipeline(transaction=False) as pipeline:
-                    for told in filter(None, waiting):
-                        pipeline.publish(channel(told[0]), told[1].to_json())
-                    pipeline.execute()
-            except RedisError as error:
-                logger.warning("Redis does not answer, so tokens are not told: %s", error)
+    def _publish(self) -> None:
+        """Publish what waits; messages that Redis does not take are lost."""
+        waiting = [self._queue.get()]
+        with suppress(Empty):
+            while len(waiting) < AT_ONCE:
+                waiting.append(self._queue.get_nowait())
+        if None in waiting:
+            self._closing.set()
+        with self._redis.pipeline(transaction=False) as pipeline:
+            for told in filter(None, waiting):
+                pipeline.publish(channel(told[0]), told[1].to_json())
+            pipeline.execute()
 
 
 class Feed:
@@ -102,7 +99,7 @@ class FeedReader:
         self._feeds[name] = feed = Feed()
         try:
             if self._listening is None or self._listening.done():
-                self._listening = asyncio.create_task(self._listen())
+                self._listening = start_task("feeds", self._listen, away=(RedisError, OSError))
             await self._was_tried.wait()
             await self._send("subscribe", name)
             yield feed
@@ -125,24 +122,17 @@ class FeedReader:
                     await getattr(self._subscription, command)(name)
 
     async def _listen(self) -> None:
-        is_away = False
-        while True:
-            subscription = self._redis.pubsub()
-            try:
-                await subscription.subscribe(IDLE_CHANNEL, *self._feeds)
-                self._subscription, is_away = subscription, False
-                self._was_tried.set()
-                await self._pass_on(subscription)
-            except (RedisError, OSError) as error:
-                if not is_away:
-                    logger.warning("nothing is streamed until Redis answers again: %s", error)
-                is_away = True
-            finally:
-                self._subscription = None
-                self._was_tried.set()
-                with suppress(RedisError, OSError):
-                    await subscription.aclose()  # type: ignore[no-untyped-call]
-            await asyncio.sleep(RECONNECT_SECONDS)
+        subscription = self._redis.pubsub()
+        try:
+            await subscription.subscribe(IDLE_CHANNEL, *self._feeds)
+            self._subscription = subscription
+            self._was_tried.set()
+            await self._pass_on(subscription)
+        finally:
+            self._subscription = None
+            self._was_tried.set()
+            with suppress(RedisError, OSError):
+                await subscription.aclose()  # type: ignore[no-untyped-call]
 
     async def _pass_on(self, subscription: Any) -> None:
         is_asked = False

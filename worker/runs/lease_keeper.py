@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from worker.contract.models import ServedModel
 from worker.engine.engine_thread import EngineThread
+from worker.loops import Loop
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.shards import shards
 from worker.store.shards.shards import Claim
@@ -40,17 +41,22 @@ class LeaseKeeper:
         self._lease = lease
         self._held: set[tuple[int, int]] = set()  # (shard id, fence)
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._renew_for_ever, name="leases", daemon=True)
+        self._loop = Loop(
+            "leases",
+            self._renew,
+            self._stopping,
+            every_seconds=lease.total_seconds() / RENEWALS_PER_LEASE,
+            away=DATABASE_AWAY,
+        )
 
     def start(self) -> None:
         """Start to renew leases."""
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """Stop renewing leases."""
         self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._loop.join()
 
     @contextmanager
     def hold(self, shard_id: int) -> Iterator[Claim | None]:
@@ -108,14 +114,7 @@ class LeaseKeeper:
                 logger.warning("shard %s may be ours: %s", held.shard_id, str(error).splitlines()[0])
         return False
 
-    def _renew_for_ever(self) -> None:
-        while not self._stopping.wait(self._lease.total_seconds() / RENEWALS_PER_LEASE):
-            try:
-                self._renew_once()
-            except DATABASE_AWAY as error:
-                logger.warning("leases are not renewed yet: %s", str(error).splitlines()[0])
-
-    def _renew_once(self) -> None:
+    def _renew(self) -> None:
         held, lease = self._held.copy(), self.lease
         if held and lease is not None:
             with self._store.transaction() as session:

@@ -9,6 +9,7 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from worker.loops import Loop
 from worker.runs.run import Ending
 from worker.runs.shard_runner import ShardRunner
 from worker.store.database.session import DATABASE_AWAY, Store
@@ -34,28 +35,27 @@ class ExtraSlots:
         self._has_ended = threading.Event()  # a shard in an extra slot ended: look for another
         self._most = MOST * slots
         self._pool = ThreadPoolExecutor(self._most, "extra-slot")
-        self._thread = threading.Thread(target=self._look, name="extra-slots", daemon=True)
+        self._wait_seconds = LOOK_SECONDS
+        self._loop = Loop("extra-slots", self._look, self._stopping, away=DATABASE_AWAY)
 
     def start(self) -> None:
         """Start to take work."""
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """Take no more work, and wait for running shards; a draining runner hands back slow ones."""
         self._stopping.set()
         self._has_ended.set()
-        self._thread.join()
+        self._loop.join()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _look(self) -> None:
-        seconds = LOOK_SECONDS
-        while not self._stopping.is_set():
-            self._has_ended.wait(seconds)
-            self._has_ended.clear()
-            found = self._find()
-            for shard_id in found:
-                self._pool.submit(self._run, shard_id)  # may be found twice, is claimed once
-            seconds = AGAIN_SECONDS if found else LOOK_SECONDS
+        self._has_ended.wait(self._wait_seconds)
+        self._has_ended.clear()
+        found = self._find()
+        for shard_id in found:
+            self._pool.submit(self._run, shard_id)  # may be found twice, is claimed once
+        self._wait_seconds = AGAIN_SECONDS if found else LOOK_SECONDS
 
     def _find(self) -> list[int]:
         """Return shards to start now; none while one of the worker's own slots is free."""
@@ -64,19 +64,15 @@ class ExtraSlots:
         num_extra = self._runner.num_running - slots
         if self._stopping.is_set() or not 0 <= num_extra < self._most:
             return []
-        try:
-            with self._store.transaction() as session:
-                if begun := fair_slots.begun(session, limit=self._most - num_extra, model=model):
-                    return begun
-                if num_extra >= slots:
-                    return []
-                found = fair_slots.next_shard(session, worker=worker, slots=slots, model=model)
-                # A tenant's order among its own work may take only half of the extra slots.
-                if found is None and num_extra < (slots + 1) // 2:
-                    found = fair_slots.next_of_own(session, worker=worker, slots=slots, model=model)
-        except DATABASE_AWAY as error:
-            logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
-            return []
+        with self._store.transaction() as session:
+            if begun := fair_slots.begun(session, limit=self._most - num_extra, model=model):
+                return begun
+            if num_extra >= slots:
+                return []
+            found = fair_slots.next_shard(session, worker=worker, slots=slots, model=model)
+            # A tenant's order among its own work may take only half of the extra slots.
+            if found is None and num_extra < (slots + 1) // 2:
+                found = fair_slots.next_of_own(session, worker=worker, slots=slots, model=model)
         return [] if found is None else [found]
 
     def _run(self, shard_id: int) -> None:

@@ -7,8 +7,7 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from psycopg import OperationalError as ListenError
-
+from worker.loops import Loop
 from worker.runs.interactive_runner import InteractiveRunner
 from worker.store.database.notify import interactive_shards
 from worker.store.database.session import DATABASE_AWAY, Store
@@ -29,37 +28,37 @@ class InteractiveLane:
         self._slots = slots
         self._sweep_seconds = sweep_seconds
         self._stopping = threading.Event()
+        self._lock = threading.Lock()  # no work is given to the pool once `stop` was called
         self._pool = ThreadPoolExecutor(slots, "interactive")
-        self._thread = threading.Thread(target=self._listen, name="interactive", daemon=True)
+        self._loop = Loop("interactive", self._listen, self._stopping, away=DATABASE_AWAY)
 
     def start(self) -> None:
         """Start to take work."""
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """Take no more work, and wait for running shards; a draining runner hands back slow ones."""
-        self._stopping.set()
+        with self._lock:
+            self._stopping.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _listen(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                for shard_id in interactive_shards(self._url, every_seconds=self._sweep_seconds):
-                    if self._stopping.is_set():
-                        return
-                    for ready in [shard_id] if shard_id is not None else self._ready():
-                        self._pool.submit(self._run, ready)
-            except (*DATABASE_AWAY, ListenError) as error:
-                logger.warning("Postgres does not answer, trying again: %s", str(error).splitlines()[0])
-                self._stopping.wait(self._sweep_seconds)
-            except RuntimeError:  # the pool was shut down meanwhile
+        for shard_id in interactive_shards(self._url, every_seconds=self._sweep_seconds):
+            if self._stopping.is_set():
                 return
+            for ready in [shard_id] if shard_id is not None else self._ready():
+                self._start(ready)
 
     def _ready(self) -> list[int]:
         """Return shards left ready by a lost notification, an expired lease or a release."""
         with self._store.transaction() as session:
             model = self._runner.keeper.serves
             return shards.ready_interactive(session, limit=self._slots, model=model)
+
+    def _start(self, shard_id: int) -> None:
+        with self._lock:
+            if not self._stopping.is_set():
+                self._pool.submit(self._run, shard_id)
 
     def _run(self, shard_id: int) -> None:
         try:

@@ -4,7 +4,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
@@ -13,7 +12,7 @@ from uuid import uuid4
 
 from celery import bootsteps
 
-from worker.contract.messages import GPU_QUEUE, gpu_queue
+from worker.contract.messages import gpu_queue
 from worker.contract.model_files import problem_of
 from worker.contract.models import Model, ServedModel, identify, weight_format
 from worker.engine.engine import Engine
@@ -29,24 +28,20 @@ from worker.runs.run_meters import RunMeters
 from worker.runs.shard_runner import ShardRunner
 from worker.runs.shard_saver import ShardSaver
 from worker.settings import EXIT_CONFIGURATION, Settings, settings
-from worker.store.database.notify import wake_dispatcher
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.requests import models
-from worker.store.watching import workers
 from worker.tasks.embedding import embed
 from worker.tasks.extra_slots import ExtraSlots
+from worker.tasks.heartbeat import EXIT_ENGINE_FAILED, Heartbeat
 from worker.tasks.interactive import InteractiveLane
 from worker.tasks.listening import listen
 from worker.tasks.meters import MeterWriter
 from worker.values.sampling import SamplingParams
-from worker.values.step_costs import STEP_COSTS
 
 logger = logging.getLogger(__name__)
 
-BEAT_SECONDS = 5.0
 # A save takes milliseconds; while one that is cut off holds its locks, no other worker can take over.
 TRANSACTION_SECONDS = 7.0
-EXIT_ENGINE_FAILED = 70  # EX_SOFTWARE of sysexits.h: the supervisor starts this process again
 
 _runner: ShardRunner | None = None
 
@@ -71,12 +66,10 @@ class EngineStep(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         self._stopping = threading.Event()
-        self._ready = threading.Event()
-        self._info: dict[str, Any] = {}
 
     def start(self, parent: Any) -> None:
-        """Load the model, start the runners, and send heartbeats for as long as the engine makes progress."""
-        global _runner  # noqa: PLW0603 - one engine a process is the point
+        """Load the model, and start every loop of this worker."""
+        global _runner
         config = settings()
         if problem := problem_of(config.model):
             _refuse(f"HEADRACE_MODEL: {problem}")
@@ -87,10 +80,10 @@ class EngineStep(bootsteps.StartStopStep):
         )
         # Several processes may run under one Celery name, perhaps one for each device.
         worker = f"{parent.hostname}/{os.getpid()}-{uuid4().hex[:6]}"
-        self._engine = EngineThread(lambda: _warm_engine(config), on_failure=_exit_failed)
         model = identify(config.model)
-        self._beat = threading.Thread(target=self._keep_beating, args=(worker, model), daemon=True)
-        self._beat.start()
+        self._engine = EngineThread(lambda: _warm_engine(config), on_failure=_exit_failed)
+        self._heartbeat = Heartbeat(self._store, self._engine, config, worker=worker, model=model)
+        self._heartbeat.start()
         try:
             self._engine.start()
         except (CheckpointError, ConfigError) as error:
@@ -101,25 +94,52 @@ class EngineStep(bootsteps.StartStopStep):
         info = asdict(self._engine.model_info) | self._engine.limits
         info |= {"model_fingerprint": model.fingerprint, "model_tokenizer": model.tokenizer}
         logger.info("engine ready: %s", info)
-        with self._store.transaction() as session:
-            served = models.register(session, ServedModel(model, weight_format(config.model), config.dtype))
-        self._keeper = LeaseKeeper(
-            self._store,
-            self._engine,
-            worker=worker,
-            lease=timedelta(seconds=config.lease_seconds),
-            model=served,
-        )
-        self._keeper.start()
+
         run_meters = RunMeters()
         self._meters = MeterWriter(self._store, worker, run_meters, model=model.fingerprint)
+        self._keeper = self._lease_keeper(config, worker, model)
+        self._feed = FeedWriter(config.redis_url)
+        _runner, interactive = self._runners(config, model, run_meters)
+        url, sweep_seconds = config.database_url, config.sweep_seconds
+        slots = config.interactive_in_flight
+        self._lane = InteractiveLane(interactive, self._store, url, slots=slots, sweep_seconds=sweep_seconds)
+        self._extra_slots = ExtraSlots(_runner, self._store, slots=config.shards_in_flight)
+        self._keeper.start()
+        self._lane.start()
+        self._extra_slots.start()
+        listen(url, (_runner, interactive), self._stopping, worker=worker)
+        self._heartbeat.ready(info, self._meters)
+
+    def stop(self, parent: Any) -> None:
+        """Drain: running shards get `drain_seconds` to finish and hand back the rest."""
+        logger.info("draining for at most %g s", settings().drain_seconds)
+        self._stopping.set()
+        self._heartbeat.stop()
+        self._lane.stop()
+        self._extra_slots.stop()
+        parent.pool.executor.shutdown(wait=True, cancel_futures=True)
+        self._keeper.stop()
+        self._write_meters()
+        self._feed.close()
+        self._engine.stop()
+        self._store.close()
+
+    def _lease_keeper(self, config: Settings, worker: str, model: Model) -> LeaseKeeper:
+        with self._store.transaction() as session:
+            served = models.register(session, ServedModel(model, weight_format(config.model), config.dtype))
+        lease = timedelta(seconds=config.lease_seconds)
+        return LeaseKeeper(self._store, self._engine, worker=worker, lease=lease, model=served)
+
+    def _runners(
+        self, config: Settings, model: Model, run_meters: RunMeters
+    ) -> tuple[ShardRunner, InteractiveRunner]:
         cache = ResponseCache(
             self._store,
             _arithmetic(config, model),
             timedelta(seconds=config.cache_ttl_seconds),
             partial(embed, self._engine),
         )
-        _runner = ShardRunner(
+        runner = ShardRunner(
             store=self._store,
             meters=run_meters,
             cache=cache,
@@ -131,7 +151,6 @@ class EngineStep(bootsteps.StartStopStep):
             draining=self._stopping,
             checkpoint_tokens=config.checkpoint_tokens,
         )
-        self._feed = FeedWriter(config.redis_url)
         interactive = InteractiveRunner(
             store=self._store,
             engine=self._engine,
@@ -143,77 +162,13 @@ class EngineStep(bootsteps.StartStopStep):
             meters=run_meters,
             cache=cache,
         )
-        self._lane = InteractiveLane(
-            interactive,
-            self._store,
-            config.database_url,
-            slots=config.interactive_in_flight,
-            sweep_seconds=config.sweep_seconds,
-        )
-        self._lane.start()
-        self._extra_slots = ExtraSlots(_runner, self._store, slots=config.shards_in_flight)
-        self._extra_slots.start()
-        listen(config.database_url, (_runner, interactive), self._stopping, worker=worker)
-        self._info = info
-        self._ready.set()
-
-    def stop(self, parent: Any) -> None:
-        """Drain: running shards get `drain_seconds` to finish and hand back the rest."""
-        logger.info("draining for at most %g s", settings().drain_seconds)
-        self._stopping.set()
-        self._beat.join()
-        self._lane.stop()
-        self._extra_slots.stop()
-        parent.pool.executor.shutdown(wait=True, cancel_futures=True)
-        self._keeper.stop()
-        self._write_meters()
-        self._feed.close()
-        self._engine.stop()
-        self._store.close()
+        return runner, interactive
 
     def _write_meters(self) -> None:
         try:
             self._meters.write(self._engine.stats)
         except DATABASE_AWAY as error:
-            logger.warning("meters are not written yet: %s", str(error).splitlines()[0])
-
-    def _keep_beating(self, name: str, model: Model) -> None:
-        """Send heartbeats, with 0 slots while the model loads; end the process if the engine hangs."""
-        config = settings()
-        is_known = False  # to the dispatcher: it issues no tickets for a model without a worker
-        while True:
-            if time.monotonic() - self._engine.last_progress_at > config.step_timeout_seconds:
-                logger.critical("no engine step for %g s", config.step_timeout_seconds)
-                os._exit(EXIT_ENGINE_FAILED)
-            try:
-                with self._store.transaction() as session:
-                    if self._stopping.is_set():
-                        workers.gone(session, name)
-                        return
-                    is_ready = self._ready.is_set()
-                    slots = config.shards_in_flight if is_ready else 0
-                    costs = self._engine.costs if is_ready else None
-                    info = self._info | {STEP_COSTS: None if costs is None else asdict(costs)}
-                    workers.seen(
-                        session,
-                        name=name,
-                        queue=GPU_QUEUE,
-                        slots=slots,
-                        info=info,
-                        model=model.fingerprint,
-                    )
-                    if is_ready and not is_known:
-                        wake_dispatcher(session)
-                is_known = is_ready
-            except DATABASE_AWAY as error:
-                logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
-                if self._stopping.is_set():
-                    return
-            if self._ready.is_set():
-                self._write_meters()
-                self._stopping.wait(BEAT_SECONDS)
-            else:
-                self._ready.wait(BEAT_SECONDS)
+            logger.warning("the last meters are not written: %s", str(error).splitlines()[0])
 
 
 def _warm_engine(config: Settings) -> Engine:

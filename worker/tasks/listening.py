@@ -3,16 +3,13 @@
 Its connection also holds this worker's Presence.
 """
 
-import logging
 import threading
 
-from psycopg import OperationalError
-
+from worker.loops import Loop
 from worker.runs.interactive_runner import InteractiveRunner
 from worker.runs.shard_runner import ShardRunner
 from worker.store.database.notify import changed_batches
-
-logger = logging.getLogger(__name__)
+from worker.store.database.session import DATABASE_AWAY
 
 LOOK_SECONDS = 1.0
 
@@ -23,22 +20,15 @@ def listen(
     stopping: threading.Event,
     *,
     worker: str,
-) -> threading.Thread:
-    """Start a thread that tells the runners of changed batches until `stopping`; reconnect to Postgres."""
+) -> Loop:
+    """Start a loop that tells the runners of changed batches until `stopping`; reconnect to Postgres."""
 
     def follow() -> None:
-        while not stopping.is_set():
-            try:
-                for batch_id in changed_batches(url, worker=worker, every_seconds=LOOK_SECONDS):
-                    if stopping.is_set():
-                        return
-                    if batch_id is not None:
-                        for runner in runners:
-                            runner.batch_changed(batch_id)
-            except OperationalError as error:
-                logger.warning("not listening for a while: %s", str(error).splitlines()[0])
-                stopping.wait(LOOK_SECONDS)
+        for batch_id in changed_batches(url, worker=worker, every_seconds=LOOK_SECONDS):
+            if stopping.is_set():
+                return
+            if batch_id is not None:
+                for runner in runners:
+                    runner.batch_changed(batch_id)
 
-    thread = threading.Thread(target=follow, name="listener", daemon=True)
-    thread.start()
-    return thread
+    return Loop("listener", follow, stopping, away=DATABASE_AWAY).start()

@@ -36,7 +36,7 @@ class Worker:
         """Let go of the connection, as a process does that ends."""
         self._stopping.set()
         self._thread.join(60)
-        assert not self._thread.is_alive()
+        assert not self._thread.is_running
 
 
 def seen(store: Store) -> frozenset[int]:
@@ -79,7 +79,7 @@ def test_a_worker_that_lost_a_connection_renews_and_keeps_its_shards(store: Stor
         left = text("SELECT lease_expires_at - now() < interval '20.1 seconds' FROM shards")
         with store.transaction() as session:
             assert session.scalar(left), "the lease was not cut"
-        kept._renew_once()
+        kept._renew()
         lost.sweep(limit=10)
         with store.transaction() as session:
             assert not session.scalar(left)

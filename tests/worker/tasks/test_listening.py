@@ -46,4 +46,4 @@ def test_what_changes_a_batch_reaches_the_runner_also_after_the_connection_was_l
     eventually(lambda: heard.batch_ids == [paused, cancelled])
     stopping.set()
     thread.join(60)
-    assert not thread.is_alive()
+    assert not thread.is_running

@@ -1,6 +1,5 @@
 """Renew a lease during one long call that cannot renew it itself. Must not know tables."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,9 +7,8 @@ from contextlib import contextmanager
 
 from sqlalchemy.orm import Session
 
+from worker.loops import Loop
 from worker.store.database.session import DATABASE_AWAY, Store
-
-logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -25,17 +23,15 @@ def renewing(
     deadline = time.monotonic() + at_most_seconds
 
     def follow() -> None:
-        while not is_over.wait(every_seconds) and time.monotonic() < deadline:
-            try:
-                with store.transaction() as session:
-                    renew(session)
-            except DATABASE_AWAY as error:
-                logger.warning("a lease cannot be renewed: %s", str(error).splitlines()[0])
+        if is_over.wait(every_seconds) or time.monotonic() >= deadline:
+            is_over.set()
+            return
+        with store.transaction() as session:
+            renew(session)
 
-    thread = threading.Thread(target=follow, name="renewing", daemon=True)
-    thread.start()
+    loop = Loop("renewing", follow, is_over, away=DATABASE_AWAY).start()
     try:
         yield
     finally:
         is_over.set()
-        thread.join()
+        loop.join()

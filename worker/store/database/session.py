@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
+import psycopg
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
@@ -17,7 +18,8 @@ from worker.store.rows.schema import Owned
 
 # Errors of a transaction when Postgres goes away, ends the session, or is too busy. All of it was done or
 # nothing, and it may be tried again. The session's end in an idle transaction is an InternalError.
-DATABASE_AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeoutError)
+# psycopg's own comes from a connection that listens.
+DATABASE_AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeoutError, psycopg.OperationalError)
 
 # A transaction here is a few statements; one that waits longer than this is stuck behind something.
 SESSION_OPTIONS = {
