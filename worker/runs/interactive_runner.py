@@ -2,7 +2,7 @@
 
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Protocol, cast
 
@@ -13,12 +13,14 @@ from worker.runs.lease_keeper import LeaseKeeper
 from worker.runs.response_cache import Lookup, ResponseCache
 from worker.runs.run import Run, save_now
 from worker.runs.run_meters import RunMeters
-from worker.runs.translation import PartId, to_feed
+from worker.runs.translation import PartId
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.shards import shards
 from worker.store.shards.shards import AfterSave, Claim, Progress
 from worker.values.delta import Delta
 from worker.values.outcomes import FinishReason
+from worker.values.results import storable
+from worker.values.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +103,12 @@ class InteractiveRunner:
         return verdict
 
     def _tell(self, run: Run, delta: Delta) -> None:
+        """Publish a Delta of the engine by its place in the batch."""
         if delta.finish_reason is FinishReason.CANCELLED:  # handed back: the reader's stream goes on
             return
-        request_id, _ = cast("PartId", delta.id)
-        self.feed.tell(run.held.batch_id, to_feed(run.parts.requests[request_id], delta))
+        request_id, part = cast("PartId", delta.id)
+        request = run.parts.requests[request_id]
+        per_prompt = request.params.num_choices if isinstance(request.params, SamplingParams) else 1
+        index = part * per_prompt + delta.index
+        placed = replace(delta, id=request.position, index=index, text=storable(delta.text))
+        self.feed.tell(run.held.batch_id, placed)

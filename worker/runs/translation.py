@@ -11,10 +11,9 @@ from worker.engine.requests.generation import Answer, Completion, EngineRequest,
 from worker.engine.requests.scoring import Scores, ScoringRequest
 from worker.engine.requests.share import ONLY, Share
 from worker.store.requests.requests import ShardRequest
-from worker.values.delta import Delta
 from worker.values.outcomes import FinishReason, Outcome
 from worker.values.requests import EmbeddingParams, ScoringParams
-from worker.values.results import CacheEntry, DeviceSeconds, NewResult, Payload, RequestError, storable
+from worker.values.results import CacheEntry, DeviceSeconds, NewResult, Payload, RequestError
 from worker.values.sampling import SamplingParams
 
 PartId = tuple[int, int]  # id of the request, index of the prompt in it
@@ -122,15 +121,6 @@ def can_resume(request: ShardRequest) -> bool:
         and params.num_choices == 1
         and params.logprobs is None
         and params.prompt_logprobs is None
-    )
-
-
-def to_feed(request: ShardRequest, delta: Delta) -> Delta:
-    """Return a Delta of one of a request's prompts as clients know it: by its place in the batch."""
-    _, part = cast("PartId", delta.id)
-    per_prompt = request.params.num_choices if isinstance(request.params, SamplingParams) else 1
-    return replace(
-        delta, id=request.position, index=part * per_prompt + delta.index, text=storable(delta.text)
     )
 
 
