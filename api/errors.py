@@ -10,7 +10,7 @@ ApiError
 ├── ConflictError          409  the state of the batch, file, ... does not allow it
 ├── RangeError             416  the bytes asked for are not there
 ├── RateLimitedError       429  too many calls, or too much work queued
-├── RequestFailedError     500  an accepted request could not be run; 400 if the request is to blame
+├── RequestFailedError     500  an accepted request could not be run; 400 if it is to blame, 504 on timeout
 ├── SlowBodyError          408  the body came too slowly
 ├── BodyTooLargeError      413  the body is over the limit
 ├── NoWorkerError          503  nobody is there to do it now
@@ -173,6 +173,9 @@ class RequestFailedError(ApiError):
         if code in {"generation_failed", "context_length_exceeded"}:
             self.status = HTTPStatus.BAD_REQUEST
             self.type = "invalid_request_error"
+        elif code == "timeout":
+            self.status = HTTPStatus.GATEWAY_TIMEOUT
+            self.type = "timeout_error"
 
 
 class NoWorkerError(ApiError):

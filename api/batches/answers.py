@@ -1,6 +1,8 @@
 """Converts stored rows to the answers that clients read."""
 
 from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
 
 from api.batches.eta import estimate, expected_tokens
 from api.batches.progress_schemas import EtaRange, RequestAttemptAnswer
@@ -159,7 +161,24 @@ def to_result(
         similarity=row.similarity,
         error=error,
         attempts=[RequestAttemptAnswer.model_validate(one, from_attributes=True) for one in attempts],
+        **to_times(row),
     )
+
+
+def to_times(row: ResultView) -> dict[str, Any]:
+    """Return the fields of `Times` for a result."""
+    waited = row.queue_wait
+    return {
+        "created_at": row.accepted_at,
+        "started_at": row.started_at,
+        "completed_at": row.created_at,
+        "queue_ms": None if waited is None else _milliseconds(waited),
+        "latency_ms": _milliseconds(row.latency),
+    }
+
+
+def _milliseconds(time: timedelta) -> float:
+    return round(time.total_seconds() * 1000, 1)
 
 
 def to_result_model(model: ServedModelView) -> ResultModel:

@@ -1,5 +1,6 @@
 """Defines a Result as a client reads it."""
 
+from datetime import datetime
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -69,7 +70,17 @@ class ResultModel(BaseModel):
     dtype: str = Field(description="what the engine computed in")
 
 
-class ResultAnswer(BaseModel):
+class Times(BaseModel):
+    """When a request was accepted, first run and done, and how long it waited and took."""
+
+    created_at: datetime = Field(description="when its batch was accepted")
+    started_at: datetime | None = Field(default=None, description="when the engine first ran it, if it did")
+    completed_at: datetime = Field(description="when its result was stored")
+    queue_ms: float | None = Field(default=None, description="from created_at to started_at")
+    latency_ms: float = Field(description="from created_at to completed_at")
+
+
+class ResultAnswer(Times):
     """One request's outcome."""
 
     sequence: int = Field(description="order of completion, from 1: the cursor")
@@ -125,6 +136,11 @@ class ResultPage(BaseModel):
                                 },
                             },
                             "error": None,
+                            "created_at": "2026-11-21T12:00:00Z",
+                            "started_at": "2026-11-21T12:00:00.25Z",
+                            "completed_at": "2026-11-21T12:00:01.5Z",
+                            "queue_ms": 250.0,
+                            "latency_ms": 1500.0,
                         }
                     ],
                     "next": 1,

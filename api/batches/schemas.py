@@ -17,7 +17,7 @@ from pydantic import (
 from api.batches.progress_schemas import EtaRange, Waiting
 from api.batches.result_schemas import DeviceTime, RequestErrorAnswer
 from api.inputs.sampling import SamplingFields
-from api.inputs.schema import NonEmptyText, Priority, Schema, Text
+from api.inputs.schema import NonEmptyText, Priority, Schema, Text, TimeoutSeconds
 from worker.contract.states import BatchStatus, EventState
 from worker.values.caching import DEFAULT_SIMILARITY
 from worker.values.requests import RequestKind
@@ -110,6 +110,7 @@ class BatchRequest(SamplingFields):
         default=None, description="What to score, each with the space that parts it from the prompt."
     )
     priority: Priority | None = Field(default=None, description="Default: the batch's. Higher runs sooner.")
+    timeout_seconds: TimeoutSeconds | None = None
     cache: Cache | None = None
 
     @model_validator(mode="after")
@@ -154,6 +155,9 @@ class BatchSubmission(SamplingFields):
     )
     deadline: Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_no_number)] | None = Field(
         default=None, description="A completion window that is given by its end."
+    )
+    timeout_seconds: TimeoutSeconds | None = Field(
+        default=None, description="Of each request without its own."
     )
     max_failed: MaxFailed | None = None
     max_total_tokens: MaxTotalTokens | None = None

@@ -55,14 +55,25 @@ def _to_requests(
     if submission.prompts is not None:
         field = "prompts"
         found = [
-            NewRequest(prompt=prompt, max_tokens=batch_params.max_tokens) for prompt in submission.prompts
+            NewRequest(
+                prompt=prompt,
+                max_tokens=batch_params.max_tokens,
+                timeout_seconds=submission.timeout_seconds,
+            )
+            for prompt in submission.prompts
         ]
     else:
         field = "requests"
         given = submission.requests or []
         _check_custom_ids(given)
         found = [
-            _to_request(services.checkpoint, request, batch_params, f"requests[{i}]")
+            _to_request(
+                services.checkpoint,
+                request,
+                batch_params,
+                f"requests[{i}]",
+                timeout_seconds=submission.timeout_seconds,
+            )
             for i, request in enumerate(given)
         ]
     most = services.settings.max_requests_per_batch
@@ -87,7 +98,12 @@ def _check_custom_ids(given: Sequence[BatchRequest]) -> None:
 
 
 def _to_request(
-    checkpoint: Checkpoint, request: BatchRequest, batch_params: SamplingParams, path: str
+    checkpoint: Checkpoint,
+    request: BatchRequest,
+    batch_params: SamplingParams,
+    path: str,
+    *,
+    timeout_seconds: float | None,
 ) -> NewRequest:
     params = _to_own_params(checkpoint, request, batch_params, path)
     prompt = request.prompt
@@ -105,6 +121,7 @@ def _to_request(
         add_special_tokens=request.messages is None,
         cache=None if request.cache is None else CacheMode(request.cache),
         priority=request.priority,
+        timeout_seconds=timeout_seconds if request.timeout_seconds is None else request.timeout_seconds,
     )
 
 

@@ -27,6 +27,7 @@ from worker.store.files.files import NewFile
 from worker.store.requests import result_views
 from worker.store.requests.result_views import ResultView
 from worker.values.outcomes import Outcome
+from worker.values.results import TIMEOUT
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +137,8 @@ def to_line(checkpoint: Checkpoint, endpoint: Endpoint, batch_id: str, result: R
     line = {"id": f"batch_req_{name}", "custom_id": result.custom_id, "response": None, "error": None}
     if result.outcome is Outcome.CANCELLED:
         return line | {"error": {"code": result.error_code, "message": result.error_message}}
+    if result.error_code == TIMEOUT.code:  # as OpenAI names it
+        return line | {"error": {"code": "request_timeout", "message": result.error_message}}
     failed = failure(result)
     if failed is None:
         status, body = 200, to_response(checkpoint, endpoint, result, batch_id=batch_id)

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.batches import service as batches_service
+from api.batches.answers import to_times
 from api.batches.schemas import BatchAnswer
 from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import ApiError, WaitLimitError, documented, still_running
@@ -161,7 +162,6 @@ def _to_answer(work: Work, result: ResultView, optimization: Optimization) -> Ge
     found = _to_generated(result)
     return GenerateAnswer(
         **found.model_dump(),
-        latency_ms=round(work.seconds * 1000, 1),
         optimization_used=optimization,
         used=Used(
             batched=result.source is Source.ENGINE and optimization is not Optimization.NONE,
@@ -183,6 +183,7 @@ def _to_generated(result: ResultView) -> Generated:
         tokens_generated=result.num_output_tokens,
         prompt_tokens=result.num_prompt_tokens,
         cached_tokens=result.num_cached_tokens,
+        **to_times(result),
     )
 
 

@@ -4,8 +4,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
+from api.batches.result_schemas import Times
 from api.inputs.sampling import SamplingFields
-from api.inputs.schema import NonEmptyText
+from api.inputs.schema import NonEmptyText, TimeoutSeconds
 from worker.values.sampling import Optimization
 
 MAX_PROMPTS = 256
@@ -16,6 +17,7 @@ class GenerateBody(SamplingFields):
 
     prompt: NonEmptyText
     stream: bool = False
+    timeout_seconds: TimeoutSeconds | None = None
     optimization: Optimization = Field(
         default=Optimization.FULL,
         strict=False,
@@ -28,6 +30,7 @@ class PromptsBody(SamplingFields):
     """Several prompts, continued together."""
 
     prompts: Annotated[list[NonEmptyText], Field(min_length=1, max_length=MAX_PROMPTS)]
+    timeout_seconds: TimeoutSeconds | None = None
 
 
 class SyncBody(PromptsBody):
@@ -38,7 +41,7 @@ class SyncBody(PromptsBody):
     )
 
 
-class Generated(BaseModel):
+class Generated(Times):
     """One prompt's output."""
 
     text: str
@@ -60,7 +63,6 @@ class Used(BaseModel):
 class GenerateAnswer(Generated):
     """One output, with its latency and the optimizations used."""
 
-    latency_ms: float
     optimization_used: Optimization = Field(description="the level it was run at")
     used: Used
     batch_id: str

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from api.batches.caching import default_cache
 from api.dependencies import Services
 from api.errors import NoWorkerError
-from api.generate.schemas import ModelInfoAnswer
+from api.generate.schemas import GenerateBody, ModelInfoAnswer, PromptsBody
 from api.inputs.prompts import fit
-from api.inputs.sampling import SamplingFields, to_params
+from api.inputs.sampling import to_params
 from worker.contract.messages import GPU_QUEUE
 from worker.store.batches.batches import NewBatch
 from worker.store.requests.requests import NewRequest
@@ -18,7 +18,7 @@ from worker.values.sampling import Optimization, SamplingParams
 
 def to_batch(
     services: Services,
-    fields: SamplingFields,
+    fields: GenerateBody | PromptsBody,
     prompts: Sequence[str],
     *,
     max_tokens: int,
@@ -35,7 +35,13 @@ def to_batch(
     params = to_params(fields, defaults, services.checkpoint)
     is_streamed = bool(getattr(fields, "stream", False))
     found = [
-        NewRequest(prompt=prompt, max_tokens=params.max_tokens, is_streamed=is_streamed) for prompt in prompts
+        NewRequest(
+            prompt=prompt,
+            max_tokens=params.max_tokens,
+            is_streamed=is_streamed,
+            timeout_seconds=fields.timeout_seconds,
+        )
+        for prompt in prompts
     ]
     fitted = fit(
         services.checkpoint,

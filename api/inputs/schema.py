@@ -47,6 +47,17 @@ Priority = Annotated[
     ),
 ]
 
+TimeoutSeconds = Annotated[
+    float,
+    Field(
+        gt=0,
+        le=30 * 86_400,
+        allow_inf_nan=False,
+        description="A request without a result so many seconds after its batch was accepted fails with code"
+        " `timeout` and keeps its output so far. Default: no limit.",
+    ),
+]
+
 
 def one_of(wanted: str, choose: Callable[[Any], str | None]) -> Discriminator:
     """Return a discriminator by a value's type, so that an error names only the rule of one branch.

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, JsonValue, Tag, ValidationError, Wi
 
 from api.errors import invalid_input
 from api.inputs.sampling import CommonSamplingFields, MaxTokens, NumLogprobs, SamplingFields, TokenId
-from api.inputs.schema import NonEmptyText, Priority, Schema, Text, one_of, text_or_list
+from api.inputs.schema import NonEmptyText, Priority, Schema, Text, TimeoutSeconds, one_of, text_or_list
 
 
 class Endpoint(StrEnum):
@@ -121,6 +121,7 @@ class Streamed(Schema):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: OwnPriority = None
+    timeout_seconds: TimeoutSeconds | None = None
     user: Ignored = None
     metadata: Ignored = None
 
@@ -173,6 +174,7 @@ class EmbeddingBody(Schema):
     pooling: Literal["last", "mean"] = "last"
     normalize: bool = True
     priority: OwnPriority = None
+    timeout_seconds: TimeoutSeconds | None = None
     user: Ignored = None
 
 

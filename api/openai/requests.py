@@ -86,6 +86,7 @@ def _chat(checkpoint: Checkpoint, body: ChatBody, custom_id: str | None, path: s
         max_tokens=params.max_tokens,
         custom_id=custom_id,
         priority=body.priority,
+        timeout_seconds=body.timeout_seconds,
         params=params,
         add_special_tokens=False,
         is_streamed=bool(body.stream),
@@ -102,6 +103,7 @@ def _completion(checkpoint: Checkpoint, body: CompletionBody, custom_id: str | N
         max_tokens=params.max_tokens,
         custom_id=custom_id,
         priority=body.priority,
+        timeout_seconds=body.timeout_seconds,
         params=params,
         is_streamed=bool(body.stream),
     )
@@ -124,6 +126,7 @@ def _embedding(checkpoint: Checkpoint, body: EmbeddingBody, custom_id: str | Non
         max_tokens=1,
         custom_id=custom_id,
         priority=body.priority,
+        timeout_seconds=body.timeout_seconds,
         params=EmbeddingParams(Pooling(body.pooling), body.normalize, body.dimensions, body.encoding_format),
     )
 

@@ -20,7 +20,7 @@ from worker.store.batches import batches, idempotency
 from worker.store.cache import response_cache
 from worker.store.counts import batch_counts, meters
 from worker.store.database.session import Store
-from worker.store.shards import tickets
+from worker.store.shards import tickets, timeouts
 from worker.store.watching import retention, workers
 from worker.store.webhooks import deliveries, delivery_tickets, receivers
 
@@ -57,6 +57,7 @@ class Dispatcher:
         self.lost_workers.sweep(limit=SWEEP_LIMIT)
         with self.store.transaction() as session:
             deliveries.return_expired(session, limit=SWEEP_LIMIT)
+        self._settle_timeouts()
         with self.store.transaction() as session:
             batches.settle_stopping(session, limit=SWEEP_LIMIT)
         self.issue()
@@ -90,6 +91,13 @@ class Dispatcher:
             meters.fold_the_old(session)
             batch_counts.fold(session)
             response_cache.drop_expired(session)
+
+    def _settle_timeouts(self) -> None:
+        with self.store.transaction() as session:
+            late = timeouts.due(session, limit=SWEEP_LIMIT)
+        for batch_id, shard_ids in late.items():
+            with self.store.transaction() as session:
+                timeouts.settle(session, batch_id, shard_ids)
 
     def _issue(self, queue: str, slots: int, issue: Callable[..., Sequence[Ticket]]) -> None:
         try:

@@ -124,6 +124,10 @@ class Engine:
         """
         return self._generations.output_so_far(request_id)
 
+    def started_at(self, request_id: Hashable) -> float | None:
+        """Return `time.monotonic()` at the first start of an open generation; None before it."""
+        return self._generations.started_at(request_id)
+
     def step(self) -> StepOutput:
         """Run one Step over the requests that fit in it; return new tokens and outcomes.
 

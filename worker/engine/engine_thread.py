@@ -195,10 +195,11 @@ class EngineThread:
         Also None for a request that cannot resume from known tokens.
         """
         engine = self._loaded_engine()
-        token_ids = engine.output_so_far((submission, request_id))
+        key = (submission, request_id)
+        token_ids = engine.output_so_far(key)
         if token_ids is None or len(token_ids) < least:
             return None
-        return PartialOutput(token_ids, engine.tokenizer.decode(token_ids))
+        return PartialOutput(token_ids, engine.tokenizer.decode(token_ids), started_at=engine.started_at(key))
 
     def _cancel(self, submission: Submission[Any], request_ids: tuple[Hashable, ...]) -> None:
         with self._wake:

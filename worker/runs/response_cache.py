@@ -10,7 +10,14 @@ from worker.store.cache import response_cache
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.requests.requests import ShardRequest
 from worker.store.shards.shards import Claim
-from worker.values.caching import DEFAULT_SIMILARITY, CacheMode, Source, cache_key, sampling_digest
+from worker.values.caching import (
+    DEFAULT_SIMILARITY,
+    CacheMode,
+    Source,
+    cache_key,
+    request_digest,
+    sampling_digest,
+)
 from worker.values.outcomes import FinishReason, Outcome
 from worker.values.results import CacheEntry, NewResult, Payload
 from worker.values.sampling import SamplingParams
@@ -69,8 +76,16 @@ class ResponseCache:
 
     def _entry(self, held: Claim, request: ShardRequest) -> CacheEntry:
         group = sampling_digest(request.params, max_tokens=request.max_tokens)
+        digest = request.digest
+        if request.timeout_at is not None:  # which is no part of the answer
+            digest = request_digest(
+                request.prompts,
+                request.params,
+                max_tokens=request.max_tokens,
+                add_special_tokens=request.add_special_tokens,
+            )
         return CacheEntry(
-            key=cache_key(held.tenant_id, self.model_fingerprint, request.digest or b""),
+            key=cache_key(held.tenant_id, self.model_fingerprint, digest or b""),
             group=cache_key(held.tenant_id, self.model_fingerprint, group),
             ttl=self.ttl,
         )

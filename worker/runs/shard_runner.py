@@ -178,7 +178,7 @@ class ShardRunner:
 
     def _hand_back(self, run: Run) -> Ending:
         unfinished = {
-            request_id: PartialOutput(one.token_ids, one.text, self.keeper.model_id)
+            request_id: PartialOutput(one.token_ids, one.text, self.keeper.model_id, one.started_at)
             for request_id, one in run.unfinished.items()
             if isinstance(one, Completion) and can_resume(run.parts.requests[request_id])
         }

@@ -149,7 +149,8 @@ def to_result(
     for outcome in outcomes:
         if outcome.error is not None:
             code = "context_length_exceeded" if outcome.is_too_long else "generation_failed"
-            return failed(request, outcome.error, code=code, num_output_tokens=num_output_tokens(outcomes))
+            result = failed(request, outcome.error, code=code, num_output_tokens=num_output_tokens(outcomes))
+            return replace(result, started_at=_first_start(outcomes))
     completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
     payload = Payload(
         choices=tuple(choice for completion in completions for choice in completion.choices),
@@ -178,6 +179,7 @@ def to_result(
         num_output_tokens=num_output_tokens(outcomes),
         payload=None if is_plain and not payload.prompt_logprobs else payload,
         seconds=_device_seconds(outcomes),
+        started_at=_first_start(outcomes),
         num_copies=request.num_copies,
         keep=keep,
     )
@@ -194,8 +196,13 @@ def _cut_off(request: ShardRequest, outcomes: Sequence[Answer]) -> NewResult:
         num_cached_tokens=sum(outcome.num_cached_tokens for outcome in outcomes),
         num_output_tokens=num_output_tokens(outcomes),
         seconds=_device_seconds(outcomes),
+        started_at=_first_start(outcomes),
         num_copies=request.num_copies,
     )
+
+
+def _first_start(outcomes: Iterable[Answer]) -> float | None:
+    return min((one.started_at for one in outcomes if one.started_at is not None), default=None)
 
 
 def failed(

@@ -34,12 +34,21 @@ def is_deterministic(params: Params) -> bool:
 
 
 def request_digest(
-    prompts: Sequence[Prompt], params: Params, *, max_tokens: int, add_special_tokens: bool
+    prompts: Sequence[Prompt],
+    params: Params,
+    *,
+    max_tokens: int,
+    add_special_tokens: bool,
+    timeout_seconds: float | None = None,
 ) -> bytes | None:
-    """Return the 16-byte digest that identical requests of one model share; None: answers vary."""
+    """Return the 16-byte digest that identical requests of one model share; None: answers vary.
+
+    Requests with different timeouts are not identical: one may fail where the other does not.
+    """
     if not is_deterministic(params):
         return None
-    return _digest([prompts, add_special_tokens, _sampling(params, max_tokens)])
+    timeout = () if timeout_seconds is None else (timeout_seconds,)
+    return _digest([prompts, add_special_tokens, _sampling(params, max_tokens), *timeout])
 
 
 def sampling_digest(params: Params, *, max_tokens: int) -> bytes:

@@ -20,6 +20,9 @@ class RequestError:
     message: str
 
 
+TIMEOUT = RequestError("timeout", "timeout_seconds had passed before this request was done")
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceSeconds:
     """Device time of a request, in seconds: for its prompt's tokens, its output's tokens, and padding."""
@@ -90,6 +93,7 @@ class PartialOutput:
     token_ids: Sequence[int]
     text: str
     model_id: int | None = None  # in `served_models`, of the model that generated it; the engine knows none
+    started_at: float | None = None  # `time.monotonic()` of this process when the engine first ran it
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,7 @@ class NewResult:
     error: RequestError | None = None
     payload: Payload | None = None  # None: output says it all
     seconds: DeviceSeconds = DeviceSeconds()
+    started_at: float | None = None  # `time.monotonic()` of this process when the engine first ran it
     source: Source = Source.ENGINE
     similarity: float | None = None  # to the prompt whose answer the semantic cache gave
     num_copies: int = 1  # requests of its shard that it answers: its own, and identical ones

@@ -39,6 +39,8 @@ RESULT = ResultView(
     source=Source.ENGINE,
     similarity=None,
     seconds=DeviceSeconds(),
+    accepted_at=datetime(2026, 1, 1, tzinfo=UTC),
+    started_at=None,
     created_at=datetime(2026, 1, 1, tzinfo=UTC),
 )
 

@@ -1,6 +1,8 @@
+import itertools
 import json
 import random
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
 from tests.fixtures.tiny_llama import BEGIN, CONTEXT, END, reference_tokens, tiny_tokenizer
 from worker.engine.engine import Engine
+from worker.engine.requests.embedding import EmbeddingRequest
 from worker.engine.requests.errors import InvalidRequestError
 from worker.engine.requests.generation import GenerationRequest
 from worker.values.sampling import SamplingParams
@@ -39,6 +42,29 @@ def test_a_request_that_cannot_run_is_its_own_outcome(engine: Engine, prompt: ob
     assert failed.token_ids == ()
     assert completed.finish_reason == "length"
     assert completed.error is None
+
+
+def test_a_request_starts_when_it_is_admitted(tiny_llama: Path) -> None:
+    engine = make_engine(tiny_llama, max_num_sequences=1, max_tokens_per_step=16)
+    engine.add(GenerationRequest(0, PROMPT, greedy(4)))
+    engine.add(GenerationRequest(1, PROMPT, greedy(4)))
+    engine.add(EmbeddingRequest(2, PROMPT))
+    ends: dict[object, float] = {}
+    starts: dict[object, float | None] = {}
+    while engine.has_unfinished:
+        output = engine.step()
+        for ended in (*output.completions, *output.readings):
+            ends[ended.id], starts[ended.id] = time.monotonic(), ended.started_at
+    order = sorted(starts, key=lambda one: ends[one])
+    for before, after in itertools.pairwise(order):
+        started, next_started = starts[before], starts[after]
+        assert started is not None
+        assert next_started is not None
+        assert started < next_started, "there is room for one"
+    engine.add(GenerationRequest(3, PROMPT, greedy(4)))
+    engine.cancel(3)
+    (never_ran,) = engine.step().completions
+    assert never_ran.started_at is None
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,20 @@ def test_an_answer_that_is_known_is_not_run(store: Store, is_streamed: bool) -> 
     assert answer.source is Source.EXACT_CACHE
 
 
+def test_what_is_out_of_time_fails_with_its_output_so_far(bench: Bench, pool: ThreadPoolExecutor) -> None:
+    asked = NewRequest(prompt="prompt", max_tokens=10, num_prompt_tokens=3, timeout_seconds=0.2)
+    new = NewBatch(SamplingParams(max_tokens=10), [asked], lane=Lane.INTERACTIVE)
+    with bench.store.transaction() as session:
+        batch_id = batches.submit(session, new, shard_size=1)
+    bench.engine.partial = {(1, 0): (5, 6)}
+    pool.submit(bench.runner.run, 1).result(60)
+    assert (bench.view(batch_id).status, bench.view(batch_id).num_failed) == (BatchStatus.COMPLETED, 1)
+    with bench.store.transaction() as session:
+        (late,) = result_views.page(session, batch_id, after=0, limit=10)
+    assert (late.error_code, late.output, late.num_output_tokens) == ("timeout", "text of 2", 2)
+    assert bench.told == [Saved()]
+
+
 def test_nobody_waits_for_a_cancelled_one(bench: Bench, pool: ThreadPoolExecutor) -> None:
     batch_id = bench.submit()
     running = pool.submit(bench.runner.run, 1)

@@ -36,3 +36,4 @@ class Embedding:
     error: str | None = None
     is_cancelled: bool = False
     is_too_long: bool = False  # the error: the prompt is too long for the model
+    started_at: float | None = None  # `time.monotonic()` at its first start; None: it never ran

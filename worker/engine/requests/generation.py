@@ -57,14 +57,29 @@ class Completion:
     error: str | None = None
     is_too_long: bool = False  # the error: the prompt is too long for the model
     seconds: DeviceSeconds = DeviceSeconds()  # its share of the time of its Steps
+    started_at: float | None = None  # `time.monotonic()` at its first start; None: it never ran
 
     @classmethod
     def failed(
-        cls, request_id: Hashable, error: str, num_output_tokens: int = 0, *, is_too_long: bool = False
+        cls,
+        request_id: Hashable,
+        error: str,
+        num_output_tokens: int = 0,
+        *,
+        is_too_long: bool = False,
+        started_at: float | None = None,
     ) -> "Completion":
         """Return the outcome of a request that could not run or could not finish."""
-        choices = (Choice("", FinishReason.ERROR),)
-        return cls(request_id, choices, 0, 0, num_output_tokens, error=error, is_too_long=is_too_long)
+        return cls(
+            request_id,
+            (Choice("", FinishReason.ERROR),),
+            num_prompt_tokens=0,
+            num_cached_tokens=0,
+            num_output_tokens=num_output_tokens,
+            error=error,
+            is_too_long=is_too_long,
+            started_at=started_at,
+        )
 
     @property
     def text(self) -> str:

@@ -39,6 +39,7 @@ class Scores:
     error: str | None = None
     is_cancelled: bool = False
     is_too_long: bool = False  # the error: the prompt is too long for the model
+    started_at: float | None = None  # `time.monotonic()` at its first start; None: it never ran
 
     def choose(self, *, by_mean: bool = False) -> int:
         """Return the index of the likeliest continuation, the first on a tie; raises ValueError if empty."""

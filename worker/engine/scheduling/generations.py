@@ -86,7 +86,8 @@ class Generations:
         opened = self._open[request_id]
         for sequence in opened.unfinished:
             self._end(sequence, FinishReason.ERROR)
-        self._close(Completion.failed(request_id, error, opened.num_output_tokens))
+        num_tokens, started_at = opened.num_output_tokens, opened.started_at
+        self._close(Completion.failed(request_id, error, num_tokens, started_at=started_at))
 
     def take(self, sequences: Items[Sequence], token_ids: Items[int | None]) -> None:
         """Append the tokens that a Step chose; None is a token whose logits are not finite."""
@@ -132,6 +133,11 @@ class Generations:
             return None
         sequence = opened.sequences[0]
         return tuple(sequence.token_ids[sequence.num_prompt_tokens :])
+
+    def started_at(self, request_id: Hashable) -> float | None:
+        """Return `time.monotonic()` at the first start of an open request; None before it."""
+        opened = self._open.get(request_id)
+        return None if opened is None else opened.started_at
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         """Remove a Sequence from the Scheduler and record its Choice."""

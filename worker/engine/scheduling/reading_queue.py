@@ -11,6 +11,7 @@ from worker.engine.scheduling.batch_former import BatchFormer, BatchItem
 from worker.engine.scheduling.plan import StepPlan
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.engine.sequences.open_readings import OpenReading, empty_outcome, open_reading
+from worker.engine.sequences.sequence import first_start
 from worker.engine.text.encoding import encode_requests
 from worker.engine.text.tokenizer import Tokenizer
 
@@ -86,7 +87,12 @@ class ReadingQueue:
                 self._scheduler.finish(sequence)
         self._forget(request_id)
         self._outcomes.append(
-            empty_outcome(reading.request, num_prompt_tokens=reading.num_prompt_tokens, is_cancelled=True)
+            empty_outcome(
+                reading.request,
+                num_prompt_tokens=reading.num_prompt_tokens,
+                is_cancelled=True,
+                started_at=first_start(reading.sequences),
+            )
         )
 
     def release(self) -> None:

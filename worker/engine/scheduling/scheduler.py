@@ -5,6 +5,7 @@ Running Sequences go first, in order of arrival, then waiting ones, as the admis
 Sequences go before all others (worker/engine/scheduling/turns.py).
 """
 
+import time
 from bisect import insort
 from collections.abc import Container
 from collections.abc import Sequence as Items
@@ -325,6 +326,7 @@ class Scheduler:
         sequence.num_computed_tokens = len(cached) * self._block_size
         sequence.num_hashed_blocks = len(cached)
         if sequence.num_cached_tokens is None:
+            sequence.started_at = time.monotonic()
             sequence.num_cached_tokens = sequence.num_computed_tokens
             self.stats.cached_tokens += sequence.num_cached_tokens
             self.stats.queried_tokens += sequence.num_prompt_tokens if self.block_pool.is_caching else 0

@@ -9,7 +9,7 @@ from worker.engine.requests.generation import Reading, ReadingRequest
 from worker.engine.requests.scoring import Scores, ScoringRequest
 from worker.engine.requests.stats import ModelInfo
 from worker.engine.sequences.readout import PooledReadout, Readout, ScoredReadout
-from worker.engine.sequences.sequence import Sequence
+from worker.engine.sequences.sequence import Sequence, first_start
 from worker.engine.sequences.vocabulary import check_token_ids
 from worker.values.requests import Pooling
 from worker.values.sampling import SamplingParams
@@ -44,6 +44,7 @@ class OpenEmbedding:
             self._readout.vector(params.dimensions, is_normalised=params.normalize),
             self.num_prompt_tokens,
             self.sequences[0].num_cached_tokens or 0,
+            started_at=first_start(self.sequences),
         )
 
 
@@ -82,6 +83,7 @@ class OpenScoring:
             tuple(next(found[tuple(token_ids[:-1])]) for token_ids in self._continuations),
             self.num_prompt_tokens,
             self.sequences[0].num_cached_tokens or 0,
+            started_at=first_start(self.sequences),
         )
 
 
@@ -101,12 +103,13 @@ def empty_outcome(
     num_prompt_tokens: int = 0,
     error: InvalidRequestError | None = None,
     is_cancelled: bool = False,
+    started_at: float | None = None,
 ) -> Reading:
     """Return the outcome, without results, of a reading that failed or was cancelled."""
     kind = Embedding if isinstance(request, EmbeddingRequest) else Scores
     message = None if error is None else str(error)
     is_too_long = isinstance(error, TooLongError)
-    return kind(request.id, (), num_prompt_tokens, 0, message, is_cancelled, is_too_long)
+    return kind(request.id, (), num_prompt_tokens, 0, message, is_cancelled, is_too_long, started_at)
 
 
 def _checked(given: str | Tokens[int], name: str, info: ModelInfo) -> list[int]:

@@ -10,7 +10,7 @@ from worker.engine.requests.generation import Completion, GenerationRequest
 from worker.engine.requests.stats import ModelInfo
 from worker.engine.sequences.grammar_matcher import GrammarMatcher
 from worker.engine.sequences.readout import PromptReadout
-from worker.engine.sequences.sequence import Sequence
+from worker.engine.sequences.sequence import Sequence, first_start
 from worker.engine.sequences.vocabulary import check_token_ids
 from worker.values.outcomes import FinishReason
 from worker.values.results import Choice, DeviceSeconds
@@ -53,7 +53,13 @@ class OpenRequest:
                 sum(sequence.decode_seconds for sequence in self.sequences),
                 sum(sequence.padding_seconds for sequence in self.sequences),
             ),
+            started_at=self.started_at,
         )
+
+    @property
+    def started_at(self) -> float | None:
+        """`time.monotonic()` at the first start of any choice; None before it."""
+        return first_start(self.sequences)
 
     @property
     def num_output_tokens(self) -> int:

@@ -1,7 +1,7 @@
 """Defines the Sequence: one choice's tokens in the engine and their progress through the scheduler."""
 
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -42,6 +42,7 @@ class Sequence:
     num_computed_tokens: int = 0
     # Maximum of num_computed_tokens so far: computing a token below it again is recomputation.
     max_computed_tokens: int = 0
+    started_at: float | None = None  # `time.monotonic()` at the first admission
     # Prompt tokens found in the prefix cache at the first admission; None before it.
     num_cached_tokens: int | None = None
     # A new list at each admission, so its identity tells one admission from another.
@@ -89,3 +90,8 @@ class Sequence:
     def num_output_tokens(self) -> int:
         """Number of tokens generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+
+def first_start(sequences: Iterable[Sequence]) -> float | None:
+    """Return `started_at` of the Sequence that started first; None if none has."""
+    return min((one.started_at for one in sequences if one.started_at is not None), default=None)

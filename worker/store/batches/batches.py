@@ -202,6 +202,7 @@ def digest_of(request: NewRequest, batch_params: SamplingParams) -> bytes | None
         request.params or batch_params,
         max_tokens=request.max_tokens,
         add_special_tokens=request.add_special_tokens,
+        timeout_seconds=request.timeout_seconds,
     )
 
 

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from worker.contract.states import BatchStatus, Lane, ShardState
 from worker.store.batches import batches
 from worker.store.database.notify import wake_dispatcher
+from worker.store.requests import timeouts
 from worker.store.requests.requests import MAX_OUTPUT_TOKENS
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import RequestRow, ResultRow
@@ -58,6 +59,7 @@ def retry(session: Session, batch_id: str, *, with_cancelled: bool, shard_size: 
     new = _copy_batch(session, batch, sums)
     first_positions = _add_shards(session, new, chosen, shard_size=shard_size)
     _copy_requests(session, chosen, new.id, first_positions, shard_size=shard_size)
+    timeouts.note(session, select(ShardRow.id).where(ShardRow.batch_id == new.id))
     wake_dispatcher(session)
     return new.id
 

@@ -64,6 +64,7 @@ def _columns(kept: Subquery, outcome: Outcome, error: RequestError) -> dict[str,
         "error_code": bindparam("code", error.code),
         "error_message": bindparam("message", error.message),
         "source": case((is_copy, literal(Source.DUPLICATE.value)), else_=literal(Source.ENGINE.value)),
+        "started_at": kept.c.started_at,
     }
 
 
@@ -76,6 +77,7 @@ def _kept_outputs(batch_id: str) -> Subquery:
             PartialOutputRow.text,
             PartialOutputRow.token_ids,
             PartialOutputRow.model_id,
+            PartialOutputRow.started_at,
             RequestRow.shard_id,
             identity,
         )

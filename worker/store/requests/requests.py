@@ -1,6 +1,7 @@
 """Writes requests by COPY, loads them for a shard, and records each result once."""
 
 import json
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,8 @@ from sqlalchemy import Text, case, cast, func, insert, select
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import Session
 
-from worker.store.requests import partial_outputs
+from worker.store.database import clock
+from worker.store.requests import partial_outputs, timeouts
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import PartialOutputRow, RequestRow, ResultRow
 from worker.values.caching import CacheMode
@@ -21,7 +23,7 @@ from worker.values.sampling import SamplingParams
 COPY_REQUESTS = """
     COPY requests (
         batch_id, shard_id, position, custom_id, kind, prompt, inputs, add_special_tokens, params,
-        is_streamed, max_tokens, num_prompt_tokens, digest, cache
+        is_streamed, max_tokens, num_prompt_tokens, timeout_seconds, digest, cache
     ) FROM STDIN
 """
 # Equal for identical requests of a shard; a request without a digest equals no other.
@@ -52,6 +54,7 @@ class NewRequest:
     is_streamed: bool = False
     cache: CacheMode | None = None  # None: the batch's
     priority: int | None = None  # None: the batch's
+    timeout_seconds: float | None = None  # from the batch's acceptance to the result; None: no limit
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -85,6 +88,7 @@ class ShardRequest:
     partial_output: PartialOutput | None = None  # of an earlier run
     digest: bytes | None = None
     cache: CacheMode | None = None  # None: the batch's
+    timeout_at: float | None = None  # `time.monotonic()` of this process; without a result by then, it fails
     num_copies: int = 1  # requests of the shard that its Result answers, itself included
 
 
@@ -122,10 +126,18 @@ def copy_in(
                     request.is_streamed,
                     request.max_tokens,
                     request.num_prompt_tokens,
+                    request.timeout_seconds,
                     digest,
                     request.cache,
                 )
             )
+    timed = {
+        shard_id
+        for request, shard_id in zip(requests, shard_ids, strict=True)
+        if request.timeout_seconds is not None
+    }
+    if timed:
+        timeouts.note(session, timed)
 
 
 def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> list[ShardRequest]:
@@ -156,13 +168,16 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
             RequestRow.digest,
             RequestRow.cache,
             waiting.c.num_copies,
+            timeouts.SECONDS_LEFT.label("seconds_left"),
             PartialOutputRow,
         )
         .join(waiting, waiting.c.id == RequestRow.id)
+        .join(BatchRow, BatchRow.id == RequestRow.batch_id)
         .outerjoin(PartialOutputRow, PartialOutputRow.request_id == RequestRow.id)
         .where(waiting.c.number == 1)
         .order_by(RequestRow.position)
     )
+    now = time.monotonic()
     return [
         ShardRequest(
             id=row.id,
@@ -175,6 +190,7 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
             partial_output=_to_partial(row.PartialOutputRow),
             digest=row.digest,
             cache=row.cache,
+            timeout_at=None if row.seconds_left is None else now + float(row.seconds_left),
             num_copies=row.num_copies,
         )
         for row in rows
@@ -257,6 +273,8 @@ def record(
     model_id: int | None,
 ) -> None:
     """Insert results of a model. The caller holds the batch's lock, so the sequence has no gaps."""
+    resumed = partial_outputs.forget(session, [result.request_id for result in results])
+    started = clock.to_times(session, [result.started_at for result in results])
     session.execute(
         insert(ResultRow),
         [
@@ -279,11 +297,13 @@ def record(
                 "prefill_seconds": result.seconds.prefill,
                 "decode_seconds": result.seconds.decode,
                 "padding_seconds": result.seconds.padding,
+                "started_at": resumed.get(result.request_id, started_at),
             }
-            for sequence, result in enumerate(results, first_sequence)
+            for sequence, (result, started_at) in enumerate(
+                zip(results, started, strict=True), first_sequence
+            )
         ],
     )
-    partial_outputs.forget(session, [result.request_id for result in results])
 
 
 def cancelled_in(session: Session, shard_id: int) -> list[int]:

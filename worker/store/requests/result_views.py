@@ -1,7 +1,7 @@
 """Reads results in order of completion, or only their outputs in order of the requests."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import cast, exists, func, or_, select
 from sqlalchemy.dialects.postgresql import JSONPATH
@@ -35,18 +35,31 @@ class ResultView:
     num_output_tokens: int
     error_code: str | None
     error_message: str | None
+    accepted_at: datetime  # its batch
+    started_at: datetime | None  # when the engine first ran it; None: it never did
     created_at: datetime
     source: Source = Source.ENGINE
     similarity: float | None = None
     seconds: DeviceSeconds = DeviceSeconds()
     model: ServedModelView | None = None  # the one that made it
 
+    @property
+    def latency(self) -> timedelta:
+        """The time from the acceptance of its batch to this result."""
+        return self.created_at - self.accepted_at
+
+    @property
+    def queue_wait(self) -> timedelta | None:
+        """The time from the acceptance of its batch to the first Step that ran it."""
+        return None if self.started_at is None else self.started_at - self.accepted_at
+
 
 def page(session: Session, batch_id: str, *, after: int, limit: int) -> list[ResultView]:
     """Return at most `limit` results after sequence number `after`, in order of completion."""
     rows = session.execute(
-        select(ResultRow, RequestRow.position, RequestRow.custom_id)
+        select(ResultRow, RequestRow.position, RequestRow.custom_id, BatchRow.created_at)
         .join(RequestRow, RequestRow.id == ResultRow.request_id)
+        .join(BatchRow, BatchRow.id == ResultRow.batch_id)
         .where(ResultRow.batch_id == batch_id, ResultRow.sequence > after)
         .order_by(ResultRow.sequence)
         .limit(limit)
@@ -60,9 +73,10 @@ def page(session: Session, batch_id: str, *, after: int, limit: int) -> list[Res
             custom_id=custom_id,
             payload=None if row.payload is None else Payload.from_json(row.payload),
             seconds=DeviceSeconds(row.prefill_seconds, row.decode_seconds, row.padding_seconds),
+            accepted_at=accepted_at,
             model=None if row.model_id is None else made_by.get(row.model_id),
         )
-        for row, position, custom_id in rows
+        for row, position, custom_id, accepted_at in rows
     ]
 
 

@@ -60,6 +60,8 @@ class RequestRow(TableRow):
     # Of one choice: as requested, or what the prompt leaves of the context.
     max_tokens: Mapped[int] = mapped_column(info=ASKED_FOR)
     num_prompt_tokens: Mapped[int] = mapped_column(info=ASKED_FOR)
+    # From its batch's acceptance; without a result by then, it fails.
+    timeout_seconds: Mapped[float | None] = mapped_column(info=ASKED_FOR)
     cancelled_at: Mapped[datetime | None]  # when its own cancel was requested
     # Identical requests of a shard share it; None: it runs by itself.
     digest: Mapped[bytes | None] = mapped_column(info=ASKED_FOR)
@@ -75,6 +77,7 @@ class PartialOutputRow(TableRow):
     model_id: Mapped[int | None]  # in `served_models`, the model whose tokens these are
     token_ids: Mapped[list[int]]
     text: Mapped[str] = mapped_column("output")
+    started_at: Mapped[datetime | None]  # when the engine first ran it
 
 
 class RequestAttemptRow(TableRow):
@@ -114,4 +117,6 @@ class ResultRow(TableRow):
     prefill_seconds: Mapped[float] = mapped_column(server_default="0")
     decode_seconds: Mapped[float] = mapped_column(server_default="0")
     padding_seconds: Mapped[float] = mapped_column(server_default="0")
+    # When the engine first ran it; None: it never did.
+    started_at: Mapped[datetime | None] = mapped_column(info=OF_DUPLICATES)
     created_at: Mapped[datetime] = created_now()

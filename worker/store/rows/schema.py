@@ -8,6 +8,7 @@ from worker.store.rows import meters as meter_tables
 from worker.store.rows import models as model_tables
 from worker.store.rows import table as tables
 from worker.store.rows import webhooks as webhook_tables
+from worker.store.rows import workers as worker_tables
 
 Owned = tables.Owned
 METADATA = tables.TableRow.metadata
@@ -23,4 +24,5 @@ __all__ = [
     "model_tables",
     "tables",
     "webhook_tables",
+    "worker_tables",
 ]

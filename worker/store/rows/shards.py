@@ -61,6 +61,11 @@ class ShardRow(Owned, TableRow):
         Index(
             "shards_running_index", "lease_expires_at", postgresql_where=is_in("state", {ShardState.RUNNING})
         ),
+        Index(
+            "shards_timeout_index",
+            "timeout_at",
+            postgresql_where=text("state IN ('ready') AND timeout_at IS NOT NULL"),
+        ),
         Index("shards_begun_index", "id", postgresql_where=text("state IN ('ready') AND fence > 0")),
         Index(
             "shards_interactive_index",
@@ -77,6 +82,7 @@ class ShardRow(Owned, TableRow):
     lane: Mapped[Lane] = mapped_column(server_default=Lane.BATCH.value)
     priority: Mapped[int]
     expires_at: Mapped[datetime | None]  # its batch's
+    timeout_at: Mapped[datetime | None]  # the earliest timeout of its requests without a result
     # Its batch's. "" is any model, not NULL, so that an index stays in order of the columns after it.
     model_fingerprint: Mapped[str] = mapped_column(server_default="")
     num_requests: Mapped[int]

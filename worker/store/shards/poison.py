@@ -47,6 +47,7 @@ def _bisect(session: Session, shard: ShardRow, remaining: list[list[int]]) -> No
         lane=shard.lane,
         priority=shard.priority,
         expires_at=shard.expires_at,
+        timeout_at=shard.timeout_at,
         model_fingerprint=shard.model_fingerprint,
         num_requests=len(moved),
         is_suspect=True,
