@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.batches import service as batches_service
 from api.batches.answers import to_times
+from api.batches.result_schemas import RequestErrorAnswer
 from api.batches.schemas import BatchAnswer
 from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import ApiError, WaitLimitError, documented, still_running
@@ -18,12 +19,12 @@ from api.event_stream import DOCUMENTED
 from api.generate.events import DONE, error_event, event, respond
 from api.generate.outputs import GrowingOutputs, choices_of, failure
 from api.generate.schemas import (
+    BatchItemAnswer,
     GenerateAnswer,
     GenerateBatchAnswer,
+    GenerateBatchBody,
     GenerateBody,
-    Generated,
     ModelInfoAnswer,
-    PromptsBody,
     SyncAnswer,
     SyncBody,
     Used,
@@ -31,6 +32,7 @@ from api.generate.schemas import (
 from api.generate.service import cache_of, model_info, to_batch
 from api.generate.waiting import Work, submitted
 from api.guards.large_bodies import OnceRoute
+from worker.contract.models import quantization
 from worker.store.batches.batches import NewBatch
 from worker.store.requests.result_views import ResultView
 from worker.values.caching import Source
@@ -97,17 +99,25 @@ async def _stream(
     summary="Continue prompts and wait for them",
 )
 async def generate_batch(
-    body: PromptsBody, http_request: HttpRequest, services: ServicesDependency
+    body: GenerateBatchBody, http_request: HttpRequest, services: ServicesDependency
 ) -> GenerateBatchAnswer:
-    """Continue several prompts together."""
-    batch = await run_in_threadpool(to_batch, services, body, body.prompts, max_tokens=GENERATE_TOKENS)
+    """Continue several prompts together; one that fails has its error beside the others' outputs."""
+    batch = await run_in_threadpool(
+        to_batch,
+        services,
+        body,
+        body.prompts,
+        max_tokens=GENERATE_TOKENS,
+        optimization=body.optimization,
+        cache=cache_of(body.optimization),
+    )
     async with submitted(services, http_request, batch) as work:
         results = await work.results(services.settings.wait_seconds)
         seconds = work.seconds
     num_tokens = sum(result.num_output_tokens for result in results)
     return GenerateBatchAnswer(
         batch_id=work.batch_id,
-        results=[_to_generated(result) for result in results],
+        results=[_to_item(result, body.optimization) for result in results],
         total_latency_ms=round(seconds * 1000, 1),
         throughput_tokens_per_sec=round(num_tokens / seconds, 1),
     )
@@ -159,24 +169,32 @@ def get_model_info(services: ServicesDependency) -> ModelInfoAnswer:
 
 
 def _to_answer(work: Work, result: ResultView, optimization: Optimization) -> GenerateAnswer:
-    found = _to_generated(result)
-    return GenerateAnswer(
-        **found.model_dump(),
-        optimization_used=optimization,
-        used=Used(
-            batched=result.source is Source.ENGINE and optimization is not Optimization.NONE,
-            prefix_cache=result.source is Source.ENGINE and result.num_cached_tokens > 0,
-            response_cache=result.source is not Source.ENGINE,
-        ),
-        batch_id=work.batch_id,
-    )
-
-
-def _to_generated(result: ResultView) -> Generated:
     if (error := failure(result)) is not None:
         raise error
+    return GenerateAnswer(**_to_fields(result, optimization), batch_id=work.batch_id)
+
+
+def _to_item(result: ResultView, optimization: Optimization) -> BatchItemAnswer:
+    failed = failure(result)
+    error = None
+    if failed is not None:
+        error = RequestErrorAnswer(code=failed.code or "request_failed", message=failed.message)
+    return BatchItemAnswer(**_to_fields(result, optimization), error=error)
+
+
+def _to_fields(result: ResultView, optimization: Optimization) -> dict[str, Any]:
+    """Return the fields of an `OptimizedAnswer`."""
     texts = [choice.text for choice in choices_of(result)]
-    return Generated(
+    model, was_run = result.model, result.source is Source.ENGINE
+    return dict(
+        optimization_used=optimization,
+        used=Used(
+            batched=was_run and optimization is not Optimization.NONE,
+            prefix_cache=was_run and result.num_cached_tokens > 0,
+            response_cache=result.source in {Source.EXACT_CACHE, Source.SEMANTIC_CACHE},
+            deduplicated=result.source is Source.DUPLICATE,
+            quantization=None if model is None else quantization(model.weight_format, model.dtype),
+        ),
         text=texts[0],
         texts=texts if len(texts) > 1 else None,
         finish_reason=result.finish_reason or "stop",

@@ -4,12 +4,20 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from api.batches.result_schemas import Times
+from api.batches.result_schemas import RequestErrorAnswer, Times
 from api.inputs.sampling import SamplingFields
 from api.inputs.schema import NonEmptyText, TimeoutSeconds
 from worker.values.sampling import Optimization
 
 MAX_PROMPTS = 256
+
+
+LEVELS = (
+    "none: alone in its Steps, nothing cached. basic: its Steps are shared with other requests. full: also"
+    " the prefix cache and, for greedy and seeded requests, the response cache. A level never changes a"
+    " token. Quantized weights would, so they are the deployment's choice (HEADRACE_DTYPE, or a quantized"
+    " checkpoint): where they are served, they serve every level, and `used` says so."
+)
 
 
 class GenerateBody(SamplingFields):
@@ -21,8 +29,7 @@ class GenerateBody(SamplingFields):
     optimization: Optimization = Field(
         default=Optimization.FULL,
         strict=False,
-        description="none: alone in its Steps, nothing cached. basic: its Steps are shared with other"
-        " requests. full: also the prefix cache and, for greedy and seeded requests, the response cache.",
+        description=LEVELS,
     )
 
 
@@ -31,6 +38,12 @@ class PromptsBody(SamplingFields):
 
     prompts: Annotated[list[NonEmptyText], Field(min_length=1, max_length=MAX_PROMPTS)]
     timeout_seconds: TimeoutSeconds | None = None
+
+
+class GenerateBatchBody(PromptsBody):
+    """Several prompts, and the level of optimization at which they run."""
+
+    optimization: Optimization = Field(default=Optimization.FULL, strict=False, description=LEVELS)
 
 
 class SyncBody(PromptsBody):
@@ -58,21 +71,38 @@ class Used(BaseModel):
     batched: bool = Field(description="it ran in Steps that other requests could share")
     prefix_cache: bool = Field(description="some of its prompt was found there")
     response_cache: bool = Field(description="all of it was found there: nothing ran")
+    deduplicated: bool = Field(description="an identical prompt of the same call was run for it")
+    quantization: str | None = Field(
+        default=None,
+        description="how the weights that made it are quantized: by the engine (int8, fp8) or in the"
+        " checkpoint (its format); null: they are not",
+    )
 
 
-class GenerateAnswer(Generated):
-    """One output, with its latency and the optimizations used."""
+class OptimizedAnswer(Generated):
+    """One output, with the optimizations used."""
 
     optimization_used: Optimization = Field(description="the level it was run at")
     used: Used
+
+
+class GenerateAnswer(OptimizedAnswer):
+    """One output, with the optimizations used and the batch that holds it."""
+
     batch_id: str
+
+
+class BatchItemAnswer(OptimizedAnswer):
+    """One prompt's output, or the error that ended it beside the output so far."""
+
+    error: RequestErrorAnswer | None = None
 
 
 class GenerateBatchAnswer(BaseModel):
     """Several outputs, with their latency and throughput."""
 
     batch_id: str
-    results: list[Generated]
+    results: list[BatchItemAnswer]
     total_latency_ms: float
     throughput_tokens_per_sec: float
 
@@ -92,7 +122,10 @@ class ModelInfoAnswer(BaseModel):
 
     model_name: str
     architecture: str
-    quantization: str = Field(description="the dtype that weights are computed in")
+    quantization: str = Field(
+        description="the format in which the workers hold most weights: f32, bf16, int8, fp8, int4 or nf4;"
+        " several if the workers differ"
+    )
     device: str
     batch_size: int = Field(description="most Sequences that run at once")
     max_sequence_length: int

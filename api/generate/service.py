@@ -79,7 +79,8 @@ def model_info(services: Services) -> ModelInfoAnswer:
     return ModelInfoAnswer(
         model_name=info["name"],
         architecture=info["architecture"],
-        quantization=info["dtype"],
+        # A worker of an older release reports its dtype only.
+        quantization=", ".join(sorted({one.get("quantization", one["dtype"]) for one in found})),
         device=info["device"],
         batch_size=info["max_num_sequences"],
         max_sequence_length=info["max_model_len"],

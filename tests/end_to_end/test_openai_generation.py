@@ -185,6 +185,21 @@ def test_interactive_work_passes_a_backlog(running: Deployment, client: OpenAI, 
     running.wait_for(backlog, "cancelled")
 
 
+def test_requests_out_of_time_fail_and_their_batch_completes(running: Deployment) -> None:
+    options = {"max_tokens": 150, "ignore_eos": True, "timeout_seconds": 1}
+    batch_id = running.submit(prompts=["long"] * 2000, **options)
+    batch = running.wait_for(batch_id, "completed")
+    assert batch["counts"]["failed"] > 0
+    assert batch["counts"]["completed"] + batch["counts"]["failed"] == 2000
+    query = f"SELECT DISTINCT error_code FROM results WHERE batch_id = '{batch_id}' AND outcome = 'failed'"
+    assert running.sql(query) == [("timeout",)]
+    late = running.client.post("/v1/generate", json={"prompt": "now", "timeout_seconds": 1e-6})
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
+    items = {"prompts": ["now"], "timeout_seconds": 1e-6}
+    (item,) = running.client.post("/v1/generate/batch", json=items).json()["results"]
+    assert (item["error"]["code"], item["finish_reason"]) == ("timeout", "error")
+
+
 def test_the_plain_routes(running: Deployment) -> None:
     post = running.client.post
     body = {"prompt": "one two three four five", "max_tokens": 9, "temperature": 0, "ignore_eos": True}
@@ -200,7 +215,13 @@ def test_the_plain_routes(running: Deployment) -> None:
     assert [answers[level]["used"]["batched"] for level in ("none", "basic", "full")] == [False, True, True]
     assert not any(answer["used"]["response_cache"] for answer in answers.values())
     again = post("/v1/generate", json=body | {"optimization": "full"}).json()
-    assert again["used"] == {"batched": False, "prefix_cache": False, "response_cache": True}
+    assert again["used"] == {
+        "batched": False,
+        "prefix_cache": False,
+        "response_cache": True,
+        "deduplicated": False,
+        "quantization": None,
+    }
     assert (again["text"], again["tokens_generated"]) == (answers["full"]["text"], 9)
     assert not post("/v1/generate", json=body | {"optimization": "basic"}).json()["used"]["response_cache"]
     assert answers["none"]["cached_tokens"] == answers["basic"]["cached_tokens"] == 0
@@ -209,8 +230,20 @@ def test_the_plain_routes(running: Deployment) -> None:
     assert events[-1] == "[DONE]"
     *pieces, whole = (json.loads(one) for one in events[:-1])
     assert "".join(piece["text"] for piece in pieces) == whole["text"] == answers["full"]["text"]
-    several = post("/v1/generate/batch", json={"prompts": ["a", "b"], "max_tokens": 4, "ignore_eos": True})
-    assert [one["tokens_generated"] for one in several.json()["results"]] == [4, 4]
+    prompts = {"prompts": ["a", "b", body.pop("prompt"), "a"]}
+    several = post("/v1/generate/batch", json=prompts | body).json()["results"]
+    assert [one["tokens_generated"] for one in several] == [9] * 4
+    assert [one["optimization_used"] for one in several] == ["full"] * 4
+    assert [one["used"]["batched"] for one in several] == [True, True, False, False]
+    assert [one["used"]["response_cache"] for one in several] == [False, False, True, False]
+    assert [one["used"]["deduplicated"] for one in several] == [False, False, False, True]
+    ran, known = several[0], several[2]
+    assert ran["created_at"] < ran["started_at"] < ran["completed_at"]
+    assert 0 < ran["queue_ms"] < ran["latency_ms"]
+    assert (known["started_at"], known["queue_ms"], known["error"]) == (None, None, None)
+    page = running.client.get(f"/v1/batch/{answers['full']['batch_id']}/results").json()
+    times = ("created_at", "started_at", "completed_at", "queue_ms", "latency_ms")
+    assert [page["data"][0][name] for name in times] == [answers["full"][name] for name in times]
     sync = post("/v1/batch/sync", json={"prompts": ["a", "b"], "max_tokens": 4, "n": 2}).json()
     assert [len(output) for output in sync["outputs"]] == [2, 2]
     later = post("/v1/batch/sync", json={"prompts": ["a"], "max_tokens": 100, "wait_seconds": 0})
@@ -219,6 +252,7 @@ def test_the_plain_routes(running: Deployment) -> None:
     info = running.client.get("/v1/model/info").json()
     assert info["workers"] == 1
     assert info["batch_size"] >= 1
+    assert (info["quantization"], info["details"]["checkpoint_format"]) == ("f32", "bfloat16")
 
 
 def test_many_at_once(client: OpenAI, model: str) -> None:

@@ -11,6 +11,8 @@ DESCRIPTIONS = frozenset({".json", ".jinja", ".model"})
 WEIGHTS = ".safetensors"
 SAMPLES = 16
 SAMPLE_BYTES = 64 << 10
+QUANTIZED_DTYPES = frozenset({"int8", "fp8"})
+PLAIN_FORMATS = frozenset({"float32", "float16", "bfloat16", "float64", "unknown"})
 SHOWN_DIGITS = 8  # of a fingerprint, beside a name
 
 
@@ -71,6 +73,13 @@ def weight_format(directory: Path) -> str:
     if isinstance(section, dict):
         return str(section.get("format") or section.get("quant_method"))
     return str(config.get("dtype") or config.get("torch_dtype") or "unknown")
+
+
+def quantization(weight_format: str, dtype: str) -> str | None:
+    """Return how weights are quantized, by the engine or else in the checkpoint; None: they are not."""
+    if dtype in QUANTIZED_DTYPES:
+        return dtype
+    return None if weight_format in PLAIN_FORMATS else weight_format
 
 
 def _digest_of(paths: Iterable[Path]) -> "hashlib.blake2b":

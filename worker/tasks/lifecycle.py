@@ -92,7 +92,12 @@ class EngineStep(bootsteps.StartStopStep):
         queues = parent.app.amqp.queues
         queues.select_add(queues[gpu_queue(model.fingerprint)])
         info = asdict(self._engine.model_info) | self._engine.limits
-        info |= {"model_fingerprint": model.fingerprint, "model_tokenizer": model.tokenizer}
+        info |= {
+            "model_fingerprint": model.fingerprint,
+            "model_tokenizer": model.tokenizer,
+            "quantization": self._engine.model_info.quantization,
+            "checkpoint_format": weight_format(config.model),
+        }
         logger.info("engine ready: %s", info)
 
         run_meters = RunMeters()

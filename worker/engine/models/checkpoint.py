@@ -1,6 +1,7 @@
 """Reads a Hugging Face checkpoint, config.json and safetensors; its errors name the file and key."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -118,6 +119,7 @@ class Weights:
         self._layout = read_layout(config, read_json(config)) if config.is_file() else None
         self.num_parameters = 0
         self.num_bytes = 0
+        self.formats: Counter[str] = Counter()  # the parameters of products by the format they are held in
 
     def __enter__(self) -> Self:
         return self
@@ -205,6 +207,7 @@ class Weights:
         if not is_tied:
             embedding = self.take("lm_head.weight", *embedding.shape)
         if self._products.eight_bits != "int8":
+            self.formats[self._products.format_of(embedding)] += embedding.numel()
             return Linear(embedding)
         if not is_tied:
             self.num_bytes -= embedding.nbytes
@@ -216,15 +219,18 @@ class Weights:
         if levels is not None and self._products.take(levels):
             self.num_parameters += sum(rows) * columns
             self.num_bytes += levels.num_bytes
+            self.formats[self._products.format_of(levels)] += sum(rows) * columns
             return levels
         weight = self._stacked(names, rows, columns)
         if self._products.eight_bits is None:
+            self.formats[self._products.format_of(weight)] += weight.numel()
             return weight
         self.num_bytes -= weight.nbytes
         return self._quantized(weight)
 
     def _quantized(self, weight: Tensor) -> Tensor | QuantizedWeight:
         quantized = self._products.quantize(weight)
+        self.formats[self._products.format_of(quantized)] += weight.numel()
         self.num_bytes += quantized.nbytes if isinstance(quantized, Tensor) else quantized.num_bytes
         return quantized
 

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from kernels.device import converts_fp8
 from kernels.expert_linear import ExpertWeights, pack_expert_weights
-from kernels.quantization import Fp8Weight, Int8Weight, QuantizedWeight, quantize_fp8, quantize_int8
+from kernels.quantization import (
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    Nf4Weight,
+    QuantizedWeight,
+    quantize_fp8,
+    quantize_int8,
+)
 from kernels.scaled_linear import has_row_scales, pack_scaled_weight
 from kernels.weight_only_linear import pack_linear_weight, takes
 from worker.engine.models.layers.linear import Int8Linear, Linear, Projection
@@ -19,6 +27,16 @@ EightBits = Literal["int8", "fp8"]
 QUANTIZE: dict[EightBits, Callable[[Tensor], Int8Weight | Fp8Weight]] = {
     "int8": quantize_int8,
     "fp8": quantize_fp8,
+}
+
+FORMATS: dict[object, str] = {
+    torch.float32: "f32",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    Int8Weight: "int8",
+    Fp8Weight: "fp8",
+    Int4Weight: "int4",
+    Nf4Weight: "nf4",
 }
 
 
@@ -47,6 +65,12 @@ class Products:
         if isinstance(weight, Fp8Weight) and not converts_fp8(self.device):
             return False
         return self.dtype in {torch.float16, torch.bfloat16} and takes(weight)
+
+    def format_of(self, weight: Tensor | QuantizedWeight) -> str:
+        """Return the name of the format that a product holds this weight in."""
+        if isinstance(weight, Tensor):
+            return FORMATS[self.activation_dtype]
+        return FORMATS[type(weight)]
 
     def quantize(self, weight: Tensor) -> Tensor | QuantizedWeight:
         """Return a float weight quantized to `eight_bits`, or unchanged without it."""

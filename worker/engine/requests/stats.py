@@ -47,3 +47,9 @@ class ModelInfo:
     block_size: int
     kv_cache_bytes: int
     weight_bytes: int
+    weight_formats: dict[str, int]  # the parameters of matrix products by the format they are held in
+
+    @property
+    def quantization(self) -> str:
+        """The format in which most parameters of matrix products are held, such as int8 or f32."""
+        return max(self.weight_formats, key=self.weight_formats.__getitem__, default=self.dtype)

@@ -100,6 +100,7 @@ class ModelRunner:
             block_size=config.block_size,
             kv_cache_bytes=size.num_blocks * size.block_bytes,
             weight_bytes=weights.num_bytes,
+            weight_formats=dict(weights.formats),
         )
 
     @torch.inference_mode()

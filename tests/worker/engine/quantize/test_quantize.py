@@ -12,6 +12,7 @@ from kernels.quantization import quantize_fp8, quantize_int4, quantize_int8, qua
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
 from tests.fixtures.tiny_llama import TEXT, write_tiny_llama
 from worker.engine.models.checkpoint import Weights
+from worker.engine.models.products import Products
 from worker.engine.quantize.__main__ import main
 
 QUANTIZE = {
@@ -74,6 +75,21 @@ def test_int8_products_of_an_int8_checkpoint_are_those_of_the_plain_one(plain: P
         for model in (plain, tmp_path / "out")
     )
     assert one == other
+
+
+@pytest.mark.parametrize("format_", QUANTIZE)
+def test_weights_are_named_by_what_they_are_held_in(format_: str, plain: Path, tmp_path: Path) -> None:
+    """Not by the setting, nor by the checkpoint, whose weights a CPU may dequantize."""
+    assert quantize(plain, tmp_path / "out", format_) == 0
+    floats, eight_bits = (make_engine(tmp_path / "out", dtype=dtype).model_info for dtype in ("f32", "int8"))
+    if floats.device == "cpu":
+        assert floats.quantization == "f32"
+    assert floats.dtype == "f32"
+    assert eight_bits.quantization == "int8"
+    held = Products(torch.bfloat16, is_gpu=True, device=torch.device("cpu"))
+    levels = QUANTIZE[format_](torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))
+    assert held.format_of(levels) == format_
+    assert held.format_of(torch.zeros(1)) == "bf16"
 
 
 @pytest.mark.parametrize(("format_", "end"), [("int4", ".weight_packed"), ("fp8", "_proj.weight")])
