@@ -1,7 +1,7 @@
 """Finds requests that are out of time: no result within `timeout_seconds` of their batch's acceptance."""
 
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy import ColumnElement, Select, func, select, update
 from sqlalchemy.orm import Session
@@ -10,7 +10,7 @@ from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import RequestRow, ResultRow
 from worker.store.rows.shards import ShardRow
 
-TIMEOUT_AT: ColumnElement[object] = BatchRow.created_at + RequestRow.timeout_seconds * timedelta(seconds=1)
+TIMEOUT_AT: ColumnElement[datetime] = BatchRow.created_at + RequestRow.timeout_seconds * timedelta(seconds=1)
 AGE = func.extract("epoch", func.clock_timestamp() - BatchRow.created_at)
 SECONDS_LEFT = RequestRow.timeout_seconds - AGE
 
