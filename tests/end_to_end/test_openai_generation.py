@@ -252,7 +252,7 @@ def test_the_plain_routes(running: Deployment) -> None:
     info = running.client.get("/v1/model/info").json()
     assert info["workers"] == 1
     assert info["batch_size"] >= 1
-    assert (info["quantization"], info["details"]["checkpoint_format"]) == ("f32", "bfloat16")
+    assert (info["quantization"], info["details"]["checkpoint_format"]) == ("f32", "float32")
 
 
 def test_many_at_once(client: OpenAI, model: str) -> None:
