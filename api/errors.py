@@ -174,8 +174,7 @@ class RequestFailedError(ApiError):
             self.status = HTTPStatus.BAD_REQUEST
             self.type = "invalid_request_error"
         elif code == "timeout":
-            self.status = HTTPStatus.GATEWAY_TIMEOUT
-            self.type = "timeout_error"
+            self.status, self.type = HTTPStatus.GATEWAY_TIMEOUT, "timeout_error"
 
 
 class NoWorkerError(ApiError):

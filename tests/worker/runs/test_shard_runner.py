@@ -241,23 +241,6 @@ def test_tokens_of_another_model_are_not_gone_on_from(bench: Bench) -> None:
     assert ending.result(60) is Ending.FINISHED
 
 
-@pytest.mark.parametrize("seconds", [0.001, 0.3], ids=["before it is claimed", "while it runs"])
-def test_what_is_out_of_time_fails_with_its_output_so_far(bench: Bench, seconds: float) -> None:
-    asked = [NewRequest(prompt=f"prompt {i}", max_tokens=10, num_prompt_tokens=3) for i in range(3)]
-    asked[1] = replace(asked[1], timeout_seconds=seconds)
-    bench.engine.partial = {(2, 0): (5, 6)}
-    ending = bench.start_on(NewBatch(SamplingParams(max_tokens=10), asked))
-    eventually(lambda: bench.view().num_failed == 1)
-    assert not ending.done()
-    bench.engine.finish(0, 2)
-    assert ending.result(60) is Ending.FINISHED
-    late, *others = bench.results()
-    assert (late.position, late.outcome, late.error_code) == (1, "failed", "timeout")
-    assert (late.output, late.finish_reason, late.num_output_tokens) == ("text of 2", "error", 2)
-    assert {one.outcome for one in others} == {"completed"}
-    assert bench.view().status is BatchStatus.COMPLETED
-
-
 def test_a_suspect_waits_until_it_is_alone(bench: Bench) -> None:
     ending = bench.start()
     other = submit(bench.store, num_requests=1, shard_size=1)
