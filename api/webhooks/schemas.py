@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
 
 from api.inputs.schema import NonEmptyText, Schema, Text
 from worker.contract.events import BATCH_EVENTS
@@ -25,18 +25,6 @@ EventTypes = Annotated[
     list[NonEmptyText], Field(min_length=1, max_length=len(BATCH_EVENTS)), AfterValidator(_event_types)
 ]
 Description = Annotated[Text, Field(max_length=500)]
-
-ENDPOINT: dict[str, JsonValue] = {
-    "id": "we_5f1c0e7f7c0b4d0b8a3b5f0e9d8c7b6a",
-    "object": "webhook_endpoint",
-    "url": "https://example.com/hooks/headrace",
-    "event_types": list(BATCH_EVENTS),
-    "description": "the warehouse",
-    "enabled": True,
-    "disabled_reason": None,
-    "old_secret_expires_at": None,
-    "created_at": "2026-11-21T12:00:00Z",
-}
 
 
 class NewEndpointBody(Schema):
@@ -87,8 +75,6 @@ class Replay(Schema):
 class EndpointAnswer(BaseModel):
     """A registered endpoint."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [ENDPOINT]})
-
     id: str
     object: Literal["webhook_endpoint"] = "webhook_endpoint"
     url: str
@@ -102,10 +88,6 @@ class EndpointAnswer(BaseModel):
 
 class EndpointWithSecret(EndpointAnswer):
     """A registered endpoint with its secret, which is shown only once."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{**ENDPOINT, "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}]}
-    )
 
     secret: str
 
