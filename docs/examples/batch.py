@@ -16,7 +16,9 @@ with httpx.Client(base_url=URL, headers={"Authorization": f"Bearer {KEY}"}, time
     body = {"requests": [json.loads(line) for line in REQUESTS.read_text().splitlines()]}
     # With the same key, sending this again creates no second batch.
     answer = client.post("/v1/batch/async", json=body, headers={"Idempotency-Key": str(uuid4())})
-    batch_id = answer.raise_for_status().json()["batch_id"]
+    if answer.is_error:
+        raise SystemExit(answer.json()["error"]["message"])
+    batch_id = answer.json()["batch_id"]
     print("submitted", batch_id)
     after, has_ended = 0, False
     while not has_ended:
