@@ -20,7 +20,7 @@ demo: $(VENV)/.local ## install, start everything, run a real batch with a webho
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
 
 up: $(VENV)/.local ## start everything and stay
-	$(EMBEDDED) --with-parent $(BIN)/python -m worker.up
+	@$(EMBEDDED) --with-parent $(BIN)/python -m worker.up
 
 test: $(VENV)/.dev ## the tests
 	$(BIN)/python -m pytest -n 2

@@ -25,6 +25,7 @@ from worker.queue.broker import Broker
 from worker.queue.feed import FeedReader
 from worker.settings import Settings
 from worker.store.database.session import Store
+from worker.telemetry import add_to_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +97,12 @@ async def _caller(
 ) -> Caller:
     if deployment.settings.auth == "off":
         auth.check_local(http_request.scope)
-        return auth.NOBODY_IN_PARTICULAR
-    key = None if credentials is None else credentials.credentials
-    return await run_in_threadpool(_recognize, deployment, key)
+        caller = auth.NOBODY_IN_PARTICULAR
+    else:
+        key = None if credentials is None else credentials.credentials
+        caller = await run_in_threadpool(_recognize, deployment, key)
+    add_to_work(tenant=caller.tenant_id, **({} if caller.key is None else {"key": caller.key}))
+    return caller
 
 
 def _recognize(deployment: Services, key: str | None) -> Caller:

@@ -319,7 +319,6 @@ def install(app: FastAPI) -> None:
     app.exception_handler(UnknownCursorError)(_unknown_cursor)
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(HTTPException)(_http)
-    app.exception_handler(Exception)(_unexpected)
 
 
 def _api_error(http_request: HttpRequest, raised: Exception) -> JSONResponse:
@@ -368,11 +367,6 @@ def _http(http_request: HttpRequest, error: HTTPException) -> JSONResponse:
         param="body" if cause else None,
         headers=_headers(http_request, error),
     )
-
-
-def _unexpected(_: HttpRequest, error: Exception) -> JSONResponse:
-    logger.error("unexpected error", exc_info=error)
-    return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", "server_error")
 
 
 def _headers(http_request: HttpRequest, error: HTTPException) -> Mapping[str, str] | None:

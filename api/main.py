@@ -17,6 +17,7 @@ from api.file_batches import routes as file_batches
 from api.files import routes as files
 from api.files.service import prepare
 from api.generate import routes as generate
+from api.guards.access_log import AccessLog, unexpected
 from api.guards.large_bodies import GiveBackMemory
 from api.guards.middleware import BodyLimit, SecurityHeaders
 from api.guards.slow_clients import GoneClients, SlowBodies
@@ -58,6 +59,7 @@ def create_app(config: Settings | None = None) -> FastAPI:
     )
     app.state.services = services
     errors.install(app)
+    app.exception_handler(Exception)(unexpected)
     if config.auth == "keys":
         app.add_middleware(StrangersBodies, store=services.store)
     app.add_middleware(SlowBodies)
@@ -67,6 +69,7 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.add_middleware(GoneClients)
     metrics.install(app, services.store)
     app.add_middleware(CountTraffic, traffic=services.traffic)
+    app.add_middleware(AccessLog)
     app.include_router(health.router)
     app.include_router(dashboard.router)
     app.include_router(documentation.router)

@@ -34,6 +34,7 @@ from worker.settings import (
     is_loopback,
     read_settings,
 )
+from worker.telemetry import configure_logging
 from worker.webhooks.sealing import new_key
 from worker.webhooks.signing import new_secret
 
@@ -217,5 +218,8 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    if os.environ.get("HEADRACE_LOG_FORMAT") == "json":
+        configure_logging("warning", "json")
+    else:
+        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     sys.exit(main(sys.argv[1:]))

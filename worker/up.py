@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO, Literal, TextIO
 
 import httpx
 
@@ -25,6 +25,7 @@ from worker.contract.models import identify
 from worker.loops import Loop
 from worker.preflight import ConfigurationError, check
 from worker.settings import EXIT_CONFIGURATION, Settings, settings
+from worker.telemetry import under_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCFILE_LINE = re.compile(r"^(?P<name>[A-Za-z0-9_-]+):\s*(?P<command>.+)$", re.MULTILINE)
@@ -76,6 +77,7 @@ class Supervised:
     command: str
     stopping: threading.Event
     output: TextIO
+    log_format: Literal["text", "json"] = "text"
     process: "subprocess.Popen[str] | None" = None
     refusal: str | None = None  # what is wrong with the configuration
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -85,18 +87,8 @@ class Supervised:
         shortest, longest = RESTART_SECONDS
         wait = shortest
         while True:
-            with self._lock:
-                if self.stopping.is_set():
-                    return
-                self.process = start(self.command, output=subprocess.PIPE, dies_with_us=True)
             started_at = time.monotonic()
-            said = ""
-            assert self.process.stdout is not None  # noqa: S101 - it is a pipe
-            with self.process.stdout as lines:
-                for line in lines:
-                    said = line.rstrip()
-                    self.say(said)
-            status = self.process.wait()
+            status, said = self.run()
             if self.stopping.is_set():
                 return
             if status == EXIT_CONFIGURATION:
@@ -107,6 +99,20 @@ class Supervised:
             self.say(f"ended with status {status}; starting it again in {wait:g} s")
             self.stopping.wait(wait)
 
+    def run(self) -> tuple[int, str]:
+        """Run the command once, unless `stopping` is set; return its exit status and its last line."""
+        said = ""
+        with self._lock:
+            if self.stopping.is_set():
+                return 0, said
+            self.process = start(self.command, output=subprocess.PIPE, dies_with_us=True)
+        assert self.process.stdout is not None  # noqa: S101 - it is a pipe
+        with self.process.stdout as lines:
+            for line in lines:
+                said = line.rstrip()
+                self.say(said)
+        return self.process.wait(), said
+
     def send(self, signum: signal.Signals) -> None:
         """Signal the process if it runs."""
         with self._lock:
@@ -115,16 +121,21 @@ class Supervised:
 
     def say(self, line: str) -> None:
         """Print a line under this process's name."""
-        self.output.write(f"{time.strftime('%H:%M:%S')} {self.name:<10} | {line}\n")
+        self.output.write(f"{under_name(line, self.name, self.log_format)}\n")
         self.output.flush()
 
 
-def up(commands: dict[str, str], stopping: threading.Event, output: TextIO = sys.stdout) -> str | None:
+def up(
+    commands: dict[str, str],
+    stopping: threading.Event,
+    output: TextIO = sys.stdout,
+    log_format: Literal["text", "json"] = "text",
+) -> str | None:
     """Keep the commands running until `stopping` is set, then stop them all.
 
     A process whose configuration is wrong sets `stopping`; then return what it said.
     """
-    processes = [Supervised(name, command, stopping, output) for name, command in commands.items()]
+    processes = [Supervised(name, line, stopping, output, log_format) for name, line in commands.items()]
     loops = [Loop(process.name, process.keep_running, stopping).start() for process in processes]
     stopping.wait()
     for process in processes:
@@ -154,18 +165,25 @@ def main(names: Iterable[str]) -> int:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIGURATION
     os.environ["HEADRACE_MODEL"] = str(config.model.resolve())  # processes run in another directory
-    if status := start(release, dies_with_us=True).wait():
-        return status
     stopping = threading.Event()
+    if status := _release(release, config):
+        return status
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stopping.set())
     if "web" in chosen:
         Loop("ready", partial(_tell_when_ready, config, chosen, stopping), stopping).start()
-    refusal = up({name: commands[name] for name in chosen}, stopping)
+    refusal = up({name: commands[name] for name in chosen}, stopping, log_format=config.log_format)
     if refusal is not None:
         sys.stderr.write(f"{refusal}\n")
         return EXIT_CONFIGURATION
     return 0
+
+
+def _release(command: str, config: Settings) -> int:
+    """Run the migrations; return their exit status."""
+    if config.log_format == "text":
+        return start(command, dies_with_us=True).wait()
+    return Supervised("release", command, threading.Event(), sys.stdout, config.log_format).run()[0]
 
 
 def _tell_when_ready(config: Settings, processes: Collection[str], stopping: threading.Event) -> None:
@@ -180,7 +198,8 @@ def _tell_when_ready(config: Settings, processes: Collection[str], stopping: thr
     line = f"ready: API {api}, documentation {api}/docs, dashboard {api}/dashboard, "
     if "flower" in processes:
         line += f"Flower {flower}{_flower_login(config)}, "
-    sys.stdout.write(f"{line}model {identify(config.model).label}\n")
+    line += f"model {identify(config.model).label}"
+    sys.stdout.write(f"{line if config.log_format == 'text' else under_name(line, 'up', 'json')}\n")
     sys.stdout.flush()
     stopping.wait()
 

@@ -3,7 +3,6 @@
 import logging
 import subprocess
 import sys
-from collections.abc import Callable
 from threading import Event
 
 import pytest
@@ -66,7 +65,11 @@ class Turns:
 def waits(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Run a loop that never sleeps; return how long it would have."""
     waited: list[float] = []
-    wait: Callable[[float], bool] = lambda seconds: bool(waited.append(seconds))  # noqa: E731
+
+    def wait(seconds: float) -> bool:
+        waited.append(seconds)
+        return False
+
     monkeypatch.setattr(turns.stopping, "wait", wait)
     Loop("leases", turns, turns.stopping, every_seconds=7.0, away=(ConnectionError,)).run()
     return waited

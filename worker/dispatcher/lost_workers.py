@@ -1,6 +1,5 @@
 """Return shards of lost workers: soon after their Presence ends, else when their leases expire."""
 
-import logging
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -8,8 +7,6 @@ from datetime import timedelta
 from worker.store.database import presence
 from worker.store.database.session import Store
 from worker.store.shards import shards
-
-logger = logging.getLogger(__name__)
 
 # Grace period in which a disconnected worker can reconnect and renew its leases.
 GRACE = timedelta(seconds=3)
@@ -43,5 +40,4 @@ class LostWorkers:
             lapsed = shards.expired(session, limit=limit)
         for shard_id, batch_id in lapsed:
             with self.store.transaction() as session:
-                if shards.return_expired(session, shard_id, batch_id, max_attempts=self.max_attempts):
-                    logger.warning("the lease on shard %s of %s expired", shard_id, batch_id)
+                shards.return_expired(session, shard_id, batch_id, max_attempts=self.max_attempts)

@@ -13,6 +13,7 @@ from worker.loops import Loop
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.shards import shards
 from worker.store.shards.shards import Claim
+from worker.telemetry import work
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,8 @@ class LeaseKeeper:
             return
         self._held.add((held.shard_id, held.fence))
         try:
-            yield held
+            with work(batch=held.batch_id, shard=held.shard_id):
+                yield held
         finally:
             self._held.discard((held.shard_id, held.fence))
 

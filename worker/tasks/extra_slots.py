@@ -81,6 +81,6 @@ class ExtraSlots:
         except Exception:
             logger.exception("shard %s", shard_id)
         else:
-            logger.info("shard %s, in an extra slot: %s", shard_id, ending)
+            logger.debug("shard %s, in an extra slot: %s", shard_id, ending)
             if ending is not Ending.NOTHING_TO_DO:
                 self._has_ended.set()

@@ -36,6 +36,7 @@ from worker.tasks.heartbeat import EXIT_ENGINE_FAILED, Heartbeat
 from worker.tasks.interactive import InteractiveLane
 from worker.tasks.listening import listen
 from worker.tasks.meters import MeterWriter
+from worker.telemetry import add_to_process
 from worker.values.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class EngineStep(bootsteps.StartStopStep):
         )
         # Several processes may run under one Celery name, perhaps one for each device.
         worker = f"{parent.hostname}/{os.getpid()}-{uuid4().hex[:6]}"
+        add_to_process(worker=worker)
         model = identify(config.model)
         self._engine = EngineThread(lambda: _warm_engine(config), on_failure=_exit_failed)
         self._heartbeat = Heartbeat(self._store, self._engine, config, worker=worker, model=model)

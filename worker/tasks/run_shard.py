@@ -24,4 +24,4 @@ def run_shard(shard_id: int) -> None:
     except DATABASE_AWAY as error:  # the shard gets another ticket, or its lease runs out
         logger.warning("shard %s was not claimed: %s", shard_id, str(error).splitlines()[0])
     else:
-        logger.info("shard %s: %s", shard_id, ending)
+        logger.debug("ticket for shard %s: %s", shard_id, ending)

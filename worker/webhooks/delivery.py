@@ -1,6 +1,5 @@
 """Make one attempt at a delivery, from claim to record; the delivery's row then says what comes next."""
 
-import logging
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -13,8 +12,6 @@ from worker.webhooks.backoff import retry_in
 from worker.webhooks.sealing import Sealer, SealError
 from worker.webhooks.sender import Answer, send
 from worker.webhooks.targets import Targets
-
-logger = logging.getLogger(__name__)
 
 GONE = 410
 TOO_MANY_REQUESTS = 429
@@ -60,8 +57,6 @@ class Deliverer:
         ):
             answer = self._send(held)
         outcome = _outcome(answer, held.attempt)
-        said = f"HTTP {answer.status_code}" if answer.status_code else answer.error
-        logger.info("%s attempt %d: %s, now %s", held.event_id, held.number, said, outcome.state)
         with self.store.transaction() as session:
             attempt = Attempt(answer.duration_ms, answer.status_code, answer.error)
             deliveries.record_attempt(session, held, attempt, outcome)

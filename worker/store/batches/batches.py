@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from worker.contract.models import Model
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, ShardState
+from worker.store.batches import journal
 from worker.store.counts import batch_counts
 from worker.store.database.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
 from worker.store.database.session import tenant_of
@@ -110,6 +111,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
         wake_interactive(session, sorted(set(shard_ids)))
     else:
         wake_dispatcher(session)
+    journal.accepted(session, batch_id, batch.lane, len(batch.requests), batch.priority, model=batch.model)
     return batch_id
 
 
@@ -230,6 +232,7 @@ def cancel(session: Session, batch_id: str) -> bool:
     if batch.status in {BatchStatus.PENDING, BatchStatus.PROCESSING}:
         batch.status = BatchStatus.CANCELLING
         batch.cancelled_at = func.now()
+        journal.changed(session, "batch cancelled", batch)
         session.flush()
         settle(session, batch)
         wake_dispatcher(session)
@@ -242,6 +245,7 @@ def stop(session: Session, batch: BatchRow, error: RequestError) -> None:
     batch.status = BatchStatus.CANCELLING
     batch.error_code, batch.error_message = error.code, error.message
     session.flush()
+    journal.changed(session, "batch stops", batch, error=error.code)
     wake_workers(session, batch.id)
 
 
@@ -318,6 +322,7 @@ def _end(session: Session, batch: BatchRow, status: BatchStatus) -> None:
     session.flush()
     session.refresh(batch)
     batch_counts.add(session, batch)
+    journal.ended(session, batch)
 
 
 def _drop_the_rest(session: Session, batch: BatchRow) -> bool:

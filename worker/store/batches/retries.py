@@ -7,7 +7,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Session
 
 from worker.contract.states import BatchStatus, Lane, ShardState
-from worker.store.batches import batches
+from worker.store.batches import batches, journal
 from worker.store.database.notify import wake_dispatcher
 from worker.store.requests import timeouts
 from worker.store.requests.requests import MAX_OUTPUT_TOKENS
@@ -61,6 +61,7 @@ def retry(session: Session, batch_id: str, *, with_cancelled: bool, shard_size: 
     _copy_requests(session, chosen, new.id, first_positions, shard_size=shard_size)
     timeouts.note(session, select(ShardRow.id).where(ShardRow.batch_id == new.id))
     wake_dispatcher(session)
+    journal.accepted(session, new.id, Lane.BATCH, new.num_requests, new.priority, retry_of=batch_id)
     return new.id
 
 

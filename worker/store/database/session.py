@@ -14,6 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker, with_loader_criteria
 
 from worker.contract.access import DEFAULT_TENANT
+from worker.store.database import journal
 from worker.store.rows.schema import Owned
 
 # Errors of a transaction when Postgres goes away, ends the session, or is too busy. All of it was done or
@@ -70,6 +71,7 @@ class Store:
         self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._sessions = sessionmaker(self.engine, expire_on_commit=False)
         event.listen(self._sessions, "do_orm_execute", _show_only_own_rows)
+        event.listen(self._sessions, "after_rollback", journal.take)
         self.tenant_id: str | None = None  # shows only this tenant's rows; None: all rows
 
     def of_tenant(self, tenant_id: str) -> Self:
@@ -83,7 +85,13 @@ class Store:
         """Run one transaction: commit at the end of the block, roll back on any exception."""
         with self._sessions(info={"tenant_id": self.tenant_id}) as session:
             yield session
-            session.commit()
+            events = journal.take(session)
+            try:
+                session.commit()
+            except DATABASE_AWAY:
+                journal.write(events, is_certain=False)
+                raise
+            journal.write(events)
 
     @contextmanager
     def look(self) -> Iterator[Session]:

@@ -13,8 +13,8 @@ from sqlalchemy import ColumnElement, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.models import Model
-from worker.contract.states import LIVE_STATUSES, BatchStatus, FilesStage
-from worker.store.batches import batches
+from worker.contract.states import LIVE_STATUSES, BatchStatus, FilesStage, Lane
+from worker.store.batches import batches, journal
 from worker.store.database.notify import wake_dispatcher, wake_files
 from worker.store.database.session import tenant_of
 from worker.store.requests import copies, models
@@ -121,6 +121,10 @@ def submit(session: Session, new: NewFileBatch) -> str:
         )
     )
     wake_files(session)
+    file_id = new.input_file_id
+    journal.accepted(
+        session, batch_id, Lane.BATCH, new.num_lines, new.priority, model=new.model, input_file_id=file_id
+    )
     return batch_id
 
 
@@ -231,6 +235,7 @@ def add_requests(
         if later:
             copies.answer_later_ones(session, batch, set(shard_ids), later)
     if not batch.num_unread:
+        journal.changed(session, "batch read from its file", batch, file=held.input_file_id)
         _give_up(session, held, stage=FilesStage.RUNNING, read_at=func.now(), due_at=func.now())
         session.flush()
         batches.settle(session, batch)
@@ -282,6 +287,7 @@ def finish(session: Session, held: FilesClaim, written: WrittenFiles) -> bool:
     ):
         return False
     files = {"output_file": written.output_file_id, "error_file": written.error_file_id}
+    journal.changed(session, "batch written to its files", batch, **files)
     webhooks.record_end(session, batch, files)
     wake_dispatcher(session)
     return True

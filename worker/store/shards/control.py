@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from worker.contract.access import NOBODY
 from worker.contract.states import ShardState
-from worker.store.batches import batches
+from worker.store.batches import batches, journal
 from worker.store.counts import batch_counts
 from worker.store.database.notify import wake_dispatcher, wake_workers
 from worker.store.rows.batches import BatchRow, IdempotencyKeyRow
@@ -39,6 +39,7 @@ def pause(session: Session, batch_id: str) -> Done:
     if batches.is_stopping(session, batch):
         return Done.BATCH_HAS_ENDED
     if batch.paused_at is None:
+        journal.changed(session, "batch paused", batch)
         batch.paused_at = func.now()
         batch.forecast_seconds = None  # its duration depends on the customer now
         session.flush()
@@ -63,6 +64,8 @@ def resume(session: Session, batch_id: str) -> Done:
         return Done.NO_BATCH
     if batches.is_stopping(session, batch):
         return Done.BATCH_HAS_ENDED
+    if batch.paused_at is not None:
+        journal.changed(session, "batch resumed", batch)
     batch.paused_at = None
     session.flush()
     wake_dispatcher(session)
@@ -86,6 +89,7 @@ def cancel_request(session: Session, batch_id: str, position: int) -> Done:
     request, result_of, state = found
     if result_of == request.id:
         return Done.YES
+    journal.changed(session, "request cancelled", batch, index=position, shard=request.shard_id)
     request.cancelled_at = func.now()
     batch.has_cancelled_requests = True
     session.flush()
@@ -108,6 +112,7 @@ def remove(session: Session, batch_id: str) -> Done:
         return Done.NO_BATCH
     if not batch.status.is_terminal:
         return Done.BATCH_IS_LIVE
+    journal.changed(session, "batch deleted", batch)
     batch_counts.add(session, batch, -1)
     batch.tenant_id = NOBODY
     session.flush()

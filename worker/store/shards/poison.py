@@ -8,6 +8,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.states import ShardState
+from worker.store.batches import journal
 from worker.store.requests import missing, requests
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import RequestRow
@@ -27,16 +28,22 @@ def judge(session: Session, batch: BatchRow, shard: ShardRow, *, max_attempts: i
         if shard.attempts >= max_attempts:
             shard.is_suspect = True
             shard.attempts = 0
+            journal.of_shards(session, "shard runs alone from now on", batch, shard.id)
         return
     remaining = requests.groups_without_result(session, shard.id)
     if len(remaining) > 1:
-        _bisect(session, shard, remaining)
+        half_id = _bisect(session, shard, remaining)
+        journal.of_shards(session, "shard bisected", batch, shard.id, other_half=half_id)
     elif shard.attempts >= max_attempts:
         _convict(session, batch, shard)
+        journal.of_shards(session, "request failed for its lost workers", batch, shard.id)
 
 
-def _bisect(session: Session, shard: ShardRow, remaining: list[list[int]]) -> None:
-    """Move the second half of the remaining requests to a new shard; identical requests stay together."""
+def _bisect(session: Session, shard: ShardRow, remaining: list[list[int]]) -> int:
+    """Move the second half of the remaining requests to a new shard, and return its id.
+
+    Identical requests stay together.
+    """
     moved = [request_id for group in remaining[len(remaining) // 2 :] for request_id in group]
     position = select(func.max(ShardRow.position) + 1).where(ShardRow.batch_id == shard.batch_id)
     half = ShardRow(
@@ -57,6 +64,7 @@ def _bisect(session: Session, shard: ShardRow, remaining: list[list[int]]) -> No
     session.execute(update(RequestRow).where(RequestRow.id.in_(moved)).values(shard_id=half.id))
     shard.num_requests -= len(moved)
     shard.attempts = 0
+    return half.id
 
 
 def _convict(session: Session, batch: BatchRow, shard: ShardRow) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from worker.contract.models import Model, label
 from worker.contract.states import AttemptCause, Lane, ShardState
-from worker.store.batches import batches
+from worker.store.batches import batches, journal
 from worker.store.database.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
 from worker.store.requests import attempts
 from worker.store.requests.requests import NewRequest, to_prompts
@@ -153,6 +153,7 @@ def cut_uncounted(session: Session, batch_id: str, *, most: int) -> None:
 def rebind(session: Session, batch_id: str, model: Model, *, more_output_tokens: int = 0) -> None:
     """Bind a locked batch to another model; workers that run its shards lose them."""
     batch = session.get_one(BatchRow, batch_id)
+    journal.changed(session, "batch reassigned", batch, model=model.label)
     batch.max_output_tokens += more_output_tokens
     batch.model_name, batch.model_fingerprint = model.name, model.fingerprint
     batch.model_tokenizer = model.tokenizer

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from worker.contract.access import DEFAULT_TENANT
 from worker.contract.models import ServedModel
 from worker.contract.states import AttemptCause, BatchStatus, Lane, ShardState
-from worker.store.batches import batches, stop_rules
+from worker.store.batches import batches, journal, stop_rules
 from worker.store.cache import response_cache
 from worker.store.database.notify import wake_dispatcher
 from worker.store.requests import attempts, copies, missing, models, partial_outputs, requests, tally
@@ -105,9 +105,12 @@ def claim(
     if batch.status is BatchStatus.PENDING:
         batch.status = BatchStatus.PROCESSING
         batch.started_at = func.now()
+        journal.started(session, batch, at=shard.lease_expires_at - lease)
     if batch.lane is Lane.BATCH:
         wake_dispatcher(session)
     remaining = requests.remaining(session, shard_id, batch.params)
+    of_claim = {"fence": shard.fence, "attempt": shard.attempts, "worker": worker}
+    journal.of_shards(session, "shard claimed", batch, shard_id, requests=len(remaining), **of_claim)
     tenant = session.get(TenantRow, batch.tenant_id)
     return Claim(
         shard_id,
@@ -167,6 +170,8 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
     batch = batches.lock(session, progress[0].held.batch_id)
     held_ids = set() if batch is None else _lock_all_held(session, [one.held for one in progress])
     held = [one for one in progress if one.held.shard_id in held_ids]
+    lost = {one.held.shard_id: one.held.fence for one in progress if one.held.shard_id not in held_ids}
+    journal.lost(session, progress[0].held.batch_id, lost)
     if batch is None or not held:
         return [AfterSave.LOST] * len(progress)
     results = [result for one in held for result in one.results]
@@ -180,6 +185,7 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
     running = [one for one in held if not one.is_last]
     if finished:
         _update(session, finished, {"state": ShardState.FINISHED, "running_tokens": 0} | NOBODYS)
+        journal.of_shards(session, "shard finished", batch, *sorted(finished))
     if running:
         for one in running:
             partial_outputs.keep(session, one.partial_outputs)
@@ -243,6 +249,7 @@ def release(session: Session, held: Claim, unfinished: Mapping[int, PartialOutpu
     if batch is None or not _lock_all_held(session, [held]):
         return
     partial_outputs.keep(session, unfinished or {})
+    journal.of_shards(session, "shard handed back", batch, held.shard_id, fence=held.fence)
     if not batches.is_stopping(session, batch):
         cause = AttemptCause.HANDED_BACK if batch.paused_at is None else AttemptCause.PAUSED
         attempts.record(session, held.shard_id, cause)
@@ -353,6 +360,7 @@ def return_expired(session: Session, shard_id: int, batch_id: str, *, max_attemp
     )
     if shard is None:
         return False
+    journal.of_shards(session, "lease expired", batch, shard_id, worker=shard.worker, attempt=shard.attempts)
     attempts.record(session, shard_id, AttemptCause.WORKER_LOST)
     shard.state = ShardState.READY
     shard.worker = shard.lease_expires_at = shard.ticketed_at = None

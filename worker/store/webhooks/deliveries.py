@@ -9,6 +9,7 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.states import EventState
+from worker.store.database import journal
 from worker.store.database.notify import wake_dispatcher
 from worker.store.rows.webhooks import DeliveryAttemptRow, DeliveryRow, WebhookEndpointRow, WebhookEventRow
 from worker.store.webhooks import endpoints, receivers
@@ -22,6 +23,7 @@ class DeliveryClaim:
 
     id: str
     event_id: str
+    batch_id: str | None  # None: the event is a ping
     endpoint_id: str | None  # None: the batch's own callback
     receiver: str
     url: str
@@ -116,11 +118,14 @@ def claim(session: Session, delivery_id: str, *, lease: timedelta, most_at_once:
         update(WebhookEventRow)
         .where(WebhookEventRow.id == row.event_id)
         .values(attempts=WebhookEventRow.attempts + 1)
-        .returning(WebhookEventRow.url, WebhookEventRow.body, WebhookEventRow.attempts)
+        .returning(
+            WebhookEventRow.url, WebhookEventRow.body, WebhookEventRow.attempts, WebhookEventRow.batch_id
+        )
     ).one()
     return DeliveryClaim(
         id=delivery_id,
         event_id=row.event_id,
+        batch_id=event.batch_id,
         endpoint_id=found.endpoint_id,
         receiver=found.receiver,
         url=event.url if endpoint is None else endpoint.url,
@@ -155,6 +160,20 @@ def renew(session: Session, held: DeliveryClaim, *, lease: timedelta) -> None:
 
 def record_attempt(session: Session, held: DeliveryClaim, attempt: Attempt, outcome: DeliveryOutcome) -> None:
     """Log an attempt, update the circuit breaker, and move the delivery to the outcome's state."""
+    journal.record(
+        session,
+        "delivery attempted",
+        batch=held.batch_id,
+        delivery=held.id,
+        event=held.event_id,
+        endpoint=held.endpoint_id,
+        attempt=held.attempt,
+        status=attempt.status_code,
+        error=attempt.error,
+        ms=attempt.duration_ms,
+        state=outcome.state,
+        retry_in_seconds=None if outcome.retry_in is None else round(outcome.retry_in.total_seconds(), 1),
+    )
     # Lock the receiver first, as `claim` does.
     if outcome.is_healthy is not None:
         receivers.record(session, held.receiver, is_healthy=outcome.is_healthy)

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from worker.contract.callbacks import origin_of
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS, BatchEnded, Ping
+from worker.store.database import journal
 from worker.store.requests import result_views
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.webhooks import WebhookEventRow
@@ -59,6 +60,9 @@ def record_end(session: Session, batch: BatchRow, files: Mapping[str, str | None
         )
     )
     deliveries.add(session, event.event_id, receiver_of)
+    journal.record(
+        session, "event written", batch=batch.id, event=event.event_id, type=event.type, to=len(receiver_of)
+    )
 
 
 def ping(session: Session, tenant: str, endpoint_id: str) -> str:
