@@ -22,6 +22,7 @@ from worker.store.requests.earlier import Earlier
 from worker.store.requests.requests import NewRequest
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.files import BatchFilesRow
+from worker.store.rows.views import view_of
 from worker.store.tenants import quotas
 from worker.store.tenants.quotas import Demand
 from worker.store.webhooks import webhooks
@@ -312,15 +313,8 @@ def _claim(session: Session, is_wanted: ColumnElement[bool], lease: timedelta) -
         return None
     seconds = row.output_lifetime_seconds
     tenant_id = session.scalars(select(BatchRow.tenant_id).where(BatchRow.id == row.batch_id)).one()
-    return FilesClaim(
-        batch_id=row.batch_id,
-        tenant_id=tenant_id,
-        fence=row.fence,
-        endpoint=row.endpoint,
-        input_file_id=row.input_file_id,
-        read_offset=row.read_offset,
-        output_lifetime=None if seconds is None else timedelta(seconds=seconds),
-    )
+    lifetime = None if seconds is None else timedelta(seconds=seconds)
+    return view_of(FilesClaim, row, tenant_id=tenant_id, output_lifetime=lifetime)
 
 
 def _give_up(session: Session, held: FilesClaim, **changes: Any) -> bool:

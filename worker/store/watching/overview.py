@@ -158,7 +158,8 @@ def failing_receivers(session: Session, *, limit: int) -> list[FailingReceiver]:
         .limit(limit)
     )
     return [
-        FailingReceiver(row.key, url, row.num_failures, row.paused_until, count) for row, url, count in rows
+        view_of(FailingReceiver, row, receiver=row.key, url=url, num_waiting=count)
+        for row, url, count in rows
     ]
 
 
