@@ -24,7 +24,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LeastWork:
     """The least work that a call must do: bytes moved and operations."""
 
     moved_bytes: int  # read and written
@@ -83,7 +83,7 @@ def matmul_peak(dtype: torch.dtype) -> float:
 
 
 @dataclass(slots=True)
-class Table:
+class ResultTable:
     """One op's measurements, printed row by row; `write` keeps them in a file named after the GPU."""
 
     op: str
@@ -95,7 +95,7 @@ class Table:
         self._put(columns)
         self._put(["---"] * len(columns))
 
-    def row(self, what: str, ours: Timing, work: Work, rivals: Mapping[str, Timing | str]) -> None:
+    def row(self, what: str, ours: Timing, work: LeastWork, rivals: Mapping[str, Timing | str]) -> None:
         """Add a measurement; each rival has a Timing, or a word that says why there is none.
 
         Raises ValueError when the rivals are not those of the table.

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.benchmarking import Table, Work, require_gpu, time_call
+from kernels.benchmarking import LeastWork, ResultTable, require_gpu, time_call
 from kernels.expert_linear import expert_linear, pack_expert_weights, reference
 from kernels.expert_linear.cases import BENCH_SHAPES, BENCH_TOKENS
 from kernels.quantization import quantize_fp8
@@ -16,7 +16,7 @@ from kernels.testing import assert_matches
 def main() -> None:
     """Check, then time, tokens that are spread evenly over the experts."""
     require_gpu()
-    table = Table("expert_linear", ["cuBLAS bf16"])
+    table = ResultTable("expert_linear", ["cuBLAS bf16"])
     for num_experts, num_chosen, in_features, out_features in BENCH_SHAPES:
         rows = num_experts * out_features
         dense = torch.randn(rows, in_features, device="cuda").bfloat16() / in_features**0.5
@@ -34,7 +34,7 @@ def main() -> None:
                 table.row(
                     f"{format_}: {num_tokens} of {num_chosen} x {in_features} x {out_features}",
                     time_call(partial(expert_linear, x, packed, ends)),
-                    Work(
+                    LeastWork(
                         weight_bytes + 2 * len(x) * (in_features + out_features),
                         operations=2 * len(x) * in_features * out_features,
                     ),

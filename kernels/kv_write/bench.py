@@ -5,7 +5,7 @@ from typing import get_args
 
 import torch
 
-from kernels.benchmarking import Table, Work, require_gpu, time_call
+from kernels.benchmarking import LeastWork, ResultTable, require_gpu, time_call
 from kernels.kv_write import GpuLayerCache, KVFormat, LayerCache, reference, rotary_kv_write
 from kernels.testing import assert_matches
 
@@ -15,7 +15,7 @@ NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 def main() -> None:
     """Check, then time, a decode Step and a prefill of Llama 3 8B's heads in each KV format."""
     require_gpu()
-    table = Table("rotary_kv_write", [])
+    table = ResultTable("rotary_kv_write", [])
     for num_tokens in (1, 64, 8192):
         width = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
         qkv = torch.randn(num_tokens, width, device="cuda", dtype=torch.bfloat16)
@@ -39,7 +39,7 @@ def main() -> None:
             kv_bytes = 2 * NUM_KV_HEADS * cache.blocks.element_size()
             written = num_tokens * HEAD_DIM * (2 * NUM_HEADS + kv_bytes)
             moved = qkv.numel() * 2 + angles.numel() * 4 + written
-            table.row(f"{num_tokens} tokens, {kv_format} KV", time_call(ours), Work(moved), {})
+            table.row(f"{num_tokens} tokens, {kv_format} KV", time_call(ours), LeastWork(moved), {})
     table.write(Path(__file__).parent)
 
 

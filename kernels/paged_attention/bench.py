@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812  (the name torch's own documentati
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from kernels.benchmarking import Table, Timing, Work, require_gpu, time_call
+from kernels.benchmarking import LeastWork, ResultTable, Timing, require_gpu, time_call
 from kernels.kv_write import GpuLayerCache, KVFormat, LayerCache
 from kernels.paged_attention import GpuAttentionPlan, choose_tiling, paged_attention, reference
 from kernels.paged_attention.gpu import plan_attention
@@ -22,7 +22,7 @@ STEPS = ((1, 1, 8192), (32, 1, 8192), (128, 1, 1024), (1, 1, 131072), (4, 2048, 
 def main() -> None:
     """Check a small Step in each KV format, then time decode Steps and prefills of Llama 3 8B's heads."""
     require_gpu()
-    table = Table("paged_attention", ["SDPA"])
+    table = ResultTable("paged_attention", ["SDPA"])
     for kv_format in ("plain", "int8", "fp8"):
         _check(kv_format)
         for step in STEPS:
@@ -84,11 +84,11 @@ def _check(kv_format: KVFormat) -> None:
     assert_matches(paged_attention(query, cache, plan, SCALE, dtype=query.dtype).cpu(), expected)
 
 
-def _time(table: Table, kv_format: KVFormat, num_sequences: int, num_new: int, context: int) -> None:
+def _time(table: ResultTable, kv_format: KVFormat, num_sequences: int, num_new: int, context: int) -> None:
     query, cache, plan, _ = _run(kv_format, num_sequences, num_new, context)
     moved = cache.blocks.nbytes + 2 * query.nbytes + (0 if cache.scales is None else cache.scales.nbytes)
     read = num_new * context - num_new * (num_new - 1) // 2  # pairs of a row and a token that it reads
-    work = Work(moved, operations=4 * num_sequences * read * NUM_HEADS * HEAD_DIM)
+    work = LeastWork(moved, operations=4 * num_sequences * read * NUM_HEADS * HEAD_DIM)
     ours = time_call(lambda: paged_attention(query, cache, plan, SCALE, dtype=query.dtype))
     table.row(
         f"{num_sequences} x {num_new} rows over {context}, {kv_format} KV",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.benchmarking import Table, Work, require_gpu, time_call
+from kernels.benchmarking import LeastWork, ResultTable, require_gpu, time_call
 from kernels.quantize_tokens import quantize_tokens, reference
 from kernels.quantize_tokens.formats import LARGEST
 
@@ -15,7 +15,7 @@ WIDTHS = (4096, 14336)  # of Llama 3 8B's layers
 def main() -> None:
     """Check, then time, decode Steps and a prefill in both formats."""
     require_gpu()
-    table = Table("quantize_tokens", ["torch"])
+    table = ResultTable("quantize_tokens", ["torch"])
     for dtype in LARGEST:
         for width in WIDTHS:
             for num_tokens in (1, 64, 8192):
@@ -28,7 +28,7 @@ def main() -> None:
                 table.row(
                     f"{str(dtype).removeprefix('torch.')}: {num_tokens} x {width} bf16",
                     time_call(partial(quantize_tokens, x, dtype)),
-                    Work(3 * x.numel() + 4 * num_tokens),
+                    LeastWork(3 * x.numel() + 4 * num_tokens),
                     {"torch": time_call(partial(reference.quantize_tokens, x, dtype))},
                 )
     table.write(Path(__file__).parent)

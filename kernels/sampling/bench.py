@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.benchmarking import Table, Work, require_gpu, time_call
+from kernels.benchmarking import LeastWork, ResultTable, require_gpu, time_call
 from kernels.sampling import reference, sample
 from kernels.sampling.cases import OFF
 
@@ -15,7 +15,7 @@ VOCAB_SIZE = 128256
 def main() -> None:
     """Check, then time, batches over Llama 3's vocabulary with each kind of option."""
     require_gpu()
-    table = Table("sampling", ["torch sort"])
+    table = ResultTable("sampling", ["torch sort"])
     for num_rows in (1, 64, 256):
         logits = torch.randn(num_rows, VOCAB_SIZE, device="cuda") * 3
         uniform = torch.rand(num_rows, device="cuda", dtype=torch.float64)
@@ -46,7 +46,7 @@ def main() -> None:
             table.row(
                 f"{num_rows} x {VOCAB_SIZE} f32, {name}",
                 time_call(ours),
-                Work(4 * logits.numel()),
+                LeastWork(4 * logits.numel()),
                 {"torch sort": time_call(theirs)},
             )
     table.write(Path(__file__).parent)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.benchmarking import NONE, Table, Timing, Work, require_gpu, time_call
+from kernels.benchmarking import NONE, LeastWork, ResultTable, Timing, require_gpu, time_call
 from kernels.crossover import Regime, read_crossover
 from kernels.gemlite_rival import time_gemlite
 from kernels.quantization import Fp8Weight, Int8Weight, quantize_fp8, quantize_int8
@@ -87,7 +87,7 @@ def main() -> None:
     require_gpu()
     if sys.argv[1:] == ["--tune"]:
         _tune()
-    table = Table("scaled_linear", RIVALS)
+    table = ResultTable("scaled_linear", RIVALS)
     for in_features, out_features in BENCH_SHAPES:
         for format_, quantize in FORMATS.items():
             dense = _weight(in_features, out_features)
@@ -100,7 +100,7 @@ def main() -> None:
                 table.row(
                     f"{format_}: {num_tokens} x {in_features} x {out_features}",
                     time_call(partial(scaled_linear, x, weight)),
-                    Work(
+                    LeastWork(
                         quantized.num_bytes + 2 * num_tokens * (in_features + out_features),
                         operations=2 * num_tokens * in_features * out_features,
                         dtype=weight.levels.dtype,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels import benchmarking, gemlite_rival
-from kernels.benchmarking import ABSENT, NONE, Table, Timing, Work
+from kernels.benchmarking import ABSENT, NONE, LeastWork, ResultTable, Timing
 from kernels.gemlite_rival import time_gemlite
 from kernels.quantization import QuantizedWeight, quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
 
@@ -36,10 +36,10 @@ def test_without_a_gpu_a_bench_says_so(op: str) -> None:
 def test_a_row_says_shares_ratios_and_what_is_absent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table = Table("some_op", ["torch", "gemlite"])
+    table = ResultTable("some_op", ["torch", "gemlite"])
     half_a_second = Timing(5e5)
-    table.row("a", half_a_second, Work(250_000), {"torch": Timing(1e6), "gemlite": ABSENT})
-    work = Work(100_000, operations=300, dtype=torch.int8)
+    table.row("a", half_a_second, LeastWork(250_000), {"torch": Timing(1e6), "gemlite": ABSENT})
+    work = LeastWork(100_000, operations=300, dtype=torch.int8)
     table.row("b", half_a_second, work, {"torch": NONE, "gemlite": Timing(2.5e5)})
     lines = [
         "|  | us | of copy | of peak | x torch | x gemlite |",
@@ -57,7 +57,7 @@ def test_a_row_says_shares_ratios_and_what_is_absent(
 
 def test_a_row_has_all_rivals_of_its_table() -> None:
     with pytest.raises(ValueError, match=r"some_op: rivals are \['cuBLAS'\], not \['torch'\]"):
-        Table("some_op", ["torch"]).row("a", Timing(1), Work(1), {"cuBLAS": Timing(1)})
+        ResultTable("some_op", ["torch"]).row("a", Timing(1), LeastWork(1), {"cuBLAS": Timing(1)})
 
 
 def test_without_gemlite_its_column_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
