@@ -20,22 +20,8 @@ Pointer = Any
 # Sums may be reordered. "nnan" and "ninf" are left out so that a NaN stays a NaN.
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "reassoc", "nsz", "arcp"}}
 
-# Files that no CPU kernel uses: a change to one of them must not recompile the kernels.
-_NOT_COMPILED = {
-    "ahead_of_time.py",
-    "bench.py",
-    "benchmarking.py",
-    "builds.py",
-    "cases.py",
-    "crossover.py",
-    "epilogue.py",
-    "gemlite_rival.py",
-    "gpu.py",
-    "kernel.py",
-    "reference.py",
-    "testing.py",
-    "tuning.py",
-}
+# A module that holds code for CPU kernels imports its decorators from here, and so declares itself.
+_DECLARATION = b"from kernels.compiled import "
 
 
 def kernel(function: _Function) -> _Function:
@@ -68,13 +54,18 @@ def _one_process_at_a_time(compile_: Callable[[Any], Any], path: Path) -> Callab
     return compile_alone
 
 
+def sources() -> list[Path]:
+    """Return the files whose code gets into CPU kernels: a change to one of them recompiles all kernels."""
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    return [file for file in files if _DECLARATION in file.read_bytes()]
+
+
 def _keep_compiled() -> Path | None:
     """Give Numba a cache folder for exactly these sources; return it, or None if there is none.
 
     Numba by itself notices only a change in a kernel's own file.
     """
-    sources = sorted(path for path in Path(__file__).parent.rglob("*.py") if path.name not in _NOT_COMPILED)
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources())).hexdigest()[:16]
     for place in (Path(__file__).parent / "__pycache__", Path(tempfile.gettempdir())):
         folder = place / f"headrace-{os.getuid()}-{digest}"
         try:

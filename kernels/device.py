@@ -1,5 +1,7 @@
 """Selects the implementation for a tensor's device, and reports what a GPU can do."""
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -14,8 +16,12 @@ def gpu_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "any"
 
 
+@functools.cache
 def converts_fp8(device: torch.device) -> bool:
-    """Return whether Triton's kernels can read float8_e4m3fn there: on NVIDIA from Ada on, and on AMD."""
+    """Return whether Triton's kernels can convert float8_e4m3fn there: on NVIDIA from Ada on, and on AMD.
+
+    AMD chips before CDNA4 convert it in several instructions. Triton's interpreter converts it, too.
+    """
     if device.type != "cuda" or torch.version.hip is not None:
         return True
     return torch.cuda.get_device_capability(device) >= (8, 9)

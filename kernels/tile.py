@@ -1,6 +1,6 @@
 """Emits a small matrix product whose sums stay in registers."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -20,93 +20,44 @@ def tile_rows(num_columns: int) -> int:
     return ROWS_OF_ONE_REGISTER if num_columns < 4 * LANES else ROWS_OF_FOUR_REGISTERS
 
 
+class Matrix(NamedTuple):
+    """A matrix in memory: its first element and the distance between rows, whose elements are contiguous."""
+
+    data: Pointer
+    start: int
+    stride: int
+
+
 @inlined
 def multiply_tile(
-    num_rows: int,
-    num_columns: int,
-    depth: int,
-    out: Pointer,
-    out_start: int,
-    out_stride: int,
-    left: Pointer,
-    left_start: int,
-    left_stride: int,
-    right: Pointer,
-    right_start: int,
-    right_stride: int,
+    num_rows: int, num_columns: int, depth: int, out: Matrix, left: Matrix, right: Matrix
 ) -> None:
     """Add `left @ right` into `out`, for at most `tile_rows(num_columns)` rows.
 
-    Each matrix is given by its first element and the distance between rows: `out` [num_rows, num_columns] and
-    `left` [num_rows, depth] float32, `right` [depth, num_columns] float32 or bfloat16. Columns in a run of 64
-    have one sum of fused multiply-adds per element; others have two, over even and over odd steps of `depth`.
+    `out` [num_rows, num_columns] and `left` [num_rows, depth] are float32, `right` [depth, num_columns] is
+    float32 or bfloat16. Columns in a run of 64 have one sum of fused multiply-adds per element; others have
+    two, over even and over odd steps of `depth`.
     """
     column = 0
     while num_columns - column >= 4 * LANES:
-        _tile(
-            num_rows,
-            4,
-            depth,
-            out,
-            out_start + column,
-            out_stride,
-            left,
-            left_start,
-            left_stride,
-            right,
-            right_start + column,
-            right_stride,
-        )
+        _tile(num_rows, 4, depth, _from_column(out, column), left, _from_column(right, column))
         column += 4 * LANES
     while num_columns - column >= LANES:
-        _tile(
-            num_rows,
-            1,
-            depth,
-            out,
-            out_start + column,
-            out_stride,
-            left,
-            left_start,
-            left_stride,
-            right,
-            right_start + column,
-            right_stride,
-        )
+        _tile(num_rows, 1, depth, _from_column(out, column), left, _from_column(right, column))
         column += LANES
     while column < num_columns:
-        _tile(
-            num_rows,
-            0,
-            depth,
-            out,
-            out_start + column,
-            out_stride,
-            left,
-            left_start,
-            left_stride,
-            right,
-            right_start + column,
-            right_stride,
-        )
+        _tile(num_rows, 0, depth, _from_column(out, column), left, _from_column(right, column))
         column += 1
+
+
+@inlined
+def _from_column(matrix: Matrix, column: int) -> Matrix:
+    return Matrix(matrix.data, matrix.start + column, matrix.stride)
 
 
 @intrinsic
 def _tile(
-    _context: Any,
-    num_rows: Any,
-    num_registers: Any,
-    depth: Any,
-    out: Any,
-    out_start: Any,
-    out_stride: Any,
-    left: Any,
-    left_start: Any,
-    left_stride: Any,
-    right: Any,
-    right_start: Any,
-    right_stride: Any,
+    _context: Any, num_rows: Any, num_registers: Any, depth: Any, out: Any, left: Any, right: Any
 ) -> Any:
     """Do the work of `multiply_tile` for a number of column registers known at compile time.
 
@@ -117,13 +68,13 @@ def _tile(
     registers, index = num_registers.literal_value, types.intp
     most_rows = ROWS_OF_FOUR_REGISTERS if registers == 4 else ROWS_OF_ONE_REGISTER
     columns, chains = registers * LANES or 1, 1 if registers == 4 else 2
-    signature = types.void(
-        index, num_registers, index, out, index, index, left, index, index, right, index, index
-    )
+    signature = types.void(index, num_registers, index, out, left, right)
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        rows, _, depth, out, out_start, out_stride, left, left_start, left_stride, *rest = arguments
-        right, right_start, right_stride = rest
+        rows, _, depth, *matrices = arguments
+        out, left, (right, right_start, right_stride) = (
+            cgutils.unpack_tuple(builder, matrix) for matrix in matrices
+        )
         end = builder.append_basic_block("tile_end")
         switch = builder.switch(rows, end)
         for count in range(1, most_rows + 1):
@@ -135,10 +86,7 @@ def _tile(
                     builder.gep(pointer, [builder.add(start, builder.mul(stride, ir.Constant(I64, row)))])
                     for row in range(count)
                 ]
-                for pointer, start, stride in (
-                    (out, out_start, out_stride),
-                    (left, left_start, left_stride),
-                )
+                for pointer, start, stride in (out, left)
             )
             line = builder.gep(right, [right_start])
             _add_rows(builder, targets, lefts, line, right_stride, depth, columns, chains)

@@ -1,6 +1,6 @@
 """Applies head norms, rotation and cache write on a CPU, in one pass over the fused projection."""
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,189 +33,120 @@ def _quantize(
         store(target, target_start + index * target_stride, level)
 
 
+class WriteCall(NamedTuple):
+    """All that the parts of one call share, with tensors by their addresses."""
+
+    qkv: int
+    keys: int
+    values: int
+    key_scales: int  # 0: the cache is not quantized
+    value_scales: int
+    num_rows: int
+    angles: int
+    positions: int
+    slots: int
+    query_norm: int  # 0: heads are not normalised
+    key_norm: int
+    eps: float
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    query: int
+    scratch: int
+
+
 @inlined
 def _turn(
-    is_normed: bool,
-    head_dim: int,
+    call: WriteCall,
+    row: int,
     qkv: Pointer,
-    at: int,
-    norm: Pointer,
-    eps: float,
-    angles: Pointer,
-    angles_start: int,
-    scratch: Pointer,
+    start: int,
+    norm_address: int,
     normed: int,
     target: Pointer,
     target_start: int,
     target_stride: int,
 ) -> None:
-    """Normalise a head if `is_normed`, and write it rotated into `target`."""
-    half = head_dim // 2
-    if is_normed:
-        squares = np.float32(0)
+    """Write the head at `start`, normalised if there are norms and rotated, into `target`.
+
+    `normed` is the place of a head in the scratch.
+    """
+    head_dim, angles, scratch = call.head_dim, float32_at(call.angles), float32_at(call.scratch)
+    half, turn = head_dim // 2, int64_at(call.positions)[row] * head_dim
+    if norm_address:
+        norm, squares = float32_at(norm_address), np.float32(0)
         for index in range(head_dim):
-            squares += load(qkv, at + index) * load(qkv, at + index)
-        scale = np.float32(1) / np.sqrt(squares / np.float32(head_dim) + np.float32(eps))
+            squares += load(qkv, start + index) * load(qkv, start + index)
+        scale = np.float32(1) / np.sqrt(squares / np.float32(head_dim) + np.float32(call.eps))
         for index in range(head_dim):
-            store(scratch, normed + index, load(qkv, at + index) * scale * load(norm, index))
-        rotate(half, scratch, normed, angles, angles_start, target, target_start, target_stride)
+            store(scratch, normed + index, load(qkv, start + index) * scale * load(norm, index))
+        rotate(half, scratch, normed, angles, turn, target, target_start, target_stride)
     else:
-        rotate(half, qkv, at, angles, angles_start, target, target_start, target_stride)
+        rotate(half, qkv, start, angles, turn, target, target_start, target_stride)
 
 
 @kernel
-def _write(
-    part: int,
-    num_parts: int,
-    qkv: Pointer,
-    keys: Pointer,
-    values: Pointer,
-    key_scales: Pointer,
-    value_scales: Pointer,
-    is_scaled: bool,
-    num_rows: int,
-    is_normed: bool,
-    angles: Pointer,
-    positions: Pointer,
-    slots: Pointer,
-    query_norm: Pointer,
-    key_norm: Pointer,
-    eps: float,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    query: Pointer,
-    scratch: Pointer,
-) -> None:
+def _write(part: int, num_parts: int, qkv: Pointer, keys: Pointer, values: Pointer, call: WriteCall) -> None:
+    num_heads, num_kv_heads, head_dim = call.num_heads, call.num_kv_heads, call.head_dim
     group, width = num_heads // num_kv_heads, (num_heads + 2 * num_kv_heads) * head_dim
+    query, scratch, slots = float32_at(call.query), float32_at(call.scratch), int64_at(call.slots)
+    key_scales, value_scales = float32_at(call.key_scales), float32_at(call.value_scales)
     normed = 2 * part * head_dim  # this part's place in `scratch`: a normed head, then a rotated one
     rotated = normed + head_dim
-    begin, end = share(num_rows, part, num_parts)
+    begin, end = share(call.num_rows, part, num_parts)
     for row in range(begin, end):
-        turn = positions[row] * head_dim
-        block, offset = slots[row] // block_size, slots[row] % block_size
+        block, offset = slots[row] // call.block_size, slots[row] % call.block_size
         for head in range(num_heads):
-            at = row * width + head * head_dim
-            target = ((head // group * num_rows + row) * group + head % group) * head_dim
-            _turn(
-                is_normed, head_dim, qkv, at, query_norm, eps, angles, turn, scratch, normed, query, target, 1
-            )
+            start = row * width + head * head_dim
+            target = ((head // group * call.num_rows + row) * group + head % group) * head_dim
+            _turn(call, row, qkv, start, call.query_norm, normed, query, target, 1)
         for head in range(num_kv_heads):
             key = row * width + (num_heads + head) * head_dim
             value = key + num_kv_heads * head_dim
             line = block * num_kv_heads + head
-            slot = line * block_size + offset
-            column = line * head_dim * block_size + offset
-            if is_scaled:
-                _turn(
-                    is_normed,
-                    head_dim,
-                    qkv,
-                    key,
-                    key_norm,
-                    eps,
-                    angles,
-                    turn,
-                    scratch,
-                    normed,
-                    scratch,
-                    rotated,
-                    1,
-                )
-                _quantize(head_dim, scratch, rotated, keys, column, block_size, key_scales, slot)
+            slot = line * call.block_size + offset
+            column = line * head_dim * call.block_size + offset
+            if call.key_scales:
+                _turn(call, row, qkv, key, call.key_norm, normed, scratch, rotated, 1)
+                _quantize(head_dim, scratch, rotated, keys, column, call.block_size, key_scales, slot)
                 _quantize(head_dim, qkv, value, values, slot * head_dim, 1, value_scales, slot)
             else:
-                _turn(
-                    is_normed,
-                    head_dim,
-                    qkv,
-                    key,
-                    key_norm,
-                    eps,
-                    angles,
-                    turn,
-                    scratch,
-                    normed,
-                    keys,
-                    column,
-                    block_size,
-                )
+                _turn(call, row, qkv, key, call.key_norm, normed, keys, column, call.block_size)
                 copy(head_dim, qkv, value, values, slot * head_dim)
 
 
-Numbers = tuple[int | float | bool, ...]
-
-
-@inlined
-def _typed(numbers: Numbers) -> tuple[Any, ...]:
-    """Return the arguments of `_write` that follow projection, keys and values, with typed pointers."""
-    (
-        key_scales,
-        value_scales,
-        num_rows,
-        is_normed,
-        angles,
-        positions,
-        slots,
-        query_norm,
-        key_norm,
-        eps,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        block_size,
-        query,
-        scratch,
-    ) = numbers
-    return (
-        float32_at(key_scales),
-        float32_at(value_scales),
-        key_scales != 0,
-        num_rows,
-        is_normed,
-        float32_at(angles),
-        int64_at(positions),
-        int64_at(slots),
-        float32_at(query_norm),
-        float32_at(key_norm),
-        eps,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        block_size,
-        float32_at(query),
-        float32_at(scratch),
-    )
+@kernel
+def _write_float32(num_parts: int, call: WriteCall) -> None:
+    pointers = (float32_at(call.qkv), float32_at(call.keys), float32_at(call.values))
+    fork(_write, num_parts, (*pointers, call))
 
 
 @kernel
-def _write_float32(num_parts: int, qkv: int, keys: int, values: int, numbers: Numbers) -> None:
-    fork(_write, num_parts, (float32_at(qkv), float32_at(keys), float32_at(values), *_typed(numbers)))
+def _write_bfloat16(num_parts: int, call: WriteCall) -> None:
+    pointers = (bfloat16_at(call.qkv), bfloat16_at(call.keys), bfloat16_at(call.values))
+    fork(_write, num_parts, (*pointers, call))
 
 
 @kernel
-def _write_bfloat16(num_parts: int, qkv: int, keys: int, values: int, numbers: Numbers) -> None:
-    fork(_write, num_parts, (bfloat16_at(qkv), bfloat16_at(keys), bfloat16_at(values), *_typed(numbers)))
+def _write_mixed(num_parts: int, call: WriteCall) -> None:
+    pointers = (float32_at(call.qkv), bfloat16_at(call.keys), bfloat16_at(call.values))
+    fork(_write, num_parts, (*pointers, call))
 
 
 @kernel
-def _write_mixed(num_parts: int, qkv: int, keys: int, values: int, numbers: Numbers) -> None:
-    fork(_write, num_parts, (float32_at(qkv), bfloat16_at(keys), bfloat16_at(values), *_typed(numbers)))
+def _write_float32_int8(num_parts: int, call: WriteCall) -> None:
+    pointers = (float32_at(call.qkv), int8_at(call.keys), int8_at(call.values))
+    fork(_write, num_parts, (*pointers, call))
 
 
 @kernel
-def _write_float32_int8(num_parts: int, qkv: int, keys: int, values: int, numbers: Numbers) -> None:
-    fork(_write, num_parts, (float32_at(qkv), int8_at(keys), int8_at(values), *_typed(numbers)))
+def _write_bfloat16_int8(num_parts: int, call: WriteCall) -> None:
+    pointers = (bfloat16_at(call.qkv), int8_at(call.keys), int8_at(call.values))
+    fork(_write, num_parts, (*pointers, call))
 
 
-@kernel
-def _write_bfloat16_int8(num_parts: int, qkv: int, keys: int, values: int, numbers: Numbers) -> None:
-    fork(_write, num_parts, (bfloat16_at(qkv), int8_at(keys), int8_at(values), *_typed(numbers)))
-
-
-# Kernels by dtype of the projection and of the cache, each compiled on first use. Arguments are those of
-# `rotary_kv_write`, with tensors by their addresses, in the order of `_typed`.
+# Kernels by dtype of the projection and of the cache, each compiled on first use.
 WRITE = {
     (torch.float32, torch.float32): _write_float32,
     (torch.bfloat16, torch.bfloat16): _write_bfloat16,

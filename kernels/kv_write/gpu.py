@@ -31,21 +31,7 @@ def rotary_kv_write(
     num_rows, width = qkv.shape
     head_dim, num_kv_heads = cache.head_dim, cache.num_kv_heads
     num_heads = width // head_dim - 2 * num_kv_heads
-    if (
-        positions.shape != (num_rows,)
-        or slots.shape != (num_rows,)
-        or width % head_dim
-        or num_heads < 1
-        or head_dim % 2
-        or angles.shape[1:] != (2, head_dim // 2)
-        or angles.dtype is not torch.float32
-        or qkv.stride(1) != 1
-    ):
-        raise ValueError(
-            f"rotary_kv_write: qkv {tuple(qkv.shape)}, positions {tuple(positions.shape)}, slots "
-            f"{tuple(slots.shape)}, angles {tuple(angles.shape)} {angles.dtype}, cache "
-            f"{tuple(cache.blocks.shape)}"
-        )
+    _check(qkv, angles, positions, slots, cache)
     query = torch.empty(num_rows, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     if num_rows:
         programs = triton.cdiv(num_heads, BLOCK_HEADS) + 2 * triton.cdiv(num_kv_heads, BLOCK_HEADS)
@@ -72,3 +58,23 @@ def rotary_kv_write(
             num_warps=2,
         )
     return query
+
+
+def _check(qkv: Tensor, angles: Tensor, positions: Tensor, slots: Tensor, cache: GpuLayerCache) -> None:
+    num_rows, width = qkv.shape
+    head_dim = cache.head_dim
+    if (
+        positions.shape != (num_rows,)
+        or slots.shape != (num_rows,)
+        or width % head_dim
+        or width // head_dim <= 2 * cache.num_kv_heads
+        or head_dim % 2
+        or angles.shape[1:] != (2, head_dim // 2)
+        or angles.dtype is not torch.float32
+        or qkv.stride(1) != 1
+    ):
+        raise ValueError(
+            f"rotary_kv_write: qkv {tuple(qkv.shape)}, positions {tuple(positions.shape)}, slots "
+            f"{tuple(slots.shape)}, angles {tuple(angles.shape)} {angles.dtype}, cache "
+            f"{tuple(cache.blocks.shape)}"
+        )

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels.kv_write.cache import GpuLayerCache, PagedCache
-from kernels.kv_write.cpu import WRITE
+from kernels.kv_write.cache import GpuLayerCache, LayerCache, PagedCache
+from kernels.kv_write.cpu import WRITE, WriteCall
 from kernels.kv_write.head_norms import HeadNorms
 from kernels.threads import num_threads
 
@@ -31,6 +31,12 @@ def rotary_kv_write(
         from kernels.kv_write import gpu  # noqa: PLC0415  (Triton is there with a GPU only)
 
         return gpu.rotary_kv_write(qkv, angles, positions, slots, cache, norms)
+    return _write_on_cpu(qkv, angles, positions, slots, cache, norms)
+
+
+def _write_on_cpu(
+    qkv: Tensor, angles: Tensor, positions: Tensor, slots: Tensor, cache: LayerCache, norms: HeadNorms | None
+) -> Tensor:
     _, num_kv_heads, head_dim, block_size = cache.keys.shape
     num_rows, width = qkv.shape
     num_heads = width // head_dim - 2 * num_kv_heads
@@ -54,23 +60,25 @@ def rotary_kv_write(
     num_parts = num_threads(num_rows * width)
     query = torch.empty(num_kv_heads, num_rows, num_heads // num_kv_heads, head_dim)
     scratch = torch.empty(2 * num_parts * head_dim)
-    numbers = (
-        0 if cache.scales is None else cache.scales[0].data_ptr(),
-        0 if cache.scales is None else cache.scales[1].data_ptr(),
-        num_rows,
-        norms is not None,
-        angles.data_ptr(),
-        positions.data_ptr(),
-        slots.data_ptr(),
-        0 if norms is None else norms.query.data_ptr(),
-        0 if norms is None else norms.key.data_ptr(),
-        0.0 if norms is None else norms.eps,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        block_size,
-        query.data_ptr(),
-        scratch.data_ptr(),
+    call = WriteCall(
+        qkv=qkv.data_ptr(),
+        keys=cache.keys.data_ptr(),
+        values=cache.values.data_ptr(),
+        key_scales=0 if cache.scales is None else cache.scales[0].data_ptr(),
+        value_scales=0 if cache.scales is None else cache.scales[1].data_ptr(),
+        num_rows=num_rows,
+        angles=angles.data_ptr(),
+        positions=positions.data_ptr(),
+        slots=slots.data_ptr(),
+        query_norm=0 if norms is None else norms.query.data_ptr(),
+        key_norm=0 if norms is None else norms.key.data_ptr(),
+        eps=0.0 if norms is None else norms.eps,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        query=query.data_ptr(),
+        scratch=scratch.data_ptr(),
     )
-    write(num_parts, qkv.data_ptr(), cache.keys.data_ptr(), cache.values.data_ptr(), numbers)
+    write(num_parts, call)
     return query

@@ -1,12 +1,14 @@
 """Lists the builds that `gpu.py` may launch for the heads of Llama 3 8B, Qwen2 0.5B and Gemma 2 2B."""
 
 import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from kernels.ahead_of_time import Build
-from kernels.paged_attention.tiling import choose_tiling
+from kernels.paged_attention.tiling import Tiling, choose_tiling
 
 MAX_MODEL_LEN = 32768
 BLOCK_SEQUENCES = 256
@@ -18,113 +20,126 @@ FORMATS = {
     "fp8": (("*fp8e4nv:16", ("sm_90",)), ("*u8:16", ("sm_80", "gfx942"))),
 }
 AMD = ("gfx942",)
+PARTS = {"partial_out": "*fp32:16", "partial_stats": "*fp32:16"}
 
 
-def _builds(
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    kv_format: str,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    window: int = 0,
-    has_soft_cap: bool = False,
-) -> list[Build]:
-    group = num_heads // num_kv_heads
-    element = "*fp32:16" if dtype is torch.float32 else "*bf16:16"
-    builds = []
-    for has_prompts, is_amd in itertools.product((False, True), (False, True)):
-        tiling = choose_tiling(
-            group=group,
-            head_dim=head_dim,
-            dtype=dtype,
-            kv_format=kv_format,
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The attention of one model, with its cache's format and its query's dtype."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    kv_format: str = "plain"
+    dtype: torch.dtype = torch.bfloat16
+    window: int = 0
+    has_soft_cap: bool = False
+
+    @property
+    def group(self) -> int:
+        """Number of query heads that share a KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def element(self) -> str:
+        """The type of the query."""
+        return "*fp32:16" if self.dtype is torch.float32 else "*bf16:16"
+
+    def tiling(self, *, has_prompts: bool, is_amd: bool) -> Tiling:
+        """Return the sizes that an engine chooses for it."""
+        return choose_tiling(
+            group=self.group,
+            head_dim=self.head_dim,
+            dtype=self.dtype,
+            kv_format=self.kv_format,
             max_model_len=MAX_MODEL_LEN,
             has_prompts=has_prompts,
             is_amd=is_amd,
         )
-        shared: dict[str, Any] = {
-            "NUM_KV_HEADS": num_kv_heads,
-            "GROUP": group,
-            "HEAD_DIM": head_dim,
-            "WINDOW": window,
+
+    def constants(self, tiling: Tiling) -> dict[str, Any]:
+        """Return the constants that attention and the merge share."""
+        return {
+            "NUM_KV_HEADS": self.num_kv_heads,
+            "GROUP": self.group,
+            "HEAD_DIM": self.head_dim,
+            "WINDOW": self.window,
             "SPLIT_SIZE": tiling.split_size,
-            "SPLIT_ROWS": tiling.split_rows,
-            "BLOCK_D": head_dim,
+            "BLOCK_D": self.head_dim,
         }
-        has_scales = kv_format != "plain"
-        builds += [
-            Build(
-                "paged_attention.paged_attention",
-                {
-                    "query": element,
-                    "blocks": blocks or element,
-                    **({"scales": "*fp32:16"} if has_scales else {}),
-                    **dict.fromkeys(("block_tables", "query_starts", "context_lens"), "*i32:16"),
-                    "tile_ends": "*i32:16",
-                    "out": element,
-                    "partial_out": "*fp32:16",
-                    "partial_stats": "*fp32:16",
-                    **dict.fromkeys(("scale", "soft_cap"), "fp32"),
-                    **dict.fromkeys(("num_sequences", "table_stride", "max_splits"), "i32"),
-                    "query_stride": "i32:16",
-                },
-                {
-                    **({} if has_scales else {"scales": None}),
-                    **shared,
-                    "BLOCK_SIZE": 16,
-                    "HAS_SOFT_CAP": has_soft_cap,
-                    "FORMAT": kv_format,
-                    "HAS_PROMPTS": has_prompts,
-                    "ROWS_PER_TILE": tiling.rows_per_tile(group),
-                    "BLOCK_SPLIT_M": tiling.block_split_m(group),
-                    "BLOCK_TILE_M": tiling.block_tile_m,
-                    "BLOCK_N": tiling.block_n,
-                    "BLOCK_SEQUENCES": BLOCK_SEQUENCES,
-                },
-                num_warps=tiling.num_warps,
-                num_stages=tiling.num_stages,
-                targets=tuple(target for target in targets if (target in AMD) == is_amd),
-            )
-            for blocks, targets in FORMATS[kv_format]
-        ]
-        if kv_format == "plain" and has_prompts and not is_amd:
-            pointers = {"query_starts": "*i32:16", "context_lens": "*i32:16"}
-            builds.append(
-                Build(
-                    "paged_attention.plan_tiles",
-                    {**pointers, "tile_ends": "*i32:16", "num_sequences": "i32"},
-                    {
-                        "WINDOW": window,
-                        "SPLIT_SIZE": tiling.split_size,
-                        "SPLIT_ROWS": tiling.split_rows,
-                        "ROWS_PER_TILE": tiling.rows_per_tile(group),
-                        "BLOCK_SEQUENCES": BLOCK_SEQUENCES,
-                    },
-                )
-            )
-            builds.append(
-                Build(
-                    "paged_attention.merge_splits",
-                    {
-                        **pointers,
-                        "out": element,
-                        "partial_out": "*fp32:16",
-                        "partial_stats": "*fp32:16",
-                        "max_splits": "i32",
-                    },
-                    {**shared, "BLOCK_SPLITS": 8},
-                    num_warps=2,
-                )
-            )
-    return builds
 
 
-BUILDS = (
-    *_builds(32, 8, 128, "plain"),
-    *_builds(32, 8, 128, "int8"),
-    *_builds(32, 8, 128, "fp8"),
-    *_builds(32, 8, 128, "plain", dtype=torch.float32),
-    *_builds(14, 2, 64, "plain"),
-    *_builds(8, 4, 256, "plain", window=4096, has_soft_cap=True),
+def _attention(heads: Heads, *, has_prompts: bool, is_amd: bool) -> Iterator[Build]:
+    tiling = heads.tiling(has_prompts=has_prompts, is_amd=is_amd)
+    has_scales = heads.kv_format != "plain"
+    for blocks, targets in FORMATS[heads.kv_format]:
+        yield Build(
+            "paged_attention.paged_attention",
+            {
+                "query": heads.element,
+                "blocks": blocks or heads.element,
+                **({"scales": "*fp32:16"} if has_scales else {}),
+                **dict.fromkeys(("block_tables", "query_starts", "context_lens"), "*i32:16"),
+                "tile_ends": "*i32:16",
+                "out": heads.element,
+                **PARTS,
+                **dict.fromkeys(("scale", "soft_cap"), "fp32"),
+                **dict.fromkeys(("num_sequences", "table_stride", "max_splits"), "i32"),
+                "query_stride": "i32:16",
+            },
+            {
+                **({} if has_scales else {"scales": None}),
+                **heads.constants(tiling),
+                "BLOCK_SIZE": 16,
+                "HAS_SOFT_CAP": heads.has_soft_cap,
+                "FORMAT": heads.kv_format,
+                "HAS_PROMPTS": has_prompts,
+                "ROWS_PER_TILE": tiling.rows_per_tile(heads.group),
+                "BLOCK_SPLIT_M": tiling.block_split_m(heads.group),
+                "BLOCK_TILE_M": tiling.block_tile_m,
+                "BLOCK_N": tiling.block_n,
+                "BLOCK_SEQUENCES": BLOCK_SEQUENCES,
+            },
+            num_warps=tiling.num_warps,
+            num_stages=tiling.num_stages,
+            targets=tuple(target for target in targets if (target in AMD) == is_amd),
+        )
+
+
+def _plan_and_merge(heads: Heads) -> Iterator[Build]:
+    tiling = heads.tiling(has_prompts=True, is_amd=False)
+    pointers = {"query_starts": "*i32:16", "context_lens": "*i32:16"}
+    yield Build(
+        "paged_attention.plan_tiles",
+        {**pointers, "tile_ends": "*i32:16", "num_sequences": "i32"},
+        {
+            "WINDOW": heads.window,
+            "SPLIT_SIZE": tiling.split_size,
+            "ROWS_PER_TILE": tiling.rows_per_tile(heads.group),
+            "BLOCK_SEQUENCES": BLOCK_SEQUENCES,
+        },
+    )
+    yield Build(
+        "paged_attention.merge_splits",
+        {**pointers, "out": heads.element, **PARTS, "max_splits": "i32"},
+        {**heads.constants(tiling), "BLOCK_SPLITS": 8},
+        num_warps=2,
+    )
+
+
+def _builds(heads: Heads) -> Iterator[Build]:
+    for has_prompts, is_amd in itertools.product((False, True), (False, True)):
+        yield from _attention(heads, has_prompts=has_prompts, is_amd=is_amd)
+    if heads.kv_format == "plain":
+        yield from _plan_and_merge(heads)
+
+
+MODELS = (
+    Heads(32, 8, 128),
+    Heads(32, 8, 128, "int8"),
+    Heads(32, 8, 128, "fp8"),
+    Heads(32, 8, 128, dtype=torch.float32),
+    Heads(14, 2, 64),
+    Heads(8, 4, 256, window=4096, has_soft_cap=True),
 )
+BUILDS = tuple(build for heads in MODELS for build in _builds(heads))

@@ -44,9 +44,7 @@ GPU_CASES: tuple[AttentionCase, ...] = (
     AttentionCase(6, 3, 10, ((5, 38), (16, 16), (3, 35)), block_size=4),  # a head that is no power of 2
     AttentionCase(6, 2, 16, ((1, 77), (1, 5), (33, 33), (2, 40), (1, 9))),  # mixed
     AttentionCase(7, 1, 24, ((1, 50), (9, 20)), block_size=32),  # nor is a group
-    AttentionCase(
-        4, 2, 16, ((1, 70), (3, 60), (4, 4), (0, 7), (1, 64))
-    ),  # rows of speculation; a padding Sequence
+    AttentionCase(4, 2, 16, ((1, 70), (3, 60), (4, 4), (0, 7), (1, 64))),  # a Sequence without rows
     AttentionCase(6, 2, 16, ((1, 77), (1, 5), (33, 40), (2, 40)), window=8),
     AttentionCase(
         4, 2, 16, ((1, 31), (1, 32), (1, 33), (1, 48), (40, 49)), window=16

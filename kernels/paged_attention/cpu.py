@@ -4,7 +4,7 @@ A Block holds its keys with the tokens innermost, so one tile gives the scores o
 and no sum runs across a register.
 """
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ import torch
 from kernels.compiled import Pointer, inlined, kernel
 from kernels.simd import bfloat16_at, exp, float32_at, int8_at, int64_at, load, maximum, prefetch, store, tanh
 from kernels.threads import fork
-from kernels.tile import ROWS_OF_ONE_REGISTER, multiply_tile, tile_rows
+from kernels.tile import ROWS_OF_ONE_REGISTER, Matrix, multiply_tile, tile_rows
 
 # The number of query vectors that share a KV head and run together; a Block is read once for all of them.
 VECTORS_PER_ITEM = 3 * ROWS_OF_ONE_REGISTER
@@ -46,241 +46,213 @@ def _softmax(
         store(scores, index, 0)
 
 
+class AttentionCall(NamedTuple):
+    """All that the parts of one call share, with tensors by their addresses."""
+
+    keys: int
+    values: int
+    out: int
+    key_scales: int  # 0: the cache is not quantized
+    value_scales: int
+    total_rows: int
+    num_items: int
+    table_width: int
+    scratch_width: int  # of one part
+    query: int
+    tables: int
+    positions: int
+    first_rows: int  # of the items
+    num_rows: int  # of the items
+    table_rows: int  # of the items
+    num_kv_heads: int
+    group: int
+    head_dim: int
+    block_size: int
+    scale: float
+    soft_cap: float
+    window: int
+    scratch: int
+
+
+class _Task(NamedTuple):
+    """One item of one KV head: its vectors, the Blocks that they read, and its place in the scratch."""
+
+    head: int
+    first_row: int
+    num_vectors: int  # query rows times heads of a group
+    context: int  # tokens up to and with those of its last row
+    first_block: int
+    end_block: int
+    entries: int  # where the table of its Sequence begins
+    scores: int  # in the scratch: [num_vectors, width]
+    width: int
+    mixed: int  # in the scratch: [num_vectors, head_dim]
+
+
 @inlined
-def _scale_slots(
-    is_scaled: bool,
-    rows: Pointer,
-    start: int,
-    num_rows: int,
-    width: int,
-    scales: Pointer,
-    tables: Pointer,
-    first_entry: int,
-    num_kv_heads: int,
-    head: int,
-    block_size: int,
-) -> None:
-    """Multiply each column of `rows` [num_rows, width] by the scale of its Slot."""
-    for block in range(width // block_size if is_scaled else 0):
-        at = (tables[first_entry + block] * num_kv_heads + head) * block_size
-        for row in range(num_rows):
-            column = start + row * width + block * block_size
+def _task(item: int, head: int, part: int, call: AttentionCall) -> _Task:
+    positions, block_size = int64_at(call.positions), call.block_size
+    first, count = int64_at(call.first_rows)[item], int64_at(call.num_rows)[item]
+    num_vectors = count * call.group
+    context = positions[first + count - 1] + 1
+    first_block = max(0, positions[first] + 1 - call.window) // block_size
+    end_block = (context + block_size - 1) // block_size
+    width = (end_block - first_block) * block_size
+    scores = part * call.scratch_width
+    return _Task(
+        head,
+        first,
+        num_vectors,
+        context,
+        first_block,
+        end_block,
+        int64_at(call.table_rows)[item] * call.table_width,
+        scores,
+        width,
+        scores + num_vectors * width,
+    )
+
+
+@inlined
+def _line(block: int, task: _Task, call: AttentionCall) -> int:
+    """Return the place of a head's Block in the cache, counted in heads of Blocks."""
+    return int64_at(call.tables)[task.entries + block] * call.num_kv_heads + task.head
+
+
+@inlined
+def _score(task: _Task, keys: Pointer, call: AttentionCall) -> None:
+    """Fill the scores with the products of all vectors and all keys."""
+    scratch, query = float32_at(call.scratch), float32_at(call.query)
+    head_dim, block_size = call.head_dim, call.block_size
+    rows, block_floats = tile_rows(block_size), head_dim * block_size
+    query_start = (task.head * call.total_rows + task.first_row) * call.group * head_dim
+    for block in range(task.first_block, task.end_block):
+        at = _line(block, task, call) * block_floats
+        prefetch(keys, _line(min(block + 1, task.end_block - 1), task, call) * block_floats, block_floats)
+        for vector in range(0, task.num_vectors, rows):
+            start = task.scores + vector * task.width + (block - task.first_block) * block_size
+            multiply_tile(
+                min(rows, task.num_vectors - vector),
+                block_size,
+                head_dim,
+                Matrix(scratch, start, task.width),
+                Matrix(query, query_start + vector * head_dim, head_dim),
+                Matrix(keys, at, block_size),
+            )
+
+
+@inlined
+def _scale_slots(task: _Task, scales_address: int, call: AttentionCall) -> None:
+    """Multiply each column of the scores by the scale of its Slot, if there are scales."""
+    scratch, scales, block_size = float32_at(call.scratch), float32_at(scales_address), call.block_size
+    end_block = task.end_block if scales_address else task.first_block
+    for block in range(task.first_block, end_block):
+        at = _line(block, task, call) * block_size
+        for row in range(task.num_vectors):
+            column = task.scores + row * task.width + (block - task.first_block) * block_size
             for slot in range(block_size):
-                store(rows, column + slot, load(rows, column + slot) * load(scales, at + slot))
+                store(scratch, column + slot, load(scratch, column + slot) * load(scales, at + slot))
+
+
+@inlined
+def _weigh(task: _Task, call: AttentionCall) -> None:
+    """Replace the scores of each vector by the weights of its tokens."""
+    scratch, positions = float32_at(call.scratch), int64_at(call.positions)
+    scale, cap = np.float32(call.scale), np.float32(call.soft_cap)
+    for vector in range(task.num_vectors):
+        position = positions[task.first_row + vector // call.group]
+        begin = task.scores + vector * task.width
+        start = begin - task.first_block * call.block_size
+        low, high = start + max(0, position + 1 - call.window), start + position + 1
+        _softmax(scratch, begin, low, high, begin + task.width, scale, cap)
+
+
+@inlined
+def _mix(task: _Task, values: Pointer, call: AttentionCall) -> None:
+    """Add the values, by their weights, into the outputs of all vectors."""
+    scratch, head_dim, block_size = float32_at(call.scratch), call.head_dim, call.block_size
+    rows, block_floats = tile_rows(head_dim), head_dim * block_size
+    for block in range(task.first_block, task.end_block):
+        at = _line(block, task, call) * block_floats
+        depth = min(block_size, task.context - block * block_size)
+        prefetch(values, _line(min(block + 1, task.end_block - 1), task, call) * block_floats, block_floats)
+        for vector in range(0, task.num_vectors, rows):
+            weights = task.scores + vector * task.width + (block - task.first_block) * block_size
+            multiply_tile(
+                min(rows, task.num_vectors - vector),
+                head_dim,
+                depth,
+                Matrix(scratch, task.mixed + vector * head_dim, head_dim),
+                Matrix(scratch, weights, task.width),
+                Matrix(values, at, head_dim),
+            )
+
+
+@inlined
+def _write(task: _Task, out: Pointer, call: AttentionCall) -> None:
+    """Copy the outputs of all vectors into the result."""
+    scratch, group, head_dim = float32_at(call.scratch), call.group, call.head_dim
+    for vector in range(task.num_vectors):
+        row = task.first_row + vector // group
+        target = ((row * call.num_kv_heads + task.head) * group + vector % group) * head_dim
+        for index in range(head_dim):
+            store(out, target + index, load(scratch, task.mixed + vector * head_dim + index))
 
 
 @kernel
 def _attend(
-    part: int,
-    num_parts: int,
-    keys: Pointer,
-    values: Pointer,
-    out: Pointer,
-    key_scales: Pointer,
-    value_scales: Pointer,
-    is_scaled: bool,
-    total_rows: int,
-    num_items: int,
-    table_width: int,
-    scratch_width: int,
-    query: Pointer,
-    tables: Pointer,
-    positions: Pointer,
-    first_rows: Pointer,
-    num_rows: Pointer,
-    table_rows: Pointer,
-    num_kv_heads: int,
-    group: int,
-    head_dim: int,
-    block_size: int,
-    scale: float,
-    soft_cap: float,
-    window: int,
-    scratch: Pointer,
+    part: int, num_parts: int, keys: Pointer, values: Pointer, out: Pointer, call: AttentionCall
 ) -> None:
-    score_scale, cap = np.float32(scale), np.float32(soft_cap)
-    score_rows, mix_rows = tile_rows(block_size), tile_rows(head_dim)
-    block_floats = head_dim * block_size
+    scratch, num_kv_heads = float32_at(call.scratch), call.num_kv_heads
+    block_floats = call.head_dim * call.block_size
     # With enough items, a part takes all heads of an item, since they lie in the same pages of memory.
-    run = num_kv_heads if num_items >= num_parts else 1
-    num_tasks = (num_items * num_kv_heads // run - part + num_parts - 1) // num_parts * run
+    run = num_kv_heads if call.num_items >= num_parts else 1
+    num_tasks = (call.num_items * num_kv_heads // run - part + num_parts - 1) // num_parts * run
     for nth in range(num_tasks):
-        task = (nth // run * num_parts + part) * run + nth % run
-        item, head = task // num_kv_heads, task % num_kv_heads
-        first, count, table = first_rows[item], num_rows[item], table_rows[item]
-        num_vectors = count * group
-        context = positions[first + count - 1] + 1
-        begin = max(0, positions[first] + 1 - window)
-        first_block, end_block = begin // block_size, (context + block_size - 1) // block_size
-        width = (end_block - first_block) * block_size
-        # This part's scratch: scores [num_vectors, width], then outputs [num_vectors, head_dim].
-        scores = part * scratch_width
-        mixed = scores + num_vectors * width
-        for index in range(scores, mixed + num_vectors * head_dim):
+        number = (nth // run * num_parts + part) * run + nth % run
+        task = _task(number // num_kv_heads, number % num_kv_heads, part, call)
+        for index in range(task.scores, task.mixed + task.num_vectors * call.head_dim):
             store(scratch, index, 0)
-        query_start = (head * total_rows + first) * group * head_dim
-        for block in range(first_block, end_block):
-            at = (tables[table * table_width + block] * num_kv_heads + head) * block_floats
-            following = tables[table * table_width + min(block + 1, end_block - 1)] * num_kv_heads + head
-            prefetch(keys, following * block_floats, block_floats)
-            for vector in range(0, num_vectors, score_rows):
-                multiply_tile(
-                    min(score_rows, num_vectors - vector),
-                    block_size,
-                    head_dim,
-                    scratch,
-                    scores + vector * width + (block - first_block) * block_size,
-                    width,
-                    query,
-                    query_start + vector * head_dim,
-                    head_dim,
-                    keys,
-                    at,
-                    block_size,
-                )
-        following = tables[table * table_width + first_block] * num_kv_heads + head
-        prefetch(values, following * block_floats, block_floats)
-        first_entry = table * table_width + first_block
-        _scale_slots(
-            is_scaled,
-            scratch,
-            scores,
-            num_vectors,
-            width,
-            key_scales,
-            tables,
-            first_entry,
-            num_kv_heads,
-            head,
-            block_size,
-        )
-        for vector in range(num_vectors):
-            position = positions[first + vector // group]
-            start = scores + vector * width - first_block * block_size
-            low, high = start + max(0, position + 1 - window), start + position + 1
-            _softmax(
-                scratch, scores + vector * width, low, high, scores + (vector + 1) * width, score_scale, cap
-            )
-        _scale_slots(
-            is_scaled,
-            scratch,
-            scores,
-            num_vectors,
-            width,
-            value_scales,
-            tables,
-            first_entry,
-            num_kv_heads,
-            head,
-            block_size,
-        )
-        for block in range(first_block, end_block):
-            at = (tables[table * table_width + block] * num_kv_heads + head) * block_floats
-            depth = min(block_size, context - block * block_size)
-            following = tables[table * table_width + min(block + 1, end_block - 1)] * num_kv_heads + head
-            prefetch(values, following * block_floats, block_floats)
-            for vector in range(0, num_vectors, mix_rows):
-                multiply_tile(
-                    min(mix_rows, num_vectors - vector),
-                    head_dim,
-                    depth,
-                    scratch,
-                    mixed + vector * head_dim,
-                    head_dim,
-                    scratch,
-                    scores + vector * width + (block - first_block) * block_size,
-                    width,
-                    values,
-                    at,
-                    head_dim,
-                )
-        for vector in range(num_vectors):
-            row = first + vector // group
-            target = ((row * num_kv_heads + head) * group + vector % group) * head_dim
-            for index in range(head_dim):
-                store(out, target + index, load(scratch, mixed + vector * head_dim + index))
-
-
-Numbers = tuple[int | float, ...]
-
-
-@inlined
-def _typed(numbers: Numbers) -> tuple[Any, ...]:
-    """Return the arguments of `_attend` that follow keys, values and result, with typed pointers."""
-    (
-        key_scales,
-        value_scales,
-        total_rows,
-        num_items,
-        table_width,
-        scratch_width,
-        query,
-        tables,
-        positions,
-        first_rows,
-        num_rows,
-        table_rows,
-        num_kv_heads,
-        group,
-        head_dim,
-        block_size,
-        scale,
-        soft_cap,
-        window,
-        scratch,
-    ) = numbers
-    return (
-        float32_at(key_scales),
-        float32_at(value_scales),
-        key_scales != 0,
-        total_rows,
-        num_items,
-        table_width,
-        scratch_width,
-        float32_at(query),
-        int64_at(tables),
-        int64_at(positions),
-        int64_at(first_rows),
-        int64_at(num_rows),
-        int64_at(table_rows),
-        num_kv_heads,
-        group,
-        head_dim,
-        block_size,
-        scale,
-        soft_cap,
-        window,
-        float32_at(scratch),
-    )
+        _score(task, keys, call)
+        prefetch(values, _line(task.first_block, task, call) * block_floats, block_floats)
+        _scale_slots(task, call.key_scales, call)
+        _weigh(task, call)
+        _scale_slots(task, call.value_scales, call)
+        _mix(task, values, call)
+        _write(task, out, call)
 
 
 @kernel
-def _attend_float32(num_parts: int, keys: int, values: int, out: int, numbers: Numbers) -> None:
-    fork(_attend, num_parts, (float32_at(keys), float32_at(values), float32_at(out), *_typed(numbers)))
+def _attend_float32(num_parts: int, call: AttentionCall) -> None:
+    pointers = (float32_at(call.keys), float32_at(call.values), float32_at(call.out))
+    fork(_attend, num_parts, (*pointers, call))
 
 
 @kernel
-def _attend_bfloat16(num_parts: int, keys: int, values: int, out: int, numbers: Numbers) -> None:
-    fork(_attend, num_parts, (bfloat16_at(keys), bfloat16_at(values), bfloat16_at(out), *_typed(numbers)))
+def _attend_bfloat16(num_parts: int, call: AttentionCall) -> None:
+    pointers = (bfloat16_at(call.keys), bfloat16_at(call.values), bfloat16_at(call.out))
+    fork(_attend, num_parts, (*pointers, call))
 
 
 @kernel
-def _attend_mixed(num_parts: int, keys: int, values: int, out: int, numbers: Numbers) -> None:
-    fork(_attend, num_parts, (bfloat16_at(keys), bfloat16_at(values), float32_at(out), *_typed(numbers)))
+def _attend_mixed(num_parts: int, call: AttentionCall) -> None:
+    pointers = (bfloat16_at(call.keys), bfloat16_at(call.values), float32_at(call.out))
+    fork(_attend, num_parts, (*pointers, call))
 
 
 @kernel
-def _attend_int8_float32(num_parts: int, keys: int, values: int, out: int, numbers: Numbers) -> None:
-    fork(_attend, num_parts, (int8_at(keys), int8_at(values), float32_at(out), *_typed(numbers)))
+def _attend_int8_float32(num_parts: int, call: AttentionCall) -> None:
+    pointers = (int8_at(call.keys), int8_at(call.values), float32_at(call.out))
+    fork(_attend, num_parts, (*pointers, call))
 
 
 @kernel
-def _attend_int8_bfloat16(num_parts: int, keys: int, values: int, out: int, numbers: Numbers) -> None:
-    fork(_attend, num_parts, (int8_at(keys), int8_at(values), bfloat16_at(out), *_typed(numbers)))
+def _attend_int8_bfloat16(num_parts: int, call: AttentionCall) -> None:
+    pointers = (int8_at(call.keys), int8_at(call.values), bfloat16_at(call.out))
+    fork(_attend, num_parts, (*pointers, call))
 
 
-# Kernels by dtype of the result and of the cache, each compiled on first use. Arguments are those of
-# `paged_attention`, with tensors by their addresses, in the order of `_typed`.
+# Kernels by dtype of the result and of the cache, each compiled on first use.
 ATTEND = {
     (torch.float32, torch.float32): _attend_float32,
     (torch.bfloat16, torch.bfloat16): _attend_bfloat16,

@@ -7,6 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.device import converts_fp8
 from kernels.kv_write import GpuLayerCache
 from kernels.paged_attention import kernel
 from kernels.paged_attention.tiling import GpuAttentionPlan, Tiling, WindowTiles
@@ -35,6 +36,45 @@ def plan_attention(
     graph needs bounds for every Step that it replays. `windows` are all windows with which `paged_attention`
     will be called. Raises ValueError on shapes that do not fit.
     """
+    _check_step(query_starts, context_lens, block_tables)
+    if num_heads % cache.num_kv_heads:
+        raise ValueError(f"plan_attention: {num_heads} heads over {cache.num_kv_heads} KV heads")
+    if any(window is not None and window < 1 for window in windows):
+        raise ValueError(f"plan_attention: windows {windows}")
+    if max_query_len > 1 and not tiling.has_prompts:
+        raise ValueError(f"plan_attention: max_query_len {max_query_len} in a tiling without prompts")
+    num_sequences = len(context_lens)
+    group = num_heads // cache.num_kv_heads
+    tiles = {}
+    for window in windows:
+        # A window that starts inside a split overlaps one split more than it fills.
+        span = max_context_len if window is None else min(max_context_len, window)
+        max_splits = triton.cdiv(span, tiling.split_size) + (span < max_context_len)
+        tiles[window] = WindowTiles(torch.empty_like(context_lens), max_splits)
+        kernel.plan_tiles[(1,)](
+            query_starts,
+            context_lens,
+            tiles[window].tile_ends,
+            num_sequences,
+            WINDOW=window or 0,
+            SPLIT_SIZE=tiling.split_size,
+            ROWS_PER_TILE=tiling.rows_per_tile(group),
+            BLOCK_SEQUENCES=sequence_lanes(num_sequences),
+            num_warps=4,
+        )
+    partial_out = partial_stats = None
+    most_splits = max(one.max_splits for one in tiles.values())
+    if most_splits > 1:
+        parts = (num_sequences, most_splits, num_heads)
+        device = context_lens.device
+        partial_out = torch.empty(*parts, cache.head_dim, dtype=torch.float32, device=device)
+        partial_stats = torch.empty(*parts, 2, dtype=torch.float32, device=device)
+    return GpuAttentionPlan(
+        query_starts, context_lens, block_tables, tiling, tiles, partial_out, partial_stats
+    )
+
+
+def _check_step(query_starts: Tensor, context_lens: Tensor, block_tables: Tensor) -> None:
     num_sequences = len(context_lens)
     if (
         query_starts.shape != (num_sequences + 1,)
@@ -48,41 +88,6 @@ def plan_attention(
             f"{tuple(context_lens.shape)}, block_tables {tuple(block_tables.shape)}: int32 each, at most "
             f"{MAX_SEQUENCES} Sequences"
         )
-    if num_heads % cache.num_kv_heads:
-        raise ValueError(f"plan_attention: {num_heads} heads over {cache.num_kv_heads} KV heads")
-    if any(window is not None and window < 1 for window in windows):
-        raise ValueError(f"plan_attention: windows {windows}")
-    if max_query_len > tiling.split_rows and not tiling.has_prompts:
-        raise ValueError(f"plan_attention: max_query_len {max_query_len} in a tiling without prompts")
-    group = num_heads // cache.num_kv_heads
-    tiles = {}
-    for window in windows:
-        # A window that starts inside a split overlaps one split more than it fills.
-        span = max_context_len if window is None else min(max_context_len, window + tiling.split_rows - 1)
-        max_splits = triton.cdiv(span, tiling.split_size) + (span < max_context_len)
-        tiles[window] = WindowTiles(torch.empty_like(context_lens), max_splits)
-        kernel.plan_tiles[(1,)](
-            query_starts,
-            context_lens,
-            tiles[window].tile_ends,
-            num_sequences,
-            WINDOW=window or 0,
-            SPLIT_SIZE=tiling.split_size,
-            SPLIT_ROWS=tiling.split_rows,
-            ROWS_PER_TILE=tiling.rows_per_tile(group),
-            BLOCK_SEQUENCES=sequence_lanes(num_sequences),
-            num_warps=4,
-        )
-    partial_out = partial_stats = None
-    most_splits = max(one.max_splits for one in tiles.values())
-    if most_splits > 1:
-        parts = (num_sequences, most_splits, num_heads * tiling.split_rows)
-        device = context_lens.device
-        partial_out = torch.empty(*parts, cache.head_dim, dtype=torch.float32, device=device)
-        partial_stats = torch.empty(*parts, 2, dtype=torch.float32, device=device)
-    return GpuAttentionPlan(
-        query_starts, context_lens, block_tables, tiling, tiles, partial_out, partial_stats
-    )
 
 
 def paged_attention(
@@ -102,46 +107,59 @@ def paged_attention(
     holds the new tokens. The result is [num_rows, num_heads * head_dim]; rows past the plan's last are not
     written. With a `window`, a row reads only that many tokens, the last of them its own. With a `soft_cap`,
     scores are `soft_cap * tanh(score / soft_cap)`. Products are in the query's dtype, sums in float32.
-    A decode row has the same bits in any Step, and so has a row of a prompt in chunks of more than
-    `split_rows`. `num_programs` share the work; None means as many as the device runs at once. Raises
-    ValueError on shapes that do not fit.
+    A decode row has the same bits in any Step, and so has a row of a prompt in chunks of several rows.
+    `num_programs` share the work; None means as many as the device runs at once. Raises ValueError on shapes
+    that do not fit.
     """
+    _check_query(query, cache, plan, dtype=dtype, window=window)
     num_rows, num_heads, head_dim = query.shape
-    if (
-        head_dim != cache.head_dim
-        or num_heads % cache.num_kv_heads
-        or query.stride(2) != 1
-        or query.stride(1) != head_dim
-    ):
-        raise ValueError(
-            f"paged_attention: query {tuple(query.shape)} with strides {query.stride()}, cache "
-            f"{tuple(cache.blocks.shape)}"
-        )
-    if query.dtype is not dtype or (cache.scales is None and cache.blocks.dtype is not dtype):
-        raise ValueError(f"paged_attention: query is {query.dtype}, cache {cache.blocks.dtype}, not {dtype}")
-    if window not in plan.tiles:
-        raise ValueError(f"paged_attention: window {window} was not planned, {list(plan.tiles)} were")
-    tiles, num_sequences = plan.tiles[window], len(plan.context_lens)
-    tiling, group = plan.tiling, num_heads // cache.num_kv_heads
-    blocks = cache.blocks
-    if cache.kv_format == "fp8" and _converts_e4m3(query.device):
-        blocks = blocks.view(torch.float8_e4m3fn)
+    tiles = plan.tiles[window]
     out = torch.empty(num_rows, num_heads * head_dim, dtype=query.dtype, device=query.device)
-    bound = (
-        num_sequences * tiles.max_splits * cache.num_kv_heads
-        + triton.cdiv(num_rows, tiling.rows_per_tile(group)) * cache.num_kv_heads
-    )
-    programs = min(num_programs or num_processors(query.device) * tiling.programs_per_processor, bound)
     shared = {
         "NUM_KV_HEADS": cache.num_kv_heads,
-        "GROUP": group,
+        "GROUP": num_heads // cache.num_kv_heads,
         "HEAD_DIM": head_dim,
         "WINDOW": window or 0,
-        "SPLIT_SIZE": tiling.split_size,
-        "SPLIT_ROWS": tiling.split_rows,
+        "SPLIT_SIZE": plan.tiling.split_size,
         "BLOCK_D": max(triton.next_power_of_2(head_dim), 16),
     }
-    kernel.paged_attention[(programs,)](
+    _attend(query, cache, plan, tiles, out, scale, soft_cap=soft_cap, num_programs=num_programs, **shared)
+    if tiles.max_splits > 1:
+        kernel.merge_splits[len(plan.context_lens), num_heads](
+            plan.query_starts,
+            plan.context_lens,
+            out,
+            plan.partial_out,
+            plan.partial_stats,
+            tiles.max_splits,
+            BLOCK_SPLITS=SPLITS_PER_LOAD,
+            num_warps=2,
+            **shared,
+        )
+    return out
+
+
+def _attend(
+    query: Tensor,
+    cache: GpuLayerCache,
+    plan: GpuAttentionPlan,
+    tiles: WindowTiles,
+    out: Tensor,
+    scale: float,
+    *,
+    soft_cap: float | None,
+    num_programs: int | None,
+    **shared: int,
+) -> None:
+    """Launch the kernel that writes `out`, or the parts of it that are merged afterwards."""
+    num_sequences, tiling = len(plan.context_lens), plan.tiling
+    group = shared["GROUP"]
+    blocks = cache.blocks
+    if cache.kv_format == "fp8" and converts_fp8(query.device):
+        blocks = blocks.view(torch.float8_e4m3fn)
+    num_tiles = num_sequences * tiles.max_splits + triton.cdiv(len(query), tiling.rows_per_tile(group))
+    programs = num_programs or num_processors(query.device) * tiling.programs_per_processor
+    kernel.paged_attention[(min(programs, num_tiles * cache.num_kv_heads),)](
         query,
         blocks,
         cache.scales,
@@ -171,19 +189,26 @@ def paged_attention(
         num_stages=tiling.num_stages,
         **shared,
     )
-    if tiles.max_splits > 1:
-        kernel.merge_splits[num_sequences, num_heads](
-            plan.query_starts,
-            plan.context_lens,
-            out,
-            plan.partial_out,
-            plan.partial_stats,
-            tiles.max_splits,
-            BLOCK_SPLITS=SPLITS_PER_LOAD,
-            num_warps=2,
-            **shared,
+
+
+def _check_query(
+    query: Tensor, cache: GpuLayerCache, plan: GpuAttentionPlan, *, dtype: torch.dtype, window: int | None
+) -> None:
+    _, num_heads, head_dim = query.shape
+    if (
+        head_dim != cache.head_dim
+        or num_heads % cache.num_kv_heads
+        or query.stride(2) != 1
+        or query.stride(1) != head_dim
+    ):
+        raise ValueError(
+            f"paged_attention: query {tuple(query.shape)} with strides {query.stride()}, cache "
+            f"{tuple(cache.blocks.shape)}"
         )
-    return out
+    if query.dtype is not dtype or (cache.scales is None and cache.blocks.dtype is not dtype):
+        raise ValueError(f"paged_attention: query is {query.dtype}, cache {cache.blocks.dtype}, not {dtype}")
+    if window not in plan.tiles:
+        raise ValueError(f"paged_attention: window {window} was not planned, {list(plan.tiles)} were")
 
 
 def sequence_lanes(num_sequences: int) -> int:
@@ -198,13 +223,3 @@ def num_processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@functools.cache
-def _converts_e4m3(device: torch.device) -> bool:
-    """Return whether Triton can read float8_e4m3fn there: on NVIDIA chips from Ada on."""
-    return bool(
-        device.type == "cuda"
-        and torch.version.hip is None
-        and torch.cuda.get_device_capability(device) >= (8, 9)
-    )

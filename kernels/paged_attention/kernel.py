@@ -26,7 +26,6 @@ def plan_tiles(
     num_sequences,
     WINDOW: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
-    SPLIT_ROWS: tl.constexpr,
     ROWS_PER_TILE: tl.constexpr,
     BLOCK_SEQUENCES: tl.constexpr,
 ):
@@ -36,7 +35,7 @@ def plan_tiles(
     num_rows = tl.load(query_starts + sequence + 1, mask=mask, other=0) - first
     context = tl.load(context_lens + sequence, mask=mask, other=0)
     splits = tl.cdiv(context, SPLIT_SIZE) - _first_split(num_rows, context, WINDOW, SPLIT_SIZE)
-    tiles = tl.where(num_rows > SPLIT_ROWS, tl.cdiv(num_rows, ROWS_PER_TILE), splits)
+    tiles = tl.where(num_rows > 1, tl.cdiv(num_rows, ROWS_PER_TILE), splits)
     tiles = tl.where(num_rows > 0, tiles, 0)
     tl.store(tile_ends + sequence, tl.cumsum(tiles, 0), mask=mask)
 
@@ -67,7 +66,6 @@ def paged_attention(
     HAS_SOFT_CAP: tl.constexpr,
     FORMAT: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
-    SPLIT_ROWS: tl.constexpr,
     HAS_PROMPTS: tl.constexpr,
     ROWS_PER_TILE: tl.constexpr,
     BLOCK_SPLIT_M: tl.constexpr,
@@ -90,7 +88,7 @@ def paged_attention(
         context = tl.load(context_lens + sequence)
         table = block_tables + sequence.to(tl.int64) * table_stride
         # The branches are separate functions because their results differ in shape.
-        if num_rows > SPLIT_ROWS:
+        if num_rows > 1:
             if HAS_PROMPTS:
                 _attend_tile(
                     query, blocks, scales, table, out, first_row, num_rows, context, tile, kv_head,
@@ -100,10 +98,10 @@ def paged_attention(
         else:
             _attend_split(
                 query, blocks, scales, table, out, partial_out, partial_stats,
-                first_row, num_rows, context, tile, kv_head, sequence, max_splits,
+                first_row, context, tile, kv_head, sequence, max_splits,
                 scale, soft_cap, query_stride,
                 NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT,
-                SPLIT_SIZE, SPLIT_ROWS, BLOCK_SPLIT_M, BLOCK_N, BLOCK_D)  # fmt: skip
+                SPLIT_SIZE, BLOCK_SPLIT_M, BLOCK_N, BLOCK_D)  # fmt: skip
 
 
 @triton.jit
@@ -132,22 +130,22 @@ def _attend_tile(
 @triton.jit
 def _attend_split(
     query, blocks, scales, table, out, partial_out, partial_stats,
-    first_row, num_rows, context, tile, kv_head, sequence, max_splits,
+    first_row, context, tile, kv_head, sequence, max_splits,
     scale, soft_cap, query_stride,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, FORMAT: tl.constexpr,
-    SPLIT_SIZE: tl.constexpr, SPLIT_ROWS: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    # Attends with all rows of a Sequence that has few, over one split of its context.
-    position = context - num_rows
-    first_split = _first_split(num_rows, context, WINDOW, SPLIT_SIZE)
+    # Attends with the only row of a Sequence, over one split of its context.
+    position = context - 1
+    first_split = _first_split(1, context, WINDOW, SPLIT_SIZE)
     begin = (first_split + tile) * SPLIT_SIZE
     end = tl.minimum(begin + SPLIT_SIZE, context)
     if WINDOW > 0:
         begin = tl.maximum(begin, tl.maximum(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N)
     row, head, is_row, largest, total, mixed = _attend(
-        query, blocks, scales, table, first_row, num_rows, position, kv_head,
+        query, blocks, scales, table, first_row, 1, position, kv_head,
         begin, end, scale, soft_cap, query_stride,
         NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT,
         BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
@@ -155,7 +153,7 @@ def _attend_split(
         _store(out, row, head, is_row, total, mixed, NUM_KV_HEADS * GROUP, HEAD_DIM, BLOCK_D)
     else:
         part = (sequence.to(tl.int64) * max_splits + tile) * NUM_KV_HEADS + kv_head
-        part = part * SPLIT_ROWS * GROUP + tl.arange(0, BLOCK_M)
+        part = part * GROUP + tl.arange(0, BLOCK_M)
         column = tl.arange(0, BLOCK_D)
         tl.store(
             partial_out + part[:, None] * HEAD_DIM + column[None, :],
@@ -257,7 +255,6 @@ def merge_splits(
     HEAD_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
-    SPLIT_ROWS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -267,30 +264,28 @@ def merge_splits(
     num_rows = tl.load(query_starts + sequence + 1) - first_row
     context = tl.load(context_lens + sequence)
     num_splits = tl.cdiv(context, SPLIT_SIZE) - _first_split(num_rows, context, WINDOW, SPLIT_SIZE)
-    if (num_rows <= SPLIT_ROWS) & (num_splits > 1):
+    if (num_rows == 1) & (num_splits > 1):
         column = tl.arange(0, BLOCK_D)
         in_head = column < HEAD_DIM
-        part_stride: tl.constexpr = NUM_KV_HEADS * SPLIT_ROWS * GROUP  # from split to split
-        for row in range(num_rows):
-            first = (sequence.to(tl.int64) * max_splits * NUM_KV_HEADS + head // GROUP) * SPLIT_ROWS * GROUP
-            first += row * GROUP + head % GROUP
-            largest = float("-inf")
-            for split in range(0, num_splits, BLOCK_SPLITS):
-                index = split + tl.arange(0, BLOCK_SPLITS)
-                at = partial_stats + (first + index * part_stride) * 2
-                seen = tl.load(at, mask=index < num_splits, other=float("-inf"))
-                largest = tl.maximum(largest, tl.max(seen, 0))
-            total = 0.0
-            mixed = tl.zeros((BLOCK_D,), tl.float32)
-            for split in range(0, num_splits, BLOCK_SPLITS):
-                index = split + tl.arange(0, BLOCK_SPLITS)
-                mask = index < num_splits
-                part = first + index * part_stride
-                seen = tl.load(partial_stats + part * 2, mask=mask, other=float("-inf"))
-                weight = tl.exp2(seen - largest)
-                total += tl.sum(weight * tl.load(partial_stats + part * 2 + 1, mask=mask, other=0.0), 0)
-                at = partial_out + part[:, None] * HEAD_DIM + column[None, :]
-                values = tl.load(at, mask=mask[:, None] & in_head[None, :], other=0.0)
-                mixed += tl.sum(values * weight[:, None], 0)
-            at = out + ((first_row + row).to(tl.int64) * NUM_KV_HEADS * GROUP + head) * HEAD_DIM + column
-            tl.store(at, (mixed / total).to(out.dtype.element_ty), mask=in_head)
+        first = (sequence.to(tl.int64) * max_splits * NUM_KV_HEADS + head // GROUP) * GROUP + head % GROUP
+        stride: tl.constexpr = NUM_KV_HEADS * GROUP  # from split to split
+        largest = float("-inf")
+        for split in range(0, num_splits, BLOCK_SPLITS):
+            index = split + tl.arange(0, BLOCK_SPLITS)
+            at = partial_stats + (first + index * stride) * 2
+            seen = tl.load(at, mask=index < num_splits, other=float("-inf"))
+            largest = tl.maximum(largest, tl.max(seen, 0))
+        total = 0.0
+        mixed = tl.zeros((BLOCK_D,), tl.float32)
+        for split in range(0, num_splits, BLOCK_SPLITS):
+            index = split + tl.arange(0, BLOCK_SPLITS)
+            mask = index < num_splits
+            part = first + index * stride
+            seen = tl.load(partial_stats + part * 2, mask=mask, other=float("-inf"))
+            weight = tl.exp2(seen - largest)
+            total += tl.sum(weight * tl.load(partial_stats + part * 2 + 1, mask=mask, other=0.0), 0)
+            at = partial_out + part[:, None] * HEAD_DIM + column[None, :]
+            values = tl.load(at, mask=mask[:, None] & in_head[None, :], other=0.0)
+            mixed += tl.sum(values * weight[:, None], 0)
+        at = out + (first_row.to(tl.int64) * NUM_KV_HEADS * GROUP + head) * HEAD_DIM + column
+        tl.store(at, (mixed / total).to(out.dtype.element_ty), mask=in_head)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from kernels.kv_write import GpuLayerCache, PagedCache
-from kernels.paged_attention.cpu import ATTEND
+from kernels.kv_write import GpuLayerCache, LayerCache, PagedCache
+from kernels.paged_attention.cpu import ATTEND, AttentionCall
 from kernels.paged_attention.plan import AttentionPlan
 from kernels.paged_attention.tiling import GpuAttentionPlan
 
@@ -27,9 +27,8 @@ def paged_attention(
     [num_rows, num_heads, head_dim] in `dtype` on a GPU; `cache` already holds the new tokens. The result is
     [num_rows, num_heads * head_dim]. With a `window`, a row reads only that many tokens, the last of them its
     own. With a `soft_cap`, scores are `soft_cap * tanh(score / soft_cap)`. Sums are in float32. On a CPU, a
-    row has the same bits in any Step. On a GPU, so do decode rows, and rows of a prompt whose chunks are all
-    longer than the tiling's `split_rows`. Raises ValueError on shapes that do not fit the plan and on dtypes
-    that do not go together.
+    row has the same bits in any Step. On a GPU, so do decode rows, and rows of a prompt whose chunks all have
+    several rows. Raises ValueError on shapes that do not fit the plan and on dtypes that do not go together.
     """
     if isinstance(cache, GpuLayerCache) and isinstance(plan, GpuAttentionPlan):
         from kernels.paged_attention import gpu  # noqa: PLC0415  (Triton is there with a GPU only)
@@ -37,6 +36,19 @@ def paged_attention(
         return gpu.paged_attention(query, cache, plan, scale, dtype=dtype, window=window, soft_cap=soft_cap)
     if isinstance(cache, GpuLayerCache) or isinstance(plan, GpuAttentionPlan):
         raise TypeError("paged_attention: of cache and plan, one is for a GPU and one is not")
+    return _attend_on_cpu(query, cache, plan, scale, dtype=dtype, window=window, soft_cap=soft_cap)
+
+
+def _attend_on_cpu(
+    query: Tensor,
+    cache: LayerCache,
+    plan: AttentionPlan,
+    scale: float,
+    *,
+    dtype: torch.dtype,
+    window: int | None,
+    soft_cap: float | None,
+) -> Tensor:
     num_kv_heads, num_rows, group, head_dim = query.shape
     _, cached_heads, cached_dim, block_size = cache.keys.shape
     if num_rows != plan.positions.shape[0] or cached_heads != num_kv_heads or cached_dim != head_dim:
@@ -48,27 +60,30 @@ def paged_attention(
     if attend is None:
         raise ValueError(f"paged_attention: no {dtype} result from a cache of {cache.keys.dtype}")
     out = torch.empty(num_rows, num_kv_heads * group * head_dim, dtype=dtype)
-    numbers = (
-        0 if cache.scales is None else cache.scales[0].data_ptr(),
-        0 if cache.scales is None else cache.scales[1].data_ptr(),
-        num_rows,
-        plan.first_rows.shape[0],
-        plan.block_tables.shape[1],
-        plan.scratch.shape[1],
-        query.data_ptr(),
-        plan.block_tables.data_ptr(),
-        plan.positions.data_ptr(),
-        plan.first_rows.data_ptr(),
-        plan.num_rows.data_ptr(),
-        plan.sequences.data_ptr(),
-        num_kv_heads,
-        group,
-        head_dim,
-        block_size,
-        scale,
-        soft_cap or 0.0,
-        window or NO_WINDOW,
-        plan.scratch.data_ptr(),
+    call = AttentionCall(
+        keys=cache.keys.data_ptr(),
+        values=cache.values.data_ptr(),
+        out=out.data_ptr(),
+        key_scales=0 if cache.scales is None else cache.scales[0].data_ptr(),
+        value_scales=0 if cache.scales is None else cache.scales[1].data_ptr(),
+        total_rows=num_rows,
+        num_items=plan.first_rows.shape[0],
+        table_width=plan.block_tables.shape[1],
+        scratch_width=plan.scratch.shape[1],
+        query=query.data_ptr(),
+        tables=plan.block_tables.data_ptr(),
+        positions=plan.positions.data_ptr(),
+        first_rows=plan.first_rows.data_ptr(),
+        num_rows=plan.num_rows.data_ptr(),
+        table_rows=plan.sequences.data_ptr(),
+        num_kv_heads=num_kv_heads,
+        group=group,
+        head_dim=head_dim,
+        block_size=block_size,
+        scale=scale,
+        soft_cap=soft_cap or 0.0,
+        window=window or NO_WINDOW,
+        scratch=plan.scratch.data_ptr(),
     )
-    attend(plan.scratch.shape[0], cache.keys.data_ptr(), cache.values.data_ptr(), out.data_ptr(), numbers)
+    attend(plan.scratch.shape[0], call)
     return out

@@ -14,8 +14,7 @@ MAX_SPLITS = 64
 class Tiling:
     """Sizes of one kind of launch; `split_size`, `block_n` and `num_warps` fix the order of a row's sums."""
 
-    has_prompts: bool  # whether Sequences may have more rows than `split_rows`
-    split_rows: int  # a Sequence with at most this many rows is split along its context
+    has_prompts: bool  # whether a Sequence may have several rows; one row is split along its context
     split_size: int  # tokens of a split: fixed for an engine, so that a row's bits do not depend on its mates
     block_tile_m: int  # rows of the products in a prompt's tile: query rows times heads of a group
     block_n: int  # tokens at once
@@ -29,7 +28,7 @@ class Tiling:
 
     def block_split_m(self, group: int) -> int:
         """Return the number of product rows in a split, at least those of one matrix instruction."""
-        return product_rows(self.split_rows * group)
+        return product_rows(group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class GpuAttentionPlan:
     tiling: Tiling
     tiles: Mapping[int | None, WindowTiles]  # by window of the model's layers
     # The results of a context's splits, for the merge; None when there is never more than one split.
-    partial_out: Tensor | None  # [num_sequences, max_splits, num_heads * split_rows, head_dim] float32
+    partial_out: Tensor | None  # [num_sequences, max_splits, num_heads, head_dim] float32
     partial_stats: Tensor | None  # [..., 2] float32: the largest score, and the sum of weights
 
 
@@ -65,13 +64,11 @@ def choose_tiling(
     kv_format: str,
     max_model_len: int,
     has_prompts: bool,
-    split_rows: int = 1,
     is_amd: bool = False,
 ) -> Tiling:
     """Return the tiling for a model and a kind of Step; not tuned on any GPU yet.
 
     `dtype` is the query's. `max_model_len` is the longest possible context, which determines the split size.
-    `split_rows` is 1, or the number of rows that speculation verifies at once.
     """
     # These sizes fit the chips' registers and shared memory, as builds.py checks. `block_n` and `num_warps`
     # are the same with and without prompts, or a decode row's bits would depend on other rows of its Step.
@@ -84,7 +81,6 @@ def choose_tiling(
         num_stages = 2 if has_prompts and is_plain and is_wide else 3
     return Tiling(
         has_prompts=has_prompts,
-        split_rows=split_rows,
         split_size=choose_split_size(max_model_len),
         block_tile_m=max(tile_m, product_rows(group)),
         block_n=block_n,

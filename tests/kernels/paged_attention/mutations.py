@@ -21,8 +21,8 @@ TABLES = (
             ),
             Mutation(
                 "plan: decode rows are not split",
-                "tl.where(num_rows > SPLIT_ROWS,",
-                "tl.where(num_rows >= SPLIT_ROWS,",
+                "tl.where(num_rows > 1,",
+                "tl.where(num_rows >= 1,",
                 only=ROWS,
             ),
             Mutation("every item is of the first head", "item % NUM_KV_HEADS", "item % 1", only=ROWS),
@@ -141,9 +141,9 @@ TABLES = (
                 only=ROWS,
             ),
             Mutation(
-                "merge: the heads' splits of row 0",
-                "first += row * GROUP + head % GROUP",
-                "first += head % GROUP",
+                "merge: the splits of a group's first head",
+                "* GROUP + head % GROUP\n        stride",
+                "* GROUP\n        stride",
                 only=ROWS,
             ),
             Mutation(

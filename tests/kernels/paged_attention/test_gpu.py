@@ -13,7 +13,6 @@ from kernels.testing import assert_matches
 # Small enough that the cases have several of everything.
 TILING = Tiling(
     has_prompts=True,
-    split_rows=1,
     split_size=16,
     block_tile_m=32,
     block_n=16,
@@ -135,11 +134,9 @@ def check(
     assert_matches(actual.cpu(), expected)
 
 
-@pytest.mark.parametrize("split_rows", [1, 4])
 @pytest.mark.parametrize("case", GPU_CASES, ids=str)
-def test_matches_reference(case: AttentionCase, split_rows: int, device: torch.device) -> None:
-    tiling = dataclasses.replace(TILING, split_rows=split_rows)
-    check(case, "plain", torch.float32, tiling, device)
+def test_matches_reference(case: AttentionCase, device: torch.device) -> None:
+    check(case, "plain", torch.float32, TILING, device)
 
 
 @pytest.mark.parametrize(("kv_format", "dtype"), FORMATS, ids=str)

@@ -84,9 +84,7 @@ def test_decodes_are_not_stalled_by_a_long_prompt() -> None:
     scheduler.advance(scheduler.schedule())
     for sequence in (short, other):
         sequence.token_ids.append(5)
-    long.arrival = 0  # older than `other`: it is offered tokens first
-    long.arrival, other.arrival = 1, 2
-    scheduler.add(long)
+    scheduler.add(long)  # older than `other`: it is offered tokens first
     scheduler.advance(scheduler.schedule())
     for sequence in (short, other):
         sequence.token_ids.append(5)
