@@ -28,13 +28,15 @@ class CompileTarget:
     arch: int | str
     warp_size: int
     max_shared_bytes: int
+    converts_fp8: bool  # as kernels.device.converts_fp8 answers there
 
 
 TARGETS = {
-    "sm_80": CompileTarget("cuda", 80, 32, 163 * 1024),  # A100
-    "sm_90": CompileTarget("cuda", 90, 32, 227 * 1024),  # H100, H200
-    "gfx942": CompileTarget("hip", "gfx942", 64, 64 * 1024),  # MI300
+    "sm_80": CompileTarget("cuda", 80, 32, 163 * 1024, converts_fp8=False),  # A100
+    "sm_90": CompileTarget("cuda", 90, 32, 227 * 1024, converts_fp8=True),  # H100, H200
+    "gfx942": CompileTarget("hip", "gfx942", 64, 64 * 1024, converts_fp8=True),  # MI300
 }
+FP8_TARGETS = tuple(name for name, chip in TARGETS.items() if chip.converts_fp8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def build(wanted: Build, target_name: str) -> Built:
         raise BuildError(f"{where}: spills {built.spilled_bytes} bytes of registers a thread")
     if built.shared_bytes > target.max_shared_bytes:
         raise BuildError(
-            f"{where}: takes {built.shared_bytes} bytes of shared memory of {target.max_shared_bytes}"
+            f"{where}: takes {built.shared_bytes} bytes of shared memory; there are {target.max_shared_bytes}"
         )
     return built
 
@@ -107,7 +109,9 @@ def _compile(wanted: Build, target: CompileTarget) -> Any:
     op, name = wanted.kernel.split(".")
     function = getattr(importlib.import_module(f"kernels.{op}.kernel"), name)
     if set(wanted.types) | set(wanted.constants) != set(function.arg_names):
-        raise ValueError(f"arguments are {function.arg_names}, not {[*wanted.types, *wanted.constants]}")
+        raise ValueError(
+            f"arguments are {function.arg_names}, but the Build gives {[*wanted.types, *wanted.constants]}"
+        )
     types = {name: wanted.types.get(name, "constexpr") for name in function.arg_names}
     attributes = {
         (index,): [["tt.divisibility", 16]]
@@ -151,7 +155,7 @@ def _read_hip(compiled: Any) -> Built:
     def number(name: str) -> int:
         found = re.search(rf"\.{name}:\s+(\d+)", assembly)
         if found is None:
-            raise BuildError(f"the assembly says nothing of {name}")
+            raise BuildError(f"the assembly does not name {name}")
         return int(found[1])
 
     return Built(

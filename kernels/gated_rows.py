@@ -8,7 +8,7 @@ def check_rows(op: str, out_features: int, bias: Tensor | None, *, is_gated: boo
     if bias is not None and bias.shape != (out_features,):
         raise ValueError(f"{op}: bias is {tuple(bias.shape)}, not {(out_features,)}")
     if is_gated and out_features % 2:
-        raise ValueError(f"{op}: {out_features} rows are no gate and up")
+        raise ValueError(f"{op}: {out_features} rows cannot be halved into gate and up")
 
 
 def interleaved(tensor: Tensor, num_parts: int = 1) -> Tensor:

@@ -20,7 +20,7 @@ def expert_linear(x: Tensor, weight: ExpertWeights, expert_ends: Tensor) -> Tens
     if x.dim() != 2 or x.shape[1] != stacked.in_features or x.stride(1) != 1:
         raise ValueError(
             f"expert_linear: x is {tuple(x.shape)} with strides {x.stride()}, "
-            f"weight takes {stacked.in_features}"
+            f"but the weight takes {stacked.in_features} columns"
         )
     if expert_ends.shape != (weight.num_experts,) or expert_ends.dtype is not torch.int64:
         raise ValueError(

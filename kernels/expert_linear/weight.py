@@ -37,5 +37,5 @@ def pack_expert_weights(
     """
     rows, halves = weight.shape[0], 1 + is_gated
     if rows % (num_experts * halves):
-        raise ValueError(f"expert_linear: {rows} rows of {num_experts} experts")
+        raise ValueError(f"expert_linear: {rows} rows cannot be divided among {num_experts} experts")
     return ExpertWeights(pack_linear_weight(weight, is_gated=is_gated, num_experts=num_experts), num_experts)

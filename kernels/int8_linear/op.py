@@ -29,7 +29,7 @@ def is_available() -> bool:
 def pack_int8_weight(weight: Int8Weight) -> PackedInt8Weight:
     """Pack a symmetric weight; raise ValueError when it has zero points."""
     if weight.zero_points is not None:
-        raise ValueError("int8_linear: weight has zero_points")
+        raise ValueError("int8_linear: the weight has zero points, which are not supported")
     out_features, in_features = weight.shape
     return PackedInt8Weight(
         packed=torch.ops.onednn.qlinear_prepack(weight.levels, None),
@@ -48,7 +48,9 @@ def int8_linear(x: Tensor, weight: PackedInt8Weight, bias: Tensor | None, dtype:
     shapes that do not fit.
     """
     if x.dim() != 2 or x.shape[1] != weight.in_features or not x.is_contiguous():
-        raise ValueError(f"int8_linear: x is {tuple(x.shape)}, weight takes {weight.in_features}")
+        raise ValueError(
+            f"int8_linear: x is {tuple(x.shape)}, but the weight takes {weight.in_features} columns"
+        )
     num_tokens = x.shape[0]
     # Unsigned with zero point 128: without AMX, oneDNN computes signed activations in a slow reference loop.
     levels, maxima = torch.empty(x.shape, dtype=torch.uint8), torch.empty(num_tokens)

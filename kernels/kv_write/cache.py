@@ -63,7 +63,7 @@ class GpuLayerCache:
     ) -> Self:
         """Return a cache of unwritten Slots, which are never read; `dtype` applies to a plain cache."""
         if kv_format not in get_args(KVFormat):
-            raise ValueError(f"kv_format {kv_format!r} is none of {', '.join(get_args(KVFormat))}")
+            raise ValueError(f"kv_format must be one of {', '.join(get_args(KVFormat))}, not {kv_format!r}")
         rows = (num_blocks, 2 * num_kv_heads, block_size)
         if kv_format == "plain":
             return cls(torch.empty(*rows, head_dim, dtype=dtype, device=device), None)

@@ -74,7 +74,7 @@ def _check(qkv: Tensor, angles: Tensor, positions: Tensor, slots: Tensor, cache:
         or qkv.stride(1) != 1
     ):
         raise ValueError(
-            f"rotary_kv_write: qkv {tuple(qkv.shape)}, positions {tuple(positions.shape)}, slots "
-            f"{tuple(slots.shape)}, angles {tuple(angles.shape)} {angles.dtype}, cache "
-            f"{tuple(cache.blocks.shape)}"
+            f"rotary_kv_write: arguments do not fit: qkv {tuple(qkv.shape)}, positions "
+            f"{tuple(positions.shape)}, slots {tuple(slots.shape)}, angles {tuple(angles.shape)} "
+            f"{angles.dtype}, cache {tuple(cache.blocks.shape)}"
         )

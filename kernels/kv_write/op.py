@@ -51,34 +51,34 @@ def _write_on_cpu(
         or not qkv.is_contiguous()
     ):
         raise ValueError(
-            f"rotary_kv_write: qkv {tuple(qkv.shape)}, {len(positions)} positions, {len(slots)} slots, "
-            f"angles {tuple(angles.shape)}, keys {tuple(cache.keys.shape)}"
+            f"rotary_kv_write: arguments do not fit: qkv {tuple(qkv.shape)}, {len(positions)} positions, "
+            f"{len(slots)} slots, angles {tuple(angles.shape)}, keys {tuple(cache.keys.shape)}"
         )
     write = WRITE.get((qkv.dtype, cache.keys.dtype))
     if write is None:
-        raise ValueError(f"rotary_kv_write: {qkv.dtype} does not go into a cache of {cache.keys.dtype}")
+        raise ValueError(f"rotary_kv_write: cannot write {qkv.dtype} into a cache of {cache.keys.dtype}")
     num_parts = num_threads(num_rows * width)
     query = torch.empty(num_kv_heads, num_rows, num_heads // num_kv_heads, head_dim)
     scratch = torch.empty(2 * num_parts * head_dim)
     call = WriteCall(
-        qkv=qkv.data_ptr(),
-        keys=cache.keys.data_ptr(),
-        values=cache.values.data_ptr(),
-        key_scales=0 if cache.scales is None else cache.scales[0].data_ptr(),
-        value_scales=0 if cache.scales is None else cache.scales[1].data_ptr(),
-        num_rows=num_rows,
-        angles=angles.data_ptr(),
-        positions=positions.data_ptr(),
-        slots=slots.data_ptr(),
-        query_norm=0 if norms is None else norms.query.data_ptr(),
-        key_norm=0 if norms is None else norms.key.data_ptr(),
-        eps=0.0 if norms is None else norms.eps,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        block_size=block_size,
-        query=query.data_ptr(),
-        scratch=scratch.data_ptr(),
+        qkv.data_ptr(),
+        cache.keys.data_ptr(),
+        cache.values.data_ptr(),
+        0 if cache.scales is None else cache.scales[0].data_ptr(),
+        0 if cache.scales is None else cache.scales[1].data_ptr(),
+        num_rows,
+        angles.data_ptr(),
+        positions.data_ptr(),
+        slots.data_ptr(),
+        0 if norms is None else norms.query.data_ptr(),
+        0 if norms is None else norms.key.data_ptr(),
+        0.0 if norms is None else norms.eps,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        block_size,
+        query.data_ptr(),
+        scratch.data_ptr(),
     )
-    write(num_parts, call)
+    write(num_parts, tuple(call))
     return query

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernels.ahead_of_time import Build
+from kernels.ahead_of_time import FP8_TARGETS, TARGETS, Build
 from kernels.paged_attention.tiling import Tiling, choose_tiling
 
 MAX_MODEL_LEN = 32768
@@ -15,9 +15,12 @@ BLOCK_SEQUENCES = 256
 # By cache format, the element type of a Block (None: that of the query) and its chips. Chips that do not
 # convert float8_e4m3fn read its bits.
 FORMATS = {
-    "plain": ((None, ("sm_80", "sm_90", "gfx942")),),
-    "int8": (("*i8:16", ("sm_80", "sm_90", "gfx942")),),
-    "fp8": (("*fp8e4nv:16", ("sm_90",)), ("*u8:16", ("sm_80", "gfx942"))),
+    "plain": ((None, tuple(TARGETS)),),
+    "int8": (("*i8:16", tuple(TARGETS)),),
+    "fp8": (
+        ("*fp8e4nv:16", FP8_TARGETS),
+        ("*u8:16", tuple(name for name in TARGETS if name not in FP8_TARGETS)),
+    ),
 }
 AMD = ("gfx942",)
 PARTS = {"partial_out": "*fp32:16", "partial_stats": "*fp32:16"}

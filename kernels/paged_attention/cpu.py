@@ -4,7 +4,7 @@ A Block holds its keys with the tokens innermost, so one tile gives the scores o
 and no sum runs across a register.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,32 +46,37 @@ def _softmax(
         store(scores, index, 0)
 
 
-class AttentionCall(NamedTuple):
-    """All that the parts of one call share, with tensors by their addresses."""
+class PlanNumbers(NamedTuple):
+    """A Step's plan with its tensors by their addresses; the same for every layer."""
 
-    keys: int
-    values: int
-    out: int
-    key_scales: int  # 0: the cache is not quantized
-    value_scales: int
-    total_rows: int
-    num_items: int
-    table_width: int
-    scratch_width: int  # of one part
-    query: int
     tables: int
+    table_width: int
     positions: int
+    num_items: int
     first_rows: int  # of the items
     num_rows: int  # of the items
     table_rows: int  # of the items
+    scratch: int
+    scratch_width: int  # of one part
+
+
+class AttentionCall(NamedTuple):
+    """One layer's call with its tensors by their addresses."""
+
+    query: int
+    keys: int
+    values: int
+    key_scales: int  # 0: the cache is not quantized
+    value_scales: int
+    out: int
+    total_rows: int
     num_kv_heads: int
     group: int
     head_dim: int
     block_size: int
     scale: float
-    soft_cap: float
+    soft_cap: float  # 0: none
     window: int
-    scratch: int
 
 
 class _Task(NamedTuple):
@@ -90,15 +95,15 @@ class _Task(NamedTuple):
 
 
 @inlined
-def _task(item: int, head: int, part: int, call: AttentionCall) -> _Task:
-    positions, block_size = int64_at(call.positions), call.block_size
-    first, count = int64_at(call.first_rows)[item], int64_at(call.num_rows)[item]
+def _task(item: int, head: int, part: int, call: AttentionCall, plan: PlanNumbers) -> _Task:
+    positions, block_size = int64_at(plan.positions), call.block_size
+    first, count = int64_at(plan.first_rows)[item], int64_at(plan.num_rows)[item]
     num_vectors = count * call.group
     context = positions[first + count - 1] + 1
     first_block = max(0, positions[first] + 1 - call.window) // block_size
     end_block = (context + block_size - 1) // block_size
     width = (end_block - first_block) * block_size
-    scores = part * call.scratch_width
+    scores = part * plan.scratch_width
     return _Task(
         head,
         first,
@@ -106,7 +111,7 @@ def _task(item: int, head: int, part: int, call: AttentionCall) -> _Task:
         context,
         first_block,
         end_block,
-        int64_at(call.table_rows)[item] * call.table_width,
+        int64_at(plan.table_rows)[item] * plan.table_width,
         scores,
         width,
         scores + num_vectors * width,
@@ -114,21 +119,23 @@ def _task(item: int, head: int, part: int, call: AttentionCall) -> _Task:
 
 
 @inlined
-def _line(block: int, task: _Task, call: AttentionCall) -> int:
+def _line(block: int, task: _Task, call: AttentionCall, plan: PlanNumbers) -> int:
     """Return the place of a head's Block in the cache, counted in heads of Blocks."""
-    return int64_at(call.tables)[task.entries + block] * call.num_kv_heads + task.head
+    return int64_at(plan.tables)[task.entries + block] * call.num_kv_heads + task.head
 
 
 @inlined
-def _score(task: _Task, keys: Pointer, call: AttentionCall) -> None:
+def _score(task: _Task, keys: Pointer, call: AttentionCall, plan: PlanNumbers) -> None:
     """Fill the scores with the products of all vectors and all keys."""
-    scratch, query = float32_at(call.scratch), float32_at(call.query)
+    scratch, query = float32_at(plan.scratch), float32_at(call.query)
     head_dim, block_size = call.head_dim, call.block_size
     rows, block_floats = tile_rows(block_size), head_dim * block_size
     query_start = (task.head * call.total_rows + task.first_row) * call.group * head_dim
     for block in range(task.first_block, task.end_block):
-        at = _line(block, task, call) * block_floats
-        prefetch(keys, _line(min(block + 1, task.end_block - 1), task, call) * block_floats, block_floats)
+        at = _line(block, task, call, plan) * block_floats
+        prefetch(
+            keys, _line(min(block + 1, task.end_block - 1), task, call, plan) * block_floats, block_floats
+        )
         for vector in range(0, task.num_vectors, rows):
             start = task.scores + vector * task.width + (block - task.first_block) * block_size
             multiply_tile(
@@ -142,12 +149,12 @@ def _score(task: _Task, keys: Pointer, call: AttentionCall) -> None:
 
 
 @inlined
-def _scale_slots(task: _Task, scales_address: int, call: AttentionCall) -> None:
+def _scale_slots(task: _Task, scales_address: int, call: AttentionCall, plan: PlanNumbers) -> None:
     """Multiply each column of the scores by the scale of its Slot, if there are scales."""
-    scratch, scales, block_size = float32_at(call.scratch), float32_at(scales_address), call.block_size
+    scratch, scales, block_size = float32_at(plan.scratch), float32_at(scales_address), call.block_size
     end_block = task.end_block if scales_address else task.first_block
     for block in range(task.first_block, end_block):
-        at = _line(block, task, call) * block_size
+        at = _line(block, task, call, plan) * block_size
         for row in range(task.num_vectors):
             column = task.scores + row * task.width + (block - task.first_block) * block_size
             for slot in range(block_size):
@@ -155,9 +162,9 @@ def _scale_slots(task: _Task, scales_address: int, call: AttentionCall) -> None:
 
 
 @inlined
-def _weigh(task: _Task, call: AttentionCall) -> None:
+def _weigh(task: _Task, call: AttentionCall, plan: PlanNumbers) -> None:
     """Replace the scores of each vector by the weights of its tokens."""
-    scratch, positions = float32_at(call.scratch), int64_at(call.positions)
+    scratch, positions = float32_at(plan.scratch), int64_at(plan.positions)
     scale, cap = np.float32(call.scale), np.float32(call.soft_cap)
     for vector in range(task.num_vectors):
         position = positions[task.first_row + vector // call.group]
@@ -168,14 +175,16 @@ def _weigh(task: _Task, call: AttentionCall) -> None:
 
 
 @inlined
-def _mix(task: _Task, values: Pointer, call: AttentionCall) -> None:
+def _mix(task: _Task, values: Pointer, call: AttentionCall, plan: PlanNumbers) -> None:
     """Add the values, by their weights, into the outputs of all vectors."""
-    scratch, head_dim, block_size = float32_at(call.scratch), call.head_dim, call.block_size
+    scratch, head_dim, block_size = float32_at(plan.scratch), call.head_dim, call.block_size
     rows, block_floats = tile_rows(head_dim), head_dim * block_size
     for block in range(task.first_block, task.end_block):
-        at = _line(block, task, call) * block_floats
+        at = _line(block, task, call, plan) * block_floats
         depth = min(block_size, task.context - block * block_size)
-        prefetch(values, _line(min(block + 1, task.end_block - 1), task, call) * block_floats, block_floats)
+        prefetch(
+            values, _line(min(block + 1, task.end_block - 1), task, call, plan) * block_floats, block_floats
+        )
         for vector in range(0, task.num_vectors, rows):
             weights = task.scores + vector * task.width + (block - task.first_block) * block_size
             multiply_tile(
@@ -189,9 +198,9 @@ def _mix(task: _Task, values: Pointer, call: AttentionCall) -> None:
 
 
 @inlined
-def _write(task: _Task, out: Pointer, call: AttentionCall) -> None:
+def _write(task: _Task, out: Pointer, call: AttentionCall, plan: PlanNumbers) -> None:
     """Copy the outputs of all vectors into the result."""
-    scratch, group, head_dim = float32_at(call.scratch), call.group, call.head_dim
+    scratch, group, head_dim = float32_at(plan.scratch), call.group, call.head_dim
     for vector in range(task.num_vectors):
         row = task.first_row + vector // group
         target = ((row * call.num_kv_heads + task.head) * group + vector % group) * head_dim
@@ -201,58 +210,74 @@ def _write(task: _Task, out: Pointer, call: AttentionCall) -> None:
 
 @kernel
 def _attend(
-    part: int, num_parts: int, keys: Pointer, values: Pointer, out: Pointer, call: AttentionCall
+    part: int,
+    num_parts: int,
+    keys: Pointer,
+    values: Pointer,
+    out: Pointer,
+    call: AttentionCall,
+    plan: PlanNumbers,
 ) -> None:
-    scratch, num_kv_heads = float32_at(call.scratch), call.num_kv_heads
+    scratch, num_kv_heads = float32_at(plan.scratch), call.num_kv_heads
     block_floats = call.head_dim * call.block_size
     # With enough items, a part takes all heads of an item, since they lie in the same pages of memory.
-    run = num_kv_heads if call.num_items >= num_parts else 1
-    num_tasks = (call.num_items * num_kv_heads // run - part + num_parts - 1) // num_parts * run
+    run = num_kv_heads if plan.num_items >= num_parts else 1
+    num_tasks = (plan.num_items * num_kv_heads // run - part + num_parts - 1) // num_parts * run
     for nth in range(num_tasks):
         number = (nth // run * num_parts + part) * run + nth % run
-        task = _task(number // num_kv_heads, number % num_kv_heads, part, call)
+        task = _task(number // num_kv_heads, number % num_kv_heads, part, call, plan)
         for index in range(task.scores, task.mixed + task.num_vectors * call.head_dim):
             store(scratch, index, 0)
-        _score(task, keys, call)
-        prefetch(values, _line(task.first_block, task, call) * block_floats, block_floats)
-        _scale_slots(task, call.key_scales, call)
-        _weigh(task, call)
-        _scale_slots(task, call.value_scales, call)
-        _mix(task, values, call)
-        _write(task, out, call)
+        _score(task, keys, call, plan)
+        prefetch(values, _line(task.first_block, task, call, plan) * block_floats, block_floats)
+        _scale_slots(task, call.key_scales, call, plan)
+        _weigh(task, call, plan)
+        _scale_slots(task, call.value_scales, call, plan)
+        _mix(task, values, call, plan)
+        _write(task, out, call, plan)
+
+
+# Numba takes a plain tuple three microseconds faster than a named one.
+Numbers = tuple[Any, ...]
 
 
 @kernel
-def _attend_float32(num_parts: int, call: AttentionCall) -> None:
+def _attend_float32(num_parts: int, numbers: Numbers, plan: Numbers) -> None:
+    call = AttentionCall(*numbers)
     pointers = (float32_at(call.keys), float32_at(call.values), float32_at(call.out))
-    fork(_attend, num_parts, (*pointers, call))
+    fork(_attend, num_parts, (*pointers, call, PlanNumbers(*plan)))
 
 
 @kernel
-def _attend_bfloat16(num_parts: int, call: AttentionCall) -> None:
+def _attend_bfloat16(num_parts: int, numbers: Numbers, plan: Numbers) -> None:
+    call = AttentionCall(*numbers)
     pointers = (bfloat16_at(call.keys), bfloat16_at(call.values), bfloat16_at(call.out))
-    fork(_attend, num_parts, (*pointers, call))
+    fork(_attend, num_parts, (*pointers, call, PlanNumbers(*plan)))
 
 
 @kernel
-def _attend_mixed(num_parts: int, call: AttentionCall) -> None:
+def _attend_mixed(num_parts: int, numbers: Numbers, plan: Numbers) -> None:
+    call = AttentionCall(*numbers)
     pointers = (bfloat16_at(call.keys), bfloat16_at(call.values), float32_at(call.out))
-    fork(_attend, num_parts, (*pointers, call))
+    fork(_attend, num_parts, (*pointers, call, PlanNumbers(*plan)))
 
 
 @kernel
-def _attend_int8_float32(num_parts: int, call: AttentionCall) -> None:
+def _attend_int8_float32(num_parts: int, numbers: Numbers, plan: Numbers) -> None:
+    call = AttentionCall(*numbers)
     pointers = (int8_at(call.keys), int8_at(call.values), float32_at(call.out))
-    fork(_attend, num_parts, (*pointers, call))
+    fork(_attend, num_parts, (*pointers, call, PlanNumbers(*plan)))
 
 
 @kernel
-def _attend_int8_bfloat16(num_parts: int, call: AttentionCall) -> None:
+def _attend_int8_bfloat16(num_parts: int, numbers: Numbers, plan: Numbers) -> None:
+    call = AttentionCall(*numbers)
     pointers = (int8_at(call.keys), int8_at(call.values), bfloat16_at(call.out))
-    fork(_attend, num_parts, (*pointers, call))
+    fork(_attend, num_parts, (*pointers, call, PlanNumbers(*plan)))
 
 
-# Kernels by dtype of the result and of the cache, each compiled on first use.
+# Kernels by dtype of the result and of the cache, each compiled on first use. They take the number of
+# parts, an AttentionCall and a PlanNumbers, both as plain tuples.
 ATTEND = {
     (torch.float32, torch.float32): _attend_float32,
     (torch.bfloat16, torch.bfloat16): _attend_bfloat16,

@@ -38,11 +38,13 @@ def plan_attention(
     """
     _check_step(query_starts, context_lens, block_tables)
     if num_heads % cache.num_kv_heads:
-        raise ValueError(f"plan_attention: {num_heads} heads over {cache.num_kv_heads} KV heads")
+        raise ValueError(
+            f"plan_attention: {num_heads} heads are not a multiple of {cache.num_kv_heads} KV heads"
+        )
     if any(window is not None and window < 1 for window in windows):
-        raise ValueError(f"plan_attention: windows {windows}")
+        raise ValueError(f"plan_attention: windows must be at least 1, not {windows}")
     if max_query_len > 1 and not tiling.has_prompts:
-        raise ValueError(f"plan_attention: max_query_len {max_query_len} in a tiling without prompts")
+        raise ValueError(f"plan_attention: max_query_len is {max_query_len} in a tiling without prompts")
     num_sequences = len(context_lens)
     group = num_heads // cache.num_kv_heads
     tiles = {}
@@ -84,9 +86,9 @@ def _check_step(query_starts: Tensor, context_lens: Tensor, block_tables: Tensor
         or block_tables.stride(1) != 1
     ):
         raise ValueError(
-            f"plan_attention: query_starts {tuple(query_starts.shape)}, context_lens "
-            f"{tuple(context_lens.shape)}, block_tables {tuple(block_tables.shape)}: int32 each, at most "
-            f"{MAX_SEQUENCES} Sequences"
+            f"plan_attention: arguments do not fit: query_starts {tuple(query_starts.shape)}, context_lens "
+            f"{tuple(context_lens.shape)}, block_tables {tuple(block_tables.shape)}; each must be int32, for "
+            f"at most {MAX_SEQUENCES} Sequences"
         )
 
 
@@ -202,13 +204,15 @@ def _check_query(
         or query.stride(1) != head_dim
     ):
         raise ValueError(
-            f"paged_attention: query {tuple(query.shape)} with strides {query.stride()}, cache "
-            f"{tuple(cache.blocks.shape)}"
+            f"paged_attention: query {tuple(query.shape)} with strides {query.stride()} does not fit the "
+            f"cache {tuple(cache.blocks.shape)}"
         )
     if query.dtype is not dtype or (cache.scales is None and cache.blocks.dtype is not dtype):
-        raise ValueError(f"paged_attention: query is {query.dtype}, cache {cache.blocks.dtype}, not {dtype}")
+        raise ValueError(
+            f"paged_attention: query is {query.dtype} and cache {cache.blocks.dtype}, not {dtype}"
+        )
     if window not in plan.tiles:
-        raise ValueError(f"paged_attention: window {window} was not planned, {list(plan.tiles)} were")
+        raise ValueError(f"paged_attention: window {window} was not planned, only {list(plan.tiles)}")
 
 
 def sequence_lanes(num_sequences: int) -> int:

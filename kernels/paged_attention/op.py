@@ -35,7 +35,7 @@ def paged_attention(
 
         return gpu.paged_attention(query, cache, plan, scale, dtype=dtype, window=window, soft_cap=soft_cap)
     if isinstance(cache, GpuLayerCache) or isinstance(plan, GpuAttentionPlan):
-        raise TypeError("paged_attention: of cache and plan, one is for a GPU and one is not")
+        raise TypeError("paged_attention: cache and plan are for different devices")
     return _attend_on_cpu(query, cache, plan, scale, dtype=dtype, window=window, soft_cap=soft_cap)
 
 
@@ -53,37 +53,28 @@ def _attend_on_cpu(
     _, cached_heads, cached_dim, block_size = cache.keys.shape
     if num_rows != plan.positions.shape[0] or cached_heads != num_kv_heads or cached_dim != head_dim:
         raise ValueError(
-            f"paged_attention: query {tuple(query.shape)}, keys {tuple(cache.keys.shape)}, "
-            f"{plan.positions.shape[0]} rows planned"
+            f"paged_attention: query {tuple(query.shape)} does not fit keys {tuple(cache.keys.shape)} "
+            f"and a plan of {plan.positions.shape[0]} rows"
         )
     attend = ATTEND.get((dtype, cache.keys.dtype))
     if attend is None:
-        raise ValueError(f"paged_attention: no {dtype} result from a cache of {cache.keys.dtype}")
+        raise ValueError(f"paged_attention: cannot return {dtype} from a cache of {cache.keys.dtype}")
     out = torch.empty(num_rows, num_kv_heads * group * head_dim, dtype=dtype)
     call = AttentionCall(
-        keys=cache.keys.data_ptr(),
-        values=cache.values.data_ptr(),
-        out=out.data_ptr(),
-        key_scales=0 if cache.scales is None else cache.scales[0].data_ptr(),
-        value_scales=0 if cache.scales is None else cache.scales[1].data_ptr(),
-        total_rows=num_rows,
-        num_items=plan.first_rows.shape[0],
-        table_width=plan.block_tables.shape[1],
-        scratch_width=plan.scratch.shape[1],
-        query=query.data_ptr(),
-        tables=plan.block_tables.data_ptr(),
-        positions=plan.positions.data_ptr(),
-        first_rows=plan.first_rows.data_ptr(),
-        num_rows=plan.num_rows.data_ptr(),
-        table_rows=plan.sequences.data_ptr(),
-        num_kv_heads=num_kv_heads,
-        group=group,
-        head_dim=head_dim,
-        block_size=block_size,
-        scale=scale,
-        soft_cap=soft_cap or 0.0,
-        window=window or NO_WINDOW,
-        scratch=plan.scratch.data_ptr(),
+        query.data_ptr(),
+        cache.keys.data_ptr(),
+        cache.values.data_ptr(),
+        0 if cache.scales is None else cache.scales[0].data_ptr(),
+        0 if cache.scales is None else cache.scales[1].data_ptr(),
+        out.data_ptr(),
+        num_rows,
+        num_kv_heads,
+        group,
+        head_dim,
+        block_size,
+        scale,
+        soft_cap or 0.0,
+        window or NO_WINDOW,
     )
-    attend(plan.scratch.shape[0], call)
+    attend(plan.scratch.shape[0], tuple(call), plan.numbers)
     return out

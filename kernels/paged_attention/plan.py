@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.paged_attention.cpu import VECTORS_PER_ITEM
+from kernels.paged_attention.cpu import VECTORS_PER_ITEM, PlanNumbers
 from kernels.threads import num_threads
 
 
@@ -21,6 +21,7 @@ class AttentionPlan:
     num_rows: Tensor  # [num_items] int64
     sequences: Tensor  # [num_items] int64, rows of `block_tables`
     scratch: Tensor  # [num_threads, floats] float32: one thread's scores and mixtures
+    numbers: tuple[int, ...]  # PlanNumbers of the tensors above
 
 
 def plan_attention(
@@ -42,8 +43,8 @@ def plan_attention(
     counts = np.array(query_lens)
     if counts.sum() != len(positions) or len(counts) != len(block_tables):
         raise ValueError(
-            f"plan_attention: {counts.sum()} tokens of {len(counts)} Sequences, {len(positions)} positions, "
-            f"{len(block_tables)} block tables"
+            f"plan_attention: {counts.sum()} tokens of {len(counts)} Sequences do not fit {len(positions)} "
+            f"positions and {len(block_tables)} block tables"
         )
     rows_per_item = max(1, VECTORS_PER_ITEM // group)
     items = -(-counts // rows_per_item)
@@ -54,11 +55,18 @@ def plan_attention(
     num_rows = np.minimum(rows_per_item, np.repeat(counts.cumsum(), items) - first_rows)
     longest = -(-(int(positions.max()) + 1) // block_size) * block_size
     floats = min(rows_per_item, int(counts.max())) * group * (longest + head_dim)
-    return AttentionPlan(
-        block_tables=torch.from_numpy(block_tables),
-        positions=torch.from_numpy(positions),
-        first_rows=torch.from_numpy(first_rows),
-        num_rows=torch.from_numpy(num_rows),
-        sequences=torch.from_numpy(sequences),
-        scratch=torch.empty(num_threads(), floats),
+    tables, rows = torch.from_numpy(block_tables), torch.from_numpy(positions)
+    items_of = [torch.from_numpy(one) for one in (first_rows, num_rows, sequences)]
+    scratch = torch.empty(num_threads(), floats)
+    numbers = PlanNumbers(
+        tables=tables.data_ptr(),
+        table_width=tables.shape[1],
+        positions=rows.data_ptr(),
+        num_items=len(first_rows),
+        first_rows=items_of[0].data_ptr(),
+        num_rows=items_of[1].data_ptr(),
+        table_rows=items_of[2].data_ptr(),
+        scratch=scratch.data_ptr(),
+        scratch_width=floats,
     )
+    return AttentionPlan(tables, rows, *items_of, scratch, tuple(numbers))

@@ -26,7 +26,7 @@ class Fp8Weight:
         expected = tuple(-(-size // step) for size, step in zip(self.levels.shape, self.block, strict=True))
         if tuple(self.scales.shape) != expected:
             raise ValueError(
-                f"fp8: scales are {tuple(self.scales.shape)}, blocks of {self.block} need {expected}"
+                f"fp8: scales are {tuple(self.scales.shape)}, but blocks of {self.block} need {expected}"
             )
 
     @property
@@ -55,7 +55,7 @@ def quantize_fp8(weight: Tensor, *, block: tuple[int, int] | None = None) -> Fp8
     rows, columns = weight.shape
     block = block or (1, columns)
     if not (1 <= block[0] <= rows and 1 <= block[1] <= columns):
-        raise ValueError(f"fp8: blocks of {block} for a weight of {(rows, columns)}")
+        raise ValueError(f"fp8: blocks of {block} do not fit a weight of {(rows, columns)}")
     weight = weight.float()
     maxima = _blocks(weight.abs(), block).amax(dim=(1, 3)).clamp(min=SMALLEST_MAXIMUM)
     scales, least = maxima / LARGEST, torch.full_like(maxima, torch.inf)

@@ -30,7 +30,7 @@ class Int4Weight:
         check_shape("int4", "scales", self.scales, (rows, num_groups))
         if columns % num_groups or self.group_size not in GROUP_SIZES:
             raise ValueError(
-                f"int4: {num_groups} groups for {columns} columns, a group is one of {GROUP_SIZES}"
+                f"int4: {columns} columns in {num_groups} groups; a group has one of {GROUP_SIZES}"
             )
         if self.zero_points is not None:
             check_shape("int4", "zero_points", self.zero_points, (rows, num_groups))
@@ -81,7 +81,7 @@ def in_groups(weight: Tensor, group_size: int) -> Tensor:
     check_matrix("int4", weight)
     if group_size not in GROUP_SIZES or weight.shape[1] % group_size:
         raise ValueError(
-            f"int4: {weight.shape[1]} columns in groups of {group_size}: a group is one of {GROUP_SIZES}"
+            f"int4: {weight.shape[1]} columns in groups of {group_size}; a group has one of {GROUP_SIZES}"
         )
     return weight.float().reshape(len(weight), -1, group_size)
 

@@ -1,6 +1,6 @@
 """Lists the builds that `gpu.py` may launch for models whose layers are 4096 and 14336 wide."""
 
-from kernels.ahead_of_time import Build
+from kernels.ahead_of_time import FP8_TARGETS, TARGETS, Build
 
 BUILDS = tuple(
     Build(
@@ -12,7 +12,7 @@ BUILDS = tuple(
     )
     for block, num_warps in ((4096, 8), (16384, 16))
     for levels, largest, targets in (
-        ("*i8:16", 127.0, ("sm_80", "sm_90", "gfx942")),
-        ("*fp8e4nv:16", 448.0, ("sm_90", "gfx942")),  # sm_80 has no fp8
+        ("*i8:16", 127.0, tuple(TARGETS)),
+        ("*fp8e4nv:16", 448.0, FP8_TARGETS),
     )
 )

@@ -14,7 +14,9 @@ def quantize_tokens(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the levels of `x` in `dtype`, and one float32 scale per row, [num_tokens, 1]."""
     num_tokens, width = x.shape
     if width > MAX_WIDTH:
-        raise ValueError(f"quantize_tokens: x is {tuple(x.shape)}, wider than {MAX_WIDTH}")
+        raise ValueError(
+            f"quantize_tokens: x is {tuple(x.shape)}; its rows may have at most {MAX_WIDTH} elements"
+        )
     levels = torch.empty(num_tokens, width, dtype=dtype, device=x.device)
     scales = torch.empty(num_tokens, 1, dtype=torch.float32, device=x.device)
     if x.numel():

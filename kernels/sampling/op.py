@@ -24,8 +24,8 @@ def sample(
         or any(x.stride(0) != 1 for x in options)
     ):
         raise ValueError(
-            f"sample: logits {tuple(logits.shape)} with strides {logits.stride()}, options "
-            f"{[tuple(x.shape) for x in options]} of {[x.dtype for x in options]}"
+            f"sample: arguments do not fit: logits {tuple(logits.shape)} with strides {logits.stride()}, "
+            f"options {[tuple(x.shape) for x in options]} of {[x.dtype for x in options]}"
         )
     from kernels.sampling import gpu  # noqa: PLC0415  (Triton is there with a GPU only)
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from kernels.ahead_of_time import Build
+from kernels.ahead_of_time import FP8_TARGETS, TARGETS, Build
 from kernels.crossover import Regime, all_crossovers
 from kernels.scaled_linear.launches import REDUCE_BLOCK, SWAPPED_UP_TO, TABLES
 
 TYPES = {"int8": ("*i8:16", "*i32:16"), "fp8": ("*fp8e4nv:16", "*fp32:16")}  # of levels, of split sums
-TARGETS = {"int8": ("sm_80", "sm_90", "gfx942"), "fp8": ("sm_90", "gfx942")}  # sm_80 has no fp8
+CHIPS = {"int8": tuple(TARGETS), "fp8": FP8_TARGETS}
 SCALES = {"x_scales": "*fp32:16", "scales": "*fp32:16", "bias": "*bf16:16"}
 
 
@@ -35,7 +35,7 @@ def _multiply(format_: str, regime: Regime, *, is_split: bool, is_gated: bool) -
         },
         num_warps=regime.num_warps,
         num_stages=regime.num_stages,
-        targets=TARGETS[format_],
+        targets=CHIPS[format_],
     )
 
 

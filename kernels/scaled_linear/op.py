@@ -21,7 +21,7 @@ def scaled_linear(x: Tensor, weight: ScaledWeight) -> Tensor:
     if x.dim() != 2 or x.shape[1] != weight.levels.shape[1] or x.stride(1) != 1:
         raise ValueError(
             f"scaled_linear: x is {tuple(x.shape)} with strides {x.stride()}, "
-            f"weight takes {weight.levels.shape[1]}"
+            f"but the weight takes {weight.levels.shape[1]} columns"
         )
     if x.dtype not in {torch.float16, torch.bfloat16} or not device.uses_triton(x):
         raise ValueError(f"scaled_linear: x is {x.dtype} on {x.device}, not 16 bits on a GPU")

@@ -64,12 +64,14 @@ def pack_scaled_weight(
     check_rows("scaled_linear", out_features, bias, is_gated=is_gated)
     if isinstance(weight, Int8Weight):
         if weight.zero_points is not None:
-            raise ValueError("scaled_linear: weight has zero_points")
+            raise ValueError("scaled_linear: the weight has zero points, which are not supported")
         scales = weight.scales
     else:
         rows, columns = weight.block
         if columns < in_features:
-            raise ValueError(f"scaled_linear: weight has blocks of {columns} columns")
+            raise ValueError(
+                f"scaled_linear: the weight has a scale for {columns} columns, not for a whole row"
+            )
         scales = weight.scales[:, 0].repeat_interleave(rows)[:out_features]
 
     def arranged(tensor: Tensor) -> Tensor:

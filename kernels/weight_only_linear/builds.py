@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kernels.ahead_of_time import Build
+from kernels.ahead_of_time import FP8_TARGETS, TARGETS, Build
 from kernels.crossover import Regime, all_crossovers
 from kernels.weight_only_linear.launches import DEQUANTIZE_BLOCK, REDUCE_BLOCK, TABLES
 
 NUMBERS = {"num_tokens": "i32", "out_features": "i32:16", "in_features": "i32:16", "num_groups": "i32"}
-NO_FP8 = ("sm_90", "gfx942")  # sm_80 has no conversion from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Variant:
     @property
     def targets(self) -> tuple[str, ...]:
         """The chips that support the format."""
-        return NO_FP8 if self.name == "fp8" else ("sm_80", "sm_90", "gfx942")
+        return FP8_TARGETS if self.name == "fp8" else tuple(TARGETS)
 
 
 VARIANTS = (

@@ -19,7 +19,7 @@ def weight_only_linear(x: Tensor, weight: LinearWeight) -> Tensor:
     if x.dim() != 2 or x.shape[1] != weight.in_features or x.stride(1) != 1:
         raise ValueError(
             f"weight_only_linear: x is {tuple(x.shape)} with strides {x.stride()}, "
-            f"weight takes {weight.in_features}"
+            f"but the weight takes {weight.in_features} columns"
         )
     if x.dtype not in {torch.float16, torch.bfloat16} or not device.uses_triton(x):
         raise ValueError(f"weight_only_linear: x is {x.dtype} on {x.device}, not 16 bits on a GPU")

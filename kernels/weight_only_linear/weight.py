@@ -127,6 +127,6 @@ def _pack(weight: QuantizedWeight | Tensor) -> LinearWeight:
     rows, columns = weight.block
     group_size = 0 if columns == weight.shape[1] else columns
     if not takes(weight):
-        raise ValueError(f"weight_only_linear: fp8 blocks of {columns} columns")
+        raise ValueError(f"weight_only_linear: fp8 blocks of {columns} columns are not supported")
     scales = weight.scales.repeat_interleave(rows, dim=0)[: weight.shape[0]]
     return LinearWeight("fp8", weight.levels.view(torch.uint8), scales, group_size=group_size)

@@ -11,9 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels import ahead_of_time
 from kernels.ahead_of_time import Build, BuildError, Built, all_builds
+from kernels.device import converts_fp8
 
 ALL = all_builds()
 KERNELS = sorted((Path(__file__).parents[2] / "kernels").glob("*/kernel.py"))
@@ -82,6 +84,33 @@ def test_spills_are_refused(
     tight = replace(one, num_warps=1, options={**one.options, **few_registers})
     with pytest.raises(BuildError, match=rf"quantize_tokens.quantize.* for {target}: spills"):
         processes.submit(ahead_of_time.build, tight, target).result()
+
+
+@pytest.mark.parametrize(
+    ("name", "hip", "capability", "wanted"),
+    [
+        ("sm_80", None, (8, 0), False),
+        (None, None, (8, 9), True),
+        ("sm_90", None, (9, 0), True),
+        ("gfx942", "6.2", (9, 4), True),
+    ],
+)
+def test_a_gpu_converts_fp8_if_triton_compiles_it_there(
+    name: str | None,
+    hip: str | None,
+    capability: tuple[int, int],
+    wanted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    processes: ProcessPoolExecutor,
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert converts_fp8.__wrapped__(torch.device("cuda")) is wanted
+    if name is not None:
+        assert ahead_of_time.TARGETS[name].converts_fp8 is wanted
+        one = next(one for one, _ in ALL if one.types.get("levels") == "*fp8e4nv:16")
+        built = processes.submit(ahead_of_time.build, one, name)
+        assert isinstance(built.exception(), BuildError) is not wanted
 
 
 def test_what_is_refused_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,6 @@ FILES = sorted({table.tests for table in TABLES})
 DECORATORS = {"triton.jit", "kernel", "inlined", "intrinsic"}
 # Part of kernels, and without arithmetic of their own: what only asks others, or says where things are.
 NO_ARITHMETIC = {
-    "kv_write/cpu.py: _typed",
-    "paged_attention/cpu.py: _typed",
     "simd.py: _copy",
     "simd.py: _elements_of_line",
     "simd.py: _prefetch",

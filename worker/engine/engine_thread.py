@@ -118,7 +118,7 @@ class EngineThread:
         no more work.
         """
         if len({request.id for request in requests}) != len(requests):
-            raise ValueError("a request id is repeated")
+            raise ValueError("two requests have the same id")
         engine = self._loaded_engine()
         for request in requests:
             if isinstance(request, GenerationRequest) and request.params.format is not None:
@@ -129,7 +129,7 @@ class EngineThread:
             if self.failure is not None:
                 raise EngineFailedError("the engine failed") from self.failure
             if self._is_closed:
-                raise EngineStoppedError("the engine takes no more work")
+                raise EngineStoppedError("the engine is stopped and takes no more requests")
             if requests:
                 self._inbox.append(order)
                 self._wake.notify_all()
@@ -224,7 +224,7 @@ class EngineThread:
             logger.exception("the engine failed")
             self._end(EngineFailedError(f"the engine failed: {error}"), error)
         else:
-            self._end(EngineStoppedError("the engine stopped before this was done"), None)
+            self._end(EngineStoppedError("the engine stopped before every request had its outcome"), None)
 
     def _receive(self, engine: Engine) -> bool:
         """Apply orders from other threads, sleeping while there is no work; return False to end the loop."""

@@ -80,11 +80,6 @@ class ContinuationScore:
         """The logprob of the whole continuation."""
         return sum(self.logprobs)
 
-    @property
-    def mean_logprob(self) -> float:
-        """The mean logprob per token, which compares continuations of different lengths."""
-        return self.logprob / self.num_tokens
-
 
 @dataclass(frozen=True, slots=True)
 class PartialOutput:

@@ -91,8 +91,8 @@ def test_arguments_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         expert_linear(torch.zeros(2, 4), weight, ends[:2])
     with pytest.raises(ValueError, match=r"x is torch\.float16"):
         expert_linear(torch.zeros(2, 4, dtype=torch.float16), weight, ends)
-    with pytest.raises(ValueError, match="7 rows of 3 experts"):
+    with pytest.raises(ValueError, match="7 rows cannot be divided among 3"):
         pack_expert_weights(torch.ones(7, 4), 3)
-    with pytest.raises(ValueError, match="3 rows of 3 experts"):
+    with pytest.raises(ValueError, match="3 rows cannot be divided among 3"):
         pack_expert_weights(torch.ones(3, 4), 3, is_gated=True)
     assert expert_linear(torch.zeros(0, 4), weight, torch.zeros(3, dtype=torch.int64)).shape == (0, 2)

@@ -71,16 +71,26 @@ TABLES = (
                 "load(source, source_start + index)",
                 only="int8",
             ),
-            Mutation("norm: no epsilon", "np.float32(head_dim) + np.float32(eps))", "np.float32(head_dim))"),
+            Mutation(
+                "norm: no epsilon", "np.float32(head_dim) + np.float32(call.eps))", "np.float32(head_dim))"
+            ),
             Mutation("norm: mean of a half", "squares / np.float32(head_dim)", "squares / np.float32(half)"),
             Mutation("norm: no weight", "* scale * load(norm, index)", "* scale"),
             Mutation(
-                "angles of another position", "positions[row] * head_dim", "positions[row] // 2 * head_dim"
+                "angles of another position",
+                "int64_at(call.positions)[row] * head_dim",
+                "int64_at(call.positions)[row] // 2 * head_dim",
             ),
             Mutation("values are keys", "value = key + num_kv_heads * head_dim", "value = key"),
-            Mutation("values in their Block's first Slot", "line * block_size + offset", "line * block_size"),
             Mutation(
-                "keys in their Block's first Slot", "head_dim * block_size + offset", "head_dim * block_size"
+                "values in their Block's first Slot",
+                "line * call.block_size + offset",
+                "line * call.block_size",
+            ),
+            Mutation(
+                "keys in their Block's first Slot",
+                "head_dim * call.block_size + offset",
+                "head_dim * call.block_size",
             ),
             Mutation("heads of a group share a place", "* group + head % group)", "* group)"),
         ),

@@ -148,5 +148,5 @@ def test_arguments_are_checked(device: torch.device) -> None:
                 one,
                 cache,
             )
-    with pytest.raises(ValueError, match="'int3' is none of plain, int8, fp8"):
+    with pytest.raises(ValueError, match="must be one of plain, int8, fp8, not 'int3'"):
         GpuLayerCache.allocate(3, 1, 4, 6, dtype=torch.float32, kv_format="int3", device=device)

@@ -133,7 +133,9 @@ TABLES = (
                 "+ kv_head) * BLOCK_SIZE + token % (BLOCK_SIZE - 1)",
                 only=ROWS,
             ),
-            Mutation("fp8: an exponent off", "bitcast=True) * 256.0", "bitcast=True) * 128.0", only="fp8"),
+            Mutation(
+                "fp8: an exponent off", "bitcast=True) * 256.0", "bitcast=True) * 128.0", only="by_its_bits"
+            ),
             Mutation(
                 "nothing is divided by the sum",
                 "mixed / tl.where(is_row, total, 1.0)[:, None]",
@@ -179,20 +181,40 @@ TABLES = (
             Mutation("a row does not read itself", "start + position + 1\n", "start + position\n"),
             Mutation(
                 "the window is one token narrower",
-                "max(0, position + 1 - window)",
-                "max(0, position + 2 - window)",
+                "max(0, position + 1 - call.window)",
+                "max(0, position + 2 - call.window)",
             ),
             Mutation(
                 "rows of an item share a position",
-                "positions[first + vector // group]",
-                "positions[first]",
+                "positions[task.first_row + vector // call.group]",
+                "positions[task.first_row]",
             ),
             Mutation(
                 "values past the context are mixed in",
-                "min(block_size, context - block * block_size)",
+                "min(block_size, task.context - block * block_size)",
                 "block_size",
             ),
             Mutation("heads of a group share a place", "* group + vector % group)", "* group)"),
+            Mutation(
+                "an item begins at the window of its second row",
+                "positions[first] + 1 - call.window",
+                "positions[first] + 2 - call.window",
+            ),
+            Mutation(
+                "Blocks of the first head",
+                "+ block] * call.num_kv_heads + task.head",
+                "+ block] * call.num_kv_heads",
+            ),
+            Mutation(
+                "vectors share their scores",
+                "task.scores + vector * task.width + (block - task.first_block) * block_size\n"
+                "            multiply_tile(\n                min(rows, task.num_vectors - vector),\n"
+                "                block_size",
+                "task.scores + (block - task.first_block) * block_size\n"
+                "            multiply_tile(\n                min(rows, task.num_vectors - vector),\n"
+                "                block_size",
+            ),
+            Mutation("every task is of the first head", "number % num_kv_heads, part", "0, part"),
         ),
     ),
     Table(
@@ -216,14 +238,15 @@ TABLES = (
             ),
             Mutation(
                 "four registers: columns repeat",
-                "            4,\n            depth,\n            out,\n            out_start + column,",
-                "            4,\n            depth,\n            out,\n            out_start,",
+                "4, depth, _from_column(out, column)",
+                "4, depth, out",
             ),
             Mutation(
                 "rows of a tile repeat",
                 "builder.mul(stride, ir.Constant(I64, row))",
                 "builder.mul(stride, ir.Constant(I64, 0))",
             ),
+            Mutation("columns begin late", "matrix.start + column", "matrix.start + column + 1"),
         ),
     ),
 )

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels.kv_write import GpuLayerCache, LayerCache
-from kernels.paged_attention import GpuAttentionPlan, Tiling, choose_tiling, reference
+from kernels.paged_attention import GpuAttentionPlan, Tiling, choose_tiling, gpu, reference
 from kernels.paged_attention.cases import GPU_CASES, AttentionCase
 from kernels.paged_attention.gpu import paged_attention, plan_attention
 from kernels.testing import assert_matches
@@ -147,6 +147,14 @@ def test_matches_reference_in_every_format(
     check(GPU_CASES[index], kv_format, dtype, TILING, device)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_fp8_is_read_by_its_bits_where_it_cannot_be_converted(
+    dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "converts_fp8", lambda _: False)
+    check(GPU_CASES[4], "fp8", dtype, TILING, device)
+
+
 def test_large_scores_do_not_overflow(device: torch.device) -> None:
     """Two to their power would."""
     check(GPU_CASES[2], "plain", torch.float16, TILING, device, sharpness=60.0)
@@ -212,7 +220,7 @@ def test_arguments_are_checked(device: torch.device) -> None:
         paged_attention(query.half(), cache, plan, 1.0, dtype=torch.float16)
     with pytest.raises(ValueError, match="strides"):
         paged_attention(query[..., :8], cache, plan, 1.0, dtype=torch.float32)
-    with pytest.raises(ValueError, match="3 heads over 2"):
+    with pytest.raises(ValueError, match="3 heads are not a multiple of 2"):
         make_plan(
             AttentionCase(3, 2, 16, ((1, 20),)),
             GpuLayerCache(torch.zeros(1, 4, 16, 16), None),

@@ -181,5 +181,5 @@ def test_arguments_are_checked() -> None:
     cache = LayerCache.allocate(1, 1, 4, 4, torch.float32)
     with pytest.raises(ValueError, match="paged_attention"):
         paged_attention(torch.zeros(1, 2, 1, 4), cache, plan, 1.0, dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"no torch\.bfloat16 result from a cache of torch\.float32"):
+    with pytest.raises(ValueError, match=r"cannot return torch\.bfloat16 from a cache of torch\.float32"):
         paged_attention(torch.zeros(1, 1, 1, 4), cache, plan, 1.0, dtype=torch.bfloat16)

@@ -61,5 +61,5 @@ def test_arguments_are_checked() -> None:
         quantize_tokens(torch.zeros(1, 1), torch.int16)
     with pytest.raises(ValueError, match="strides"):
         quantize_tokens(torch.zeros(3, 4).T)
-    with pytest.raises(ValueError, match="wider"):
+    with pytest.raises(ValueError, match="at most"):
         gpu.quantize_tokens(torch.zeros(1, 40000), torch.int8)

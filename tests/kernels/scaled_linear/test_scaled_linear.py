@@ -84,7 +84,7 @@ def test_arguments_are_checked() -> None:
         pack_scaled_weight(quantize_int8(torch.ones(6, 4)), torch.zeros(5))
     with pytest.raises(ValueError, match="5 rows"):
         pack_scaled_weight(quantize_int8(torch.ones(5, 4)), is_gated=True)
-    with pytest.raises(ValueError, match="zero_points"):
+    with pytest.raises(ValueError, match="zero points"):
         pack_scaled_weight(quantize_int8(torch.ones(5, 4), is_symmetric=False))
-    with pytest.raises(ValueError, match="blocks of 2 columns"):
+    with pytest.raises(ValueError, match="a scale for 2 columns"):
         pack_scaled_weight(quantize_fp8(torch.ones(5, 4), block=(1, 2)))

@@ -75,7 +75,7 @@ def test_nothing_submitted_is_done_at_once(thread: EngineThread) -> None:
 
 
 def test_repeated_ids_are_refused(thread: EngineThread) -> None:
-    with pytest.raises(ValueError, match="repeated"):
+    with pytest.raises(ValueError, match="the same id"):
         thread.submit([GenerationRequest(1, (5,), greedy(1))] * 2)
 
 

@@ -49,7 +49,7 @@ def read_key(file: Path, config: dict[str, Any], key: str, kind: type[T], defaul
     if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_SIZE:
         value = float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise CheckpointError(file, key, f"should be {kind.__name__}, is {value!r}")
+        raise CheckpointError(file, key, f"must be {kind.__name__}, not {value!r}")
     return value
 
 
@@ -59,7 +59,7 @@ def read_size(
     """Return a count from a config, from 1 to `most`; raises CheckpointError as `read_key` does."""
     value = read_key(file, config, key, int, default)
     if not 1 <= value <= most:
-        raise CheckpointError(file, key, f"should be from 1 to {most}, is {value}")
+        raise CheckpointError(file, key, f"must be from 1 to {most}, not {value}")
     return value
 
 
@@ -73,7 +73,9 @@ def read_eos_token_ids(directory: Path) -> frozenset[int]:
         if isinstance(value, list) and all(isinstance(item, int) for item in value):
             return frozenset(value)
         if value is not None:
-            raise CheckpointError(file, "eos_token_id", f"should be an id or a list of ids, is {value!r}")
+            raise CheckpointError(
+                file, "eos_token_id", f"must be a token id or a list of token ids, not {value!r}"
+            )
     return frozenset()
 
 
@@ -107,7 +109,9 @@ class Weights:
                 raise CheckpointError(self._index, "weight_map", "is missing")
             for name, file in weight_map.items():
                 if not isinstance(file, str) or Path(file).name != file:
-                    raise CheckpointError(self._index, name, f"should be in a file beside it, is in {file!r}")
+                    raise CheckpointError(
+                        self._index, name, f"must be in a file of the same directory, not in {file!r}"
+                    )
             self._file_by_name = {name: directory / file for name, file in weight_map.items()}
         else:
             files = sorted(directory.glob("*.safetensors"))
@@ -150,7 +154,9 @@ class Weights:
         self._check_shape(name, tuple(tensor.shape), shape)
         if not tensor.is_floating_point():
             raise CheckpointError(
-                self._file_by_name[name], name, f"is {tensor.dtype}, and config.json names no quantization"
+                self._file_by_name[name],
+                name,
+                f"has dtype {tensor.dtype}, but config.json has no quantization_config",
             )
         tensor = tensor.to(self._device, dtype)
         self.num_parameters += tensor.numel()
@@ -256,7 +262,7 @@ class Weights:
             raise TensorShapeError(
                 self._file_by_name.get(name, self._index),
                 name,
-                f"has shape {list(found)}, config.json implies {list(implied)}",
+                f"has shape {list(found)}, but config.json implies {list(implied)}",
             )
 
     def _bias(self, names: list[str], rows: list[int], *, has_bias: bool) -> Tensor | None:

@@ -63,13 +63,15 @@ def read_decoder_config(
     """Return the shape that `config` describes; raises CheckpointError naming the key that is wrong."""
     found = read_key(file, config, activation_key, str, activation)
     if found != activation:
-        raise UnsupportedModelError(file, activation_key, f"{found!r} is not built, only {activation!r} is")
+        raise UnsupportedModelError(
+            file, activation_key, f"{found!r} is not supported, only {activation!r} is"
+        )
     hidden_size = read_size(file, config, "hidden_size")
     num_heads = read_size(file, config, "num_attention_heads")
     num_kv_heads = read_size(file, config, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise CheckpointError(
-            file, "num_key_value_heads", f"{num_kv_heads} does not divide {num_heads} heads"
+            file, "num_key_value_heads", f"{num_heads} attention heads are not a multiple of {num_kv_heads}"
         )
     num_layers = read_size(file, config, "num_hidden_layers", most=MAX_LAYERS)
     head_dim = read_size(file, config, "head_dim", hidden_size // num_heads)
@@ -100,7 +102,7 @@ def read_windows(
     types = read_key(file, config, "layer_types", list, [])
     if types:
         if len(types) != len(is_local) or any(one not in LAYER_TYPES for one in types):
-            raise UnsupportedModelError(file, "layer_types", f"{types!r} is not built")
+            raise UnsupportedModelError(file, "layer_types", f"{types!r} is not supported")
         is_local = [kind == "sliding_attention" for kind in types]
     if window is None and any(is_local):
         raise CheckpointError(file, "sliding_window", "is missing")
@@ -114,13 +116,15 @@ def read_rope(file: Path, config: dict[str, Any]) -> tuple[float, RopeScaling]:
     theta = read_key(file, rope, "rope_theta", float, read_key(file, config, "rope_theta", float, 10000.0))
     share = read_key(file, rope, "partial_rotary_factor", float, 1.0)
     if read_key(file, config, "partial_rotary_factor", float, share) != 1:
-        raise UnsupportedModelError(file, "partial_rotary_factor", "only 1 is built")
+        raise UnsupportedModelError(file, "partial_rotary_factor", "only 1 is supported")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return theta, RopeScaling()
     if kind not in ("linear", "llama3"):
         raise UnsupportedModelError(
-            file, f"{section}.rope_type", f"{kind!r} is not built: default, linear, llama3 are"
+            file,
+            f"{section}.rope_type",
+            f"{kind!r} is not supported; supported are default, linear and llama3",
         )
     factor = read_key(file, rope, "factor", float)
     if kind == "linear":

@@ -88,7 +88,7 @@ class Products:
                 return ScaledLinear(pack_scaled_weight(weight, bias, is_gated=is_gated).to(self.device))
             return WeightOnlyLinear(pack_linear_weight(weight, bias, is_gated=is_gated).to(self.device))
         if not isinstance(weight, Int8Weight):
-            raise TypeError(f"a CPU has no product for {type(weight).__name__}")
+            raise TypeError(f"{type(weight).__name__} has no product on a CPU")
         return Int8Linear(weight, bias, dtype=self.activation_dtype)
 
     def make_experts(

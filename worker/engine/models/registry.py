@@ -73,7 +73,9 @@ def read_architecture(directory: Path) -> Architecture:
     for name in names:
         if isinstance(name, str) and name in ARCHITECTURES:
             return _architecture(name, ARCHITECTURES[name](file, config))
-    raise UnsupportedModelError(file, "architectures", f"{names} is not built: {', '.join(ARCHITECTURES)} is")
+    raise UnsupportedModelError(
+        file, "architectures", f"{names} is not supported; supported are {', '.join(ARCHITECTURES)}"
+    )
 
 
 def _architecture(name: str, shape: DecoderConfig) -> Architecture:

@@ -84,7 +84,7 @@ def calibrate(directory: Path, token_ids: Tensor, begin: int | None) -> dict[str
     forward = TextForward(directory, WINDOW, torch.float32, _ObservedWeights)
     weights = forward.weights
     if not isinstance(weights, _ObservedWeights):
-        raise TypeError(f"weights are {type(weights)}")
+        raise TypeError(f"cannot calibrate weights of {type(weights)}")
     head = torch.tensor([] if begin is None else [begin], dtype=torch.int64)
     token_ids = token_ids[:MAX_TOKENS]
     step = forward.length - len(head)

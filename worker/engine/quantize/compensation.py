@@ -78,7 +78,9 @@ def _compensate(
 def _check_moments(weight: Tensor, moments: Tensor) -> None:
     columns = weight.shape[1]
     if moments.shape != (columns, columns):
-        raise ValueError(f"compensation: moments are {tuple(moments.shape)}, weight has {columns} columns")
+        raise ValueError(
+            f"compensation: moments are {tuple(moments.shape)}, but the weight has {columns} columns"
+        )
 
 
 def _inverse_factor(moments: Tensor) -> Tensor:

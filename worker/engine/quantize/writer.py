@@ -48,7 +48,9 @@ def quantize_checkpoint(
     config_file = model / "config.json"
     config = read_json(config_file)
     if config.get("quantization_config") is not None:
-        raise CheckpointError(config_file, "quantization_config", "is there: the model is quantized already")
+        raise CheckpointError(
+            config_file, "quantization_config", "is present: the model is already quantized"
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(out, "", "is not an empty directory")
     quantize = _quantizer(format_, group_size, moments)

@@ -53,5 +53,5 @@ POLICIES = {
 def named_policy(name: str) -> BatchPolicy:
     """Return the policy of this name; raises ConfigError listing the known names."""
     if name not in POLICIES:
-        raise ConfigError(f"batch policy {name!r} is none of {', '.join(POLICIES)}")
+        raise ConfigError(f"the batch policy must be one of {', '.join(POLICIES)}, not {name!r}")
     return POLICIES[name]

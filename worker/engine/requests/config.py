@@ -50,15 +50,15 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
-            raise ConfigError(f"device {self.device!r} is none of {', '.join(DEVICES)}")
+            raise ConfigError(f"device must be one of {', '.join(DEVICES)}, not {self.device!r}")
         if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
         if self.kv_cache_dtype not in {None, *KV_CACHE_DTYPES}:
             raise ConfigError(
-                f"kv_cache_dtype {self.kv_cache_dtype!r} is none of {', '.join(KV_CACHE_DTYPES)}"
+                f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, not {self.kv_cache_dtype!r}"
             )
         if self.admission not in ADMISSIONS:
-            raise ConfigError(f"admission {self.admission!r} is none of {', '.join(ADMISSIONS)}")
+            raise ConfigError(f"admission must be one of {', '.join(ADMISSIONS)}, not {self.admission!r}")
         for name in (
             "block_size",
             "num_blocks",

@@ -22,7 +22,7 @@ class EmbeddingRequest:
     def __post_init__(self) -> None:
         dimensions = self.params.dimensions
         if dimensions is not None and dimensions < 1:
-            raise InvalidRequestError(f"dimensions is out of range: {dimensions!r}")
+            raise InvalidRequestError(f"dimensions must be at least 1, not {dimensions!r}")
 
 
 @dataclass(frozen=True, slots=True)

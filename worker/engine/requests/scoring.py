@@ -25,7 +25,9 @@ class ScoringRequest:
 
     def __post_init__(self) -> None:
         if not self.continuations or isinstance(self.continuations, str):
-            raise InvalidRequestError(f"continuations is not a list with any: {self.continuations!r}")
+            raise InvalidRequestError(
+                f"continuations must be a list with at least one entry, not {self.continuations!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,3 @@ class Scores:
     is_cancelled: bool = False
     is_too_long: bool = False  # the error: the prompt is too long for the model
     started_at: float | None = None  # `time.monotonic()` at its first start; None: it never ran
-
-    def choose(self, *, by_mean: bool = False) -> int:
-        """Return the index of the likeliest continuation, the first on a tie; raises ValueError if empty."""
-        values = [one.mean_logprob if by_mean else one.logprob for one in self.continuations]
-        return values.index(max(values))

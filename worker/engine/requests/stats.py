@@ -25,11 +25,6 @@ class EngineStats:
     decode_seconds: float = 0.0
     padding_seconds: float = 0.0
 
-    @property
-    def prefix_hit_rate(self) -> float:
-        """Share of prompt tokens that were found in the prefix cache."""
-        return self.cached_tokens / self.queried_tokens if self.queried_tokens else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:

@@ -20,14 +20,16 @@ def open_device(config: EngineConfig) -> torch.device:
             raise ConfigError(f"device 'cuda': torch {torch.__version__} finds no GPU")
         device = torch.device("cuda")
         if config.dtype == "fp8" and not converts_fp8(device):
-            raise ConfigError(f"dtype fp8: {torch.cuda.get_device_name(device)} has no fp8: use int8 or bf16")
+            raise ConfigError(
+                f"dtype fp8: {torch.cuda.get_device_name(device)} does not support it; use int8 or bf16"
+            )
         return device
     if config.dtype == "int8" and not int8_linear.is_available():
-        raise ConfigError("dtype int8 needs a torch with oneDNN: use bf16 or f32")
+        raise ConfigError("dtype int8 needs a torch with oneDNN; use bf16 or f32")
     if config.dtype == "fp8":
-        raise ConfigError("dtype fp8 needs device 'cuda': a CPU has int8, bf16 and f32")
+        raise ConfigError("dtype fp8 needs device 'cuda'; on a CPU use int8, bf16 or f32")
     if config.kv_cache_dtype == "fp8":
-        raise ConfigError("kv_cache_dtype fp8 needs device 'cuda': a CPU has int8")
+        raise ConfigError("kv_cache_dtype fp8 needs device 'cuda'; on a CPU use int8")
     return torch.device("cpu")
 
 

@@ -28,7 +28,7 @@ def longest_sequence(config: EngineConfig, architecture: Architecture) -> int:
     max_model_len = config.max_model_len or architecture.max_position
     if max_model_len > architecture.max_position:
         raise ConfigError(
-            f"max_model_len {max_model_len} is over the checkpoint's {architecture.max_position}"
+            f"max_model_len is {max_model_len}; the model supports at most {architecture.max_position}"
         )
     return max_model_len
 
@@ -51,8 +51,8 @@ def size_kv_cache(
         if config.max_model_len is not None or num_blocks == 0:
             setting = "num_blocks" if config.num_blocks else "kv_cache_bytes"
             raise ConfigError(
-                f"{setting} gives {num_blocks} Blocks, a Sequence of max_model_len {max_model_len} "
-                f"needs {per_sequence} of {block_bytes} bytes"
+                f"{setting} gives {num_blocks} Blocks of {block_bytes} bytes, but one Sequence of "
+                f"max_model_len {max_model_len} needs {per_sequence}"
             )
         logger.warning(
             "max_model_len cut from %d to %d: the KV cache has %d Blocks",

@@ -119,7 +119,7 @@ class ModelRunner:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise OutOfMemoryError(str(error).splitlines()[0] if str(error) else "no memory") from error
+            raise OutOfMemoryError(str(error).splitlines()[0] if str(error) else "out of memory") from error
 
     def _execute(self, plan: StepPlan) -> Chosen:
         if self._cores is not None:

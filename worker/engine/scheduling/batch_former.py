@@ -70,7 +70,7 @@ class BatchFormer:
     def add(self, item: BatchItem) -> None:
         """Queue an item; raises ValueError if its key is queued already or in the open batch."""
         if item.key in self._queued or item.key in self._open:
-            raise ValueError(f"item {item.key!r} is already here")
+            raise ValueError(f"item {item.key!r} is already queued")
         bucket = self._buckets[bisect_left(self._policy.length_borders, item.num_tokens)]
         queued = _Queued(item, bucket, self._clock())
         place = queued.queued_at - item.priority * self._policy.priority_seconds

@@ -66,7 +66,9 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Take `count` free Blocks and forget their contents; or take none and raise OutOfBlocksError."""
         if count > len(self._free):
-            raise OutOfBlocksError(f"{count} Blocks asked for, {len(self._free)} of {self.num_blocks} free")
+            raise OutOfBlocksError(
+                f"cannot allocate {count} Blocks: {len(self._free)} of {self.num_blocks} are free"
+            )
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block_id in blocks:
             self._reference_counts[block_id] = 1
@@ -79,7 +81,7 @@ class BlockPool:
         for block_id in reversed(block_table):
             count = self._reference_counts[block_id] - 1
             if count < 0:
-                raise IntegrityError(f"Block {block_id} was released more often than taken")
+                raise IntegrityError(f"Block {block_id} was released more often than it was taken")
             self._reference_counts[block_id] = count
             if count == 0:
                 self._free[block_id] = None
@@ -101,15 +103,19 @@ class BlockPool:
         expected = [0] * self.num_blocks
         for table in block_tables:
             if len(set(table)) != len(table):
-                raise IntegrityError(f"a table holds a Block twice: {list(table)}")
+                raise IntegrityError(f"a block table contains a Block twice: {list(table)}")
             for block_id in table:
                 expected[block_id] += 1
         for block_id, (count, held) in enumerate(zip(self._reference_counts, expected, strict=True)):
             if count != held:
-                raise IntegrityError(f"Block {block_id} counts {count} references, {held} tables hold it")
+                raise IntegrityError(
+                    f"Block {block_id} has {count} references, but is in {held} block tables"
+                )
             if (count == 0) != (block_id in self._free):
-                raise IntegrityError(f"Block {block_id} has {count} references and is_free disagrees")
+                raise IntegrityError(f"Block {block_id} has {count} references, but the free list disagrees")
         if self._prefix_cache is not None:
             for digest, block_id in self._prefix_cache.items():
                 if block_id not in self._prefix_cache or self._prefix_cache.find(digest) != block_id:
-                    raise IntegrityError(f"Block {block_id} is cached one way only")
+                    raise IntegrityError(
+                        f"Block {block_id}: the prefix cache finds another Block for its digest"
+                    )

@@ -26,7 +26,7 @@ class OpenEmbedding:
         dimensions = request.params.dimensions
         if dimensions is not None and dimensions > info.hidden_size:
             raise InvalidRequestError(
-                f"dimensions is {dimensions}; the model's vectors have {info.hidden_size}"
+                f"dimensions is {dimensions}, but the model's vectors have only {info.hidden_size}"
             )
         is_mean = request.params.pooling is Pooling.MEAN
         self.request = request
@@ -122,9 +122,7 @@ def _checked(given: str | Tokens[int], name: str, info: ModelInfo) -> list[int]:
 
 def _check_length(num_tokens: int, what: str, info: ModelInfo) -> None:
     if num_tokens > info.max_model_len:
-        raise TooLongError(
-            f"{what} {num_tokens} tokens; the longest this model takes is {info.max_model_len}"
-        )
+        raise TooLongError(f"{what} {num_tokens} tokens; this model takes at most {info.max_model_len}")
 
 
 def _sequence(

@@ -127,8 +127,8 @@ def _check(prompt: list[int], params: SamplingParams, info: ModelInfo) -> None:
         raise InvalidRequestError("the prompt is empty")
     if len(prompt) >= info.max_model_len:
         raise TooLongError(
-            f"the prompt has {len(prompt)} tokens; the longest this model takes is "
-            f"{info.max_model_len - 1}, which leaves room for one more"
+            f"the prompt has {len(prompt)} tokens; this model takes at most {info.max_model_len - 1}, "
+            "so that one token can follow"
         )
     check_token_ids(prompt, "the prompt has", info)
     if params.must_fit and len(prompt) + params.max_tokens > info.max_model_len:

@@ -51,12 +51,12 @@ class Output:
 
         """
         if token_ids and (self._sequence.params.num_choices > 1 or self._sequence.needs_logprobs):
-            raise InvalidRequestError("output_token_ids: needs one choice and no logprobs")
+            raise InvalidRequestError("output_token_ids is for one choice without logprobs")
         for token_id in token_ids:
             if not 0 <= token_id < vocab_size:
-                raise InvalidRequestError(f"output_token_ids: {token_id} is outside the vocabulary")
+                raise InvalidRequestError(f"output_token_ids has {token_id}, which is outside the vocabulary")
             if self.push(token_id) is not None:
-                raise InvalidRequestError("output_token_ids: the output has come to its end")
+                raise InvalidRequestError("output_token_ids holds a whole output: nothing may follow it")
 
     def choice(self, reason: FinishReason) -> Choice:
         """Return the Choice of an output that ended for this reason, with the text cut before its end."""

@@ -15,7 +15,7 @@ def test_policies_are_named() -> None:
         "memory-limit",
     }
     assert named_policy("adaptive").latency_target_seconds is not None
-    with pytest.raises(ConfigError, match="'best' is none of fixed-size, time-window"):
+    with pytest.raises(ConfigError, match="must be one of fixed-size, time-window"):
         named_policy("best")
 
 

@@ -14,8 +14,8 @@ from worker.engine.requests.generation import GenerationRequest
     ("wrong", "problem"),
     [
         ({"dtype": "fp4"}, "fp4"),
-        ({"admission": "shortest"}, "admission 'shortest'"),
-        ({"device": "tpu"}, "'tpu' is none of cpu, cuda"),
+        ({"admission": "shortest"}, "admission must be one of .*'shortest'"),
+        ({"device": "tpu"}, "device must be one of cpu, cuda, not 'tpu'"),
         ({"block_size": 0}, "block_size"),
         ({"num_blocks": 0}, "num_blocks"),
         ({"max_num_sequences": -1}, "max_num_sequences"),

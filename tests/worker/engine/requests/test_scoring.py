@@ -24,7 +24,6 @@ from worker.engine.requests.embedding import EmbeddingRequest
 from worker.engine.requests.errors import InvalidRequestError
 from worker.engine.requests.scoring import Scores, ScoringRequest
 from worker.values.requests import EmbeddingParams, Pooling
-from worker.values.results import ContinuationScore
 
 PROMPTS = random_prompts(1, 4, 9, 33, 50)
 
@@ -52,11 +51,8 @@ def assert_equal(checkpoint: Path, found: list[Scores], requests: list[ScoringRe
         for continuation, score in zip(request.continuations, scores.continuations, strict=True):
             expected, is_greedy = reference_logprobs(checkpoint, request.prompt, continuation)  # type: ignore[arg-type]
             assert score.token_ids == tuple(continuation)
-            assert score.num_tokens == len(continuation)
             scale = max(map(abs, expected)) + 1  # the table is for values of about one
             assert_matches(torch.tensor(score.logprobs) / scale, torch.tensor(expected) / scale)
-            assert score.logprob == sum(score.logprobs)
-            assert score.mean_logprob == pytest.approx(score.logprob / len(continuation))
             assert score.is_greedy is is_greedy
     first = found[0].continuations
     assert (first[0].is_greedy, first[2].logprobs == first[8].logprobs) == (True, True)
@@ -131,15 +127,15 @@ def test_labels_of_one_token_take_one_step_and_no_token_of_their_own(tiny_llama:
     labels = [(token,) for token in range(10, 60)]
     (scores,) = run_scores(engine, [ScoringRequest(0, PROMPTS[3], labels)])
     assert (engine.stats.steps, engine.stats.prefill_tokens) == (1, len(PROMPTS[3]))
-    assert len({score.logprob for score in scores.continuations}) == 50
+    assert len({sum(score.logprobs) for score in scores.continuations}) == 50
 
 
 def test_the_whole_vocabulary_adds_up_to_one(tiny_llama: Path) -> None:
     labels = [(token,) for token in range(320)]
     (scores,) = run_scores(make_engine(tiny_llama), [ScoringRequest(0, PROMPTS[2], labels)])
-    logprobs = torch.tensor([score.logprob for score in scores.continuations], dtype=torch.float64)
+    logprobs = torch.tensor([sum(score.logprobs) for score in scores.continuations], dtype=torch.float64)
     assert float(logprobs.exp().sum()) == pytest.approx(1.0, abs=1e-5)
-    assert scores.choose() == reference_tokens(tiny_llama, PROMPTS[2], 1)[0]
+    assert int(logprobs.argmax()) == reference_tokens(tiny_llama, PROMPTS[2], 1)[0]
     assert [score.is_greedy for score in scores.continuations].count(True) == 1
 
 
@@ -181,16 +177,6 @@ def test_texts_are_tokenized_apart(tiny_llama: Path) -> None:
         assert score.logprobs == pytest.approx(expected, abs=1e-4)
 
 
-def test_choose() -> None:
-    long = ContinuationScore((-1.0, -1.0, -1.0), is_greedy=False)
-    short = ContinuationScore((-2.0,), is_greedy=False)
-    scores = Scores(0, (long, short, short), 5, 0)
-    assert scores.choose() == 1
-    assert scores.choose(by_mean=True) == 0
-    with pytest.raises(ValueError, match="empty"):
-        Scores(0, (), 5, 0).choose()
-
-
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
@@ -201,7 +187,7 @@ def test_choose() -> None:
         ({"continuations": [(5, 400)]}, "continuations[0] has a token id outside 0..319"),
         (
             {"prompt": [5] * CONTEXT, "continuations": [(6,)]},
-            "the prompt and continuations[0] have 129 tokens; the longest this model takes is 128",
+            "the prompt and continuations[0] have 129 tokens; this model takes at most 128",
         ),
     ],
 )

@@ -209,7 +209,7 @@ def test_removed_items_are_gone_and_their_keys_free() -> None:
     assert bench.form() == [2, 3]
     assert not bench.former.remove(2)
     for key in (1, 2):
-        with pytest.raises(ValueError, match="already here"):
+        with pytest.raises(ValueError, match="already queued"):
             bench.add(key)
 
 

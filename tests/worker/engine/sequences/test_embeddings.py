@@ -143,7 +143,7 @@ def test_a_whole_context_fits_and_one_more_does_not(tiny_llama: Path) -> None:
     ]
     outcomes = run_embeddings(make_engine(tiny_llama, max_tokens_per_step=50), requests)
     assert_equal(tiny_llama, [outcomes[0]], requests[:1])
-    assert outcomes[1].error == "the prompt has 129 tokens; the longest this model takes is 128"
+    assert outcomes[1].error == "the prompt has 129 tokens; this model takes at most 128"
     assert (outcomes[0].is_too_long, outcomes[1].is_too_long) == (False, True)
 
 

@@ -24,7 +24,7 @@ def read_gemma2(file: Path, config: dict[str, Any]) -> DecoderConfig:
 def read_gemma(file: Path, config: dict[str, Any]) -> DecoderConfig:
     """Return the shape that Gemma 2 and 3 have in common."""
     if config.get("use_bidirectional_attention"):
-        raise UnsupportedModelError(file, "use_bidirectional_attention", "is not built")
+        raise UnsupportedModelError(file, "use_bidirectional_attention", "is not supported")
     defaults = {"head_dim": 256, "tie_word_embeddings": True}
     shape = read_decoder_config(
         file, defaults | config, activation_key="hidden_activation", activation="gelu_pytorch_tanh"
@@ -44,7 +44,7 @@ def read_gemma(file: Path, config: dict[str, Any]) -> DecoderConfig:
 def _scalar(file: Path, config: dict[str, Any]) -> float:
     scalar = read_key(file, config, "query_pre_attn_scalar", float, 256.0)
     if not scalar > 0:
-        raise CheckpointError(file, "query_pre_attn_scalar", f"should be above 0, is {scalar}")
+        raise CheckpointError(file, "query_pre_attn_scalar", f"must be above 0, not {scalar}")
     return scalar
 
 

@@ -16,14 +16,16 @@ def read_gemma3(file: Path, config: dict[str, Any]) -> DecoderConfig:
     """Return the shape of a `Gemma3ForCausalLM`."""
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if config.get(key) is not None:
-            raise UnsupportedModelError(file, key, "is not built for Gemma 3")
+            raise UnsupportedModelError(file, key, "is not supported for Gemma 3")
     # transformers 5 has one rope section per layer type; earlier versions have a key for the local theta.
     local_theta = read_key(file, config, "rope_local_base_freq", float, LOCAL_THETA)
     rope = read_key(file, config, "rope_parameters", dict, {})
     if rope:
         local = read_key(file, rope, "sliding_attention", dict, {})
         if local.get("rope_type", "default") != "default":
-            raise UnsupportedModelError(file, "rope_parameters.sliding_attention", "only default is built")
+            raise UnsupportedModelError(
+                file, "rope_parameters.sliding_attention", "only the default is supported"
+            )
         local_theta = read_key(file, local, "rope_theta", float, local_theta)
         config = config | {"rope_parameters": rope.get("full_attention")}
     shape = read_gemma(file, {"rope_theta": GLOBAL_THETA} | config)

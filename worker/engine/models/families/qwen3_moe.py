@@ -19,7 +19,9 @@ def read_qwen3_moe(file: Path, config: dict[str, Any]) -> DecoderConfig:
     num_experts = read_size(file, config, "num_local_experts" if is_local else "num_experts")
     num_chosen = read_size(file, config, "num_experts_per_tok")
     if not 1 <= num_chosen <= num_experts:
-        raise CheckpointError(file, "num_experts_per_tok", f"{num_chosen} of {num_experts} experts")
+        raise CheckpointError(
+            file, "num_experts_per_tok", f"is {num_chosen}, but the model has {num_experts} experts"
+        )
     window = None
     if read_key(file, config, "use_sliding_window", bool, default=False):
         window = read_size(file, config, "sliding_window", 4096)

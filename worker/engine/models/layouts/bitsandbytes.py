@@ -31,7 +31,7 @@ class BitsAndBytesLayout:
         table = take(f"{module}.weight.quant_map").float()
         if state["blocksize"] != BLOCK or not torch.allclose(table, torch.tensor(LEVELS), atol=1e-6):
             raise ValueError(
-                f"blocks of {state['blocksize']}, or levels, that are not NF4's in blocks of {BLOCK}"
+                f"has blocks of {state['blocksize']} or other levels; only NF4 in blocks of {BLOCK} works"
             )
         scales = take(f"{module}.weight.absmax")
         if "nested_offset" in state:

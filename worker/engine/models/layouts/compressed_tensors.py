@@ -61,7 +61,7 @@ class CompressedTensorsLayout:
 def write_tensors(module: str, weight: Int8Weight | Int4Weight | Fp8Weight) -> dict[str, Tensor]:
     """Return the tensors that hold a symmetric weight; raises ValueError if it has zero points."""
     if not isinstance(weight, Fp8Weight) and weight.zero_points is not None:
-        raise ValueError(f"{module}: only symmetric weights are written")
+        raise ValueError(f"{module}: only symmetric weights can be written")
     if isinstance(weight, Int4Weight):
         return {
             f"{module}.weight_packed": pack_words(unpack_nibbles(weight.packed), 4),

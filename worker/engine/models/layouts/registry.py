@@ -28,7 +28,7 @@ def read_layout(file: Path, config: dict[str, Any]) -> Layout | None:
     if section is None:
         return None
     if not isinstance(section, dict):
-        raise UnsupportedModelError(file, "quantization_config", f"should be an object, is {section!r}")
+        raise UnsupportedModelError(file, "quantization_config", f"must be an object, not {section!r}")
     match section.get("quant_method"):
         case "compressed-tensors":
             return _read_compressed_tensors(file, section)
@@ -45,9 +45,11 @@ def read_layout(file: Path, config: dict[str, Any]) -> Layout | None:
             _require(file, section, "bnb_4bit_quant_type", ("nf4",))
             return BitsAndBytesLayout()
         case other:
-            built = "compressed-tensors, gptq, awq, fp8 and bitsandbytes are"
+            supported = "compressed-tensors, gptq, awq, fp8 and bitsandbytes"
             raise UnsupportedModelError(
-                file, "quantization_config.quant_method", f"{other!r} is not built: {built}"
+                file,
+                "quantization_config.quant_method",
+                f"{other!r} is not supported; supported are {supported}",
             )
 
 
@@ -58,13 +60,13 @@ def _read_compressed_tensors(file: Path, section: dict[str, Any]) -> Layout:
     if not isinstance(groups, dict) or len(groups) != 1:
         found = f"{len(groups)} groups" if isinstance(groups, dict) else repr(groups)
         raise UnsupportedModelError(
-            file, "quantization_config.config_groups", f"{found}: only one group is built"
+            file, "quantization_config.config_groups", f"has {found}; only one group is supported"
         )
     ((name, group),) = groups.items()
     weights = group.get("weights") if isinstance(group, dict) else None
     if not isinstance(weights, dict):
         where = f"quantization_config.config_groups.{name}.weights"
-        raise UnsupportedModelError(file, where, f"is {weights!r}, not an object")
+        raise UnsupportedModelError(file, where, f"must be an object, not {weights!r}")
     is_packed = section["format"] == "pack-quantized"
     _require(file, weights, "num_bits", (4,) if is_packed else (8,))
     _require(file, weights, "actorder", (None, "weight", "static"))
@@ -87,13 +89,17 @@ def _read_block(file: Path, section: dict[str, Any], key: str) -> tuple[int, int
         or not all(type(one) is int and one > 0 for one in value)
     ):
         raise UnsupportedModelError(
-            file, f"quantization_config: {key}", f"{value!r} is not [rows, columns] that share a scale"
+            file,
+            f"quantization_config: {key}",
+            f"must be [rows, columns] of the blocks that share a scale, not {value!r}",
         )
     return value[0], value[1]
 
 
-def _require(file: Path, section: dict[str, Any], key: str, built: tuple[object, ...]) -> None:
+def _require(file: Path, section: dict[str, Any], key: str, supported: tuple[object, ...]) -> None:
     value = section.get(key)
-    if value not in built:
-        wanted = ", ".join(repr(one) for one in built if one is not None)
-        raise UnsupportedModelError(file, f"quantization_config: {key}", f"{value!r} is not built: {wanted}")
+    if value not in supported:
+        wanted = ", ".join(repr(one) for one in supported if one is not None)
+        raise UnsupportedModelError(
+            file, f"quantization_config: {key}", f"{value!r} is not supported; supported: {wanted}"
+        )

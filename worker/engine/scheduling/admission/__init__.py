@@ -25,4 +25,4 @@ def make_admission(
     if name == "length-aware":
         room = MemoryRoom(pool, block_size=block_size, max_model_len=max_model_len)
         return FairShares(lambda: LengthAware(room), saved_tokens=saved_tokens)
-    raise ValueError(f"admission {name!r} is none of {', '.join(ADMISSIONS)}")
+    raise ValueError(f"admission must be one of {', '.join(ADMISSIONS)}, not {name!r}")

@@ -99,26 +99,29 @@ def test_the_engine_runs_it(name: str, plain: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"quant_method": "hqq"}, "quant_method: 'hqq' is not built"),
-        (GPTQ | {"bits": 3}, "bits: 3 is not built"),
+        ({"quant_method": "hqq"}, "quant_method: 'hqq' is not supported"),
+        (GPTQ | {"bits": 3}, "bits: 3 is not supported"),
         ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type: 'fp4'"),
         (compressed("marlin-24"), "format: 'marlin-24'"),
         (compressed("int-quantized", num_bits=8, strategy="group"), "strategy: 'group'"),
-        (compressed("int-quantized", num_bits=8) | {"config_groups": {}}, "config_groups: 0 groups"),
-        (compressed("int-quantized") | {"config_groups": None}, "config_groups: None: only one group"),
+        (compressed("int-quantized", num_bits=8) | {"config_groups": {}}, "config_groups: has 0 groups"),
+        (compressed("int-quantized") | {"config_groups": None}, "config_groups: has None; only one group"),
         (
             compressed("int-quantized") | {"config_groups": {"group_0": {"targets": ["Linear"]}}},
-            r"config_groups\.group_0\.weights: is None",
+            r"config_groups\.group_0\.weights: must be an object, not None",
         ),
         (
             compressed("int-quantized") | {"config_groups": {"group_1": {"weights": None}}},
-            r"config_groups\.group_1\.weights: is None",
+            r"config_groups\.group_1\.weights: must be an object, not None",
         ),
-        ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size: \[128\] is not \[rows"),
+        (
+            {"quant_method": "fp8", "weight_block_size": [128]},
+            r"weight_block_size: must be \[rows.* not \[128\]",
+        ),
         ({"quant_method": "fp8", "weight_block_size": [128, "all"]}, "weight_block_size: .*'all'"),
         (
             compressed("float-quantized", num_bits=8, strategy="block", block_structure=[1, 2, 3]),
-            r"block_structure: \[1, 2, 3\]",
+            r"block_structure: .*\[1, 2, 3\]",
         ),
     ],
     ids=str,
@@ -151,6 +154,6 @@ def test_levels_without_a_layout_are_refused(plain: Path, tmp_path: Path) -> Non
     name = "model.layers.1.mlp.up_proj.weight"
     with (
         Weights(packed, torch.float32) as weights,
-        pytest.raises(CheckpointError, match="names no quantization"),
+        pytest.raises(CheckpointError, match="has no quantization_config"),
     ):
         weights.take(name, 128, 64)
