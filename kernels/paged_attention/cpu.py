@@ -121,7 +121,8 @@ def _task(item: int, head: int, part: int, call: AttentionCall, plan: PlanNumber
 @inlined
 def _line(block: int, task: _Task, call: AttentionCall, plan: PlanNumbers) -> int:
     """Return the place of a head's Block in the cache, counted in heads of Blocks."""
-    return int64_at(plan.tables)[task.entries + block] * call.num_kv_heads + task.head
+    line: int = int64_at(plan.tables)[task.entries + block] * call.num_kv_heads + task.head
+    return line
 
 
 @inlined

@@ -56,17 +56,17 @@ def plan_attention(
     longest = -(-(int(positions.max()) + 1) // block_size) * block_size
     floats = min(rows_per_item, int(counts.max())) * group * (longest + head_dim)
     tables, rows = torch.from_numpy(block_tables), torch.from_numpy(positions)
-    items_of = [torch.from_numpy(one) for one in (first_rows, num_rows, sequences)]
+    firsts, lengths, owners = (torch.from_numpy(one) for one in (first_rows, num_rows, sequences))
     scratch = torch.empty(num_threads(), floats)
     numbers = PlanNumbers(
         tables=tables.data_ptr(),
         table_width=tables.shape[1],
         positions=rows.data_ptr(),
         num_items=len(first_rows),
-        first_rows=items_of[0].data_ptr(),
-        num_rows=items_of[1].data_ptr(),
-        table_rows=items_of[2].data_ptr(),
+        first_rows=firsts.data_ptr(),
+        num_rows=lengths.data_ptr(),
+        table_rows=owners.data_ptr(),
         scratch=scratch.data_ptr(),
         scratch_width=floats,
     )
-    return AttentionPlan(tables, rows, *items_of, scratch, tuple(numbers))
+    return AttentionPlan(tables, rows, firsts, lengths, owners, scratch, tuple(numbers))

@@ -110,27 +110,6 @@ def test_no_module_is_over_400_lines() -> None:
     assert [str(path) for path in modules() if len(path.read_text().splitlines()) > 400] == []
 
 
-def test_functions_are_short_and_take_few_parameters() -> None:
-    """Nobody keeps more in mind. A function that a kernel compiler takes is cut by what it may call."""
-    compilers = {"jit", "kernel", "inlined", "intrinsic"}
-    found = []
-    for path in modules():
-        if path.relative_to(ROOT).parts[0] in PACKAGES:
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not compilers & {
-                    name.id if isinstance(name, ast.Name) else name.attr
-                    for decorator in node.decorator_list
-                    for name in ast.walk(decorator)
-                    if isinstance(name, ast.Name | ast.Attribute)
-                }:
-                    given = node.args
-                    num_parameters = len(given.posonlyargs) + len(given.args) + len(given.kwonlyargs)
-                    num_lines = (node.end_lineno or 0) - node.lineno + 1
-                    if num_lines > 60 or num_parameters > 12:
-                        found.append(f"{path.relative_to(ROOT)}: {node.name}")
-    assert found == []
-
-
 def test_every_folder_of_tests_is_a_package() -> None:
     """Without __init__.py two test modules of one name shadow each other."""
     folders = {path.parent for path in modules() if path.relative_to(ROOT).parts[0] == "tests"}

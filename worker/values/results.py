@@ -71,11 +71,6 @@ class ContinuationScore:
     token_ids: tuple[int, ...] = ()  # known to the engine, not stored
 
     @property
-    def num_tokens(self) -> int:
-        """The number of tokens in the continuation."""
-        return len(self.logprobs)
-
-    @property
     def logprob(self) -> float:
         """The logprob of the whole continuation."""
         return sum(self.logprobs)

@@ -48,7 +48,7 @@ def test_the_longest_sequence_must_fit_the_pool(tiny_llama: Path) -> None:
         make_engine(tiny_llama, num_blocks=5, max_model_len=40)
     with pytest.raises(ConfigError, match="kv_cache_bytes gives 0 Blocks"):
         make_engine(tiny_llama, kv_cache_bytes=10)
-    with pytest.raises(ConfigError, match="over the checkpoint's 128"):
+    with pytest.raises(ConfigError, match="the model supports at most 128"):
         make_engine(tiny_llama, max_model_len=129)
 
 

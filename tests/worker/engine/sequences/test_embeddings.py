@@ -193,7 +193,10 @@ def test_text_is_tokenized_as_asked(tiny_llama: Path) -> None:
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": (5, 320)}, "the prompt has a token id outside 0..319"),
         ({"prompt": (-1,)}, "the prompt has a token id outside 0..319"),
-        ({"params": EmbeddingParams(dimensions=49)}, "dimensions is 49; the model's vectors have 48"),
+        (
+            {"params": EmbeddingParams(dimensions=49)},
+            "dimensions is 49, but the model's vectors have only 48",
+        ),
     ],
 )
 def test_what_cannot_run_is_its_own_outcome(tiny_llama: Path, fields: dict, problem: str) -> None:

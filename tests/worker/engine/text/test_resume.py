@@ -83,11 +83,11 @@ def test_a_grammar_goes_on_where_it_was(tiny_llama: Path) -> None:
 @pytest.mark.parametrize(
     ("params", "output", "problem"),
     [
-        (greedy(4), (5, 6, 7, 8), "come to its end"),
+        (greedy(4), (5, 6, 7, 8), "nothing may follow"),
         (greedy(4), (10_000,), "outside the vocabulary"),
-        (greedy(4, ignore_eos=False), (1,), "come to its end"),
+        (greedy(4, ignore_eos=False), (1,), "nothing may follow"),
         (greedy(4, n=2), (5,), "one choice"),
-        (greedy(4, logprobs=1), (5,), "no logprobs"),
+        (greedy(4, logprobs=1), (5,), "without logprobs"),
     ],
 )
 def test_what_cannot_go_on_is_that_requests_error(
