@@ -208,7 +208,7 @@ def test_what_cannot_run_is_its_own_outcome(tiny_llama: Path, fields: dict, prob
 
 
 def test_a_vector_has_a_dimension() -> None:
-    with pytest.raises(InvalidRequestError, match="dimensions is out of range"):
+    with pytest.raises(InvalidRequestError, match="dimensions must be at least 1"):
         EmbeddingRequest(0, "text", EmbeddingParams(dimensions=0))
 
 
