@@ -98,7 +98,7 @@ def paged_attention(
         else:
             _attend_split(
                 query, blocks, scales, table, out, partial_out, partial_stats,
-                first_row, context, tile, kv_head, sequence, max_splits,
+                first_row, num_rows, context, tile, kv_head, sequence, max_splits,
                 scale, soft_cap, query_stride,
                 NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT,
                 SPLIT_SIZE, BLOCK_SPLIT_M, BLOCK_N, BLOCK_D)  # fmt: skip
@@ -130,22 +130,22 @@ def _attend_tile(
 @triton.jit
 def _attend_split(
     query, blocks, scales, table, out, partial_out, partial_stats,
-    first_row, context, tile, kv_head, sequence, max_splits,
+    first_row, num_rows, context, tile, kv_head, sequence, max_splits,
     scale, soft_cap, query_stride,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, FORMAT: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    # Attends with the only row of a Sequence, over one split of its context.
-    position = context - 1
-    first_split = _first_split(1, context, WINDOW, SPLIT_SIZE)
+    # Attends with the one row of a Sequence, over one split of its context.
+    position = context - num_rows
+    first_split = _first_split(num_rows, context, WINDOW, SPLIT_SIZE)
     begin = (first_split + tile) * SPLIT_SIZE
     end = tl.minimum(begin + SPLIT_SIZE, context)
     if WINDOW > 0:
         begin = tl.maximum(begin, tl.maximum(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N)
     row, head, is_row, largest, total, mixed = _attend(
-        query, blocks, scales, table, first_row, 1, position, kv_head,
+        query, blocks, scales, table, first_row, num_rows, position, kv_head,
         begin, end, scale, soft_cap, query_stride,
         NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT,
         BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
