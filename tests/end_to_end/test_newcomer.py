@@ -39,12 +39,12 @@ class Newcomer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.environment['PORT']}"
 
-    def run(self, *command: str) -> str:
+    def run(self, *command: str, **settings: str) -> str:
         """Run a command in the checkout; return what it printed."""
         done = subprocess.run(
             command,
             cwd=self.checkout,
-            env=self.environment,
+            env=self.environment | settings,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -100,7 +100,6 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
             return "\nready: " in log.read_text()
 
         eventually(is_ready, seconds=START_SECONDS, what="ready")
-        environment["HEADRACE_URL"] = f"http://127.0.0.1:{environment['PORT']}"
         yield Newcomer(checkout, environment, receiver_port)
     finally:
         process.terminate()
@@ -128,7 +127,7 @@ def test_every_block_of_readme_is_of_a_kind_that_is_tested() -> None:
 
 
 def test_readmes_commands_run_as_printed(newcomer: Newcomer) -> None:
-    """One shell runs them all, in order; it ends at the first that fails."""
+    """One shell runs them all, in order; it ends at the first that fails. `headrace` reads PORT."""
     blocks = [block for kind, block in BLOCKS if kind == "sh" and not block.startswith(tuple(ELSEWHERE))]
     # `curl -s` alone says nothing about an answer that is an error.
     checked = 'curl() { command curl --fail-with-body --show-error "$@" && echo; }'
@@ -170,7 +169,8 @@ def test_every_example_is_run() -> None:
 @pytest.mark.parametrize("name", PRINTS)
 def test_an_example_runs(newcomer: Newcomer, name: str) -> None:
     program = shutil.which("sh") if name.endswith(".sh") else sys.executable
-    assert re.search(PRINTS[name], newcomer.run(str(program), f"docs/examples/{name}"), re.DOTALL)
+    said = newcomer.run(str(program), f"docs/examples/{name}", HEADRACE_URL=newcomer.url)
+    assert re.search(PRINTS[name], said, re.DOTALL)
 
 
 def test_the_example_of_a_receiver_knows_events_from_forgeries(newcomer: Newcomer) -> None:
