@@ -26,7 +26,7 @@ _of_process: dict[str, object] = {}
 
 def fields(**named: object) -> dict[str, Any]:
     """Return the `extra` of a log call that gives its line these fields; those that are None are left out."""
-    return {"fields": {name: value for name, value in named.items() if value is not None}}
+    return {"fields": named}
 
 
 @contextmanager
@@ -53,7 +53,8 @@ def add_to_process(**named: object) -> None:
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
     """Return the fields of a line: its own, its work's and its process's."""
-    return {**_of_process, **(_work.get() or {}), **getattr(record, "fields", {})}
+    found = {**_of_process, **(_work.get() or {}), **getattr(record, "fields", {})}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 class JsonFormatter(logging.Formatter):

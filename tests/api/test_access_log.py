@@ -54,7 +54,7 @@ def test_one_id_links_the_request_its_batch_and_its_answer(
 def test_an_id_that_is_no_plain_word_is_replaced(
     client: TestClient, lines: list[dict[str, Any]], given: str
 ) -> None:
-    answer = client.get("/v1/batch/none", headers={"X-Request-ID": given.encode()})
+    answer = client.get("/v1/batch/none", headers={b"X-Request-ID": given.encode()})
     assert answer.status_code == 404
     assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
     assert lines[-1]["request_id"] == answer.headers["x-request-id"]

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -61,13 +62,19 @@ def lost(session: Session, batch_id: str, fences: Mapping[int, int]) -> None:
 
 def started(session: Session, batch: BatchRow, *, at: datetime) -> None:
     """Record the first claim of a batch."""
-    of_batch = {"batch": batch.id, "tenant": batch.tenant_id, "lane": batch.lane}
+    of_batch: dict[str, Any] = {
+        "batch": batch.id,
+        "shard": None,
+        "tenant": batch.tenant_id,
+        "lane": batch.lane,
+    }
     journal.record(session, "batch started", queued_seconds=_seconds(batch.created_at, at), **of_batch)
 
 
 def changed(session: Session, event: str, batch: BatchRow, **named: object) -> None:
     """Record a change of a batch; if a customer asked for it, the fields of the HTTP request say who."""
-    journal.record(session, event, batch=batch.id, tenant=batch.tenant_id, **named)
+    of_batch: dict[str, Any] = {"batch": batch.id, "shard": None, "tenant": batch.tenant_id}
+    journal.record(session, event, **of_batch | named)
 
 
 def ended(session: Session, batch: BatchRow) -> None:
@@ -77,6 +84,7 @@ def ended(session: Session, batch: BatchRow) -> None:
         session,
         "batch ended",
         batch=batch.id,
+        shard=None,  # not of the run that ended it
         tenant=batch.tenant_id,
         status=batch.status,
         error=batch.error_code,

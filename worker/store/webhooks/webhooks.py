@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import func, insert, select
@@ -60,9 +61,8 @@ def record_end(session: Session, batch: BatchRow, files: Mapping[str, str | None
         )
     )
     deliveries.add(session, event.event_id, receiver_of)
-    journal.record(
-        session, "event written", batch=batch.id, event=event.event_id, type=event.type, to=len(receiver_of)
-    )
+    written: dict[str, Any] = {"event": event.event_id, "type": event.type, "to": len(receiver_of)}
+    journal.record(session, "event written", batch=batch.id, shard=None, **written)
 
 
 def ping(session: Session, tenant: str, endpoint_id: str) -> str:
