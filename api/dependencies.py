@@ -21,6 +21,7 @@ from api.guards.rate_limit import RateLimiter
 from api.guards.traffic import Traffic
 from api.inputs.checkpoint import Checkpoint
 from worker.contract.access import Scope
+from worker.contract.prices import Prices
 from worker.queue.broker import Broker
 from worker.queue.feed import FeedReader
 from worker.settings import Settings
@@ -65,7 +66,7 @@ class IdempotencyKey:
 
 def open_services(config: Settings) -> Services:
     """Return the services of the API or the files process; raises ModelDirectoryError."""
-    store = Store(config.database_url)
+    store = Store(config.database_url, prices=Prices.of(config))
     return Services(
         settings=config,
         store=store,

@@ -26,6 +26,7 @@ from api.guards.traffic import CountTraffic
 from api.metrics import routes as metrics
 from api.openai import routes as openai
 from api.uploads import routes as uploads
+from api.usage import routes as usage
 from api.webhooks import routes as webhooks
 from worker.settings import Settings, settings
 
@@ -67,7 +68,7 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.add_middleware(GiveBackMemory)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(GoneClients)
-    metrics.install(app, services.store)
+    metrics.install(app, services.store, config)
     app.add_middleware(CountTraffic, traffic=services.traffic)
     app.add_middleware(AccessLog)
     app.include_router(health.router)
@@ -82,6 +83,7 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.include_router(file_batches.router)
     app.include_router(webhooks.router)
     app.include_router(audit.router)
+    app.include_router(usage.router)
     app.include_router(control_routes.router)
     app.include_router(progress_routes.router)
     openapi.install(app)

@@ -135,6 +135,13 @@ class Settings(BaseSettings):
     callbacks_in_flight: int = Field(default=8, gt=0)
     callbacks_per_receiver: int = Field(default=2, gt=0)
 
+    # Prices and metrics.
+    price_per_device_hour: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    price_per_million_input_tokens: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    price_per_million_output_tokens: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    currency: str = Field(default="USD", pattern=r"^[A-Z]{3}$")
+    metrics_tenants: int = Field(default=50, ge=0)
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 

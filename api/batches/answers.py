@@ -8,7 +8,6 @@ from api.batches.eta import estimate, expected_tokens
 from api.batches.progress_schemas import EtaRange, RequestAttemptAnswer
 from api.batches.result_schemas import (
     ChoiceAnswer,
-    DeviceTime,
     RequestErrorAnswer,
     RequestUsage,
     ResultAnswer,
@@ -18,6 +17,7 @@ from api.batches.result_schemas import (
 )
 from api.batches.schemas import BatchAnswer, BatchModel, Callback, Counts, InputTokensDetails, Tokens, Usage
 from api.batches.waiting import Line, explain
+from api.figures import DeviceTime, to_cost, to_device_time
 from api.forecasts.forecaster import Forecaster
 from api.inputs.checkpoint import Checkpoint, Spelling
 from worker.store.batches.batch_views import BatchView
@@ -41,6 +41,7 @@ def to_answer(
     delivery: DeliveryView | None,
     outputs: list[Output] | None,
     *,
+    currency: str,
     line: Line | None = None,
     forecaster: Forecaster | None = None,
 ) -> BatchAnswer:
@@ -76,6 +77,7 @@ def to_answer(
             output_tokens=view.output_tokens,
             total_tokens=view.input_tokens + view.output_tokens,
             device_seconds=_to_device_time(view.seconds),
+            cost=to_cost(view.cost_billionths, currency),
         ),
         deduplicated=view.num_deduplicated,
         cached=view.num_cache_hits,
@@ -106,12 +108,7 @@ def _to_batch_model(view: BatchView) -> BatchModel | None:
 
 
 def _to_device_time(seconds: DeviceSeconds) -> DeviceTime:
-    return DeviceTime(
-        prefill=round(seconds.prefill, 6),
-        decode=round(seconds.decode, 6),
-        padding=round(seconds.padding, 6),
-        total=round(seconds.prefill + seconds.decode + seconds.padding, 6),
-    )
+    return to_device_time(seconds.prefill, seconds.decode, seconds.padding)
 
 
 def _to_callback(view: BatchView, delivery: DeliveryView | None) -> Callback | None:

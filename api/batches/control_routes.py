@@ -48,8 +48,7 @@ def reassign_batch(
     batch_id: BatchId, wanted: Reassignment, services: ServicesDependency, caller: CallerDependency
 ) -> BatchAnswer:
     """Have another model run the requests without a result. Results stay; begun requests start again."""
-    actor = "nobody in particular" if caller.key is None else f"key:{caller.key}"
-    reassigning.reassign(services, batch_id, wanted.model, actor=actor)
+    reassigning.reassign(services, batch_id, wanted.model, actor=caller.actor)
     return service.answer(services, batch_id, include_outputs=False)
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.batches.progress_schemas import RequestAttemptAnswer
+from api.figures import DeviceTime
 from worker.contract.states import BatchStatus
 from worker.values.caching import Source
 from worker.values.outcomes import Outcome
@@ -16,15 +17,6 @@ class RequestErrorAnswer(BaseModel):
 
     code: str
     message: str
-
-
-class DeviceTime(BaseModel):
-    """Device seconds: the time of each step, split over its tokens."""
-
-    prefill: float = Field(description="for tokens of prompts")
-    decode: float = Field(description="for tokens of outputs")
-    padding: float = Field(description="for rows that only fill a step up")
-    total: float
 
 
 class RequestUsage(BaseModel):

@@ -15,7 +15,8 @@ from pydantic import (
 )
 
 from api.batches.progress_schemas import EtaRange, Waiting
-from api.batches.result_schemas import DeviceTime, RequestErrorAnswer
+from api.batches.result_schemas import RequestErrorAnswer
+from api.figures import Cost, DeviceTime, LaneLatency, UsageFigures
 from api.inputs.sampling import SamplingFields
 from api.inputs.schema import NonEmptyText, Priority, Schema, Text, TimeoutSeconds
 from worker.contract.states import BatchStatus, EventState
@@ -208,6 +209,7 @@ class Usage(BaseModel):
     output_tokens: int
     total_tokens: int
     device_seconds: DeviceTime
+    cost: Cost = Field(description="of device time and tokens, at the prices that held then")
 
 
 class Tokens(BaseModel):
@@ -267,6 +269,7 @@ class BatchAnswer(BaseModel):
                         "output_tokens": 24,
                         "total_tokens": 31,
                         "device_seconds": {"prefill": 0.01, "decode": 0.2, "padding": 0.0, "total": 0.21},
+                        "cost": {"amount": 0.000146, "currency": "USD"},
                     },
                     "deduplicated": 0,
                     "cached": 0,
@@ -328,7 +331,7 @@ class BatchPage(BaseModel):
 
 
 class BatchStats(BaseModel):
-    """The number of batches in each status."""
+    """The number of batches in each status, and usage and latencies since the first day."""
 
     total_batches: int
     pending: int
@@ -338,3 +341,5 @@ class BatchStats(BaseModel):
     failed: int
     cancelled: int
     expired: int
+    usage: UsageFigures = Field(description="of interactive work too")
+    latency: list[LaneLatency] = Field(description="by lane and priority")

@@ -10,12 +10,13 @@ from api.batches.submission import to_batch
 from api.batches.waiting import read_line
 from api.dependencies import IdempotencyKey, Services
 from api.errors import KeyReusedError, NotFoundError
+from api.figures import to_latencies, to_usage
 from api.inputs.cursors import cut
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS
 from worker.contract.states import BatchStatus
 from worker.store.batches import batch_views, batches, idempotency
 from worker.store.batches.batch_views import BatchView
-from worker.store.counts import batch_counts
+from worker.store.counts import batch_counts, usage
 from worker.store.requests import attempts, result_views
 from worker.store.webhooks import delivery_log
 from worker.values.results import num_bytes
@@ -77,7 +78,8 @@ def answer(services: Services, batch_id: str, *, include_outputs: bool | None) -
     if include_outputs is None and outputs and sum(map(num_bytes, outputs)) > INLINE_OUTPUT_BYTES:
         outputs = None
     forecaster = None if view.status.is_terminal else services.read_forecaster(view.model_fingerprint)
-    return to_answer(view, delivery, outputs, line=line, forecaster=forecaster)
+    currency = services.settings.currency
+    return to_answer(view, delivery, outputs, currency=currency, line=line, forecaster=forecaster)
 
 
 def cancel(services: Services, batch_id: str) -> None:
@@ -140,6 +142,7 @@ def batch_page(services: Services, *, after: str | None, limit: int, status: Bat
             view,
             deliveries.get(view.id),
             None,
+            currency=services.settings.currency,
             forecaster=None if view.status.is_terminal else forecasters[view.model_fingerprint],
         )
         for view in page
@@ -148,7 +151,13 @@ def batch_page(services: Services, *, after: str | None, limit: int, status: Bat
 
 
 def stats(services: Services) -> BatchStats:
-    """Return the number of batches in each status."""
+    """Return the number of batches in each status, and the usage and latencies of all work."""
     with services.store.transaction() as session:
         counts = batch_counts.by_status(session)
-    return BatchStats(total_batches=sum(counts.values()), **{str(k): v for k, v in counts.items()})
+        used = usage.measured(session, minutes=1).total
+    return BatchStats(
+        total_batches=sum(counts.values()),
+        usage=to_usage(used, services.settings.currency),
+        latency=to_latencies(used),
+        **{str(status): count for status, count in counts.items()},
+    )

@@ -49,6 +49,10 @@ class WorkerAnswer(BaseModel):
     occupancy: Share | None = Field(description="sequences in a step, of those it has room for")
     tokens_per_second: float | None = Field(description="generated")
     device_busy: Share | None = Field(description="of the time, in which a step ran")
+    cpu_busy: Share | None = Field(description="of the machine's cores")
+    kv_occupancy: Share | None = Field(description="blocks of the KV cache that sequences hold now")
+    prefix_hit_rate: Share | None = Field(description="of prompt tokens, since the process was started")
+    prefix_evictions: int | None
     started_at: datetime
     seen_at: datetime
 

@@ -11,8 +11,11 @@ from api.dashboard.schemas import (
 )
 from api.dependencies import Services
 from api.forecasts.forecaster import Forecaster
-from api.metrics.summary import share
+from api.metrics.summary import busy_share, share
+from worker.contract.engine_state import EngineState
 from worker.contract.messages import GPU_QUEUE
+from worker.contract.processes import CORES
+from worker.contract.usage import SECONDS
 from worker.store.batches.batch_views import BatchView
 from worker.store.watching import outlook, overview
 from worker.store.watching.overview import FailingReceiver, Failure, WorkerLoad
@@ -82,7 +85,7 @@ def _to_failed(failure: Failure) -> FailedBatch:
 
 def _to_worker(load: WorkerLoad) -> WorkerAnswer:
     is_measured = load.queue == GPU_QUEUE and load.seconds > 0
-    seconds = sum(load.readings.get(f"{kind}_seconds", 0.0) for kind in ("prefill", "decode", "padding"))
+    state = EngineState.of_worker(load.info)
     tokens = load.readings.get("decode_tokens", 0.0)
     return WorkerAnswer(
         name=load.name,
@@ -92,7 +95,11 @@ def _to_worker(load: WorkerLoad) -> WorkerAnswer:
         device=load.info.get("device"),
         occupancy=share(load.readings, ("scheduled_sequences",), ("sequence_rows",)),
         tokens_per_second=round(tokens / load.seconds, 2) if is_measured else None,
-        device_busy=round(min(1.0, seconds / load.seconds), 4) if is_measured else None,
+        device_busy=busy_share(load.readings, SECONDS, load.seconds) if is_measured else None,
+        cpu_busy=busy_share(load.readings, ("cpu_seconds",), load.seconds * load.info.get(CORES, 0)),
+        kv_occupancy=None if state is None else round(state.occupancy, 4),
+        prefix_hit_rate=None if state is None or state.hit_rate is None else round(state.hit_rate, 4),
+        prefix_evictions=None if state is None else state.prefix_evictions,
         started_at=load.started_at,
         seen_at=load.seen_at,
     )

@@ -16,10 +16,12 @@ from api.files.service import prepare
 from api.files.tidying import tidy
 from api.files.writing import ResultWriter
 from api.inputs.checkpoint import ModelDirectoryError
+from worker.contract.processes import FILES as FILES_PROCESS
 from worker.loops import Loop
 from worker.settings import refuse, settings
 from worker.store.database.notify import FILES, wake_ups
 from worker.store.database.session import DATABASE_AWAY
+from worker.store.watching.heartbeat import heartbeat
 from worker.telemetry import configure_logging
 
 logger = logging.getLogger("api.files")
@@ -67,10 +69,11 @@ def run(services: Services, stopping: threading.Event) -> None:
         loop("writer", ResultWriter(services, stopping).turn, WRITER_NICENESS),
         Loop("tidy", tidy_later, stopping, away=(*DATABASE_AWAY, BlobError, OSError)),
     )
-    for one in loops:
-        one.start()
-    for one in loops:
-        one.join()
+    with heartbeat(services.store, FILES_PROCESS):
+        for one in loops:
+            one.start()
+        for one in loops:
+            one.join()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,11 @@ class Caller:
     scopes: frozenset[Scope]
     calls_per_minute: int | None = None
 
+    @property
+    def actor(self) -> str:
+        """The name of the caller in the audit log."""
+        return "nobody in particular" if self.key is None else f"key:{self.key}"
+
 
 NOBODY_IN_PARTICULAR = Caller(DEFAULT_TENANT, None, frozenset(Scope))
 

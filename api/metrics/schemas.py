@@ -1,8 +1,11 @@
 """Defines the answers of the metrics and cache routes. Null means that nothing was measured."""
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import BaseModel, Field
+
+from api.figures import LaneLatency, UsageFigures
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -18,15 +21,21 @@ class Summary(BaseModel):
     window_seconds: float = Field(description="what everything below was measured over")
     requests_per_second: float
     tokens_per_second: float = Field(description="generated, by the engines' own count")
-    avg_latency_ms: float | None = Field(description="from the claim of a request's shard to its outcome")
+    avg_latency_ms: float | None = Field(description="from the claim of a request's shard to its result")
     p50_latency_ms: float | None
     p95_latency_ms: float | None
     p99_latency_ms: float | None
+    latency: list[LaneLatency] = Field(description="by lane and priority; lanes and priorities with requests")
     batch_utilization: Share | None = Field(description="sequences in a step, of those it has room for")
     padding_efficiency: Share | None = Field(description="rows of a step that were of use")
     cache_hit_rate: Share | None = Field(description="of requests looked up in the response cache")
     prefix_cache_hit_rate: Share | None = Field(description="of prompt tokens, found in the prefix cache")
-    device_seconds: dict[str, float] = Field(description="prefill, decode, padding")
+    device_seconds: dict[str, float] = Field(description="of all steps: prefill, decode, padding")
+    device_utilization: Share | None = Field(description="of the workers' time, in which a step ran")
+    cpu_utilization: Share | None = Field(description="of the workers' cores")
+    kv_utilization: Share | None = Field(description="blocks that sequences hold, of all; mean over steps")
+    recent: UsageFigures = Field(description="of requests that got their result in the window")
+    total: UsageFigures = Field(description="of all requests, since the first day")
     workers: int = Field(description="alive now")
     batches: dict[str, int] = Field(description="live ones by status")
     requests_pending: int
@@ -35,13 +44,29 @@ class Summary(BaseModel):
     webhooks_pending: int
 
 
+class WorkerCacheStats(BaseModel):
+    """The KV cache of one live worker now, and its prefix cache since the process was started."""
+
+    worker: str
+    model: str | None
+    blocks: int = Field(description="of the KV cache")
+    used_blocks: int = Field(description="that sequences hold")
+    cached_blocks: int = Field(description="whose content the prefix cache can find, held or not")
+    occupancy: Share = Field(description="used_blocks of blocks")
+    queried_tokens: int
+    cached_tokens: int
+    hit_rate: Share | None
+    evictions: int
+
+
 class PrefixCacheStats(BaseModel):
-    """The engines' prefix caches, since the first day."""
+    """The engines' prefix caches: of all workers since the first day, and of each live worker."""
 
     queried_tokens: int
     cached_tokens: int
     hit_rate: Share | None
     evictions: int
+    workers: list[WorkerCacheStats]
 
 
 class CacheStats(BaseModel):
@@ -60,7 +85,17 @@ class CacheStats(BaseModel):
     prefix_cache: PrefixCacheStats
 
 
-class CacheCleared(BaseModel):
-    """The response cache, or the tenant's part, is now empty. The engines' prefix caches hold no answers."""
+class CacheKind(StrEnum):
+    """A cache that can be cleared."""
 
-    entries_removed: int
+    RESPONSE = "response"
+    PREFIX = "prefix"
+
+
+class CacheCleared(BaseModel):
+    """The caches that were cleared. Null: this one was not."""
+
+    entries_removed: int | None = Field(description="from the response cache, or the tenant's part of it")
+    workers: int | None = Field(
+        description="live workers that clear their prefix cache: at once, or within seconds if they are busy"
+    )

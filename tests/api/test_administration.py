@@ -10,11 +10,13 @@ from sqlalchemy import insert
 from api.main import create_app
 from tests.fixtures.access import bearer, make_key
 from worker.contract.access import Scope
+from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE
 from worker.settings import Settings
 from worker.store.cache import response_cache
 from worker.store.database.session import Store
 from worker.store.rows.schema import cache_tables
 from worker.store.tenants import audit
+from worker.store.watching import workers
 
 ENDPOINTS = "/v1/webhooks/endpoints"
 OURS = {"url": "https://ours.example/hook"}
@@ -87,14 +89,39 @@ def test_the_audit_log_of_a_tenant_is_about_itself(client: TestClient, store: St
 
 def test_a_tenant_empties_its_own_cache(client: TestClient, store: Store) -> None:
     fill_cache(store, "ours", "theirs", "default")
-    assert client.delete("/v1/cache", headers=admin(store, "ours")).json() == {"entries_removed": 1}
+    cleared = client.delete("/v1/cache", headers=admin(store, "ours"))
+    assert cleared.json() == {"entries_removed": 1, "workers": None}
     assert [entries(store, tenant) for tenant in ("ours", "theirs", "default")] == [0, 1, 1]
-    assert client.delete("/v1/cache", headers=operator(store)).json() == {"entries_removed": 2}
+    cleared = client.delete("/v1/cache", headers=operator(store), params={"kind": "response"})
+    assert cleared.json() == {"entries_removed": 2, "workers": None}
+
+
+def test_prefix_caches_are_the_operators_to_clear(client: TestClient, store: Store) -> None:
+    fill_cache(store, "ours")
+    with store.transaction() as session:
+        for name, queue in (("gpu@a", GPU_QUEUE), ("gpu@b", GPU_QUEUE), ("callbacks@a", CALLBACKS_QUEUE)):
+            workers.seen(session, name=name, queue=queue, slots=1, info={})
+    refused = client.delete("/v1/cache", headers=admin(store, "ours"), params={"kind": "prefix"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "insufficient_scope")
+    with store.transaction() as session:
+        assert not workers.must_clear_cache(session, "gpu@a")
+    for _ in range(2):  # the same again does the same
+        cleared = client.delete("/v1/cache", headers=operator(store), params={"kind": "prefix"})
+        assert cleared.json() == {"entries_removed": None, "workers": 2}
+    assert entries(store, "ours") == 1
+    with store.transaction() as session:
+        assert [workers.must_clear_cache(session, name) for name in ("gpu@a", "gpu@b", "gpu@a")] == [1, 1, 0]
+    assert client.delete("/v1/cache", headers=operator(store), params={"kind": "all"}).status_code == 422
+    acts = client.get("/v1/audit", headers=operator(store)).json()["data"]
+    assert [(act["act"], act["target"], act["details"]["workers"]) for act in acts] == [
+        ("cache.clear", "prefix", 2)
+    ] * 2
+    assert acts[0]["actor"].startswith("key:hr_")
 
 
 def test_what_is_of_all_tenants_needs_the_scope_for_that(client: TestClient, store: Store) -> None:
     tenant, deployment = admin(store, "default"), operator(store)
-    for path in ("/v1/overview", "/metrics", "/v1/metrics", "/v1/cache/stats"):
+    for path in ("/v1/overview", "/metrics", "/v1/metrics", "/v1/cache/stats", "/v1/usage/tenants"):
         refused = client.get(path, headers=tenant)
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "insufficient_scope"), path
         assert "`deployment`" in refused.json()["error"]["message"]

@@ -7,10 +7,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.batches.result_schemas import ResultPage
-from api.batches.schemas import BatchAnswer, BatchSubmission
+from api.batches.schemas import BatchAnswer, BatchStats, BatchSubmission
+from api.dashboard.schemas import Overview
 from api.errors import OPENAI_PATHS, ErrorBody
 from api.inputs.checkpoint import ChatTemplateError, Checkpoint, ModelDirectoryError
 from api.main import create_app
+from api.metrics.schemas import CacheCleared, CacheStats, Summary
+from api.usage.schemas import TenantsReport, UsageReport
 from tests.fixtures.checkpoint import write_checkpoint
 from worker.settings import Settings
 from worker.store.database.session import Store
@@ -55,6 +58,8 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
         "/v1/cache/stats",
         "/v1/metrics",
         "/v1/overview",
+        "/v1/usage",
+        "/v1/usage/tenants",
         "/ready",
         "/v1/audit",
         "/v1/batch",
@@ -109,6 +114,13 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
         "BatchAnswer": BatchAnswer,
         "ResultPage": ResultPage,
         "ErrorBody": ErrorBody,
+        "BatchStats": BatchStats,
+        "CacheCleared": CacheCleared,
+        "CacheStats": CacheStats,
+        "Overview": Overview,
+        "Summary": Summary,
+        "TenantsReport": TenantsReport,
+        "UsageReport": UsageReport,
     }.items():
         for example in schemas[name]["examples"]:
             model.model_validate_json(json.dumps(example))

@@ -57,7 +57,7 @@ def test_what_changes_something_is_not_for_readers() -> None:
 def test_what_shows_all_tenants_is_not_for_one() -> None:
     """A tenant's own administrator must not read what others do; where both may come, the store differs."""
     for (method, path), scopes in scopes_by_route(create_app()).items():
-        if path in {"/metrics", "/v1/metrics", "/v1/overview", "/v1/cache/stats"}:
+        if path in {"/metrics", "/v1/metrics", "/v1/overview", "/v1/cache/stats", "/v1/usage/tenants"}:
             assert scopes == {Scope.DEPLOYMENT}, (method, path)
         elif Scope.DEPLOYMENT in scopes:
             assert scopes == {Scope.ADMIN, Scope.DEPLOYMENT}, (method, path)

@@ -7,6 +7,12 @@ from tests.fixtures.checkpoint import TEMPLATE
 from tests.fixtures.deployment import Deployment, deployment
 from tests.fixtures.tiny_llama import write_tiny_llama
 
+# A device second costs 1, and so does an output token.
+PRICES = {
+    "HEADRACE_PRICE_PER_DEVICE_HOUR": "3600",
+    "HEADRACE_PRICE_PER_MILLION_OUTPUT_TOKENS": "1000000",
+}
+
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -18,5 +24,5 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Not for the session: the next folder's deployment uses the same Redis.
 @pytest.fixture(scope="package")
 def running(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with deployment(tmp_path_factory.mktemp("logs"), tiny_model) as started:
+    with deployment(tmp_path_factory.mktemp("logs"), tiny_model, **PRICES) as started:
         yield started

@@ -42,6 +42,8 @@ READ_ROUTES: Mapping[str, tuple[str, ...]] = {
     "/v1/webhooks/events/{event}/attempts": (),
     "/v1/audit": ("before", "limit"),
     "/v1/metrics": ("minutes",),
+    "/v1/usage": ("first", "last"),
+    "/v1/usage/tenants": ("first", "last"),
     "/v1/models/{batch}": (),
     "/metrics": (),
 }
@@ -58,6 +60,7 @@ ACTIONS = (
     ("POST", "/v1/webhooks/endpoints/{endpoint}/ping"),
     ("POST", "/v1/webhooks/endpoints/{endpoint}/replay"),
     ("DELETE", "/v1/cache"),
+    ("DELETE", "/v1/cache?kind=prefix"),
 )
 METHODS = (
     "GET",

@@ -8,12 +8,15 @@ import threading
 import time
 from datetime import timedelta
 
+from worker.contract.prices import Prices
+from worker.contract.processes import DISPATCHER
 from worker.dispatcher.dispatcher import Dispatcher
 from worker.loops import Loop
 from worker.queue.broker import Broker
 from worker.settings import Settings, settings
 from worker.store.database.notify import wake_ups
 from worker.store.database.session import DATABASE_AWAY, Store
+from worker.store.watching.heartbeat import heartbeat
 from worker.telemetry import configure_logging
 
 TIDY_SECONDS = 60.0
@@ -21,7 +24,7 @@ TIDY_SECONDS = 60.0
 
 def run(config: Settings, stopping: threading.Event) -> None:
     """Dispatch until `stopping` is set; keep trying while Postgres or Redis is away."""
-    store = Store(config.database_url, pool_size=2)
+    store = Store(config.database_url, pool_size=3, prices=Prices.of(config))
     days = config.retention_days
     dispatcher = Dispatcher(
         store,
@@ -48,7 +51,8 @@ def run(config: Settings, stopping: threading.Event) -> None:
                 dispatcher.tidy()
                 tidied_at = now
 
-    Loop("dispatcher", follow, stopping, away=DATABASE_AWAY).run()
+    with heartbeat(store, DISPATCHER):
+        Loop("dispatcher", follow, stopping, away=DATABASE_AWAY).run()
 
 
 if __name__ == "__main__":

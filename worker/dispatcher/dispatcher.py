@@ -18,7 +18,7 @@ from worker.queue.broker import Broker
 from worker.queue.publish import publish
 from worker.store.batches import batches, idempotency
 from worker.store.cache import response_cache
-from worker.store.counts import batch_counts, meters
+from worker.store.counts import batch_counts, meters, usage
 from worker.store.database.session import Store
 from worker.store.shards import tickets, timeouts
 from worker.store.watching import retention, workers
@@ -90,6 +90,7 @@ class Dispatcher:
         with self.store.transaction() as session:
             meters.fold_the_old(session)
             batch_counts.fold(session)
+            usage.fold(session)
             response_cache.drop_expired(session)
 
     def _settle_timeouts(self) -> None:

@@ -9,7 +9,7 @@ from worker.engine.models.checkpoint import read_eos_token_ids
 from worker.engine.requests.config import EngineConfig
 from worker.engine.requests.errors import OutOfMemoryError
 from worker.engine.requests.generation import EngineRequest, GenerationRequest
-from worker.engine.requests.stats import EngineStats, ModelInfo
+from worker.engine.requests.stats import BlockUse, EngineStats, ModelInfo
 from worker.engine.running.model_runner import ModelRunner
 from worker.engine.running.step_pipeline import StepPipeline
 from worker.engine.scheduling.admission import make_admission
@@ -99,6 +99,12 @@ class Engine:
         """Number of Sequences that hold no Blocks, plus readings that are in no batch yet."""
         return self._scheduler.num_waiting + self._readings.num_queued
 
+    @property
+    def block_use(self) -> BlockUse:
+        """The use of the KV cache now; safe to read from any thread."""
+        pool = self._scheduler.block_pool
+        return BlockUse(pool.num_blocks, pool.num_used_blocks, pool.num_cached_blocks)
+
     def add(self, request: EngineRequest) -> None:
         """Queue a request; one that cannot run completes with an error in the next `step`.
 
@@ -143,8 +149,9 @@ class Engine:
         else:
             self._take(late)
             self._scheduler.advance(plan)
+            self._readings.end(plan)
             self._take(self._steps.finish())
-        return self._collect(plan)
+        return self._collect()
 
     def clear_prefix_cache(self) -> None:
         """Forget the contents of cached Blocks; running Sequences keep theirs."""
@@ -158,7 +165,9 @@ class Engine:
         """Give the tokens of a Step that has ended to the Sequences they were chosen for."""
         if chosen is not None:
             token_ids = chosen.tokens()
-            self._scheduler.took(*self._meter.ended())
+            plan, seconds = self._meter.ended()
+            self._scheduler.took(plan, seconds)
+            self._readings.charged(plan)
             self._generations.take(chosen.sequences, token_ids)
 
     def _shrink(self, plan: StepPlan, error: OutOfMemoryError) -> None:
@@ -172,10 +181,10 @@ class Engine:
         self._scheduler.limits.reset()
         self._generations.fail(sequence.request_id, f"the device ran out of memory: {error}")
 
-    def _collect(self, plan: StepPlan) -> StepOutput:
+    def _collect(self) -> StepOutput:
         """Return everything that happened since the last Step."""
         num_new_tokens, completions, deltas = self._generations.collect()
-        output = StepOutput(num_new_tokens, completions, self._readings.collect(plan), deltas)
+        output = StepOutput(num_new_tokens, completions, self._readings.collect(), deltas)
         self.stats.decode_tokens += num_new_tokens.total()
         if self.wait_seconds != 0:
             self._meter.rest()

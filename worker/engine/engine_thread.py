@@ -13,7 +13,7 @@ from worker.engine.requests.embedding import Embedding, EmbeddingRequest
 from worker.engine.requests.errors import EngineError, EngineFailedError, EngineStoppedError
 from worker.engine.requests.generation import Answer, Completion, EngineRequest, GenerationRequest
 from worker.engine.requests.scoring import Scores, ScoringRequest
-from worker.engine.requests.stats import EngineStats, ModelInfo
+from worker.engine.requests.stats import BlockUse, EngineStats, ModelInfo
 from worker.engine.scheduling.plan import StepOutput
 from worker.engine.submission import Submission
 from worker.engine.text.encoding import encode_requests
@@ -166,6 +166,11 @@ class EngineThread:
     def stats(self) -> EngineStats:
         """A copy of the engine's counters."""
         return replace(self._loaded_engine().stats)
+
+    @property
+    def block_use(self) -> BlockUse:
+        """The use of the KV cache now."""
+        return self._loaded_engine().block_use
 
     @property
     def costs(self) -> StepCosts | None:

@@ -95,8 +95,6 @@ class InteractiveRunner:
         progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last)
         with self.store.transaction() as session:
             (verdict,) = shards.save(session, [progress], lease=self.keeper.lease)
-        if verdict is not AfterSave.LOST:
-            self.meters.saved(progress.results)
         if run.unsaved:
             self.feed.tell(run.held.batch_id, Saved())
         run.unsaved.clear()

@@ -56,7 +56,6 @@ class Run:
     cut_at: float | None = None
     unfinished: dict[int, Answer] = field(default_factory=dict)  # of the first prompt, by id; to resume
     unwanted: set[int] = field(default_factory=set)  # requests cancelled one by one
-    began_at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.meters.looked_up(self.lookup.num_asked)
@@ -165,7 +164,6 @@ class Run:
             elif is_cut and is_late:
                 result = timed_out(result)
             self.unsaved.append(result)
-            self.meters.took(time.monotonic() - self.began_at, result.num_copies)
             self.finished_tokens += num_output_tokens(parts)
 
 

@@ -156,8 +156,6 @@ class ShardRunner:
         fresh = {} if is_last else self._fresh_checkpoints(run)
         progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last, fresh)
         saved = self.saver.save(progress, lease=self.keeper.lease)
-        if saved is not AfterSave.LOST:
-            self.meters.saved(progress.results)
         run.unsaved.clear()
         run.checkpoints |= {request_id: len(one.token_ids) for request_id, one in fresh.items()}
         return saved

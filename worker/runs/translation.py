@@ -180,6 +180,7 @@ def to_result(
         payload=None if is_plain and not payload.prompt_logprobs else payload,
         seconds=_device_seconds(outcomes),
         started_at=_first_start(outcomes),
+        first_token_at=_first_token(outcomes),
         num_copies=request.num_copies,
         keep=keep,
     )
@@ -205,6 +206,11 @@ def _first_start(outcomes: Iterable[Answer]) -> float | None:
     return min((one.started_at for one in outcomes if one.started_at is not None), default=None)
 
 
+def _first_token(outcomes: Iterable[Answer]) -> float | None:
+    times = (one.first_token_at for one in outcomes if isinstance(one, Completion))
+    return min((time for time in times if time is not None), default=None)
+
+
 def failed(
     request: ShardRequest, error: str, *, code: str = "generation_failed", num_output_tokens: int = 0
 ) -> NewResult:
@@ -223,5 +229,4 @@ def failed(
 
 
 def _device_seconds(outcomes: Iterable[Answer]) -> DeviceSeconds:
-    seconds = (outcome.seconds for outcome in outcomes if isinstance(outcome, Completion))
-    return sum(seconds, DeviceSeconds())
+    return sum((outcome.seconds for outcome in outcomes), DeviceSeconds())

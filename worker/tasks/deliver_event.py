@@ -1,13 +1,18 @@
 """Define the task `deliver_event`: attempt one delivery. `celery -A worker.tasks.deliver_event worker`."""
 
 import logging
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import cache
+from typing import Any
 
-from worker.contract.messages import DELIVER_EVENT
+from celery import bootsteps
+
+from worker.contract.messages import CALLBACKS_QUEUE, DELIVER_EVENT
 from worker.queue.celery_app import app
 from worker.settings import settings
 from worker.store.database.session import DATABASE_AWAY, Store
+from worker.store.watching.heartbeat import heartbeat
 from worker.webhooks.delivery import Deliverer
 from worker.webhooks.sealing import Sealer
 from worker.webhooks.targets import Targets
@@ -19,11 +24,31 @@ logger = logging.getLogger(__name__)
 app.conf.worker_concurrency = settings().callbacks_in_flight
 
 
+class HeartbeatStep(bootsteps.StartStopStep):
+    """Sends heartbeats while this worker takes tasks."""
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        self._stack = ExitStack()
+
+    def start(self, _: Any) -> None:
+        """Start to send them."""
+        store = _deliverer().store
+        self._stack.enter_context(heartbeat(store, CALLBACKS_QUEUE, slots=settings().callbacks_in_flight))
+
+    def stop(self, _: Any) -> None:
+        """Stop, so that this worker no longer counts as alive."""
+        self._stack.close()
+
+
+app.steps["worker"].add(HeartbeatStep)
+
+
 @cache
 def _deliverer() -> Deliverer:
     config = settings()
     return Deliverer(
-        store=Store(config.database_url, pool_size=config.callbacks_in_flight),
+        store=Store(config.database_url, pool_size=config.callbacks_in_flight + 1),
         secrets=config.webhook_secrets,
         sealer=Sealer(config.secret_keys),
         targets=Targets(config.allowed_networks, config.webhook_ports),

@@ -5,10 +5,13 @@ import os
 import threading
 import time
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import Any
 
+from worker.contract.engine_state import ENGINE_STATE, EngineState
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.models import Model
+from worker.contract.processes import BEAT_SECONDS, BUILD, CORES, build
 from worker.engine.engine_thread import EngineThread
 from worker.loops import Loop
 from worker.settings import Settings
@@ -20,7 +23,6 @@ from worker.values.step_costs import STEP_COSTS
 
 logger = logging.getLogger(__name__)
 
-BEAT_SECONDS = 5.0
 EXIT_ENGINE_FAILED = 70  # EX_SOFTWARE of sysexits.h: the process's parent starts it again
 
 
@@ -38,7 +40,7 @@ class Heartbeat:
         self._config = config
         self._worker = worker
         self._model = model
-        self._info: dict[str, Any] = {}
+        self._info: dict[str, Any] = {BUILD: build(torch=version("torch")), CORES: os.cpu_count()}
         self._meters: MeterWriter | None = None  # None: the model loads
         self._is_known = False  # to the dispatcher
         self._stopping = threading.Event()
@@ -51,7 +53,8 @@ class Heartbeat:
 
     def ready(self, info: dict[str, Any], meters: MeterWriter) -> None:
         """Announce that the worker takes work; `info` describes its engine."""
-        self._info, self._meters = info, meters
+        self._info |= info
+        self._meters = meters
         self._beat_now.set()
 
     def stop(self) -> None:
@@ -64,6 +67,25 @@ class Heartbeat:
                 workers.gone(session, self._worker)
         except DATABASE_AWAY as error:
             logger.warning("the end of this worker is not recorded: %s", str(error).splitlines()[0])
+
+    def beat(self) -> None:
+        """Beat now, as there is an order in the worker's row."""
+        self._beat_now.set()
+
+    def _state(self) -> dict[str, Any]:
+        engine = self._engine
+        costs, blocks, stats = engine.costs, engine.block_use, engine.stats
+        state = EngineState(
+            num_blocks=blocks.num_blocks,
+            num_used_blocks=blocks.num_used,
+            num_cached_blocks=blocks.num_cached,
+            num_running=engine.num_running,
+            num_waiting=engine.num_waiting,
+            prefix_queried_tokens=stats.queried_tokens,
+            prefix_cached_tokens=stats.cached_tokens,
+            prefix_evictions=stats.evictions,
+        )
+        return {STEP_COSTS: None if costs is None else asdict(costs), ENGINE_STATE: asdict(state)}
 
     def _turn(self) -> None:
         self._check_progress()
@@ -80,16 +102,18 @@ class Heartbeat:
 
     def _beat(self, meters: MeterWriter | None) -> None:
         is_ready = meters is not None
-        costs = self._engine.costs if is_ready else None
         with self._store.transaction() as session:
             workers.seen(
                 session,
                 name=self._worker,
                 queue=GPU_QUEUE,
                 slots=self._config.shards_in_flight if is_ready else 0,
-                info=self._info | {STEP_COSTS: None if costs is None else asdict(costs)},
+                info=self._info | (self._state() if is_ready else {}),
                 model=self._model.fingerprint,
             )
+            # Before the commit: an order that is seen twice does no harm, one that is lost does.
+            if is_ready and workers.must_clear_cache(session, self._worker):
+                self._engine.clear_prefix_cache()
             if is_ready and not self._is_known:
                 wake_dispatcher(session)
         self._is_known = is_ready

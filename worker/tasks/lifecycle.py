@@ -15,6 +15,7 @@ from celery import bootsteps
 from worker.contract.messages import gpu_queue
 from worker.contract.model_files import problem_of
 from worker.contract.models import Model, ServedModel, identify, weight_format
+from worker.contract.prices import Prices
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
 from worker.engine.requests.config import EngineConfig
@@ -78,6 +79,7 @@ class EngineStep(bootsteps.StartStopStep):
             config.database_url,
             pool_size=3 * config.shards_in_flight + config.interactive_in_flight + 4,
             transaction_seconds=TRANSACTION_SECONDS,
+            prices=Prices.of(config),
         )
         # Several processes may run under one Celery name, perhaps one for each device.
         worker = f"{parent.hostname}/{os.getpid()}-{uuid4().hex[:6]}"
@@ -114,7 +116,8 @@ class EngineStep(bootsteps.StartStopStep):
         self._keeper.start()
         self._lane.start()
         self._extra_slots.start()
-        listen(url, (_runner, interactive), self._stopping, worker=worker)
+        runners = (_runner, interactive)
+        listen(url, runners, self._stopping, worker=worker, ordered=self._heartbeat.beat)
         self._heartbeat.ready(info, self._meters)
 
     def stop(self, parent: Any) -> None:

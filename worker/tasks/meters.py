@@ -1,5 +1,6 @@
 """Write a gpu worker's counts to Postgres, where every API process can read them."""
 
+import time
 from collections import Counter
 
 from worker.engine.requests.stats import EngineStats
@@ -16,6 +17,7 @@ RENAMED = {
 SHOWN = (
     *("steps", "prefill_tokens", "decode_tokens", "recomputed_tokens", "computed_tokens", "padding_tokens"),
     *("queried_tokens", "cached_tokens", "evictions", "preemptions"),
+    *("kv_used_block_steps", "kv_block_steps"),
     *("scheduled_sequences", "sequence_rows", "prefill_seconds", "decode_seconds", "padding_seconds"),
 )
 
@@ -34,6 +36,7 @@ class MeterWriter:
         """Add the counts since the last write to this minute's row."""
         readings = self._run_meters.readings()
         readings.update({RENAMED.get(name, name): getattr(stats, name) for name in SHOWN})
+        readings["cpu_seconds"] = time.process_time()  # type: ignore[assignment]  # Counter takes floats
         new = readings.copy()
         new.subtract(self._written)
         with self._store.transaction() as session:

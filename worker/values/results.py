@@ -151,6 +151,7 @@ class NewResult:
     payload: Payload | None = None  # None: output says it all
     seconds: DeviceSeconds = DeviceSeconds()
     started_at: float | None = None  # `time.monotonic()` of this process when the engine first ran it
+    first_token_at: float | None = None  # likewise when it had its first output token
     source: Source = Source.ENGINE
     similarity: float | None = None  # to the prompt whose answer the semantic cache gave
     num_copies: int = 1  # requests of its shard that it answers: its own, and identical ones

@@ -9,9 +9,12 @@ const NOTHING = "–";
 const number = new Intl.NumberFormat();
 const oneDigit = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
 
+const money = new Intl.NumberFormat(undefined, { minimumFractionDigits: 2, maximumFractionDigits: 6 });
+
 const formats = {
   count: (value) => number.format(value),
   rate: (value) => oneDigit.format(value),
+  money: (value) => money.format(value),
   percent: (value) => `${oneDigit.format(100 * value)} %`,
   milliseconds: (value) => (value < 1000 ? `${number.format(Math.round(value))} ms` : `${oneDigit.format(value / 1000)} s`),
   duration: (value) => duration(value),
@@ -45,7 +48,7 @@ function fill(scope, data) {
       element.hidden = value === null;
       element.value = value ?? 0;
     } else {
-      element.textContent = value === null ? NOTHING : formats[element.dataset.as ?? "text"](value);
+      element.textContent = value === null ? element.dataset.none ?? NOTHING : formats[element.dataset.as ?? "text"](value);
     }
     if (element.dataset.history) draw(element.dataset.history, value);
   }

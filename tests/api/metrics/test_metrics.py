@@ -7,19 +7,33 @@ from sqlalchemy import text
 
 from tests.fixtures.access import allow_semantic_cache
 from tests.fixtures.batches import held, submit
+from worker.contract.engine_state import ENGINE_STATE
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.meters import COUNTERS
-from worker.store.counts import meters
+from worker.contract.processes import BUILD, CORES, build
+from worker.contract.usage import COUNTERS as USAGE_COUNTERS
+from worker.store.counts import meters, usage
 from worker.store.database.session import Store
 from worker.store.watching import workers
 
+INFO = {
+    "name": "demo",
+    "model_fingerprint": "f" * 32,
+    CORES: 2,
+    BUILD: build(torch="2.0.0"),
+    ENGINE_STATE: {
+        "num_blocks": 100,
+        "num_used_blocks": 25,
+        "num_cached_blocks": 60,
+        "num_running": 3,
+        "num_waiting": 4,
+        "prefix_queried_tokens": 40,
+        "prefix_cached_tokens": 10,
+        "prefix_evictions": 7,
+    },
+}
 READINGS = {
-    "requests_completed": 9,
-    "requests_failed": 1,
     "cache_lookups": 8,
-    "cache_hits_exact": 1,
-    "cache_hits_semantic": 1,
-    "output_tokens": 70,
     "decode_tokens": 60,
     "computed_tokens": 90,
     "padding_tokens": 10,
@@ -27,21 +41,35 @@ READINGS = {
     "prefix_cached_tokens": 30,
     "scheduled_sequences": 30,
     "sequence_rows": 120,
+    "kv_used_block_steps": 12,
+    "kv_block_steps": 48,
     "prefill_seconds": 0.25,
     "decode_seconds": 0.5,
-    "latency_0.1": 5,
-    "latency_0.25": 5,
-    "latency_seconds": 1.2,
+    "cpu_seconds": 1.5,
+}
+USED = {
+    "requests_completed": 9,
+    "requests_failed": 1,
+    "cache_hits_exact": 1,
+    "cache_hits_semantic": 1,
+    "output_tokens": 70,
+    "claimed/batch/normal/0.1": 3,
+    "claimed/batch/high/0.1": 2,
+    "claimed/batch/normal/0.25": 5,
+    "claimed/batch/normal/sum": 1.0,
+    "claimed/batch/high/sum": 0.2,
 }
 
 
 def measure(store: Store, worker: str = "a") -> None:
     with store.transaction() as session:
         meters.add(session, worker, READINGS)
-        workers.seen(session, name=worker, queue=GPU_QUEUE, slots=2, info={})
+        usage.add(session, "default", USED)
+        workers.seen(session, name=worker, queue=GPU_QUEUE, slots=2, info=INFO)
 
 
 def samples(client: TestClient) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Return every series by its name and its labels, which come in the order of their names."""
     answer = client.get("/metrics")
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -65,10 +93,11 @@ def test_prometheus_sees_all_workers_and_queues(client: TestClient, store: Store
     assert found["headrace_shards", ("ready",)] == 2
     assert found["headrace_shards", ("running",)] == 1
     assert found["headrace_requests_pending", ()] == 6
-    assert found["headrace_request_latency_seconds_bucket", ("0.1",)] == 10
-    assert found["headrace_request_latency_seconds_bucket", ("+Inf",)] == 20
-    assert found["headrace_request_latency_seconds_sum", ()] == 2.4
-    assert all((f"headrace_{name}_total", ()) in found for name in COUNTERS)
+    assert found["headrace_request_latency_seconds_bucket", ("batch", "0.1", "normal")] == 6
+    assert found["headrace_request_latency_seconds_bucket", ("batch", "+Inf", "normal")] == 16
+    assert found["headrace_request_latency_seconds_sum", ("batch", "normal")] == 2.0
+    assert found["headrace_request_latency_seconds_count", ("batch", "high")] == 4
+    assert all((f"headrace_{name}_total", ()) in found for name in (*COUNTERS, *USAGE_COUNTERS))
 
 
 def test_http_is_counted_by_route_not_by_path(client: TestClient) -> None:
@@ -96,6 +125,24 @@ def test_the_summary_is_what_was_measured(client: TestClient, store: Store) -> N
     assert (found["batch_utilization"], found["padding_efficiency"]) == (0.25, 0.9)
     assert (found["cache_hit_rate"], found["prefix_cache_hit_rate"]) == (0.25, 0.75)
     assert found["workers"] == 1
+    assert found["kv_utilization"] == 0.25
+    assert found["device_utilization"] == pytest.approx(0.75 / seconds, abs=1e-4)
+    assert found["cpu_utilization"] == pytest.approx(1.5 / seconds / 2, abs=1e-4)
+    whole, normal, high = found["latency"][0], *found["latency"][1:]
+    assert [(one["lane"], one["priority"]) for one in found["latency"]] == [
+        ("batch", None),
+        ("batch", "normal"),
+        ("batch", "high"),
+    ]
+    assert whole["claimed"] == {
+        "requests": 10,
+        "mean_ms": 120.0,
+        "p50_ms": found["p50_latency_ms"],
+        "p95_ms": found["p95_latency_ms"],
+        "p99_ms": found["p99_latency_ms"],
+    }
+    assert (normal["claimed"]["requests"], high["claimed"]["p50_ms"]) == (8, 75.0)
+    assert whole["queue"]["requests"] == 0
 
 
 def test_what_was_not_measured_is_null(client: TestClient) -> None:
@@ -126,9 +173,23 @@ def test_cache_stats_and_clearing(client: TestClient, store: Store) -> None:
         "cached_tokens": 30,
         "hit_rate": 0.75,
         "evictions": 0,
+        "workers": [
+            {
+                "worker": "a",
+                "model": "demo",
+                "blocks": 100,
+                "used_blocks": 25,
+                "cached_blocks": 60,
+                "occupancy": 0.25,
+                "queried_tokens": 40,
+                "cached_tokens": 10,
+                "hit_rate": 0.25,
+                "evictions": 7,
+            }
+        ],
     }
     assert found["semantic_available"] is True
-    assert client.delete("/v1/cache").json() == {"entries_removed": 3}
+    assert client.delete("/v1/cache").json() == {"entries_removed": 3, "workers": 1}
     assert client.get("/v1/cache/stats").json()["total_entries"] == 0
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from worker.engine.requests.errors import InvalidRequestError
 from worker.engine.requests.share import ONLY, Share
 from worker.values.requests import EmbeddingParams
+from worker.values.results import DeviceSeconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +38,4 @@ class Embedding:
     is_cancelled: bool = False
     is_too_long: bool = False  # the error: the prompt is too long for the model
     started_at: float | None = None  # `time.monotonic()` at its first start; None: it never ran
+    seconds: DeviceSeconds = DeviceSeconds()  # its share of the time of its Steps

@@ -58,6 +58,7 @@ class Completion:
     is_too_long: bool = False  # the error: the prompt is too long for the model
     seconds: DeviceSeconds = DeviceSeconds()  # its share of the time of its Steps
     started_at: float | None = None  # `time.monotonic()` at its first start; None: it never ran
+    first_token_at: float | None = None  # likewise at its first token; None: an earlier run chose it, or none
 
     @classmethod
     def failed(

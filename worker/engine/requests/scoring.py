@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from worker.engine.requests.errors import InvalidRequestError
 from worker.engine.requests.share import ONLY, Share
-from worker.values.results import ContinuationScore
+from worker.values.results import ContinuationScore, DeviceSeconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +42,4 @@ class Scores:
     is_cancelled: bool = False
     is_too_long: bool = False  # the error: the prompt is too long for the model
     started_at: float | None = None  # `time.monotonic()` at its first start; None: it never ran
+    seconds: DeviceSeconds = DeviceSeconds()  # its share of the time of its Steps

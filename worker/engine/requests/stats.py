@@ -21,9 +21,20 @@ class EngineStats:
     padding_tokens: int = 0  # rows run through the model to pad a Step
     scheduled_sequences: int = 0  # summed over Steps
     sequence_rows: int = 0  # the most Sequences a Step could hold, summed over Steps
+    kv_used_block_steps: int = 0  # Blocks that Sequences held, summed over Steps
+    kv_block_steps: int = 0  # Blocks, summed over Steps
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     padding_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUse:
+    """Use of the KV cache's Blocks now."""
+
+    num_blocks: int
+    num_used: int  # held by Sequences
+    num_cached: int  # found by the prefix cache, held or not
 
 
 @dataclass(frozen=True, slots=True)

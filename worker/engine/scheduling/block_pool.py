@@ -28,6 +28,16 @@ class BlockPool:
         return len(self._free)
 
     @property
+    def num_used_blocks(self) -> int:
+        """Number of Blocks that Sequences hold."""
+        return self.num_blocks - len(self._free)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Number of Blocks that the prefix cache can find, held or free."""
+        return 0 if self._prefix_cache is None else len(self._prefix_cache)
+
+    @property
     def is_caching(self) -> bool:
         """True if a prefix cache lets Sequences share Blocks with equal contents."""
         return self._prefix_cache is not None

@@ -1,5 +1,6 @@
 """Takes generation requests through their Steps to a Completion."""
 
+import time
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Items
@@ -103,6 +104,8 @@ class Generations:
                 self.fail(sequence.request_id, "the model's logits are not finite numbers")
                 continue
             self._num_new_tokens[sequence.request_id] += 1
+            if not sequence.num_output_tokens:
+                sequence.first_token_at = time.monotonic()
             output = self._outputs[sequence]
             try:
                 reason = output.push(token_id)

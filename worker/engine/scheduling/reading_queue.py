@@ -11,7 +11,6 @@ from worker.engine.scheduling.batch_former import BatchFormer, BatchItem
 from worker.engine.scheduling.plan import StepPlan
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.engine.sequences.open_readings import OpenReading, empty_outcome, open_reading
-from worker.engine.sequences.sequence import first_start
 from worker.engine.text.encoding import encode_requests
 from worker.engine.text.tokenizer import Tokenizer
 
@@ -46,10 +45,11 @@ class ReadingQueue:
         )
         self._readings: dict[Hashable, OpenReading] = {}
         self._num_unread: dict[Hashable, int] = {}  # Sequences of a reading that have not ended
-        self._outcomes: list[Reading] = []  # of readings that ended outside Steps
+        self._ended: list[tuple[StepPlan, OpenReading]] = []  # by Steps that are not charged yet
+        self._outcomes: list[Reading] = []
 
     def __bool__(self) -> bool:
-        return bool(self._readings or self._outcomes)
+        return bool(self._readings or self._ended or self._outcomes)
 
     def __contains__(self, request_id: Hashable) -> bool:
         return request_id in self._readings
@@ -62,7 +62,7 @@ class ReadingQueue:
     @property
     def wait_seconds(self) -> float | None:
         """Seconds until a Step has work for readings; None: not before one is added."""
-        if self._outcomes or len(self._readings) > len(self._former):
+        if self._ended or self._outcomes or len(self._readings) > len(self._former):
             return 0.0
         return self._former.wait_seconds
 
@@ -91,7 +91,7 @@ class ReadingQueue:
                 reading.request,
                 num_prompt_tokens=reading.num_prompt_tokens,
                 is_cancelled=True,
-                started_at=first_start(reading.sequences),
+                sequences=reading.sequences,
             )
         )
 
@@ -101,18 +101,27 @@ class ReadingQueue:
             for sequence in self._readings[item.key].sequences:
                 self._scheduler.add(sequence)
 
-    def collect(self, plan: StepPlan) -> tuple[Reading, ...]:
-        """Return the outcomes of readings that have ended; call it after a Step was computed and read."""
+    def end(self, plan: StepPlan) -> None:
+        """End the readings that this Step, whose rows were read, has completed."""
+        if not self._readings:
+            return
+        for entry in plan.entries:
+            sequence = entry.sequence
+            if not (sequence.is_generating or sequence.num_uncomputed_tokens):
+                self._scheduler.finish(sequence)
+                self._num_unread[sequence.request_id] -= 1
+                if not self._num_unread[sequence.request_id]:
+                    self._ended.append((plan, self._readings[sequence.request_id]))
+                    self._forget(sequence.request_id)
+
+    def charged(self, plan: StepPlan) -> None:
+        """Make the outcomes of readings that this Step has ended: their share of its time is known now."""
+        self._outcomes += [reading.outcome() for ended_by, reading in self._ended if ended_by is plan]
+        self._ended = [one for one in self._ended if one[0] is not plan]
+
+    def collect(self) -> tuple[Reading, ...]:
+        """Return the outcomes since the last call."""
         outcomes, self._outcomes = self._outcomes, []
-        if self._readings:
-            for entry in plan.entries:
-                sequence = entry.sequence
-                if not (sequence.is_generating or sequence.num_uncomputed_tokens):
-                    self._scheduler.finish(sequence)
-                    self._num_unread[sequence.request_id] -= 1
-                    if not self._num_unread[sequence.request_id]:
-                        outcomes.append(self._readings[sequence.request_id].outcome())
-                        self._forget(sequence.request_id)
         return tuple(outcomes)
 
     def _forget(self, request_id: Hashable) -> None:

@@ -97,6 +97,9 @@ class Scheduler:
             self._admit_waiting(entries)
         self._turns.note(entries, is_waiting=self._num_waiting > len(self._urgent))
         self.stats.evictions = self.block_pool.num_evictions
+        if entries:
+            self.stats.kv_used_block_steps += self.block_pool.num_used_blocks
+            self.stats.kv_block_steps += self.block_pool.num_blocks
         return StepPlan(tuple(entries), is_for_few=bool(turn.few))
 
     def took(self, plan: StepPlan, seconds: float) -> None:

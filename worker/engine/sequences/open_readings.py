@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
+from typing import Any
 
 from worker.engine.requests.embedding import Embedding, EmbeddingRequest
 from worker.engine.requests.errors import InvalidRequestError, TooLongError
@@ -9,7 +10,7 @@ from worker.engine.requests.generation import Reading, ReadingRequest
 from worker.engine.requests.scoring import Scores, ScoringRequest
 from worker.engine.requests.stats import ModelInfo
 from worker.engine.sequences.readout import PooledReadout, Readout, ScoredReadout
-from worker.engine.sequences.sequence import Sequence, first_start
+from worker.engine.sequences.sequence import Sequence, device_seconds, first_start
 from worker.engine.sequences.vocabulary import check_token_ids
 from worker.values.requests import Pooling
 from worker.values.sampling import SamplingParams
@@ -44,7 +45,7 @@ class OpenEmbedding:
             self._readout.vector(params.dimensions, is_normalised=params.normalize),
             self.num_prompt_tokens,
             self.sequences[0].num_cached_tokens or 0,
-            started_at=first_start(self.sequences),
+            **_times(self.sequences),
         )
 
 
@@ -83,7 +84,7 @@ class OpenScoring:
             tuple(next(found[tuple(token_ids[:-1])]) for token_ids in self._continuations),
             self.num_prompt_tokens,
             self.sequences[0].num_cached_tokens or 0,
-            started_at=first_start(self.sequences),
+            **_times(self.sequences),
         )
 
 
@@ -103,13 +104,21 @@ def empty_outcome(
     num_prompt_tokens: int = 0,
     error: InvalidRequestError | None = None,
     is_cancelled: bool = False,
-    started_at: float | None = None,
+    sequences: Tokens[Sequence] = (),
 ) -> Reading:
     """Return the outcome, without results, of a reading that failed or was cancelled."""
     kind = Embedding if isinstance(request, EmbeddingRequest) else Scores
     message = None if error is None else str(error)
     is_too_long = isinstance(error, TooLongError)
-    return kind(request.id, (), num_prompt_tokens, 0, message, is_cancelled, is_too_long, started_at)
+    times = _times(sequences)
+    return kind(request.id, (), num_prompt_tokens, 0, message, is_cancelled, is_too_long, **times)
+
+
+def _times(sequences: Tokens[Sequence]) -> dict[str, Any]:
+    return {
+        "started_at": first_start(sequences),
+        "seconds": device_seconds(sequences),
+    }
 
 
 def _checked(given: str | Tokens[int], name: str, info: ModelInfo) -> list[int]:

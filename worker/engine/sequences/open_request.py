@@ -10,10 +10,10 @@ from worker.engine.requests.generation import Completion, GenerationRequest
 from worker.engine.requests.stats import ModelInfo
 from worker.engine.sequences.grammar_matcher import GrammarMatcher
 from worker.engine.sequences.readout import PromptReadout
-from worker.engine.sequences.sequence import Sequence, first_start
+from worker.engine.sequences.sequence import Sequence, device_seconds, first_start
 from worker.engine.sequences.vocabulary import check_token_ids
 from worker.values.outcomes import FinishReason
-from worker.values.results import Choice, DeviceSeconds
+from worker.values.results import Choice
 from worker.values.sampling import Optimization, OutputFormat, SamplingParams
 
 
@@ -48,12 +48,11 @@ class OpenRequest:
             num_cached_tokens=min(first.num_cached_tokens or 0, first.num_prompt_tokens),
             num_output_tokens=self.num_output_tokens,
             prompt_logprobs=tuple(readout.logprobs) if isinstance(readout, PromptReadout) else None,
-            seconds=DeviceSeconds(
-                sum(sequence.prefill_seconds for sequence in self.sequences),
-                sum(sequence.decode_seconds for sequence in self.sequences),
-                sum(sequence.padding_seconds for sequence in self.sequences),
-            ),
+            seconds=device_seconds(self.sequences),
             started_at=self.started_at,
+            first_token_at=min(
+                (one.first_token_at for one in self.sequences if one.first_token_at is not None), default=None
+            ),
         )
 
     @property

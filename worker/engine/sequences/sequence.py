@@ -1,7 +1,7 @@
 """Defines the Sequence: one choice's tokens in the engine and their progress through the scheduler."""
 
 import sys
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -9,6 +9,7 @@ from worker.engine.requests.share import ONLY, Share
 from worker.engine.sequences.grammar_matcher import GrammarMatcher
 from worker.engine.sequences.readout import Readout
 from worker.values.logprobs import TokenLogprob
+from worker.values.results import DeviceSeconds
 from worker.values.sampling import SamplingParams
 
 
@@ -43,6 +44,7 @@ class Sequence:
     # Maximum of num_computed_tokens so far: computing a token below it again is recomputation.
     max_computed_tokens: int = 0
     started_at: float | None = None  # `time.monotonic()` at the first admission
+    first_token_at: float | None = None  # likewise when its first output token was chosen, if in this run
     # Prompt tokens found in the prefix cache at the first admission; None before it.
     num_cached_tokens: int | None = None
     # A new list at each admission, so its identity tells one admission from another.
@@ -95,3 +97,11 @@ class Sequence:
 def first_start(sequences: Iterable[Sequence]) -> float | None:
     """Return `started_at` of the Sequence that started first; None if none has."""
     return min((one.started_at for one in sequences if one.started_at is not None), default=None)
+
+
+def device_seconds(sequences: Collection[Sequence]) -> DeviceSeconds:
+    """Return the shares of these Sequences in the time of their Steps, together."""
+    shares = (
+        DeviceSeconds(one.prefill_seconds, one.decode_seconds, one.padding_seconds) for one in sequences
+    )
+    return sum(shares, DeviceSeconds())

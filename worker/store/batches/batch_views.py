@@ -42,6 +42,7 @@ class BatchView:
     max_output_tokens: int
     settled_max_tokens: int
     running_tokens: int
+    cost_billionths: int
     num_deduplicated: int
     num_cache_hits: int
     seconds: DeviceSeconds

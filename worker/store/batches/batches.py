@@ -9,10 +9,12 @@ from uuid import uuid4
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
+from worker.contract.distributions import reading_name
 from worker.contract.models import Model
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, ShardState
+from worker.contract.usage import BATCHES_ENDED
 from worker.store.batches import journal
-from worker.store.counts import batch_counts
+from worker.store.counts import batch_counts, usage
 from worker.store.database.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
 from worker.store.database.session import tenant_of
 from worker.store.requests import missing, models, requests
@@ -323,6 +325,8 @@ def _end(session: Session, batch: BatchRow, status: BatchStatus) -> None:
     session.refresh(batch)
     batch_counts.add(session, batch)
     journal.ended(session, batch)
+    ended = {reading_name(BATCHES_ENDED, (batch.lane, status)): 1}
+    usage.add(session, batch.tenant_id, ended, model=batch.model_fingerprint)
 
 
 def _drop_the_rest(session: Session, batch: BatchRow) -> bool:

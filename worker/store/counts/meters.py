@@ -1,15 +1,14 @@
 """Stores meter readings of processes: one row per process, minute and model; old rows are folded."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import Double, cast, func, select, true
+from sqlalchemy import func, select, true
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from worker.contract.meters import Readings
+from worker.store.counts.measured import Measured, measure
 from worker.store.rows.meters import MeterRow
 
 KEPT_BY_MINUTE = timedelta(hours=2)
@@ -17,24 +16,6 @@ FOLD_AT_ONCE = 1000
 # Worker and minute of the rows that hold all older readings, one per model.
 EVERYBODY = ""
 ANCIENT = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class MinuteReadings:
-    """The sum of all processes' readings in one minute."""
-
-    minute: datetime
-    readings: Readings
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Readings since the first day and of the last minutes, the current one included."""
-
-    total: Readings
-    recent: Readings
-    recent_seconds: float  # the time that `recent` covers
-    minutes: Sequence[MinuteReadings]  # the oldest first
 
 
 def add(session: Session, worker: str, readings: Readings, *, model: str | None = None) -> None:
@@ -46,7 +27,7 @@ def add(session: Session, worker: str, readings: Readings, *, model: str | None 
 
 
 def _add_to(session: Session, worker: str, minute: datetime, model: str, readings: Readings) -> None:
-    # Two transactions that fold or count copies may meet here; the row lock keeps both counts.
+    # Two transactions that fold may meet here; the row lock keeps both counts.
     empty = insert(MeterRow).values(worker=worker, minute=minute, model=model, readings={})
     session.execute(empty.on_conflict_do_nothing())
     row = session.get_one(MeterRow, (worker, minute, model), with_for_update=True, populate_existing=True)
@@ -56,35 +37,7 @@ def _add_to(session: Session, worker: str, minute: datetime, model: str, reading
 
 def measured(session: Session, *, minutes: int, model: str | None = None) -> Measured:
     """Return readings in total and by minute for the last `minutes` minutes, of one model or of all."""
-    each = func.jsonb_each_text(MeterRow.readings).table_valued("key", "value")
-    now, since = session.execute(
-        select(func.now(), func.date_trunc("minute", func.now()) - timedelta(minutes=minutes - 1))
-    ).one()
-    rows = session.execute(
-        select(
-            func.greatest(MeterRow.minute, since - timedelta(minutes=1)).label("minute"),
-            each.c.key,
-            func.sum(cast(each.c.value, Double)),
-        )
-        .join(each, onclause=true())
-        .where(true() if model is None else MeterRow.model == model)
-        .group_by("minute", each.c.key)
-    )
-    by_minute: dict[datetime, dict[str, float]] = {}
-    total: Counter[str] = Counter()
-    recent: Counter[str] = Counter()
-    for minute, name, value in rows:
-        total[name] += value
-        if minute >= since:
-            recent[name] += value
-            by_minute.setdefault(minute, {})[name] = value
-    began = min(by_minute, default=now)
-    return Measured(
-        total=total,
-        recent=recent,
-        recent_seconds=(now - began).total_seconds(),
-        minutes=[MinuteReadings(minute, by_minute[minute]) for minute in sorted(by_minute)],
-    )
+    return measure(session, MeterRow, true() if model is None else MeterRow.model == model, minutes=minutes)
 
 
 def fold_the_old(session: Session) -> None:

@@ -15,6 +15,7 @@ from worker.store.database.session import KEEPALIVES
 DISPATCH = "headrace_dispatch"
 FILES = "headrace_files"
 WORKERS = "headrace_control"
+CLEAR_CACHES = "clear-caches"  # to WORKERS, in place of a batch's id
 INTERACTIVE = "headrace_interactive"
 
 

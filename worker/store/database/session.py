@@ -14,6 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker, with_loader_criteria
 
 from worker.contract.access import DEFAULT_TENANT
+from worker.contract.prices import FREE, Prices
 from worker.store.database import journal
 from worker.store.rows.schema import Owned
 
@@ -50,6 +51,7 @@ class Store:
         pool_size: int = 10,
         idle_seconds: float = IDLE_SECONDS,
         transaction_seconds: float | None = None,
+        prices: Prices = FREE,
     ) -> None:
         options = SESSION_OPTIONS | {"idle_in_transaction_session_timeout": f"{round(idle_seconds * 1000)}ms"}
         self.engine: Engine = create_engine(
@@ -72,6 +74,7 @@ class Store:
         self._sessions = sessionmaker(self.engine, expire_on_commit=False)
         event.listen(self._sessions, "do_orm_execute", _show_only_own_rows)
         event.listen(self._sessions, "after_rollback", journal.take)
+        self._prices = prices
         self.tenant_id: str | None = None  # shows only this tenant's rows; None: all rows
 
     def of_tenant(self, tenant_id: str) -> Self:
@@ -83,7 +86,7 @@ class Store:
     @contextmanager
     def transaction(self) -> Iterator[Session]:
         """Run one transaction: commit at the end of the block, roll back on any exception."""
-        with self._sessions(info={"tenant_id": self.tenant_id}) as session:
+        with self._sessions(info={"tenant_id": self.tenant_id, "prices": self._prices}) as session:
             yield session
             events = journal.take(session)
             try:
@@ -118,6 +121,12 @@ def _limit_transactions(seconds: float, connection: Any, _: object) -> None:
 def tenant_of(session: Session) -> str:
     """Return the tenant that owns new rows of this session."""
     return session.info.get("tenant_id") or DEFAULT_TENANT
+
+
+def prices_of(session: Session) -> Prices:
+    """Return the prices at which this process counts the cost of work."""
+    prices: Prices = session.info["prices"]
+    return prices
 
 
 def _show_only_own_rows(state: ORMExecuteState) -> None:

@@ -1,13 +1,11 @@
 """Gives a Result to the identical requests of its shard, in the transaction that records it."""
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import Select, case, func, insert, literal, select
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session, aliased
 
-from worker.store.counts import meters
 from worker.store.requests import tally
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import RequestRow, ResultRow
@@ -16,8 +14,6 @@ from worker.values.caching import Source
 from worker.values.outcomes import Outcome
 from worker.values.results import NewResult
 
-# The name, in place of a worker's, under which meters count copies that no worker has seen.
-METER = "copies"
 COMPUTED = (Source.ENGINE, Source.DUPLICATE)
 
 
@@ -25,9 +21,7 @@ def record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> N
     """Give each new Result to the copies of its request, and count them in the locked batch."""
     originals = [result.request_id for result in results if _may_have_copies(batch, result)]
     if originals:
-        # Its worker counts the copies that existed when it claimed the shard.
-        measured = {result.request_id: result.num_copies - 1 for result in results}
-        _answer(session, batch, select(RequestRow.id).where(RequestRow.id.in_(originals)), measured)
+        _answer(session, batch, select(RequestRow.id).where(RequestRow.id.in_(originals)))
 
 
 def _may_have_copies(batch: BatchRow, result: NewResult) -> bool:
@@ -55,14 +49,11 @@ def answer_later_ones(
         .ext(distinct_on(RequestRow.shard_id, RequestRow.digest))
         .order_by(RequestRow.shard_id, RequestRow.digest, RequestRow.position)
     )
-    _answer(session, batch, originals, {})
+    _answer(session, batch, originals)
 
 
-def _answer(session: Session, batch: BatchRow, originals: Select[int], measured: Mapping[int, int]) -> None:
-    """Give the Results of these requests to the identical ones without a Result, and count these.
-
-    `measured` is the number of copies of each original that its worker counts.
-    """
+def _answer(session: Session, batch: BatchRow, originals: Select[int]) -> None:
+    """Give the Results of these requests to the identical ones without a Result, and count these."""
     first, copy, known, done = aliased(RequestRow), aliased(RequestRow), aliased(ResultRow), ResultRow
     taken = columns_copied_by(Copier.DUPLICATE, ResultRow)
     is_copy = (copy.shard_id == first.shard_id) & (copy.digest == first.digest)
@@ -83,34 +74,5 @@ def _answer(session: Session, batch: BatchRow, originals: Select[int], measured:
         .where(first.id.in_(originals), known.request_id.is_(None))
     )
     columns = ["request_id", "batch_id", "sequence", "source", "num_cached_tokens"]
-    inserted = (
-        insert(ResultRow)
-        .from_select([*columns, *taken], rows)
-        .returning(ResultRow.request_id)
-        .cte("inserted")
-    )
-    answered = session.execute(
-        select(first.id, done.outcome, done.num_prompt_tokens, done.num_output_tokens, func.count())
-        .select_from(inserted)
-        .join(copy, copy.id == inserted.c.request_id)
-        .join(first, is_copy)
-        .join(done, done.request_id == first.id)
-        .where(first.id.in_(originals))
-        .group_by(first.id, done.request_id)
-    ).all()
+    session.execute(insert(ResultRow).from_select([*columns, *taken], rows))
     tally.add(session, batch)
-    unmeasured: Counter[str] = Counter()
-    for original, outcome, num_prompt_tokens, num_output_tokens, count in answered:
-        later = count - measured.get(original, 0)
-        if later > 0 and outcome is Outcome.COMPLETED:
-            unmeasured += _readings(later, num_prompt_tokens, num_output_tokens)
-    meters.add(session, METER, unmeasured, model=batch.model_fingerprint)
-
-
-def _readings(count: int, num_prompt_tokens: int, num_output_tokens: int) -> Counter[str]:
-    return Counter(
-        requests_completed=count,
-        requests_deduplicated=count,
-        input_tokens=count * num_prompt_tokens,
-        output_tokens=count * num_output_tokens,
-    )

@@ -274,7 +274,8 @@ def record(
 ) -> None:
     """Insert results of a model. The caller holds the batch's lock, so the sequence has no gaps."""
     resumed = partial_outputs.forget(session, [result.request_id for result in results])
-    started = clock.to_times(session, [result.started_at for result in results])
+    moments = [moment for result in results for moment in (result.started_at, result.first_token_at)]
+    times = clock.to_times(session, moments)
     session.execute(
         insert(ResultRow),
         [
@@ -298,9 +299,10 @@ def record(
                 "decode_seconds": result.seconds.decode,
                 "padding_seconds": result.seconds.padding,
                 "started_at": resumed.get(result.request_id, started_at),
+                "first_token_at": first_token_at,
             }
-            for sequence, (result, started_at) in enumerate(
-                zip(results, started, strict=True), first_sequence
+            for sequence, (result, started_at, first_token_at) in enumerate(
+                zip(results, times[::2], times[1::2], strict=True), first_sequence
             )
         ],
     )

@@ -1,4 +1,4 @@
-"""Adds the Results of a batch to the counts and sums in its row. No other module does."""
+"""Adds the Results of a batch to its row and to its tenant's usage. No other module does."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,6 +6,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, cast, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from worker.contract.usage import COST, COUNTERS, SECONDS
+from worker.store.counts import usage
+from worker.store.database.session import prices_of
+from worker.store.requests import latencies
 from worker.store.requests.requests import MAX_OUTPUT_TOKENS
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import RequestRow, ResultRow
@@ -35,23 +39,51 @@ TALLY: Mapping[InstrumentedAttribute[Any], ColumnElement[Any]] = {
     BatchRow.decode_seconds: func.sum(ResultRow.decode_seconds),
     BatchRow.padding_seconds: func.sum(ResultRow.padding_seconds),
 }
+# What they add to usage beside this.
+HITS = {
+    "cache_hits_exact": func.count().filter(ResultRow.source == Source.EXACT_CACHE),
+    "cache_hits_semantic": func.count().filter(ResultRow.source == Source.SEMANTIC_CACHE),
+}
+# Readings of usage that have a column of the batch under another name.
+COUNTED_AS = {
+    "requests_completed": BatchRow.num_completed.key,
+    "requests_failed": BatchRow.num_failed.key,
+    "requests_cancelled": BatchRow.num_cancelled.key,
+    "requests_deduplicated": BatchRow.num_deduplicated.key,
+}
 
 
 def add(session: Session, batch: BatchRow) -> None:
-    """Add the Results that a locked batch's row does not count yet.
+    """Add the Results that a locked batch's row does not count yet, and their cost at this process's prices.
 
     The sequence of a batch's Results has no gaps, so these follow the number of those that it counts.
     """
+    num_before = batch.num_settled
     sums = [
         func.coalesce(cast(aggregate, column.type), 0).label(column.key)
         for column, aggregate in TALLY.items()
     ]
-    added = session.execute(
-        select(*sums)
-        .select_from(ResultRow)
-        .join(RequestRow, RequestRow.id == ResultRow.request_id)
-        .join(BatchRow, BatchRow.id == ResultRow.batch_id)
-        .where(ResultRow.batch_id == batch.id, ResultRow.sequence > batch.num_settled)
-    ).one()
-    for column, value in zip(TALLY, added, strict=True):
-        setattr(batch, column.key, getattr(batch, column.key) + value)
+    added = (
+        session.execute(
+            select(*sums, *(aggregate.label(name) for name, aggregate in HITS.items()))
+            .select_from(ResultRow)
+            .join(RequestRow, RequestRow.id == ResultRow.request_id)
+            .join(BatchRow, BatchRow.id == ResultRow.batch_id)
+            .where(ResultRow.batch_id == batch.id, ResultRow.sequence > num_before)
+        )
+        .mappings()
+        .one()
+    )
+    if not any(added[name] for name in COUNTED_AS.values()):
+        return
+    for column in TALLY:
+        setattr(batch, column.key, getattr(batch, column.key) + added[column.key])
+    cost = prices_of(session).cost(
+        device_seconds=sum(added[name] for name in SECONDS),
+        input_tokens=added["input_tokens"],
+        output_tokens=added["output_tokens"],
+    )
+    batch.cost_billionths += cost
+    readings = {name: added[COUNTED_AS.get(name, name)] for name in (*COUNTERS, *SECONDS)}
+    readings |= {COST: cost, **latencies.read(session, batch, after=num_before)}
+    usage.add(session, batch.tenant_id, readings, model=batch.model_fingerprint)

@@ -76,6 +76,7 @@ class BatchRow(Owned, TableRow):
     prefill_seconds: Mapped[float] = mapped_column(server_default="0")  # device seconds
     decode_seconds: Mapped[float] = mapped_column(server_default="0")
     padding_seconds: Mapped[float] = mapped_column(server_default="0")
+    cost_billionths: Mapped[int] = mapped_column(server_default="0")  # of the currency, at the prices of then
 
     created_at: Mapped[datetime] = created_now()
     started_at: Mapped[datetime | None]

@@ -12,7 +12,7 @@ from worker.store.rows.table import TableRow
 class MeterRow(TableRow):
     """The readings of one process, model and minute.
 
-    Only that process writes the row, except rows of copies and of folded sums, which have several writers.
+    Only that process writes the row, except rows of folded sums, which have several writers.
     """
 
     __tablename__ = "meters"

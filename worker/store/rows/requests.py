@@ -119,4 +119,6 @@ class ResultRow(TableRow):
     padding_seconds: Mapped[float] = mapped_column(server_default="0")
     # When the engine first ran it; None: it never did.
     started_at: Mapped[datetime | None] = mapped_column(info=OF_DUPLICATES)
+    # When it had its first output token; None: it has none, or an earlier run of it had.
+    first_token_at: Mapped[datetime | None] = mapped_column(info=OF_DUPLICATES)
     created_at: Mapped[datetime] = created_now()

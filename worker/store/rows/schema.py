@@ -7,6 +7,7 @@ from worker.store.rows import files as file_tables
 from worker.store.rows import meters as meter_tables
 from worker.store.rows import models as model_tables
 from worker.store.rows import table as tables
+from worker.store.rows import usage as usage_tables
 from worker.store.rows import webhooks as webhook_tables
 from worker.store.rows import workers as worker_tables
 
@@ -23,6 +24,7 @@ __all__ = [
     "meter_tables",
     "model_tables",
     "tables",
+    "usage_tables",
     "webhook_tables",
     "worker_tables",
 ]

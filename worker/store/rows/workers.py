@@ -3,9 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import (
-    func,
-)
+from sqlalchemy import false, func
 from sqlalchemy.orm import Mapped, mapped_column
 
 from worker.store.rows.table import TableRow, created_now
@@ -22,5 +20,6 @@ class WorkerRow(TableRow):
     slots: Mapped[int]
     model_fingerprint: Mapped[str | None]  # of the model that it serves
     info: Mapped[dict[str, Any]]
+    must_clear_cache: Mapped[bool] = mapped_column(server_default=false())  # its prefix cache
     started_at: Mapped[datetime] = created_now()
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())

@@ -94,6 +94,7 @@ def claim(
             fence=ShardRow.fence + 1,
             attempts=ShardRow.attempts + 1,
             worker=worker,
+            claimed_at=func.now(),
             lease_expires_at=func.now() + lease,
             running_tokens=0,
             ticketed_at=None,

@@ -2,13 +2,18 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Double, Select, cast, func, select
 from sqlalchemy.orm import Session
 
-from worker.contract.states import LIVE_STATUSES, BatchStatus, EventState, ShardState
+from worker.contract.messages import GPU_QUEUE
+from worker.contract.models import label
+from worker.contract.states import LIVE_STATUSES, BatchStatus, EventState, Lane, ShardState
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.shards import ShardRow
 from worker.store.rows.webhooks import DeliveryRow
+from worker.store.watching import workers
+
+ANY_MODEL = "any"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,38 @@ class QueueDepth:
     shards_running: int
     requests_pending: int
     deliveries_pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAge:
+    """How long the oldest waiting batch of a lane and model has waited."""
+
+    lane: Lane
+    model: str  # its label; "any" if any worker may run it
+    seconds: float
+
+
+def queue_ages(session: Session) -> list[QueueAge]:
+    """Return the age of the oldest batch with a ready shard, by lane and model; 0 for an idle live model.
+
+    Paused batches do not wait.
+    """
+    ready = select(ShardRow.id).where(ShardRow.batch_id == BatchRow.id, ShardRow.state == ShardState.READY)
+    seconds = func.extract("epoch", func.max(func.now() - BatchRow.created_at))
+    rows = session.execute(
+        select(BatchRow.lane, BatchRow.model_name, BatchRow.model_fingerprint, cast(seconds, Double))
+        .where(BatchRow.status.in_(LIVE_STATUSES), BatchRow.paused_at.is_(None), ready.exists())
+        .group_by(BatchRow.lane, BatchRow.model_name, BatchRow.model_fingerprint)
+    )
+    served = {
+        label(info["name"], info["model_fingerprint"])
+        for info in workers.infos(session, GPU_QUEUE)
+        if "model_fingerprint" in info
+    }
+    ages = {(lane, model): 0.0 for lane in Lane for model in served}
+    for lane, name, fingerprint, age in rows:
+        ages[lane, label(name, fingerprint) if name and fingerprint else ANY_MODEL] = age
+    return [QueueAge(lane, model, age) for (lane, model), age in sorted(ages.items())]
 
 
 def queue_depth(session: Session) -> QueueDepth:

@@ -1,17 +1,30 @@
 """Track which worker processes are alive, by their heartbeats in Postgres."""
 
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, func, or_, select
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from worker.contract.messages import GPU_QUEUE
+from worker.store.database.notify import CLEAR_CACHES, wake_workers
 from worker.store.rows.workers import WorkerRow
 
 SEEN_WITHIN = timedelta(seconds=15)
 # Each process has its own row, which stays behind if the process dies.
 FORGET_AFTER = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveProcess:
+    """A process that was seen lately."""
+
+    name: str
+    queue: str  # or the name of a process that serves none
+    slots: int
+    info: dict[str, Any]
 
 
 def seen(
@@ -46,6 +59,31 @@ def infos(session: Session, queue: str, *, model: str | None = None) -> list[dic
     """Return the info of each live worker of a queue, in the order of their starts."""
     chosen = select(WorkerRow.info).where(is_live(queue, model)).order_by(WorkerRow.started_at)
     return list(session.scalars(chosen))
+
+
+def live(session: Session, queue: str | None = None) -> list[LiveProcess]:
+    """Return the live processes of a queue, or all that send heartbeats, by queue and name."""
+    columns = (WorkerRow.name, WorkerRow.queue, WorkerRow.slots, WorkerRow.info)
+    is_wanted = WorkerRow.seen_at > func.now() - SEEN_WITHIN if queue is None else is_live(queue)
+    rows = session.execute(select(*columns).where(is_wanted).order_by(WorkerRow.queue, WorkerRow.name))
+    return [LiveProcess(*row) for row in rows]
+
+
+def ask_to_clear_caches(session: Session) -> int:
+    """Have every live gpu worker clear its prefix cache, now or at its next heartbeat; return how many do."""
+    asked = (
+        update(WorkerRow).where(is_live(GPU_QUEUE)).values(must_clear_cache=True).returning(WorkerRow.name)
+    )
+    names = session.scalars(asked).all()
+    wake_workers(session, CLEAR_CACHES)
+    return len(names)
+
+
+def must_clear_cache(session: Session, name: str) -> bool:
+    """Return whether a worker was asked to clear its prefix cache since the last call."""
+    asked = WorkerRow.must_clear_cache.is_(True)
+    taken = update(WorkerRow).where(WorkerRow.name == name, asked).values(must_clear_cache=False)
+    return session.scalar(taken.returning(WorkerRow.name)) is not None
 
 
 def models(session: Session, queue: str) -> list[str]:

@@ -8,12 +8,18 @@ from uuid import uuid4
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
+from worker.contract.access import NOBODY
+from worker.contract.distributions import observed, reading_name
 from worker.contract.states import EventState
+from worker.contract.usage import WEBHOOK_ATTEMPTS, WEBHOOK_SECONDS
+from worker.store.counts import usage
 from worker.store.database import journal
 from worker.store.database.notify import wake_dispatcher
 from worker.store.rows.webhooks import DeliveryAttemptRow, DeliveryRow, WebhookEndpointRow, WebhookEventRow
 from worker.store.webhooks import endpoints, receivers
 
+# Labels of attempts in metrics, by the state that they leave the delivery in.
+LABELS = {EventState.DELIVERED: "delivered", EventState.PENDING: "retried", EventState.FAILED: "failed"}
 SETTLED_OR_WAITING = (EventState.PENDING, EventState.DELIVERED, EventState.FAILED)
 
 
@@ -26,6 +32,7 @@ class DeliveryClaim:
     batch_id: str | None  # None: the event is a ping
     endpoint_id: str | None  # None: the batch's own callback
     receiver: str
+    tenant_id: str  # of the event
     url: str
     body: str
     sealed_secrets: tuple[str, ...]  # of the endpoint, the newest first; a callback has none
@@ -119,7 +126,11 @@ def claim(session: Session, delivery_id: str, *, lease: timedelta, most_at_once:
         .where(WebhookEventRow.id == row.event_id)
         .values(attempts=WebhookEventRow.attempts + 1)
         .returning(
-            WebhookEventRow.url, WebhookEventRow.body, WebhookEventRow.attempts, WebhookEventRow.batch_id
+            WebhookEventRow.tenant_id,
+            WebhookEventRow.batch_id,
+            WebhookEventRow.url,
+            WebhookEventRow.body,
+            WebhookEventRow.attempts,
         )
     ).one()
     return DeliveryClaim(
@@ -128,6 +139,7 @@ def claim(session: Session, delivery_id: str, *, lease: timedelta, most_at_once:
         batch_id=event.batch_id,
         endpoint_id=found.endpoint_id,
         receiver=found.receiver,
+        tenant_id=event.tenant_id or NOBODY,
         url=event.url if endpoint is None else endpoint.url,
         body=event.body,
         sealed_secrets=() if endpoint is None else _sealed_secrets(session, endpoint),
@@ -200,6 +212,10 @@ def record_attempt(session: Session, held: DeliveryClaim, attempt: Attempt, outc
             next_attempt_at=func.now() + (outcome.retry_in or timedelta(0)),
         )
     )
+    label = LABELS[outcome.state]
+    seconds = observed(WEBHOOK_SECONDS, (label,), attempt.duration_ms / 1000)
+    counted = {reading_name(WEBHOOK_ATTEMPTS, (label,)): 1, **seconds}
+    usage.add(session, held.tenant_id, counted)
     if outcome.disable is not None and held.endpoint_id is not None:
         endpoints.disable(session, held.endpoint_id, reason=outcome.disable)
     wake_dispatcher(session)

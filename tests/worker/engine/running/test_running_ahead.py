@@ -13,11 +13,15 @@ import torch
 from torch import Tensor
 
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
+from tests.fixtures.readings import run_all
+from tests.worker.engine.scheduling.test_step_meter import assert_pays_in_full
 from worker.engine.choosing import sampler
 from worker.engine.choosing.chosen_tokens import TokensOnDevice
 from worker.engine.engine import Engine
 from worker.engine.models.step_input import StepInput
+from worker.engine.requests.embedding import EmbeddingRequest
 from worker.engine.requests.generation import GenerationRequest
+from worker.engine.requests.scoring import ScoringRequest
 from worker.engine.running import model_runner
 from worker.engine.running.input_builder import PackedStep
 from worker.values.outcomes import FinishReason
@@ -158,3 +162,17 @@ def test_requests_pay_for_their_steps_before_they_end(engines: Any) -> None:
     assert sum(one.seconds.prefill for one in done) == pytest.approx(ahead.stats.prefill_seconds)
     assert sum(one.seconds.decode for one in done) == pytest.approx(ahead.stats.decode_seconds)
     assert all(one.seconds.prefill > 0 and one.seconds.decode > 0 for one in done)
+
+
+def test_readings_beside_steps_that_run_ahead_pay_for_all_of_theirs(engines: Any) -> None:
+    """The last Step of a reading is charged only after the Step that follows it was started."""
+    _, ahead, _ = engines(max_tokens_per_step=8)
+    done = run_all(
+        ahead,
+        [
+            GenerationRequest(0, [1, 2, 3] * 5, greedy(30)),
+            EmbeddingRequest(1, (4, 5, 6, 7) * 4),
+            ScoringRequest(2, (8, 9, 10), [(11, 12), (13, 14, 15)]),
+        ],
+    )
+    assert_pays_in_full(done, ahead.stats)

@@ -4,13 +4,22 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
-from tests.fixtures.readings import run_embeddings
+from tests.fixtures.readings import run_all, run_embeddings
 from tests.fixtures.scheduling import make_sequence
 from worker.engine.requests.embedding import EmbeddingRequest
+from worker.engine.requests.generation import Answer, GenerationRequest
+from worker.engine.requests.scoring import ScoringRequest
 from worker.engine.requests.stats import EngineStats
 from worker.engine.scheduling import step_meter
 from worker.engine.scheduling.plan import ScheduledSequence, StepPlan
 from worker.engine.scheduling.step_meter import charge
+
+
+def assert_pays_in_full(done: list[Answer], stats: EngineStats) -> None:
+    """Check that the outcomes share all seconds of all Steps, and that none had its Steps for nothing."""
+    assert all(one.seconds.prefill > 0 for one in done)
+    assert sum(one.seconds.prefill for one in done) == pytest.approx(stats.prefill_seconds)
+    assert sum(one.seconds.padding for one in done) == pytest.approx(stats.padding_seconds)
 
 
 def test_a_step_is_divided_by_tokens_and_kinds() -> None:
@@ -42,6 +51,19 @@ def test_what_requests_pay_is_what_the_steps_took(tiny_llama: Path) -> None:
     assert all(one.seconds.prefill > 0 and one.seconds.decode > 0 for one in done)
     assert stats.padding_seconds == 0.0, "on a CPU a Step is packed"
     assert stats.computed_tokens == stats.prefill_tokens + 2 * 7
+
+
+def test_embeddings_and_scores_pay_for_their_steps_too(tiny_llama: Path) -> None:
+    engine = make_engine(tiny_llama, max_tokens_per_step=8)
+    done = run_all(
+        engine,
+        [
+            GenerationRequest(0, [1, 2, 3] * 5, greedy(8)),
+            EmbeddingRequest(1, (4, 5, 6, 7) * 4),
+            ScoringRequest(2, (8, 9, 10), [(11, 12), (13, 14, 15)]),
+        ],
+    )
+    assert_pays_in_full(done, engine.stats)
 
 
 def test_the_time_without_work_costs_no_step(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,10 @@
 import threading
 from datetime import timedelta
 
-import pytest
 from sqlalchemy import text
 
-from worker.contract.meters import LATENCY_BOUNDS, latency_bucket, latency_quantile
 from worker.store.counts import meters
-from worker.store.counts.meters import Measured
+from worker.store.counts.measured import Measured
 from worker.store.database.session import Store
 
 
@@ -66,15 +64,3 @@ def test_two_processes_of_one_name_lose_nothing(store: Store) -> None:
     for thread in threads:
         thread.join()
     assert measured(store).total == {"steps": 8}
-
-
-def test_quantiles_come_from_the_buckets() -> None:
-    readings: dict[str, float] = {}
-    for seconds in [0.2] * 50 + [0.9] * 45 + [4.0] * 4 + [5000.0]:
-        name = latency_bucket(seconds)
-        readings[name] = readings.get(name, 0) + 1
-    assert latency_quantile(readings, 0.5) == pytest.approx(0.25)
-    assert latency_quantile(readings, 0.95) == pytest.approx(1.0)
-    assert latency_quantile(readings, 0.99) == pytest.approx(5.0)
-    assert latency_quantile(readings, 1.0) == LATENCY_BOUNDS[-1]
-    assert latency_quantile({}, 0.5) is None

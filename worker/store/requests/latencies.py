@@ -1,0 +1,52 @@
+"""Reads how long new Results of a batch took, as readings of histograms by lane and priority."""
+
+from collections import Counter
+
+from sqlalchemy import ARRAY, Double, cast, func, select
+from sqlalchemy.orm import Session
+
+from worker.contract.distributions import BOUNDS, BUCKETS, SUM, reading_name
+from worker.contract.meters import Readings
+from worker.contract.usage import Latency, PriorityClass
+from worker.store.rows.batches import BatchRow
+from worker.store.rows.requests import RequestRow, ResultRow
+from worker.store.rows.shards import ShardRow
+from worker.values.outcomes import Outcome
+
+# Begin and end of each latency; both may be unknown.
+ENDS = {
+    Latency.TOTAL: (BatchRow.created_at, ResultRow.created_at),
+    Latency.CLAIMED: (ShardRow.claimed_at, ResultRow.created_at),
+    Latency.QUEUE: (BatchRow.created_at, ResultRow.started_at),
+    Latency.FIRST_TOKEN: (BatchRow.created_at, ResultRow.first_token_at),
+}
+CLASSES = {-1: PriorityClass.LOW, 0: PriorityClass.NORMAL, 1: PriorityClass.HIGH}
+HALF_A_TICK = 5e-7  # times are whole microseconds: taking this away puts a bound into its own bucket
+
+
+def read(session: Session, batch: BatchRow, *, after: int) -> Readings:
+    """Return the latencies of a batch's Results after this sequence number, except cancelled ones."""
+    seconds = [cast(func.extract("epoch", ended - began), Double) for began, ended in ENDS.values()]
+    buckets = [func.width_bucket(one - HALF_A_TICK, cast(list(BOUNDS), ARRAY(Double))) for one in seconds]
+    sign = func.sign(ShardRow.priority)
+    rows = session.execute(
+        select(sign, func.count(), *buckets, *map(func.sum, seconds))
+        .select_from(ResultRow)
+        .join(RequestRow, RequestRow.id == ResultRow.request_id)
+        .join(ShardRow, ShardRow.id == RequestRow.shard_id)
+        .join(BatchRow, BatchRow.id == ResultRow.batch_id)
+        .where(
+            ResultRow.batch_id == batch.id,
+            ResultRow.sequence > after,
+            ResultRow.outcome != Outcome.CANCELLED,
+        )
+        .group_by(sign, *buckets)
+    )
+    readings: Counter[str] = Counter()
+    for which, count, *found in rows:
+        labels = (batch.lane, CLASSES[int(which)])
+        for latency, bucket, total in zip(ENDS, found, found[len(ENDS) :], strict=False):
+            if bucket is not None:
+                readings[reading_name(latency, labels, BUCKETS[bucket])] += count
+                readings[reading_name(latency, labels, SUM)] += total
+    return readings
