@@ -1,6 +1,6 @@
 """Submits and cancels batches, and settles each into its one terminal state."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -281,8 +281,7 @@ def settle(session: Session, batch: BatchRow) -> bool:
     else:
         return False
     if batch.input_file_id is None:
-        webhooks.record_end(session, batch)
-        wake_dispatcher(session)
+        report_end(session, batch)
     else:
         wake_files(session)
     return True
@@ -314,7 +313,12 @@ def fail(session: Session, batch: BatchRow, error: RequestError) -> None:
     batch.num_requests = batch.num_unread = 0
     batch.error_code, batch.error_message = error.code, error.message
     _end(session, batch, BatchStatus.FAILED)
-    webhooks.record_end(session, batch)
+    report_end(session, batch)
+
+
+def report_end(session: Session, batch: BatchRow, files: Mapping[str, str | None] | None = None) -> None:
+    """Write the event of a batch that has ended for its customer; `files` hold its results, if any do."""
+    webhooks.record_end(session, batch, files)
     wake_dispatcher(session)
 
 

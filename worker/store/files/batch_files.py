@@ -25,7 +25,6 @@ from worker.store.rows.files import BatchFilesRow
 from worker.store.rows.views import view_of
 from worker.store.tenants import quotas
 from worker.store.tenants.quotas import Demand
-from worker.store.webhooks import webhooks
 from worker.values.caching import CacheMode
 from worker.values.results import RequestError
 from worker.values.sampling import SamplingParams
@@ -289,8 +288,7 @@ def finish(session: Session, held: FilesClaim, written: WrittenFiles) -> bool:
         return False
     files = {"output_file": written.output_file_id, "error_file": written.error_file_id}
     journal.changed(session, "batch written to its files", batch, **files)
-    webhooks.record_end(session, batch, files)
-    wake_dispatcher(session)
+    batches.report_end(session, batch, files)
     return True
 
 
