@@ -210,9 +210,10 @@ def test_no_secret_is_logged(store: Store, caplog: pytest.LogCaptureFixture) -> 
         endpoint(store, hook.url)
         end_batch(store, callback_url=hook.url)
         deliver_all(store)
-    assert "attempt 1" in caplog.text
+    said = caplog.text + "".join(str(vars(record)) for record in caplog.records)  # with the fields
+    assert "delivery attempted" in said
     for secret in (SECRET, SECRET.removeprefix("whsec_"), KEY, "v1,"):
-        assert secret not in caplog.text
+        assert secret not in said
 
 
 def test_a_replay_sends_the_same_event_again_with_the_schedule_anew(store: Store) -> None:
