@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.engine.engine import Engine
-from worker.engine.requests.batch_policy import POLICIES, BatchPolicy, named_policy
+from worker.engine.requests.batch_policy import POLICIES, batch_policy
 from worker.engine.requests.config import DTYPES, EngineConfig
 from worker.engine.requests.embedding import EmbeddingRequest
 from worker.engine.requests.errors import EngineError
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face checkpoint directory")
-    parser.add_argument("--policy", nargs="+", choices=POLICIES, help="default: the engine's own, then each")
+    parser.add_argument("--policy", nargs="+", choices=POLICIES, help="default: each, the engine's own first")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--threads", type=int, default=None, help="default: torch's own choice")
     parser.add_argument("--readings", type=int, default=200)
@@ -108,14 +108,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.readings < 8 or options.rate < 0 or options.generation < 0:
         parser.error("--readings must be at least 8, --rate and --generation at least 0")
-    policies = {"(default)": BatchPolicy()} | {name: named_policy(name) for name in POLICIES}
-    for name in options.policy or policies:
+    for name in options.policy or POLICIES:
         try:
             config = EngineConfig(
                 options.model,
                 dtype=options.dtype,
                 num_threads=options.threads,
-                batch_policy=policies[name],
+                batch_policy=batch_policy(name),
             )
             result = measure(config, options.readings, options.rate, options.generation)
         except (EngineError, RuntimeError) as error:

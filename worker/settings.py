@@ -92,6 +92,24 @@ class Settings(BaseSettings):
     kv_cache_bytes: int | None = Field(default=None, gt=0)
     admission: Literal["fifo", "length-aware"] = "length-aware"
     prefix_sharing: Literal["tenant", "deployment"] = "tenant"
+    # When the engine starts requests, and which ones together (worker/engine/scheduling/batch_gate.py).
+    batch_policy: Literal[
+        "continuous",
+        "fixed",
+        "window",
+        "adaptive",
+        "priority",
+        "length-buckets",
+        "token-budget",
+        "memory",
+    ] = "continuous"
+    batch_timeout_ms: float = Field(default=50.0, ge=0, allow_inf_nan=False)
+    batch_size: int = Field(default=32, gt=0)
+    batch_latency_ms: float = Field(default=250.0, gt=0, allow_inf_nan=False)
+    batch_priority_seconds: float = Field(default=10.0, ge=0, allow_inf_nan=False)
+    batch_lengths: Annotated[tuple[Annotated[int, Field(ge=1)], ...], NoDecode] = (64, 256, 1024)
+    batch_tokens: int = Field(default=16_384, gt=0)
+    batch_memory_share: float = Field(default=0.5, gt=0, le=1)
 
     # Shards, leases and the dispatcher.
     shard_size: int = Field(default=64, gt=0, description="requests one message carries")
@@ -145,10 +163,17 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
-    @field_validator("webhook_allowed_networks", "webhook_ports", mode="before")
+    @field_validator("webhook_allowed_networks", "webhook_ports", "batch_lengths", mode="before")
     @classmethod
     def _split_list(cls, value: object) -> object:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("batch_lengths")
+    @classmethod
+    def _check_lengths(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if value != tuple(sorted(set(value))):
+            raise ValueError("must be lengths in tokens, the shortest first")
+        return value
 
     @field_validator("webhook_secret")
     @classmethod

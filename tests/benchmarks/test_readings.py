@@ -15,9 +15,9 @@ def test_each_named_policy_runs_everything(
     write_tiny_llama(tmp_path, max_position_embeddings=256)
     capsys.readouterr()
     options = ["--readings", "24", "--generation", "2", "--threads", "1", "--rate", rate]
-    assert main(["--model", str(tmp_path), *options, "--policy", "adaptive", "fixed-size"]) == 0
+    assert main(["--model", str(tmp_path), *options, "--policy", "adaptive", "fixed"]) == 0
     adaptive, fixed = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (adaptive["policy"], fixed["policy"]) == ("adaptive", "fixed-size")
+    assert (adaptive["policy"], fixed["policy"]) == ("adaptive", "fixed")
     for result in (adaptive, fixed):
         assert result.keys() - {"policy"} == documented_fields("readings")
         assert 0 < result["median_s"] <= result["p99_s"] <= result["seconds"]

@@ -98,6 +98,7 @@ def test_a_worker_of_each_model_on_one_database(running: Deployment, models: tup
     one, other = (identify(directory) for directory in models)
     mine = running.submit(**BODY)
     running.environment["HEADRACE_MODEL"] = str(models[1])
+    running.environment |= {"HEADRACE_BATCH_POLICY": "fixed", "HEADRACE_BATCH_SIZE": "3"}
     running.processes["gpu of one"] = running.processes.pop("gpu")
     running.start("gpu")
     running.stop("web")
@@ -114,7 +115,10 @@ def test_a_worker_of_each_model_on_one_database(running: Deployment, models: tup
         " JOIN batches ON batches.id = results.batch_id WHERE lane = 'interactive'"
     )
     assert interactive == [(other.fingerprint,)]
-    assert running.client.get("/v1/model/info").json()["workers"] == 1
+    info = running.client.get("/v1/model/info").json()
+    assert info["workers"] == 1
+    policy = info["details"]["batch_policy"]  # which has run the batch, in batches of 3
+    assert (policy["name"], policy["max_items"], policy["window_seconds"]) == ("fixed", 3, 0.05)
     stopped = running.processes.pop("gpu of one")
     stopped.terminate()
     stopped.wait(60)

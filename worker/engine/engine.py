@@ -13,6 +13,7 @@ from worker.engine.requests.stats import BlockUse, EngineStats, ModelInfo
 from worker.engine.running.model_runner import ModelRunner
 from worker.engine.running.step_pipeline import StepPipeline
 from worker.engine.scheduling.admission import make_admission
+from worker.engine.scheduling.batch_gate import make_gate
 from worker.engine.scheduling.block_pool import BlockPool
 from worker.engine.scheduling.generations import Generations
 from worker.engine.scheduling.plan import StepOutput, StepPlan
@@ -54,6 +55,15 @@ class Engine:
                 pool,
                 block_size=config.block_size,
                 max_model_len=info.max_model_len,
+                aging_seconds=config.batch_policy.aging_seconds,
+                clock=clock,
+            ),
+            gate=make_gate(
+                config.batch_policy,
+                max_num_sequences=config.max_num_sequences,
+                num_blocks=info.num_blocks,
+                block_size=config.block_size,
+                clock=clock,
             ),
             block_size=config.block_size,
             max_num_sequences=config.max_num_sequences,
@@ -81,8 +91,12 @@ class Engine:
 
     @property
     def wait_seconds(self) -> float | None:
-        """Seconds until `step` has work, while readings wait to form a batch; None: not before `add`."""
-        return 0.0 if self._generations else self._readings.wait_seconds
+        """Seconds until `step` has work, while requests wait to form a batch; None: not before `add`."""
+        is_reading_late = bool(self._generations) and self._steps.running is not None
+        if self._generations.has_ended or is_reading_late:
+            return 0.0
+        waits = (self._readings.wait_seconds, self._scheduler.wait_seconds)
+        return min((seconds for seconds in waits if seconds is not None), default=None)
 
     @property
     def costs(self) -> StepCosts | None:

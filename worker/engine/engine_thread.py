@@ -5,7 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, cast, overload
 
 from worker.engine.engine import Engine
@@ -160,6 +160,7 @@ class EngineThread:
             "max_tokens_per_step": config.max_tokens_per_step,
             "enable_prefix_cache": config.enable_prefix_cache,
             "admission": config.admission,
+            "batch_policy": asdict(config.batch_policy),
         }
 
     @property

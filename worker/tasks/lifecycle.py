@@ -18,6 +18,7 @@ from worker.contract.models import Model, ServedModel, identify, weight_format
 from worker.contract.prices import Prices
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
+from worker.engine.requests.batch_policy import batch_policy
 from worker.engine.requests.config import EngineConfig
 from worker.engine.requests.errors import CheckpointError, ConfigError
 from worker.engine.requests.generation import GenerationRequest
@@ -203,6 +204,16 @@ def engine_config(config: Settings) -> EngineConfig:
         admission=config.admission,
         shares_prefixes=config.prefix_sharing == "deployment",
         num_threads=config.threads,
+        batch_policy=batch_policy(
+            config.batch_policy,
+            timeout_seconds=config.batch_timeout_ms / 1000,
+            size=config.batch_size,
+            latency_seconds=config.batch_latency_ms / 1000,
+            priority_seconds=config.batch_priority_seconds,
+            lengths=config.batch_lengths,
+            tokens=config.batch_tokens,
+            memory_share=config.batch_memory_share,
+        ),
     )
 
 

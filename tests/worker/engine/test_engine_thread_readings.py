@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from worker.engine.engine_thread import EngineThread
 from worker.engine.requests.batch_policy import BatchPolicy
 from worker.engine.requests.embedding import Embedding, EmbeddingRequest
 from worker.engine.requests.errors import EngineStoppedError
+from worker.engine.requests.generation import EngineRequest, GenerationRequest
 from worker.engine.requests.scoring import Scores, ScoringRequest
+from worker.engine.scheduling.plan import StepOutput
 from worker.engine.submission import Submission
 from worker.values.requests import EmbeddingParams, Pooling
 
@@ -86,32 +89,71 @@ def test_errors_and_cancellation_are_outcomes(thread: EngineThread) -> None:
     assert scores.is_cancelled or scores.continuations
 
 
-def test_the_thread_wakes_when_a_window_ends(tiny_llama: Path) -> None:
-    policy = BatchPolicy(window_seconds=0.05)
-    thread = EngineThread(lambda: make_engine(tiny_llama, batch_policy=policy))
+READING = EmbeddingRequest(0, "fox")
+GENERATION = GenerationRequest(0, "fox", greedy(4))
+# What waits for its batch, and the policy's name and size.
+HELD = pytest.mark.parametrize(
+    ("request_", "named"),
+    [(READING, ("continuous", None)), (GENERATION, ("fixed", 8))],
+    ids=["reading", "generation"],
+)
+
+
+def held_thread(model: Path, named: tuple[str, int | None], seconds: float) -> EngineThread:
+    """Return a thread whose engine holds requests back for so long."""
+    policy = BatchPolicy(*named, window_seconds=seconds)
+    thread = EngineThread(lambda: make_engine(model, batch_policy=policy))
     thread.start()
-    submission = thread.submit([EmbeddingRequest(0, "fox")])
+    return thread
+
+
+@HELD
+def test_the_thread_wakes_when_a_window_ends(
+    tiny_llama: Path, request_: EngineRequest, named: tuple[str, int | None]
+) -> None:
+    thread = held_thread(tiny_llama, named, 0.05)
+    submission = thread.submit([request_])
     assert len(collect(submission)) == 1  # nobody wakes it but the clock
     thread.stop()
 
 
-def test_a_window_does_not_keep_a_thread_from_stopping(tiny_llama: Path) -> None:
-    policy = BatchPolicy(window_seconds=10_000.0)
+@HELD
+def test_a_window_does_not_keep_a_thread_from_stopping(
+    tiny_llama: Path, request_: EngineRequest, named: tuple[str, int | None]
+) -> None:
     for drain_seconds in (0.0, 0.05):
-        thread = EngineThread(lambda: make_engine(tiny_llama, batch_policy=policy))
-        thread.start()
-        submission = thread.submit([EmbeddingRequest(0, "fox")])
+        thread = held_thread(tiny_llama, named, 10_000.0)
+        submission = thread.submit([request_])
         thread.stop(drain_seconds)
         with pytest.raises(EngineStoppedError):
             submission.take(WAIT_SECONDS)
 
 
-def test_cancel_ends_what_waits_for_its_window(tiny_llama: Path) -> None:
-    policy = BatchPolicy(window_seconds=10_000.0)
-    thread = EngineThread(lambda: make_engine(tiny_llama, batch_policy=policy))
-    thread.start()
-    submission = thread.submit([EmbeddingRequest(0, "fox")])
+@HELD
+def test_cancel_ends_what_waits_for_its_window(
+    tiny_llama: Path, request_: EngineRequest, named: tuple[str, int | None]
+) -> None:
+    thread = held_thread(tiny_llama, named, 10_000.0)
+    submission = thread.submit([request_])
     submission.cancel()
     (outcome,) = collect(submission)
-    assert outcome.is_cancelled
+    assert getattr(outcome, "is_cancelled", False) or outcome.finish_reason == "cancelled"
+    thread.stop()
+
+
+def test_a_thread_sleeps_while_a_fixed_batch_gathers(tiny_llama: Path) -> None:
+    thread = held_thread(tiny_llama, ("fixed", 2), 10_000.0)
+    engine = thread._loaded_engine()
+    step, calls = engine.step, []
+
+    def counted() -> StepOutput:
+        calls.append(None)
+        return step()
+
+    engine.step = counted  # type: ignore[method-assign]
+    first = thread.submit([GENERATION])
+    assert first.take(0.2) == []
+    assert len(calls) == 1, "the one that begins to wait"
+    second = thread.submit([replace(GENERATION, id=1)])
+    assert [len(collect(one)) for one in (first, second)] == [1, 1]
     thread.stop()

@@ -46,7 +46,7 @@ class EngineConfig:
     enable_prefix_cache: bool = True
     shares_prefixes: bool = False  # True: groups share cached prefixes, so cache hits reveal others' prompts
     admission: str = "length-aware"  # policy of worker/engine/scheduling/admission
-    batch_policy: BatchPolicy = BatchPolicy()  # for readings
+    batch_policy: BatchPolicy = BatchPolicy()
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:

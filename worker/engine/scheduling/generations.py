@@ -49,6 +49,11 @@ class Generations:
     def __bool__(self) -> bool:
         return bool(self._open or self._completions)
 
+    @property
+    def has_ended(self) -> bool:
+        """True if a Completion waits for the next `collect`."""
+        return bool(self._completions)
+
     def __contains__(self, request_id: Hashable) -> bool:
         return request_id in self._open
 

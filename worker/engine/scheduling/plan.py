@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Self
 
 from worker.engine.requests.generation import Completion, Reading
 from worker.engine.sequences.sequence import Sequence
@@ -16,6 +17,13 @@ class ScheduledSequence:
     start: int
     num_tokens: int
     is_sampled: bool  # its last known token is included, so the Step chooses the next one
+
+    @classmethod
+    def of(cls, sequence: Sequence, num_tokens: int) -> Self:
+        """Return the part of a Sequence with its next `num_tokens` uncomputed tokens."""
+        is_last = num_tokens == sequence.num_uncomputed_tokens
+        start = sequence.num_computed_tokens
+        return cls(sequence, start, num_tokens, is_sampled=is_last and sequence.is_generating)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 
 from worker.engine.requests.stats import EngineStats
 from worker.engine.scheduling.admission.fair_shares import FairShares
+from worker.engine.scheduling.batch_gate import BatchGate
 from worker.engine.scheduling.block_pool import BlockPool
 from worker.engine.scheduling.plan import ScheduledSequence, StepPlan
 from worker.engine.scheduling.prefix_cache import extend_hashes
@@ -41,12 +42,14 @@ class Scheduler:
         max_num_sequences: int,
         max_tokens_per_step: int,
         shares_prefixes: bool = False,  # between groups
+        gate: BatchGate | None = None,  # None: continuous batching
         stats: EngineStats | None = None,
     ) -> None:
         self.block_pool = block_pool
         self._shares_prefixes = shares_prefixes
         self.stats = stats or EngineStats()
         self._admission = admission
+        self._gate = BatchGate() if gate is None else gate
         self._block_size = block_size
         self._max_num_sequences = max_num_sequences
         self.limits = StepLimits(max_num_sequences, max_tokens_per_step)
@@ -56,6 +59,7 @@ class Scheduler:
         self._must_make_room = False  # an urgent Sequence waits for running ones to end
         self._turns = Turns()
         self._num_waiting = 0  # the policy may also hold cancelled Sequences
+        self._num_waiting_behind_gate = 0  # of them: generations that are not urgent
         self._is_settled = False  # waiting Sequences were refused, and no room was made since
         self._free_rows = list(range(max_num_sequences))
         # The running Sequence that is about to compute a full prompt Block, by the Block's digest.
@@ -76,6 +80,13 @@ class Scheduler:
         """Number of Sequences that hold none."""
         return self._num_waiting
 
+    @property
+    def wait_seconds(self) -> float | None:
+        """Seconds until a Step may have work; None: nothing runs and nothing waits."""
+        if self._running or self._num_waiting > self._num_waiting_behind_gate:
+            return 0.0
+        return self._gate.wait_seconds(self._num_waiting) if self._num_waiting else None
+
     def add(self, sequence: Sequence) -> None:
         """Queue a Sequence that fits the pool alone."""
         if self.block_pool.is_caching and sequence.is_shareable:
@@ -94,7 +105,9 @@ class Scheduler:
         self._admission.start_step()
         can_admit = turn.is_for_all and not self._must_make_room and not self._is_settled
         if can_admit and self.stats.preemptions == preemptions:
-            self._admit_waiting(entries)
+            is_open = self._gate.opens(self._num_waiting_behind_gate, self._running)
+            if is_open or self._num_waiting > self._num_waiting_behind_gate:
+                self._admit_waiting(entries)
         self._turns.note(entries, is_waiting=self._num_waiting > len(self._urgent))
         self.stats.evictions = self.block_pool.num_evictions
         if entries:
@@ -105,6 +118,8 @@ class Scheduler:
     def took(self, plan: StepPlan, seconds: float) -> None:
         """Record how long a Step took, which decides whether small batches get extra Steps."""
         self._turns.took(seconds, is_for_few=plan.is_for_few)
+        if not plan.is_for_few:
+            self._gate.took(seconds, len(plan.entries))
 
     def advance(self, plan: StepPlan) -> None:
         """Count a started Step's tokens as computed: later Steps build on them and share their Blocks."""
@@ -163,6 +178,7 @@ class Scheduler:
         else:
             self._admission.add(sequence)
         self._num_waiting += 1
+        self._num_waiting_behind_gate += sequence.may_be_held
         self._is_settled = False
 
     def _share_out(self, turn: Turn) -> list[ScheduledSequence]:
@@ -180,7 +196,7 @@ class Scheduler:
             spare = budget - (len(included) - index - 1)
             num_tokens = min(sequence.num_uncomputed_tokens, spare)
             if self._reserve(sequence, sequence.num_computed_tokens + num_tokens, has_share):
-                entries.append(_entry(sequence, num_tokens))
+                entries.append(ScheduledSequence.of(sequence, num_tokens))
                 has_share.add(sequence)
                 budget -= num_tokens
         return entries
@@ -204,6 +220,7 @@ class Scheduler:
 
     def _leave_queue(self, sequence: Sequence) -> None:
         self._num_waiting -= 1
+        self._num_waiting_behind_gate -= sequence.may_be_held
         if not sequence.is_urgent:
             self._admission.left_queue(sequence)
 
@@ -241,13 +258,14 @@ class Scheduler:
             sequence = self._admission.pop()
             if sequence is None:
                 self._is_settled = not num_held
-                return
+                break
             digests = self._digests(sequence)
             cached = self.block_pool.match(digests)
             # If another Sequence computes this prefix now, wait a Step and share it. A Sequence that was just
             # preempted may have a token on the device that the host does not know yet: wait for it too.
             is_computed = len(cached) < len(digests) and digests[len(cached)] in self._in_flight
-            if is_computed or sequence.num_pending_tokens:
+            is_held = sequence.may_be_held and not self._gate.admits(sequence, self._running)
+            if is_computed or sequence.num_pending_tokens or is_held:
                 self._admission.put_back(sequence, is_refused=False)
                 num_held += 1
                 continue
@@ -258,8 +276,9 @@ class Scheduler:
             self._admit(sequence, cached)
             budget += num_given
             num_tokens = min(sequence.num_uncomputed_tokens, budget)
-            entries.append(_entry(sequence, num_tokens))
+            entries.append(ScheduledSequence.of(sequence, num_tokens))
             budget -= num_tokens
+        self._gate.end_pass(is_cut=not budget or num_held > 0)
 
     def _make_room(
         self, sequence: Sequence, cached: list[int], entries: list[ScheduledSequence]
@@ -272,6 +291,7 @@ class Scheduler:
         must_exchange = self._admission.must_exchange
         while must_exchange or not (
             self._has_free_row()
+            and (not sequence.may_be_held or self._gate.has_room(sequence, self._running))
             and self._admission.has_room(sequence, self._num_needed(sequence, cached), self._running)
         ):
             num_urgent = sum(running.is_urgent for running in self._running)
@@ -287,7 +307,10 @@ class Scheduler:
         return num_given
 
     def _has_free_row(self) -> bool:
-        return bool(self._free_rows) and len(self._running) < self.limits.max_num_sequences
+        most = self.limits.max_num_sequences
+        if self._gate.max_running is not None:
+            most = min(most, self._gate.max_running)
+        return bool(self._free_rows) and len(self._running) < most
 
     def _admit_urgent(self) -> None:
         """Admit urgent Sequences in order of arrival, preempting others where there is no room."""
@@ -341,6 +364,8 @@ class Scheduler:
         sequence.state = SequenceState.RUNNING
         self._admission.started(sequence)
         self._leave_queue(sequence)
+        if sequence.may_be_held:
+            self._gate.started(sequence)
         insort(self._running, sequence, key=_order)
 
     def _extend_hashes(self, sequence: Sequence) -> None:
@@ -374,9 +399,3 @@ def _least(sequences: Items[Sequence]) -> Sequence:
     least = min(sequences, key=_loss)
     group = [one for one in sequences if one.share.group == least.share.group]
     return min(group, key=lambda one: (one.is_urgent, one.share.priority, *_loss(one)))
-
-
-def _entry(sequence: Sequence, num_tokens: int) -> ScheduledSequence:
-    start = sequence.num_computed_tokens
-    is_last = num_tokens == sequence.num_uncomputed_tokens
-    return ScheduledSequence(sequence, start, num_tokens, is_sampled=is_last and sequence.is_generating)

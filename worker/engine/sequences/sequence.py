@@ -89,6 +89,11 @@ class Sequence:
         return len(self.token_ids) - 1
 
     @property
+    def may_be_held(self) -> bool:
+        """True for a generation that no client waits for, so that a batch policy may hold it back."""
+        return self.is_generating and not self.is_urgent
+
+    @property
     def num_output_tokens(self) -> int:
         """Number of tokens generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens

@@ -9,7 +9,7 @@ from tests.fixtures.clock import Clock
 from tests.fixtures.generation import greedy, make_engine, requests_for
 from tests.fixtures.readings import random_prompts, run_all
 from worker.engine.engine import Engine
-from worker.engine.requests.batch_policy import POLICIES, BatchPolicy
+from worker.engine.requests.batch_policy import POLICIES, BatchPolicy, batch_policy
 from worker.engine.requests.embedding import EmbeddingRequest
 from worker.engine.requests.scoring import ScoringRequest
 from worker.engine.scheduling.plan import StepPlan
@@ -126,7 +126,7 @@ def test_a_batch_adapts_to_the_time_its_steps_take(tiny_llama: Path) -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_brings_everything_to_its_end(tiny_llama: Path, name: str) -> None:
     clock = Clock()
-    engine = engine_with(tiny_llama, clock, POLICIES[name], num_blocks=64)
+    engine = engine_with(tiny_llama, clock, batch_policy(name), num_blocks=64)
     execute = engine._runner.execute
 
     def timed(plan: StepPlan) -> Any:

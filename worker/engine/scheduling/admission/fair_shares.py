@@ -9,7 +9,6 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from worker.engine.scheduling.admission.own_order import OwnOrder, loss
-from worker.engine.scheduling.admission.policy import AdmissionPolicy
 from worker.engine.sequences.sequence import Sequence
 
 # An idle group banks at most this weighted credit of tokens (tokens divided by its weight): it need not share
@@ -51,10 +50,8 @@ class FairShares:
     only that group's own order counts.
     """
 
-    def __init__(
-        self, make_queue: Callable[[], AdmissionPolicy], *, saved_tokens: float = SAVED_TOKENS
-    ) -> None:
-        self._make_queue = make_queue
+    def __init__(self, make_order: Callable[[], OwnOrder], *, saved_tokens: float = SAVED_TOKENS) -> None:
+        self._make_order = make_order
         self._saved_tokens = saved_tokens
         self._displace_tokens = DISPLACE_SHARE * saved_tokens
         self._groups: dict[Hashable, _Group] = {}
@@ -204,7 +201,7 @@ class FairShares:
         group = self._groups.get(key)
         if group is None:
             self._forget_idle()
-            group = _Group(OwnOrder(self._make_queue), sequence.share.weight)
+            group = _Group(self._make_order(), sequence.share.weight)
             group.served = self._highest() - self._saved_tokens
             self._groups[key] = group
         return group

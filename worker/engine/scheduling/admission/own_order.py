@@ -1,5 +1,6 @@
 """Orders the Sequences of one group: by priority, then from the batch with the fewest reserved tokens."""
 
+import time
 from collections.abc import Callable, Collection, Hashable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -18,16 +19,26 @@ class _Batch:
     reserved: float = 0.0  # tokens that its running Sequences may need, from their start
     running: dict[Sequence, float] = field(default_factory=dict)  # tokens reserved by each
     is_tried: bool = False  # nothing more to try in this Step
+    waits_since: float = 0.0  # when a Sequence of it last began to wait first, or started
 
 
 class OwnOrder:
     """Admission policy of one group: a queue for each batch, and the choice of Sequences that give way.
 
-    With one batch of one priority, only that batch's queue counts.
+    With one batch of one priority, only that batch's queue counts. With `aging_seconds`, a batch goes first
+    that has waited longest, where a level of priority counts as so many seconds of waiting; then priority
+    displaces nothing that runs.
     """
 
-    def __init__(self, make_queue: Callable[[], AdmissionPolicy]) -> None:
+    def __init__(
+        self,
+        make_queue: Callable[[], AdmissionPolicy],
+        aging_seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._make_queue = make_queue
+        self._aging_seconds = aging_seconds
+        self._clock = clock
         self._batches: dict[tuple[int, Hashable], _Batch] = {}  # with work, by priority and batch
         self._refused: _Batch | None = None  # in this Step
         self._popped: _Batch | None = None
@@ -35,6 +46,8 @@ class OwnOrder:
     def add(self, sequence: Sequence) -> None:
         """Queue a new or preempted Sequence in its batch."""
         batch = self._batch(sequence)
+        if not batch.num_waiting:
+            batch.waits_since = self._clock()
         batch.num_waiting += 1
         batch.is_tried = False
         batch.queue.add(sequence)
@@ -81,6 +94,7 @@ class OwnOrder:
     def started(self, sequence: Sequence, num_tokens: float) -> None:
         """Record that a Sequence starts to run, and reserve all tokens it may need."""
         batch = self._batch(sequence)
+        batch.waits_since = self._clock()
         batch.running[sequence] = num_tokens
         batch.reserved += num_tokens
 
@@ -107,19 +121,20 @@ class OwnOrder:
         return first is not None and any(
             batch.running and (batch.priority, first.reserved) < (first.priority, batch.reserved)
             for batch in self._batches.values()
-            if batch.priority <= first.priority
+            if batch.priority == first.priority
+            or (batch.priority < first.priority and self._aging_seconds is None)
         )
 
     def gives_way(self, sequence: Sequence, num_tokens: float, running: Items[Sequence]) -> Sequence | None:
         """Return which of the group's `running` gives way to the Sequence popped last; None: it must wait.
 
-        A Sequence of a lower priority always gives way. At the same priority, one gives way if its batch
-        still has at least as many reserved tokens as the other after the exchange, or if its batch runs
-        several and the other none. An exchange is never followed by its reverse.
+        Without aging, a Sequence of a lower priority always gives way. At the same priority, one gives way if
+        its batch still has at least as many reserved tokens as the other after the exchange, or if its batch
+        runs several and the other none. An exchange is never followed by its reverse.
         """
         own = self._batch(sequence)
         lower = [other for other in running if other.share.priority < own.priority]
-        if lower:
+        if lower and self._aging_seconds is None:
             return min(lower, key=loss)
         level = [other for other in running if other.share.priority == own.priority]
         others = [other for other in level if self._batch(other) is not own]
@@ -133,7 +148,13 @@ class OwnOrder:
 
     def _next(self) -> _Batch | None:
         waiting = [batch for batch in self._batches.values() if batch.num_waiting and not batch.is_tried]
-        return min(waiting, key=lambda batch: (-batch.priority, batch.reserved), default=None)
+        return min(waiting, key=self._place, default=None)
+
+    def _place(self, batch: _Batch) -> tuple[float, float]:
+        """Return the sort key of a waiting batch; the lowest goes first."""
+        if self._aging_seconds is None:
+            return -batch.priority, batch.reserved
+        return batch.waits_since - batch.priority * self._aging_seconds, batch.reserved
 
     def _batch(self, sequence: Sequence) -> _Batch:
         key = (sequence.share.priority, sequence.share.batch)
