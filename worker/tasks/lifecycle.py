@@ -185,7 +185,8 @@ class EngineStep(bootsteps.StartStopStep):
 def _warm_engine(config: Settings) -> Engine:
     """Return the engine after a first request, in which a new installation compiles its kernels."""
     engine = Engine(engine_config(config))
-    engine.add(GenerationRequest("warm-up", (0,), SamplingParams(max_tokens=2)))
+    urgent = 1  # no batch policy holds it back
+    engine.add(GenerationRequest("warm-up", (0,), SamplingParams(max_tokens=2), priority=urgent))
     while engine.has_unfinished:
         engine.step()
     return engine

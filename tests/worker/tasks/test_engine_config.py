@@ -1,11 +1,16 @@
 """Each batch setting reaches the engine, under the policy that needs it."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fixtures.tiny_llama import write_tiny_llama
+from worker.engine.engine_thread import EngineThread
 from worker.engine.requests.batch_policy import POLICIES, BatchPolicy
+from worker.engine.requests.generation import GenerationRequest
 from worker.settings import Settings
+from worker.tasks import lifecycle
 from worker.tasks.lifecycle import engine_config
 
 
@@ -46,3 +51,17 @@ def test_parameters_reach_the_policy(
 def test_lengths_that_do_not_grow_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="the shortest first"):
         policy_of(monkeypatch, LENGTHS="20,10")
+
+
+def test_the_engine_of_a_worker_follows_the_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    variables = {"MODEL": str(write_tiny_llama(tmp_path)), "BATCH_POLICY": "fixed", "BATCH_SIZE": "2"}
+    for name, value in (variables | {"BATCH_TIMEOUT_MS": "3600000"}).items():
+        monkeypatch.setenv(f"HEADRACE_{name}", value)
+    thread = EngineThread(lambda: lifecycle._warm_engine(Settings()))  # type: ignore[call-arg]
+    thread.start()  # the first request, which warms the engine, waits for no batch
+    assert thread.limits["batch_policy"]["name"] == "fixed"
+    first = thread.submit([GenerationRequest(1, "the quick")])
+    assert first.take(0.2) == []
+    second = thread.submit([GenerationRequest(2, "brown fox")])
+    assert [len(one.take(60.0)) for one in (first, second)] == [1, 1]
+    thread.stop()
