@@ -4,6 +4,7 @@ Urgent Sequences and readings pass every gate: a client waits for the former, an
 latter back already.
 """
 
+import sys
 import time
 from bisect import bisect_left
 from collections import deque
@@ -20,7 +21,7 @@ ROOM = 0.8  # share of the latency target below which the limit grows
 class BatchGate:
     """The gate of continuous batching and of every policy that only orders: always open."""
 
-    max_running: int | None = None  # most Sequences that may run at once, if fewer than the engine's
+    max_running = sys.maxsize  # most Sequences that may run at once
 
     def opens(self, num_waiting: int, running: Items[Sequence]) -> bool:  # noqa: ARG002
         """Return whether any of `num_waiting` generations may start in this Step."""
@@ -111,7 +112,7 @@ class AdaptiveSize(BatchGate):
     """
 
     def __init__(self, target_seconds: float, most: int) -> None:
-        self.max_running: int = most
+        self.max_running = most
         self._most = most
         self._target = target_seconds
         self._seconds: deque[float] = deque(maxlen=NUM_MEASURED)

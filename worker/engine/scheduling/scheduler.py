@@ -307,9 +307,7 @@ class Scheduler:
         return num_given
 
     def _has_free_row(self) -> bool:
-        most = self.limits.max_num_sequences
-        if self._gate.max_running is not None:
-            most = min(most, self._gate.max_running)
+        most = min(self.limits.max_num_sequences, self._gate.max_running)
         return bool(self._free_rows) and len(self._running) < most
 
     def _admit_urgent(self) -> None:
