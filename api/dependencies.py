@@ -2,10 +2,10 @@
 
 import hashlib
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Annotated
 
-from fastapi import Depends, Header
+from fastapi import Depends, Header, Path, Query
 from fastapi import Request as HttpRequest
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
@@ -20,11 +20,13 @@ from api.guards.large_bodies import OnceRequest
 from api.guards.rate_limit import RateLimiter
 from api.guards.traffic import Traffic
 from api.inputs.checkpoint import Checkpoint
-from worker.contract.access import Scope
+from api.inputs.schema import Text
+from worker.contract.access import EVERY_TENANT, Scope
 from worker.contract.prices import Prices
 from worker.queue.broker import Broker
 from worker.queue.feed import FeedReader
 from worker.settings import Settings
+from worker.store.batches import batch_views
 from worker.store.database.session import Store
 from worker.telemetry import add_to_work
 
@@ -43,6 +45,7 @@ class Services:
     rate_limiter: RateLimiter
     blobs: BlobStore
     traffic: Traffic
+    operator: str | None = None  # who acts on another tenant's batch, as the audit log names them
 
     def read_forecaster(self, model: str | None) -> Forecaster:
         """Return a Forecaster of a model's batches from what is known now; None: of all batches."""
@@ -51,7 +54,7 @@ class Services:
         )
 
     @property
-    def spool(self) -> Path:
+    def spool(self) -> FilePath:
         """The directory that holds files while they arrive."""
         return self.settings.data_dir / "incoming"
 
@@ -124,8 +127,15 @@ class Requires:
     async def __call__(self, caller: CallerDependency) -> None:
         """Refuse a caller without any of the scopes."""
         if caller.scopes.isdisjoint(self.scopes):
-            wanted = " or ".join(f"`{scope}`" for scope in self.scopes)
-            raise PermissionDeniedError(f"this API key lacks the scope {wanted}", code="insufficient_scope")
+            raise insufficient_scope(*self.scopes)
+
+
+def insufficient_scope(*scopes: Scope) -> PermissionDeniedError:
+    """Return the error of a caller whose key has none of these scopes."""
+    wanted = " or ".join(f"`{scope}`" for scope in scopes)
+    return PermissionDeniedError(
+        f"This API key does not have the scope {wanted}. Use a key that has it.", code="insufficient_scope"
+    )
 
 
 # Every route declares one of these: `dependencies=[READ]`.
@@ -134,6 +144,8 @@ SUBMIT = Depends(Requires((Scope.SUBMIT,)))
 ADMIN = Depends(Requires((Scope.ADMIN,)))
 DEPLOYMENT = Depends(Requires((Scope.DEPLOYMENT,)))
 ADMIN_OR_DEPLOYMENT = Depends(Requires((Scope.ADMIN, Scope.DEPLOYMENT)))  # with AdministeredDependency
+READ_BATCH = Depends(Requires((Scope.READ, Scope.DEPLOYMENT)))  # with BatchDependency or ListedDependency
+CONTROL_BATCH = Depends(Requires((Scope.SUBMIT, Scope.DEPLOYMENT)))  # with BatchDependency
 
 
 async def _services(deployment: DeploymentDependency, caller: CallerDependency) -> Services:
@@ -150,6 +162,60 @@ async def _administered(deployment: DeploymentDependency, caller: CallerDependen
 
 # The same, but over all tenants if the key has the scope `deployment`.
 AdministeredDependency = Annotated[Services, Depends(_administered)]
+
+
+BatchId = Annotated[Text, Path(examples=["batch_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b"], max_length=64)]
+
+
+async def services_of_batch(
+    batch_id: BatchId, deployment: DeploymentDependency, caller: CallerDependency
+) -> Services:
+    """Return the services of the batch's tenant to an operator, and of the caller's own to others."""
+    own = await _services(deployment, caller)
+    if Scope.DEPLOYMENT not in caller.scopes:
+        return own
+    owner = await run_in_threadpool(_owner, deployment, batch_id)
+    if not owner or owner == caller.tenant_id:
+        return own
+    return replace(own, store=deployment.store.of_tenant(owner), operator=caller.actor)
+
+
+def _owner(deployment: Services, batch_id: str) -> str | None:
+    with deployment.store.look() as session:
+        view = batch_views.get(session, batch_id)
+    return None if view is None else view.tenant_id
+
+
+# The services of routes of one batch: an operator may use them for any tenant's.
+BatchDependency = Annotated[Services, Depends(services_of_batch)]
+
+
+async def services_of_list(
+    deployment: DeploymentDependency,
+    caller: CallerDependency,
+    tenant: Annotated[
+        Text | None,
+        Query(
+            max_length=63,
+            description="Whose batches: a tenant's name, or `*` for all, with the scope `deployment`."
+            " Default: the key's own tenant.",
+        ),
+    ] = None,
+) -> Services:
+    """Return the services of the named tenant, or of the caller's own."""
+    if tenant in {None, caller.tenant_id} and Scope.READ in caller.scopes:
+        return await _services(deployment, caller)
+    if tenant is None:
+        raise insufficient_scope(Scope.READ)
+    if Scope.DEPLOYMENT not in caller.scopes:
+        raise insufficient_scope(Scope.DEPLOYMENT)
+    if tenant == EVERY_TENANT:
+        return deployment
+    return replace(deployment, store=deployment.store.of_tenant(tenant))
+
+
+# The services of routes that list batches.
+ListedDependency = Annotated[Services, Depends(services_of_list)]
 
 
 async def _idempotency_key(

@@ -13,6 +13,7 @@ ApiError
 ├── RequestFailedError     500  an accepted request could not be run; 400 if it is to blame, 504 on timeout
 ├── SlowBodyError          408  the body came too slowly
 ├── BodyTooLargeError      413  the body is over the limit
+├── MediaTypeError         415  the body is not sent as JSON
 ├── NoWorkerError          503  nobody is there to do it now
 ├── StorageFullError       503  files cannot be kept now
 ├── DatabaseAwayError      503  Postgres cannot be asked now
@@ -28,32 +29,17 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi import Request as HttpRequest
-from fastapi.exceptions import RequestValidationError
+from fastapi import Depends
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from starlette.exceptions import HTTPException
 
-from api.wrong_fields import explain, field_path
-from worker.store.database.cursors import UnknownCursorError
+from api.wrong_fields import code_of, explain, field_path
 from worker.store.database.session import DATABASE_AWAY
-from worker.store.tenants.quotas import QuotaExceededError
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = "5"
-QUOTA_RETRY_SECONDS = 30  # work that ends makes room
-OPENAI_PATHS = (
-    "/v1/chat/",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/v1/models",
-    "/v1/files",
-    "/v1/uploads",
-    "/v1/batches",
-)
 
 
 class LineError(BaseModel):
@@ -86,7 +72,7 @@ class ErrorBody(BaseModel):
                         "message": "prompts[1]: must not be empty",
                         "type": "invalid_request_error",
                         "param": "prompts[1]",
-                        "code": "string_too_short",
+                        "code": "wrong_length",
                     }
                 }
             ]
@@ -103,12 +89,13 @@ class ApiError(Exception):
     type: str = "invalid_request_error"
     headers: Mapping[str, str] = MappingProxyType({})
     lines: Sequence[LineError] = ()
+    default_code: str | None = None  # docs/errors.md lists all codes
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
-        self.code = code
+        self.code = code or self.default_code
 
     @property
     def detail(self) -> ErrorDetail:
@@ -120,6 +107,7 @@ class InvalidInputError(ApiError):
     """A field is wrong."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
+    default_code = "invalid_value"
 
 
 class InvalidLinesError(InvalidInputError):
@@ -127,7 +115,7 @@ class InvalidLinesError(InvalidInputError):
 
     def __init__(self, lines: Sequence[LineError]) -> None:
         first = lines[0]
-        others = f" (the first of {len(lines)} that are told in `lines`)" if len(lines) > 1 else ""
+        others = f" (`lines` names {len(lines)} wrong lines)" if len(lines) > 1 else ""
         super().__init__(f"line {first.line}: {first.message}{others}", param=first.param, code=first.code)
         self.lines = lines
 
@@ -155,6 +143,7 @@ class NotFoundError(ApiError):
 
     status = HTTPStatus.NOT_FOUND
     type = "not_found_error"
+    default_code = "not_found"
 
 
 class ModelNotFoundError(NotFoundError):
@@ -181,6 +170,7 @@ class NoWorkerError(ApiError):
     """No live worker can do the work now."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
+    default_code = "no_worker"
     type = "service_unavailable"
 
 
@@ -215,12 +205,29 @@ class SlowBodyError(ApiError):
     """The body came too slowly."""
 
     status = HTTPStatus.REQUEST_TIMEOUT
+    default_code = "body_too_slow"
 
 
 class BodyTooLargeError(ApiError):
     """The body is over the limit."""
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    default_code = "body_too_large"
+
+
+class MediaTypeError(ApiError):
+    """The body is not sent as JSON."""
+
+    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+
+    def __init__(self, media_type: str | None) -> None:
+        sent = f"as `{media_type}`" if media_type else "without a content type"
+        super().__init__(
+            f"The body was sent {sent}. Send JSON with the header `Content-Type: application/json`"
+            " (with curl: use `--json` in place of `-d`).",
+            param="body",
+            code="unsupported_media_type",
+        )
 
 
 class KeyReusedError(ApiError):
@@ -228,12 +235,14 @@ class KeyReusedError(ApiError):
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     type = "idempotency_error"
+    default_code = "idempotency_key_reused"
 
 
 class ConflictError(ApiError):
     """The state of the resource does not allow the call; trying again does not help."""
 
     status = HTTPStatus.CONFLICT
+    default_code = "conflict"
     headers: Mapping[str, str] = MappingProxyType({"x-should-retry": "false"})
 
 
@@ -241,12 +250,14 @@ class RangeError(ApiError):
     """The bytes asked for are not there."""
 
     status = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+    default_code = "range_not_satisfiable"
 
 
 class StorageFullError(ApiError):
     """Files cannot be kept now: nothing was accepted."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
+    default_code = "storage_unavailable"
     type = "service_unavailable"
     headers: Mapping[str, str] = MappingProxyType({"Retry-After": RETRY_AFTER_SECONDS})
 
@@ -255,6 +266,7 @@ class DatabaseAwayError(ApiError):
     """Postgres does not answer, or has no free connection; nothing was accepted."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
+    default_code = "database_unavailable"
     type = "service_unavailable"
     headers: Mapping[str, str] = MappingProxyType({"Retry-After": RETRY_AFTER_SECONDS})
 
@@ -264,6 +276,21 @@ class NotConfiguredError(ApiError):
 
     status = HTTPStatus.NOT_IMPLEMENTED
     type = "not_configured_error"
+
+
+async def _openai_statuses() -> None:
+    """Mark a router; `status_for` looks for this."""
+
+
+# Routers for OpenAI's clients declare this: APIRouter(dependencies=[OPENAI_STATUSES]).
+OPENAI_STATUSES = Depends(_openai_statuses)
+
+
+def status_for(route: object, status: int) -> int:
+    """Return the status of an error on a route: OpenAI's clients know 400 for wrong input, not 422."""
+    is_openai = OPENAI_STATUSES in getattr(route, "dependencies", ())
+    is_wrong = status == HTTPStatus.UNPROCESSABLE_ENTITY
+    return HTTPStatus.BAD_REQUEST if is_openai and is_wrong else status
 
 
 def error_response(
@@ -295,7 +322,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def invalid_input(error: Mapping[str, Any], body: Any = None, path: str = "") -> InvalidInputError:
     """Return the client's error for a field of `body`, below `path`, that pydantic refused."""
     param = ".".join(part for part in (path, field_path(error, body)) if part) or "body"
-    return InvalidInputError(f"{param}: {explain(error)}", param=param, code=error["type"])
+    return InvalidInputError(f"{param}: {explain(error)}", param=param, code=code_of(error))
 
 
 ON_THE_WAY = (ApiError, *DATABASE_AWAY)
@@ -307,88 +334,5 @@ def on_the_way(error: Exception) -> ApiError:
         return error
     logger.warning("Postgres does not answer: %s", str(error).splitlines()[0])
     is_full = isinstance(error, PoolTimeoutError)
-    why = "cannot be asked: this process uses all its connections to it" if is_full else "does not answer"
-    return DatabaseAwayError(f"the database {why}; nothing was accepted, try again")
-
-
-def install(app: FastAPI) -> None:
-    """Register handlers that give every error of the application the one format."""
-    for kind in ON_THE_WAY:
-        app.exception_handler(kind)(_api_error)
-    app.exception_handler(QuotaExceededError)(_quota_exceeded)
-    app.exception_handler(UnknownCursorError)(_unknown_cursor)
-    app.exception_handler(RequestValidationError)(_invalid)
-    app.exception_handler(HTTPException)(_http)
-
-
-def _api_error(http_request: HttpRequest, raised: Exception) -> JSONResponse:
-    error = on_the_way(raised)
-    return error_response(
-        _as_openai(http_request, error.status),
-        error.message,
-        error.type,
-        param=error.param,
-        code=error.code,
-        lines=error.lines,
-        headers=error.headers,
-    )
-
-
-def _quota_exceeded(http_request: HttpRequest, error: QuotaExceededError) -> JSONResponse:
-    retry_after = QUOTA_RETRY_SECONDS if error.can_wait else None
-    limited = RateLimitedError(str(error), code=f"quota_{error.quota}", retry_after=retry_after)
-    return _api_error(http_request, limited)
-
-
-def _unknown_cursor(http_request: HttpRequest, error: UnknownCursorError) -> JSONResponse:
-    message = f"after: there is no {error} to continue from"
-    return _api_error(http_request, NotFoundError(message, param="after", code="unknown_cursor"))
-
-
-def _invalid(http_request: HttpRequest, error: RequestValidationError) -> JSONResponse:
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        message = f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
-        return error_response(
-            HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param="body", code="json_invalid"
-        )
-    return _api_error(http_request, invalid_input(first, error.body))
-
-
-def _http(http_request: HttpRequest, error: HTTPException) -> JSONResponse:
-    cause = error.__cause__
-    # Raised by a middleware while FastAPI read the body.
-    if isinstance(cause, ON_THE_WAY):
-        return _api_error(http_request, cause)
-    return error_response(
-        error.status_code,
-        f"the body cannot be read: {_why(cause)}" if cause else str(error.detail),
-        "invalid_request_error",
-        param="body" if cause else None,
-        headers=_headers(http_request, error),
-    )
-
-
-def _headers(http_request: HttpRequest, error: HTTPException) -> Mapping[str, str] | None:
-    """Return an error's headers; for a 405, `Allow` lists the methods of all routes of the path."""
-    route = http_request.scope.get("route")
-    methods = http_request.app.openapi()["paths"].get(getattr(route, "path", ""))
-    if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED or methods is None:
-        return error.headers
-    return {"Allow": ", ".join(sorted(method.upper() for method in methods))}
-
-
-def _why(cause: BaseException) -> str:
-    if isinstance(cause, RecursionError):
-        return "it is nested too deeply"
-    if isinstance(cause, UnicodeDecodeError):
-        return f"it is not UTF-8 at byte {cause.start}"
-    if isinstance(cause, ValueError):  # Python's parser refuses no other valid JSON
-        return "it has a number of too many digits"
-    return str(cause)
-
-
-def _as_openai(http_request: HttpRequest, status: int) -> int:
-    """Return the status that OpenAI's own server answers with: its clients raise BadRequestError for 400."""
-    is_openai = http_request.url.path.startswith(OPENAI_PATHS)
-    return HTTPStatus.BAD_REQUEST if is_openai and status == HTTPStatus.UNPROCESSABLE_ENTITY else status
+    why = "This process has no free connection to the database" if is_full else "The database does not answer"
+    return DatabaseAwayError(f"{why}. Nothing was accepted. Try again.")

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from api import errors, health, openapi
+from api import error_handlers, health, openapi
 from api.audit import routes as audit
 from api.batches import control_routes, progress_routes
 from api.batches import routes as batches
@@ -23,8 +23,10 @@ from api.guards.middleware import BodyLimit, SecurityHeaders
 from api.guards.slow_clients import GoneClients, SlowBodies
 from api.guards.strangers import StrangersBodies
 from api.guards.traffic import CountTraffic
+from api.keys import routes as keys
 from api.metrics import routes as metrics
 from api.openai import routes as openai
+from api.tenants import routes as tenants
 from api.uploads import routes as uploads
 from api.usage import routes as usage
 from api.webhooks import routes as webhooks
@@ -59,7 +61,7 @@ def create_app(config: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.services = services
-    errors.install(app)
+    error_handlers.install(app)
     app.exception_handler(Exception)(unexpected)
     if config.auth == "keys":
         app.add_middleware(StrangersBodies, store=services.store)
@@ -77,12 +79,15 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.include_router(generate.router)
     app.include_router(openai.router)
     app.include_router(estimates.router)
+    app.include_router(estimates.lines_router)
     app.include_router(batches.router)
     app.include_router(files.router)
     app.include_router(uploads.router)
     app.include_router(file_batches.router)
     app.include_router(webhooks.router)
     app.include_router(audit.router)
+    app.include_router(keys.router)
+    app.include_router(tenants.router)
     app.include_router(usage.router)
     app.include_router(control_routes.router)
     app.include_router(progress_routes.router)

@@ -7,14 +7,15 @@ a model itself.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
 
-from api.errors import OPENAI_PATHS
+from api.errors import status_for
 
 OF_CALLERS = (
     HTTPStatus.UNAUTHORIZED,
@@ -23,10 +24,11 @@ OF_CALLERS = (
     HTTPStatus.SERVICE_UNAVAILABLE,
 )
 OF_BODIES = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+JSON = "application/json"
 WRONG = str(int(HTTPStatus.UNPROCESSABLE_ENTITY))
 FASTAPIS_OWN = ("HTTPValidationError", "ValidationError")
 EXAMPLES = Path(__file__).with_name("examples.json")
-ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
+ERROR = {JSON: {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
 
 
 def install(app: FastAPI) -> None:
@@ -35,13 +37,20 @@ def install(app: FastAPI) -> None:
 
     def whole() -> dict[str, Any]:
         if app.openapi_schema is None:
-            _complete(read_off_routes())
+            _complete(read_off_routes(), _statuses_of_wrong_input(app))
         return read_off_routes()
 
     app.openapi = whole  # type: ignore[method-assign]  # as FastAPI's documentation says
 
 
-def _complete(document: dict[str, Any]) -> None:
+def _statuses_of_wrong_input(app: FastAPI) -> dict[str, HTTPStatus]:
+    """Return, by path, the status that each route answers wrong input with."""
+    contexts = iter_route_contexts(app.routes)
+    wrong = HTTPStatus.UNPROCESSABLE_ENTITY
+    return {str(one.path): HTTPStatus(status_for(one.original_route, wrong)) for one in contexts}
+
+
+def _complete(document: dict[str, Any], wrong_input: Mapping[str, HTTPStatus]) -> None:
     for path, operations in document["paths"].items():
         for operation in operations.values():
             responses = operation["responses"]
@@ -49,14 +58,19 @@ def _complete(document: dict[str, Any]) -> None:
                 _add(responses, OF_CALLERS)
             if "requestBody" in operation:
                 _add(responses, OF_BODIES)
+            if JSON in operation.get("requestBody", {}).get("content", ()):
+                _add(responses, [HTTPStatus.UNSUPPORTED_MEDIA_TYPE])
             if WRONG in responses:
                 del responses[WRONG]
-                is_openai = path.startswith(OPENAI_PATHS)
-                _add(responses, [HTTPStatus.BAD_REQUEST if is_openai else HTTPStatus.UNPROCESSABLE_ENTITY])
+                _add(responses, [wrong_input[path]])
             operation["responses"] = dict(sorted(responses.items()))
-    schemas = document["components"]["schemas"]
     for name in FASTAPIS_OWN:
-        schemas.pop(name, None)
+        document["components"]["schemas"].pop(name, None)
+    _add_examples(document)
+
+
+def _add_examples(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
     examples = json.loads(EXAMPLES.read_text("utf-8"))
     for name, example in examples["schemas"].items():
         schemas[name].setdefault("examples", [example])

@@ -8,9 +8,9 @@ from typing import Any
 
 # One message for several of pydantic's types of errors, by the prefix of their names.
 SENTENCES = {
-    "missing": "required",
-    "extra_forbidden": "unknown field",
-    "string": "must be a text",
+    "missing": "is required",
+    "extra_forbidden": "is not a known field; check its spelling",
+    "string": "must be a string",
     "int": "must be a whole number",
     "float": "must be a number",
     "finite_number": "must be a finite number",
@@ -31,6 +31,21 @@ SENTENCES = {
     "union_tag_invalid": "{discriminator} must be one of {expected_tags}",
     "union_tag_not_found": "{discriminator} is required",
 }
+# Our code for several of pydantic's types of errors, by the prefix of their names; docs/errors.md lists them.
+CODES = {
+    "missing": "missing_field",
+    "union_tag_not_found": "missing_field",
+    "extra_forbidden": "unknown_field",
+    "string_too_": "wrong_length",
+    "too_": "wrong_length",
+    "greater_than": "out_of_range",
+    "less_than": "out_of_range",
+    "finite_number": "out_of_range",
+    "literal_error": "unknown_value",
+    "enum": "unknown_value",
+    "union_tag_invalid": "unknown_value",
+}
+TYPE_ENDINGS = ("_type", "_parsing", "_parsing_size", "_from_float", "none_required")
 WRONG_TYPE = "wrong_type"  # no branch of a union takes this type; the message is ours
 PREFIXES = sorted(SENTENCES, key=len, reverse=True)
 UNITS: tuple[tuple[type, str], ...] = ((str, "characters"), (list, "items"), (dict, "entries"))
@@ -46,9 +61,10 @@ def field_path(error: Mapping[str, Any], body: Any = None) -> str | None:
     `body` is the refused value; a part that is no name or index in it is pydantic's name of a union's branch.
     """
     location: Sequence[str | int] = error["loc"]
+    is_of_body = not location or location[0] not in OUTER - {"body"}
     if location and location[0] in OUTER:
         location = location[1:]
-    if isinstance(body, (dict, list)):
+    if is_of_body and isinstance(body, (dict, list)):
         location = _without_branches(location, body, is_missing=error["type"] == "missing")
     path = ""
     for part in location:
@@ -68,6 +84,13 @@ def _without_branches(location: Sequence[str | int], body: Any, *, is_missing: b
             body = body[part]
             found.append(part)
     return [*found, location[-1]] if is_missing else found
+
+
+def code_of(error: Mapping[str, Any]) -> str:
+    """Return the code of the rule that a field breaks."""
+    kind = error["type"]
+    found = next((code for prefix, code in CODES.items() if kind.startswith(prefix)), None)
+    return found or (WRONG_TYPE if kind.endswith(TYPE_ENDINGS) else "invalid_value")
 
 
 def explain(error: Mapping[str, Any]) -> str:
@@ -105,4 +128,4 @@ def _is_whole(value: object) -> bool:
 
 def _given(value: object) -> str:
     written = repr(value) if isinstance(value, (int, float)) else ""
-    return f", is {written}" if 0 < len(written) <= MAX_NUMBER_CHARACTERS else ""
+    return f", but is {written}" if 0 < len(written) <= MAX_NUMBER_CHARACTERS else ""

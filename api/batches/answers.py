@@ -16,7 +16,7 @@ from api.batches.result_schemas import (
     TokenAnswer,
 )
 from api.batches.schemas import BatchAnswer, BatchModel, Callback, Counts, InputTokensDetails, Tokens, Usage
-from api.batches.waiting import Line, explain
+from api.batches.waiting import PlaceInLine, explain
 from api.figures import DeviceTime, to_cost, to_device_time
 from api.forecasts.forecaster import Forecaster
 from api.inputs.checkpoint import Checkpoint, Spelling
@@ -35,6 +35,12 @@ from worker.values.results import (
     to_floats,
 )
 
+# Fields that a batch's answer takes from its view as they are.
+SAME_FIELDS = (
+    "status", "retry_of", "max_failed", "max_total_tokens", "priority", "metadata",
+    "created_at", "started_at", "expires_at", "finished_at", "results_dropped_at",
+)  # fmt: skip
+
 
 def to_answer(
     view: BatchView,
@@ -42,7 +48,7 @@ def to_answer(
     outputs: list[Output] | None,
     *,
     currency: str,
-    line: Line | None = None,
+    line: PlaceInLine | None = None,
     forecaster: Forecaster | None = None,
 ) -> BatchAnswer:
     """Return a batch as the client sees it.
@@ -51,21 +57,13 @@ def to_answer(
     once the batch has ended.
     """
     eta = estimate(view, forecaster)
-    error = None
-    if view.error_code is not None:
-        error = RequestErrorAnswer(code=view.error_code, message=view.error_message or "")
     return BatchAnswer(
+        **{name: getattr(view, name) for name in SAME_FIELDS},
         batch_id=view.id,
-        status=view.status,
+        tenant=view.tenant_id,
         model=_to_batch_model(view),
         progress=round(view.progress, 4),
-        counts=Counts(
-            total=view.num_requests,
-            pending=view.num_requests - view.num_settled,
-            completed=view.num_completed,
-            failed=view.num_failed,
-            cancelled=view.num_cancelled,
-        ),
+        counts=Counts.model_validate(view),
         tokens=Tokens(
             done=view.output_tokens + view.running_tokens,
             expected=expected_tokens(view, forecaster),
@@ -85,20 +83,16 @@ def to_answer(
         eta_range=None if eta is None else EtaRange(low_seconds=eta.low, high_seconds=eta.high),
         waiting=explain(view, line),
         paused=view.paused_at is not None and not view.status.is_terminal,
-        retry_of=view.retry_of,
-        max_failed=view.max_failed,
-        max_total_tokens=view.max_total_tokens,
-        error=error,
-        priority=view.priority,
-        metadata=view.metadata,
+        error=_to_error(view),
         callback=_to_callback(view, delivery),
-        created_at=view.created_at,
-        started_at=view.started_at,
-        expires_at=view.expires_at,
-        finished_at=view.finished_at,
-        results_dropped_at=view.results_dropped_at,
         outputs=outputs,
     )
+
+
+def _to_error(view: BatchView | ResultView) -> RequestErrorAnswer | None:
+    if view.error_code is None:
+        return None
+    return RequestErrorAnswer(code=view.error_code, message=view.error_message or "")
 
 
 def _to_batch_model(view: BatchView) -> BatchModel | None:
@@ -116,14 +110,7 @@ def _to_callback(view: BatchView, delivery: DeliveryView | None) -> Callback | N
         return None
     if delivery is None:
         return Callback(url=view.callback_url)
-    return Callback(
-        url=view.callback_url,
-        event_id=delivery.event_id,
-        state=delivery.state,
-        attempts=delivery.attempts,
-        last_status_code=delivery.last_status_code,
-        last_error=delivery.last_error,
-    )
+    return Callback.model_validate(delivery).model_copy(update={"url": view.callback_url})
 
 
 def to_result(
@@ -133,9 +120,6 @@ def to_result(
     payload = row.payload or Payload()
     model = None if row.model is None else to_result_model(row.model)
     spelling = checkpoint.spelling_of(None if model is None else model.revision)
-    error = None
-    if row.error_code is not None:
-        error = RequestErrorAnswer(code=row.error_code, message=row.error_message or "")
     return ResultAnswer(
         sequence=row.sequence,
         index=row.position,
@@ -156,7 +140,7 @@ def to_result(
         model=model,
         source=row.source,
         similarity=row.similarity,
-        error=error,
+        error=_to_error(row),
         attempts=[RequestAttemptAnswer.model_validate(one, from_attributes=True) for one in attempts],
         **to_times(row),
     )

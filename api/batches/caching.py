@@ -33,14 +33,14 @@ def choose_cache(
         return CacheMode.EXACT
     if not is_allowed:
         raise PermissionDeniedError(
-            f"{param}: this tenant may not use the semantic cache, whose answers are another prompt's:"
-            " `headrace tenants set NAME --semantic-cache` allows it; `exact` needs no leave",
+            f"{param}: this tenant may not use the semantic cache, which may answer with that of another"
+            " prompt. Use `exact`, or ask the operator for `headrace tenants set NAME --semantic-cache`.",
             param=param,
             code="semantic_cache_not_allowed",
         )
     raise InvalidInputError(
-        f"{param}: the semantic cache needs pgvector, which this Postgres does not have: install it there"
-        " and run CREATE EXTENSION vector, or ask for `exact`",
+        f"{param}: the semantic cache needs pgvector, which this Postgres does not have. Use `exact`, or ask"
+        " the operator to install pgvector and run CREATE EXTENSION vector.",
         param=param,
         code="semantic_cache_unavailable",
     )

@@ -3,6 +3,7 @@
 from hashlib import sha256
 from typing import Never
 
+from api.batches.operators import note
 from api.dependencies import IdempotencyKey, Services
 from api.errors import ConflictError, KeyReusedError, NotFoundError
 from worker.store.batches import batch_views, idempotency, retries
@@ -21,6 +22,8 @@ def pause(services: Services, batch_id: str) -> None:
     """
     with services.store.transaction() as session:
         done = control.pause(session, batch_id)
+        if done is Done.YES:
+            note(services, session, "batch.pause", batch_id)
     if done is not Done.YES:
         _refuse(done, batch_id)
 
@@ -29,6 +32,8 @@ def resume(services: Services, batch_id: str) -> None:
     """Resume a paused batch; raises as `pause` does."""
     with services.store.transaction() as session:
         done = control.resume(session, batch_id)
+        if done is Done.YES:
+            note(services, session, "batch.resume", batch_id)
     if done is not Done.YES:
         _refuse(done, batch_id)
 
@@ -42,6 +47,8 @@ def cancel_request(services: Services, batch_id: str, index: int) -> None:
     """
     with services.store.transaction() as session:
         done = control.cancel_request(session, batch_id, index)
+        if done is Done.YES:
+            note(services, session, "batch.cancel_request", batch_id)
     if done is not Done.YES:
         _refuse(done, batch_id, index)
 
@@ -56,6 +63,8 @@ def remove(services: Services, batch_id: str) -> None:
     """
     with services.store.transaction() as session:
         done = control.remove(session, batch_id)
+        if done is Done.YES:
+            note(services, session, "batch.delete", batch_id)
     if done is not Done.YES:
         _refuse(done, batch_id)
 
@@ -85,16 +94,22 @@ def retry(
                     with_cancelled=with_cancelled,
                     shard_size=services.settings.shard_size,
                 )
+                if new_id is not None:
+                    note(services, session, "batch.retry", batch_id)
                 if key is not None and new_id is not None:
                     idempotency.remember(session, key.key, fingerprint, new_id)
         except idempotency.FingerprintMismatchError as error:
             raise KeyReusedError(
-                "this Idempotency-Key was used for something else", param="Idempotency-Key"
+                "This Idempotency-Key was used for another request. Choose a new key.",
+                param="Idempotency-Key",
             ) from error
         except retries.StillRunsError as error:
-            raise ConflictError(f"{batch_id} still runs: retry it when it has ended") from error
+            raise ConflictError(f"{batch_id} has not ended. Cancel it first, or retry it later.") from error
         except retries.NothingToRetryError as error:
-            raise ConflictError(f"{batch_id} has no such requests", code="nothing_to_retry") from error
+            which = "failed or cancelled" if with_cancelled else "failed"
+            raise ConflictError(
+                f"{batch_id} has no {which} requests to retry.", code="nothing_to_retry"
+            ) from error
         view = None if new_id is None else batch_views.get(session, new_id)
     if view is None:
         _refuse(Done.NO_BATCH, batch_id)
@@ -103,9 +118,9 @@ def retry(
 
 def _refuse(done: Done, batch_id: str, index: int | None = None) -> Never:
     if done is Done.NO_REQUEST:
-        raise NotFoundError(f"{batch_id} has no request {index}", param="index")
+        raise NotFoundError(f"{batch_id} has no request with the index {index}.", param="index")
     if done is Done.BATCH_IS_LIVE:
-        raise ConflictError(f"{batch_id} has not ended: cancel it first")
+        raise ConflictError(f"{batch_id} has not ended. Cancel it first.")
     if done is Done.BATCH_HAS_ENDED:
-        raise ConflictError(f"{batch_id} has ended, or is about to")
-    raise NotFoundError(f"no batch {batch_id}", param="batch_id")
+        raise ConflictError(f"{batch_id} has ended, or is about to end.")
+    raise NotFoundError(f"There is no batch {batch_id}.", param="batch_id")

@@ -6,9 +6,14 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from api.batches import control, reassigning, service
-from api.batches.routes import BatchId
 from api.batches.schemas import BatchAccepted, BatchAnswer, Reassignment
-from api.dependencies import SUBMIT, CallerDependency, IdempotencyDependency, ServicesDependency
+from api.dependencies import (
+    CONTROL_BATCH,
+    BatchDependency,
+    BatchId,
+    CallerDependency,
+    IdempotencyDependency,
+)
 from api.errors import documented
 
 router = APIRouter(prefix="/v1/batch", tags=["batches"])
@@ -16,11 +21,11 @@ router = APIRouter(prefix="/v1/batch", tags=["batches"])
 
 @router.post(
     "/{batch_id}/pause",
-    dependencies=[SUBMIT],
+    dependencies=[CONTROL_BATCH],
     responses=documented(401, 403, 404, 409, 422, 429, 503),
     summary="Pause a batch",
 )
-def pause_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer:
+def pause_batch(batch_id: BatchId, services: BatchDependency) -> BatchAnswer:
     """Pause a batch. Running requests stop within a step, and continue from there once it is resumed."""
     control.pause(services, batch_id)
     return service.answer(services, batch_id, include_outputs=False)
@@ -28,11 +33,11 @@ def pause_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer:
 
 @router.post(
     "/{batch_id}/resume",
-    dependencies=[SUBMIT],
+    dependencies=[CONTROL_BATCH],
     responses=documented(401, 403, 404, 409, 422, 429, 503),
     summary="Resume a batch",
 )
-def resume_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer:
+def resume_batch(batch_id: BatchId, services: BatchDependency) -> BatchAnswer:
     """Resume a paused batch. A batch that is not paused stays as it is."""
     control.resume(services, batch_id)
     return service.answer(services, batch_id, include_outputs=False)
@@ -40,12 +45,12 @@ def resume_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer
 
 @router.post(
     "/{batch_id}/reassign",
-    dependencies=[SUBMIT],
+    dependencies=[CONTROL_BATCH],
     responses=documented(401, 403, 404, 409, 422, 429, 503),
     summary="Have another model run a batch",
 )
 def reassign_batch(
-    batch_id: BatchId, wanted: Reassignment, services: ServicesDependency, caller: CallerDependency
+    batch_id: BatchId, wanted: Reassignment, services: BatchDependency, caller: CallerDependency
 ) -> BatchAnswer:
     """Have another model run the requests without a result. Results stay; begun requests start again."""
     reassigning.reassign(services, batch_id, wanted.model, actor=caller.actor)
@@ -54,14 +59,14 @@ def reassign_batch(
 
 @router.post(
     "/{batch_id}/retry",
-    dependencies=[SUBMIT],
+    dependencies=[CONTROL_BATCH],
     status_code=HTTPStatus.ACCEPTED,
     responses=documented(401, 403, 404, 409, 422, 429, 503),
     summary="Run the failed requests again",
 )
 def retry_batch(
     batch_id: BatchId,
-    services: ServicesDependency,
+    services: BatchDependency,
     key: IdempotencyDependency,
     cancelled: Annotated[
         bool, Query(description="Also those that were cancelled, or expired, before they were done.")
@@ -80,7 +85,7 @@ def retry_batch(
 
 @router.post(
     "/{batch_id}/requests/{index}/cancel",
-    dependencies=[SUBMIT],
+    dependencies=[CONTROL_BATCH],
     responses=documented(401, 403, 404, 422, 429, 503),
     summary="Cancel one request of a batch",
 )
@@ -89,7 +94,7 @@ def cancel_request(
     index: Annotated[
         int, Path(ge=0, lt=2**63, description="Its position in the submission, from 0.", examples=[0])
     ],
-    services: ServicesDependency,
+    services: BatchDependency,
 ) -> BatchAnswer:
     """Cancel one request and keep what it has generated. A request that has its result stays as it is."""
     control.cancel_request(services, batch_id, index)
@@ -98,11 +103,11 @@ def cancel_request(
 
 @router.delete(
     "/{batch_id}",
-    dependencies=[SUBMIT],
+    dependencies=[CONTROL_BATCH],
     status_code=HTTPStatus.NO_CONTENT,
     responses=documented(401, 403, 404, 409, 422, 429, 503),
     summary="Delete a batch that has ended",
 )
-def delete_batch(batch_id: BatchId, services: ServicesDependency) -> None:
+def delete_batch(batch_id: BatchId, services: BatchDependency) -> None:
     """Delete a batch with its results. A callback that is not delivered yet is never sent."""
     control.remove(services, batch_id)

@@ -27,12 +27,14 @@ def check_deadline(session: Session, batch: NewBatch, forecast: Forecast | None)
     expires_at = batch.deadline or now + (batch.completion_window or timedelta())
     left = (expires_at - now).total_seconds()
     if left <= 0:
-        raise InvalidInputError(f"{param}: {_text(expires_at)} is past", param=param, code="deadline_past")
+        raise InvalidInputError(
+            f"{param}: {_text(expires_at)} is in the past", param=param, code="deadline_past"
+        )
     if forecast is not None and forecast.seconds.low > left:
         raise InvalidInputError(
-            f"{param}: cannot be met: the batch takes about {ceil(forecast.seconds.expected)} s, of which "
-            f"{round(forecast.waiting_seconds)} s because of other work, and at best "
-            f"{ceil(forecast.seconds.low)} s; {int(left)} s are left",
+            f"{param}: the batch cannot end in time. It takes about {ceil(forecast.seconds.expected)} s"
+            f" ({round(forecast.waiting_seconds)} s of that behind other work) and at least"
+            f" {ceil(forecast.seconds.low)} s, but only {int(left)} s are left.",
             param=param,
             code="deadline_unreachable",
         )

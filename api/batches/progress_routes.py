@@ -9,9 +9,8 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.batches import service
-from api.batches.routes import BatchId
 from api.batches.schemas import BatchAnswer
-from api.dependencies import READ, Services, ServicesDependency
+from api.dependencies import READ_BATCH, BatchDependency, BatchId, Services
 from api.errors import ON_THE_WAY, ErrorBody, documented, on_the_way
 from api.event_stream import DOCUMENTED, MEDIA_TYPE
 from api.json_lines import one_line
@@ -24,7 +23,7 @@ router = APIRouter(prefix="/v1/batch", tags=["batches"])
 
 @router.get(
     "/{batch_id}/events",
-    dependencies=[READ],
+    dependencies=[READ_BATCH],
     response_class=StreamingResponse,
     responses={
         200: {"content": DOCUMENTED},
@@ -32,7 +31,7 @@ router = APIRouter(prefix="/v1/batch", tags=["batches"])
     },
     summary="Follow a batch's progress",
 )
-async def batch_events(batch_id: BatchId, services: ServicesDependency) -> StreamingResponse:
+async def batch_events(batch_id: BatchId, services: BatchDependency) -> StreamingResponse:
     """Stream the state of a batch, without outputs, each time it changes.
 
     Events are named `progress`, and the last one after the terminal status. The data of each is the answer

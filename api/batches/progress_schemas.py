@@ -15,7 +15,7 @@ class EtaRange(BaseModel):
     high_seconds: float
 
 
-class Waiting(BaseModel):
+class WaitingAnswer(BaseModel):
     """The reason why no request of a batch runs now, and the batch's place in line."""
 
     reason: Literal[

@@ -41,9 +41,9 @@ def reassign(services: Services, batch_id: str, wanted: str, *, actor: str) -> N
     with services.store.transaction() as session:
         bound = reassigning.lock(session, batch_id)
         if bound is None:
-            raise NotFoundError(f"no batch {batch_id}", param="batch_id")
+            raise NotFoundError(f"There is no batch {batch_id}.", param="batch_id")
         if bound.is_over:
-            raise ConflictError(f"{batch_id} has ended, or is about to")
+            raise ConflictError(f"{batch_id} has ended, or is about to end.")
         target = _choose(session, services.checkpoint, wanted)
         more = 0
         if target.model == services.checkpoint.model:
@@ -52,14 +52,14 @@ def reassign(services: Services, batch_id: str, wanted: str, *, actor: str) -> N
             more = _recount(session, services, batch_id)
         elif bound.tokenizer != target.model.tokenizer:
             raise ConflictError(
-                f"the tokens of {batch_id} must be counted anew for {target.model.label}: ask an API that"
-                " serves it",
+                f"{target.model.label} has another tokenizer, so the prompts of {batch_id} must be counted"
+                " again. Ask an API that serves this model.",
                 code="other_tokenizer",
             )
         elif (longest := reassigning.longest(session, batch_id)) > target.context:
             raise InvalidInputError(
-                f"model: a request of {batch_id} may come to {longest} tokens; the context of"
-                f" {target.model.label} is {target.context}",
+                f"model: a request of {batch_id} may have {longest} tokens, but the context of"
+                f" {target.model.label} is {target.context} tokens",
                 param="model",
                 code="context_length_exceeded",
             )
@@ -83,9 +83,13 @@ def _choose(session: Session, checkpoint: Checkpoint, wanted: str) -> Target:
     ]
     served = ", ".join(sorted(target.model.label for target in targets.values()))
     if not found:
-        raise NotFoundError(f"model: nobody serves {wanted!r}, but {served}", param="model")
+        raise NotFoundError(
+            f"model: no worker serves {wanted!r}. These models are served: {served}.", param="model"
+        )
     if len(found) > 1:
-        raise ConflictError(f"model: {wanted!r} may be any of {served}", param="model")
+        raise ConflictError(
+            f"model: {wanted!r} may mean any of {served}. Add more of the revision after `@`.", param="model"
+        )
     return found[0]
 
 

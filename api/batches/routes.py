@@ -5,7 +5,7 @@ import time
 from http import HTTPStatus
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Query
 from fastapi import Request as HttpRequest
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
@@ -14,11 +14,20 @@ from api.batches import service
 from api.batches.following import LOOK_SECONDS, result_lines
 from api.batches.result_schemas import ResultPage
 from api.batches.schemas import BatchAccepted, BatchAnswer, BatchPage, BatchStats, BatchSubmission
-from api.dependencies import READ, SUBMIT, IdempotencyDependency, Services, ServicesDependency
+from api.dependencies import (
+    CONTROL_BATCH,
+    READ_BATCH,
+    SUBMIT,
+    BatchDependency,
+    BatchId,
+    IdempotencyDependency,
+    ListedDependency,
+    Services,
+    ServicesDependency,
+)
 from api.errors import ClientGoneError, documented
 from api.guards.large_bodies import OnceRoute
 from api.inputs.cursors import After
-from api.inputs.schema import Text
 from worker.contract.states import BatchStatus
 
 JSON_LINES = "application/x-ndjson"
@@ -27,8 +36,6 @@ LONGEST_LOOK_SECONDS = 2.0
 CANCEL_SECONDS, CANCEL_LOOK_SECONDS = 0.5, 0.05
 
 router = APIRouter(prefix="/v1/batch", tags=["batches"], route_class=OnceRoute)
-
-BatchId = Annotated[Text, Path(examples=["batch_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b"], max_length=64)]
 
 
 @router.post(
@@ -49,39 +56,39 @@ def submit_batch(
 
 
 @router.get(
-    "", dependencies=[READ], responses=documented(401, 403, 404, 422, 429, 503), summary="List batches"
+    "", dependencies=[READ_BATCH], responses=documented(401, 403, 404, 422, 429, 503), summary="List batches"
 )
 def list_batches(
-    services: ServicesDependency,
+    services: ListedDependency,
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     status: Annotated[BatchStatus | None, Query(description="Only those.")] = None,
 ) -> BatchPage:
-    """Return batches, the newest first, without outputs."""
+    """Return batches of one tenant or all, the newest first, without outputs."""
     return service.batch_page(services, after=after, limit=limit, status=status)
 
 
 # Declared before /{batch_id}, which would take `stats` for an id.
 @router.get(
     "/stats",
-    dependencies=[READ],
+    dependencies=[READ_BATCH],
     responses=documented(401, 403, 429, 503),
     summary="Count batches by status",
 )
-def batch_stats(services: ServicesDependency) -> BatchStats:
+def batch_stats(services: ListedDependency) -> BatchStats:
     """Count all batches by status."""
     return service.stats(services)
 
 
 @router.get(
     "/{batch_id}",
-    dependencies=[READ],
+    dependencies=[READ_BATCH],
     responses=documented(401, 403, 404, 422, 429, 503),
     summary="Look at a batch",
 )
 async def get_batch(
     batch_id: BatchId,
-    services: ServicesDependency,
+    services: BatchDependency,
     include: Annotated[
         Literal["outputs", "none"] | None,
         Query(description="`outputs` travel along with a small batch unless this is `none`."),
@@ -94,7 +101,7 @@ async def get_batch(
 
 @router.get(
     "/{batch_id}/results",
-    dependencies=[READ],
+    dependencies=[READ_BATCH],
     responses={
         HTTPStatus.OK: {"content": {JSON_LINES: {"schema": {"type": "string"}}}},
         **documented(401, 403, 404, 422, 429, 503),
@@ -105,7 +112,7 @@ async def get_batch(
 async def get_results(
     http_request: HttpRequest,
     batch_id: BatchId,
-    services: ServicesDependency,
+    services: BatchDependency,
     after: Annotated[int, Query(ge=0, lt=2**63, description="The `next` of the page before.")] = 0,
     limit: Annotated[
         int, Query(ge=1, le=1000, description="Results a page; JSON lines have no pages.")
@@ -146,18 +153,18 @@ async def _wait_for_news(
         if left <= 0:
             return
         if await http_request.is_disconnected():
-            raise ClientGoneError("the client went away")
+            raise ClientGoneError("The client has disconnected.")
         await asyncio.sleep(min(pause, left))
         pause = min(2 * pause, LONGEST_LOOK_SECONDS)  # no news for a while: look less often
 
 
 @router.post(
     "/{batch_id}/cancel",
-    dependencies=[SUBMIT],
+    dependencies=[CONTROL_BATCH],
     responses=documented(401, 403, 404, 422, 429, 503),
     summary="Cancel a batch",
 )
-async def cancel_batch(batch_id: BatchId, services: ServicesDependency) -> BatchAnswer:
+async def cancel_batch(batch_id: BatchId, services: BatchDependency) -> BatchAnswer:
     """Cancel a batch: results stay, the other requests are cancelled. An ended batch stays as it is.
 
     The answer is `cancelling` if the workers do not stop within half a second. If every request turns out

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from api.batches.progress_schemas import EtaRange, Waiting
+from api.batches.progress_schemas import EtaRange, WaitingAnswer
 from api.batches.result_schemas import RequestErrorAnswer
 from api.figures import Cost, DeviceTime, LaneLatency, UsageFigures
 from api.inputs.sampling import SamplingFields
@@ -45,7 +45,7 @@ def parse_window(text: str) -> timedelta:
 
 def _no_number(value: object) -> object:
     if isinstance(value, (int, float)):  # pydantic takes it for seconds since 1970
-        raise ValueError("must be a text such as 2026-11-21T12:00:00Z")  # noqa: TRY004 - the client reads it
+        raise ValueError("must be a string such as 2026-11-21T12:00:00Z")  # noqa: TRY004 - the client reads it
     return value
 
 
@@ -63,7 +63,8 @@ MaxTotalTokens = Annotated[
     Field(
         ge=1,
         lt=2**53,
-        description="The batch stops once it has used so many tokens, input and output; looked at each save.",
+        description="The batch stops once it has used so many tokens, input and output. Beyond the first of a"
+        " shard, no request starts whose prompt and longest output the rest is not enough for.",
     ),
 ]
 Cache = Annotated[
@@ -117,7 +118,7 @@ class BatchRequest(SamplingFields):
     @model_validator(mode="after")
     def _has_one_input(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("needs either prompt or messages")
+            raise ValueError("must have either prompt or messages")
         return self
 
 
@@ -169,9 +170,9 @@ class BatchSubmission(SamplingFields):
     @model_validator(mode="after")
     def _has_one_input(self) -> Self:
         if (self.prompts is None) == (self.requests is None):
-            raise ValueError("needs either prompts or requests")
+            raise ValueError("must have either prompts or requests")
         if self.deadline is not None and self.completion_window is not None:
-            raise ValueError("takes either completion_window or deadline")
+            raise ValueError("must not have both completion_window and deadline")
         return self
 
 
@@ -188,11 +189,13 @@ class BatchAccepted(BaseModel):
 class Counts(BaseModel):
     """The requests by outcome: total = pending + completed + failed + cancelled."""
 
-    total: int
-    pending: int
-    completed: int
-    failed: int
-    cancelled: int
+    model_config = ConfigDict(from_attributes=True, validate_by_name=True)
+
+    total: int = Field(validation_alias="num_requests")
+    pending: int = Field(validation_alias="num_pending")
+    completed: int = Field(validation_alias="num_completed")
+    failed: int = Field(validation_alias="num_failed")
+    cancelled: int = Field(validation_alias="num_cancelled")
 
 
 class InputTokensDetails(BaseModel):
@@ -222,6 +225,8 @@ class Tokens(BaseModel):
 
 class Callback(BaseModel):
     """The state of the delivery to the callback URL."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     url: str
     event_id: str | None = None
@@ -259,6 +264,7 @@ class BatchAnswer(BaseModel):
             "examples": [
                 {
                     "batch_id": "batch_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b",
+                    "tenant": "default",
                     "status": "processing",
                     "progress": 0.4375,
                     "counts": {"total": 2, "pending": 1, "completed": 1, "failed": 0, "cancelled": 0},
@@ -289,11 +295,17 @@ class BatchAnswer(BaseModel):
     )
 
     batch_id: str
+    tenant: str = Field(description="whose batch it is")
     status: BatchStatus
     model: BatchModel | None = Field(
         default=None, description="null for a batch from before models were recorded: any worker runs it"
     )
-    progress: float = Field(ge=0, le=1, description="by tokens, so it moves while requests run")
+    progress: float = Field(
+        ge=0,
+        le=1,
+        description="by tokens, so it moves while requests run; of a batch that stopped early: the share of"
+        " its requests that ran to their end",
+    )
     counts: Counts
     tokens: Tokens
     usage: Usage
@@ -301,7 +313,7 @@ class BatchAnswer(BaseModel):
     cached: int = Field(description="requests answered by the response cache")
     eta_seconds: float | None = Field(description="null before there is anything to judge by, and at the end")
     eta_range: EtaRange | None = None
-    waiting: Waiting | None = Field(default=None, description="null while it runs, and at the end")
+    waiting: WaitingAnswer | None = Field(default=None, description="null while it runs, and at the end")
     paused: bool = False
     retry_of: str | None = None
     max_failed: int | None = None

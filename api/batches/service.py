@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from api.batches.answers import to_answer, to_result
 from api.batches.deadlines import check_deadline
+from api.batches.operators import note
 from api.batches.result_schemas import ResultPage
 from api.batches.schemas import BatchAnswer, BatchPage, BatchStats, BatchSubmission
 from api.batches.submission import to_batch
@@ -44,7 +45,8 @@ def submit(services: Services, submission: BatchSubmission, key: IdempotencyKey 
                 batch_id = idempotency.find(session, key.key, key.fingerprint)
             except idempotency.FingerprintMismatchError as error:
                 raise KeyReusedError(
-                    "this Idempotency-Key was used for another body", param="Idempotency-Key"
+                    "This Idempotency-Key was used for another body. Choose a new key.",
+                    param="Idempotency-Key",
                 ) from error
         if batch_id is None:
             check_deadline(session, batch, forecast)
@@ -53,7 +55,9 @@ def submit(services: Services, submission: BatchSubmission, key: IdempotencyKey 
                 idempotency.remember(session, key.key, key.fingerprint, batch_id)
         view = batch_views.get(session, batch_id)
     if view is None:
-        raise NotFoundError("the batch this Idempotency-Key made is gone", param="Idempotency-Key")
+        raise NotFoundError(
+            "The batch that this Idempotency-Key made was deleted. Choose a new key.", param="Idempotency-Key"
+        )
     return view
 
 
@@ -67,7 +71,7 @@ def answer(services: Services, batch_id: str, *, include_outputs: bool | None) -
     with services.store.look() as session:
         view = batch_views.get(session, batch_id)
         if view is None:
-            raise NotFoundError(f"no batch {batch_id}", param="batch_id")
+            raise NotFoundError(f"There is no batch {batch_id}.", param="batch_id")
         has_event = view.status.is_terminal and view.callback_url is not None
         delivery = delivery_log.delivery_of(session, batch_id) if has_event else None
         line = read_line(session, view)
@@ -91,7 +95,8 @@ def cancel(services: Services, batch_id: str) -> None:
     """
     with services.store.transaction() as session:
         if not batches.cancel(session, batch_id):
-            raise NotFoundError(f"no batch {batch_id}", param="batch_id")
+            raise NotFoundError(f"There is no batch {batch_id}.", param="batch_id")
+        note(services, session, "batch.cancel", batch_id)
 
 
 def page(services: Services, batch_id: str, *, after: int, limit: int) -> ResultPage:
@@ -105,10 +110,10 @@ def page(services: Services, batch_id: str, *, after: int, limit: int) -> Result
         # Read the batch first: if it ends between the two reads, no result may be missed after its end.
         view = batch_views.get(session, batch_id)
         if view is None:
-            raise NotFoundError(f"no batch {batch_id}", param="batch_id")
+            raise NotFoundError(f"There is no batch {batch_id}.", param="batch_id")
         if view.results_dropped_at is not None:
             raise NotFoundError(
-                f"the results of {batch_id} were kept until {view.results_dropped_at:%Y-%m-%d %H:%M} UTC",
+                f"The results of {batch_id} were deleted at {view.results_dropped_at:%Y-%m-%d %H:%M} UTC.",
                 param="batch_id",
                 code="results_dropped",
             )

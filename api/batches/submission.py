@@ -78,7 +78,7 @@ def _to_requests(
         ]
     most = services.settings.max_requests_per_batch
     if len(found) > most:
-        raise InvalidInputError(f"{field}: at most {most} requests fit a batch", param=field)
+        raise too_many_requests(field, most)
     return fit(
         services.checkpoint,
         found,
@@ -88,13 +88,18 @@ def _to_requests(
     )
 
 
+def too_many_requests(field: str, most: int) -> InvalidInputError:
+    """Return the error for a list with more requests than a batch may have."""
+    return InvalidInputError(f"{field}: must have at most {most} requests", param=field, code="wrong_length")
+
+
 def _check_custom_ids(given: Sequence[BatchRequest]) -> None:
     first: dict[str, int] = {}
     for i, request in enumerate(given):
         if request.custom_id is not None and first.setdefault(request.custom_id, i) != i:
             param = f"requests[{i}].custom_id"
             earlier = first[request.custom_id]
-            raise InvalidInputError(f"{param}: the same as requests[{earlier}].custom_id", param=param)
+            raise InvalidInputError(f"{param}: is the same as requests[{earlier}].custom_id", param=param)
 
 
 def _to_request(
@@ -137,13 +142,13 @@ def _to_own_params(
     for kind, names in own.items():
         for name in names:
             if kind is not request.kind and getattr(request, name) is not None:
-                raise refusal(path, name, f"does not go with a request of kind {request.kind}")
+                raise refusal(path, name, f"is not a field of a request of kind {request.kind}")
     if request.kind is RequestKind.EMBEDDING:
         given = {name: value for name in EMBEDDING_FIELDS if (value := getattr(request, name)) is not None}
         return EmbeddingParams(**given | {"pooling": Pooling(request.pooling or Pooling.LAST)})
     if request.kind is RequestKind.SCORING:
         if request.continuations is None:
-            raise refusal(path, "continuations", "required")
+            raise refusal(path, "continuations", "is required")
         return ScoringParams(tuple(request.continuations))
     params = to_params(request, batch_params, checkpoint, path)
     return None if params is batch_params else params

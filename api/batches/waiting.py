@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from api.batches.progress_schemas import Waiting
+from api.batches.progress_schemas import WaitingAnswer
 from worker.contract.models import label
 from worker.contract.states import BatchStatus
 from worker.store.batches.batch_views import BatchView
@@ -14,7 +14,7 @@ from worker.store.watching.queueing import Ahead, Capacity
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PlaceInLine:
     """The work ahead of a waiting batch, and the workers that could run it."""
 
     ahead: Ahead
@@ -22,7 +22,7 @@ class Line:
     has_no_reader: bool = False  # no process reads the file that its requests come from
 
 
-def read_line(session: Session, view: BatchView) -> Line | None:
+def read_line(session: Session, view: BatchView) -> PlaceInLine | None:
     """Return a waiting batch's line; None if the batch runs or has ended."""
     if view.status.is_terminal or view.num_running_shards:
         return None
@@ -31,27 +31,27 @@ def read_line(session: Session, view: BatchView) -> Line | None:
         session, priority=view.priority, expires_at=view.expires_at, batch_id=view.id, model=model
     )
     has_no_reader = bool(view.num_unread) and batch_files.has_no_reader(session, view.id)
-    return Line(ahead, queueing.capacity(session, model=model), has_no_reader)
+    return PlaceInLine(ahead, queueing.capacity(session, model=model), has_no_reader)
 
 
-def explain(view: BatchView, line: Line | None) -> Waiting | None:
+def explain(view: BatchView, line: PlaceInLine | None) -> WaitingAnswer | None:
     """Return why no request of a batch runs; None if the batch does not wait."""
     if line is None:
         return None
     if view.status is BatchStatus.CANCELLING:
-        return Waiting(reason="stopping", message="it is about to end")
+        return WaitingAnswer(reason="stopping", message="the batch is stopping")
     if view.paused_at is not None:
-        return Waiting(reason="paused", message="it was paused; resume it")
+        return WaitingAnswer(reason="paused", message="the batch is paused; resume it to go on")
     capacity = line.capacity
     is_served = capacity.num_ready or capacity.num_loading
     if capacity.num_others and not is_served and view.model_name and view.model_fingerprint:
         message = f"no worker serves {label(view.model_name, view.model_fingerprint)}"
-        return Waiting(reason="no_worker", message=message)
+        return WaitingAnswer(reason="no_worker", message=message)
     if view.num_unread == view.num_requests:
         if line.has_no_reader:
-            message = "nobody reads its file: the files process is busy, or does not run"
-            return Waiting(reason="file_unread", message=message)
-        return Waiting(reason="reading_file", message="its file is being read")
+            message = "its file is not read yet: the files process is busy or does not run"
+            return WaitingAnswer(reason="file_unread", message=message)
+        return WaitingAnswer(reason="reading_file", message="its file is being read")
     ahead = line.ahead
     place = {
         "position": ahead.num_batches + 1,
@@ -60,9 +60,9 @@ def explain(view: BatchView, line: Line | None) -> Waiting | None:
     }
     if not capacity.num_ready:
         if capacity.num_loading:
-            return Waiting(reason="model_loading", message="the workers are loading the model", **place)
-        return Waiting(reason="no_worker", message="no gpu worker is alive", **place)
+            return WaitingAnswer(reason="model_loading", message="the workers are loading the model", **place)
+        return WaitingAnswer(reason="no_worker", message="no gpu worker is running", **place)
     if ahead.num_batches:
-        message = f"{ahead.num_requests} requests of {ahead.num_batches} batches go before it"
-        return Waiting(reason="in_line", message=message, **place)
-    return Waiting(reason="starting", message="it is next, as soon as a worker has room", **place)
+        message = f"{ahead.num_requests} requests of {ahead.num_batches} batches run before it"
+        return WaitingAnswer(reason="in_line", message=message, **place)
+    return WaitingAnswer(reason="starting", message="it starts as soon as a worker has room", **place)

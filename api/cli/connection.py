@@ -12,11 +12,15 @@ TIMEOUT_SECONDS = 120.0  # a large batch is checked and stored before it is acce
 
 
 class RefusedError(Exception):
-    """The API answered with an error. The message is for people; `code` is the error's, if it has one."""
+    """The API answered with an error. The message is for people; `code` and `param` are the error's."""
 
-    def __init__(self, message: str, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int = 0, code: str | None = None, param: str | None = None
+    ) -> None:
         super().__init__(message)
+        self.status = status
         self.code = code
+        self.param = param
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +29,10 @@ class Connection:
 
     url: str
     api_key: str | None
+    timeout_seconds: float = TIMEOUT_SECONDS
 
     def call(self, method: str, path: str, **options: Any) -> Any:
-        """Call the API and return its JSON answer.
+        """Call the API and return its JSON answer, None if the answer has no body.
 
         Raises:
             RefusedError: the API refuses the call.
@@ -37,7 +42,7 @@ class Connection:
         with self._client() as client:
             answer = client.request(method, path, **options)
             _check(answer)
-            return answer.json()
+            return answer.json() if answer.content else None
 
     @contextmanager
     def stream(self, path: str, **params: Any) -> Iterator[httpx.Response]:
@@ -55,7 +60,17 @@ class Connection:
 
     def _client(self) -> httpx.Client:
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT_SECONDS)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=self.timeout_seconds)
+
+
+def address(url: str | None, port: int | None) -> str:
+    """Return the address of the API: the given one, or that of this machine."""
+    return url or f"http://127.0.0.1:{port or 8000}"
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """Return the options that were given, without those that are None."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def told(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -72,14 +87,17 @@ def connection(context: typer.Context) -> Connection:
 def _check(answer: httpx.Response) -> None:
     if answer.is_success:
         return
-    code = None
+    code = param = None
     try:
         error = answer.json()["error"]
-        message, code = str(error["message"]), error["code"]
+        message, code, param = str(error["message"]), error["code"], error["param"]
         if lines := error.get("lines"):
             message = told(lines)
     except (ValueError, LookupError, TypeError):
-        message = f"{answer.request.url} answered {answer.status_code}, which is no answer of Headrace's"
+        message = (
+            f"{answer.request.url} answered {answer.status_code}, but not as Headrace does. Check that"
+            " HEADRACE_URL is the address of a Headrace API."
+        )
     if retry_after := answer.headers.get("retry-after"):
         message += f" (try again in {retry_after} s)"
-    raise RefusedError(message, code)
+    raise RefusedError(message, status=answer.status_code, code=code, param=param)

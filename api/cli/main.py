@@ -1,25 +1,32 @@
 """Defines `headrace`, the command line for everything that a deployment can do."""
 
 import sys
+from importlib import metadata
 from typing import Annotated
 
 import httpx
 import typer
 from sqlalchemy.exc import SQLAlchemyError
 
-from api.cli.commands import administration, keys, tenants
+from api.cli.commands import administration, keys, tenants, webhooks
 from api.cli.commands import batches as batch_commands
 from api.cli.commands import deployment as deployment_commands
 from api.cli.commands import submit as submit_command
-from api.cli.connection import Connection, RefusedError
+from api.cli.connection import Connection, RefusedError, address
 from api.cli.show import fail
 
 app = typer.Typer(
-    help="Batch inference you host yourself. The commands talk to a running deployment; `up` starts one.",
+    help="Run batch inference on your own machines. `up` starts a deployment; the other commands use one.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headrace {metadata.version('headrace')}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -27,15 +34,19 @@ def connect(
     context: typer.Context,
     url: Annotated[
         str | None,
-        typer.Option(envvar="HEADRACE_URL", help="Where the API is. Default: on this machine, at PORT."),
+        typer.Option(envvar="HEADRACE_URL", help="The address of the API. Default: this machine, at PORT."),
     ] = None,
     port: Annotated[int, typer.Option(envvar="PORT", hidden=True)] = 8000,
     api_key: Annotated[
-        str | None, typer.Option(envvar="HEADRACE_API_KEY", help="A key of `headrace keys create`.")
+        str | None,
+        typer.Option(envvar="HEADRACE_API_KEY", help="The API key; `headrace keys create` makes one."),
     ] = None,
+    version: Annotated[  # noqa: ARG001 - its callback prints it
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     """Keep the API's URL and key for the command."""
-    context.obj = Connection(url or f"http://127.0.0.1:{port}", api_key)
+    context.obj = Connection(address(url, port), api_key)
 
 
 app.command("up", context_settings={"allow_extra_args": True})(deployment_commands.up)
@@ -49,7 +60,9 @@ app.command("resume")(batch_commands.resume)
 app.command("reassign")(batch_commands.reassign)
 app.command("cancel")(batch_commands.cancel)
 app.command("retry")(batch_commands.retry)
+app.command("delete")(batch_commands.delete)
 app.command("models")(deployment_commands.models)
+app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(keys.app, name="keys")
 app.add_typer(tenants.app, name="tenants")
 app.command("audit")(administration.audit_log)
@@ -62,9 +75,9 @@ def main() -> None:
     except RefusedError as error:
         fail(str(error))
     except httpx.TransportError as error:
-        fail(f"the API does not answer: {error} (is `headrace up` running? HEADRACE_URL says where)")
+        fail(f"The API does not answer: {error}. Run `headrace up`, or set HEADRACE_URL to its address.")
     except SQLAlchemyError as error:
-        fail(f"the database does not answer: {str(error).splitlines()[0]}")
+        fail(f"The database does not answer: {str(error).splitlines()[0]}")
     except BrokenPipeError:  # `headrace results ... | head`
         sys.stderr.close()
         sys.exit(0)

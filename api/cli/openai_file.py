@@ -28,6 +28,14 @@ def endpoint_of(line: str) -> str | None:
     return str(value["url"])
 
 
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise PromptFileError for an option that each line sets for itself."""
+    for option in ("max_tokens", "temperature"):
+        if option in options:
+            flag = f"--{option.replace('_', '-')}"
+            raise PromptFileError(f"{flag}: leave it out. Each line of {name} has its own in `body`.")
+
+
 def submit_file(
     connection: Connection,
     file: BinaryIO,
@@ -44,9 +52,7 @@ def submit_file(
         PromptFileError: an option is given that each line sets for itself.
 
     """
-    for option in ("max_tokens", "temperature"):
-        if option in options:
-            raise PromptFileError(f"--{option.replace('_', '-')}: each line of {name} has its own in `body`")
+    check_options(name, options)
     with _shown(file) as shown:
         uploaded = connection.call(
             "POST",

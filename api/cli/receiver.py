@@ -12,7 +12,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 
 @dataclass(slots=True)
-class Received:
+class EventReceiver:
     """The receiver's URL, and the verified events that it has received."""
 
     url: str
@@ -27,7 +27,7 @@ class Received:
 
 
 @contextmanager
-def receiver(secret: str) -> Iterator[Received]:
+def receiver(secret: str) -> Iterator[EventReceiver]:
     """Run a receiver that keeps events whose signature verifies and answers 401 to the rest."""
     webhook = Webhook(secret)
 
@@ -49,7 +49,7 @@ def receiver(secret: str) -> Iterator[Received]:
             """Log nothing: the demo prints what matters."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    received = Received(f"http://127.0.0.1:{server.server_address[1]}/webhook")
+    received = EventReceiver(f"http://127.0.0.1:{server.server_address[1]}/webhook")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:

@@ -1,6 +1,9 @@
 """Shows a live progress bar of one batch."""
 
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -10,6 +13,7 @@ from api.cli.connection import Connection
 
 LOOK_SECONDS = 0.5
 LIVE = {"pending", "processing", "cancelling"}
+EXIT_INTERRUPTED = 130  # as shells report a process that Ctrl-C has ended
 
 
 def watch(connection: Connection, batch_id: str) -> dict[str, Any]:
@@ -21,7 +25,7 @@ def watch(connection: Connection, batch_id: str) -> dict[str, Any]:
         TextColumn("{task.fields[requests]} requests, {task.fields[tokens]} tokens{task.fields[eta]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with _interruptible(batch_id), Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task("pending", total=1.0, requests="", tokens="", eta="")
         while True:
             answer: dict[str, Any] = connection.call(
@@ -43,8 +47,24 @@ def watch(connection: Connection, batch_id: str) -> dict[str, Any]:
 
 def wait_for_files(connection: Connection, batch_id: str) -> dict[str, Any]:
     """Wait until an ended batch's results are in its files; return its status, file ids and errors."""
-    while True:
-        answer = connection.call("GET", f"/v1/batches/{batch_id}")
-        if answer["status"] in {"completed", "failed", "expired", "cancelled"}:
-            return {name: answer[name] for name in ("status", "output_file_id", "error_file_id", "errors")}
-        time.sleep(LOOK_SECONDS)
+    with _interruptible(batch_id):
+        while True:
+            answer = connection.call("GET", f"/v1/batches/{batch_id}")
+            if answer["status"] in {"completed", "failed", "expired", "cancelled"}:
+                return {
+                    name: answer[name] for name in ("status", "output_file_id", "error_file_id", "errors")
+                }
+            time.sleep(LOOK_SECONDS)
+
+
+@contextmanager
+def _interruptible(batch_id: str) -> Iterator[None]:
+    """On Ctrl-C, end the command with a sentence that says what becomes of the batch."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stderr.write(
+            f"\nThe batch goes on. `headrace status {batch_id} --watch` shows it again,"
+            f" `headrace cancel {batch_id}` stops it.\n"
+        )
+        sys.exit(EXIT_INTERRUPTED)

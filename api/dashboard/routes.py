@@ -1,10 +1,10 @@
-"""Serves /dashboard, the page and its two files, to everybody; /v1/overview, its data, to operators."""
+"""Serves / and /dashboard, the page and its files, to everybody; /v1/overview, its data, to operators."""
 
 from pathlib import Path
 from typing import Literal
 
 from fastapi import APIRouter
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, RedirectResponse
 
 from api.dashboard.schemas import Overview
 from api.dashboard.service import read_overview
@@ -20,6 +20,12 @@ HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 }
+
+
+@router.get("/", include_in_schema=False)
+def front_door() -> RedirectResponse:
+    """Redirect a browser that was given only the address to the dashboard."""
+    return RedirectResponse("/dashboard")
 
 
 @router.get("/dashboard", include_in_schema=False)

@@ -32,7 +32,7 @@ class FailedBatch(BaseModel):
     tenant: str
     status: BatchStatus
     requests: int
-    requests_failed: int
+    requests_failed: int | None = Field(description="null if the batch failed before any request did")
     error_code: str | None = Field(description="why the batch stopped itself, or of one of its last requests")
     error_message: str | None
     finished_at: datetime | None

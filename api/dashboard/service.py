@@ -76,7 +76,7 @@ def _to_failed(failure: Failure) -> FailedBatch:
         tenant=view.tenant_id,
         status=view.status,
         requests=view.num_requests,
-        requests_failed=view.num_failed,
+        requests_failed=view.num_failed or None,
         error_code=failure.error_code,
         error_message=failure.error_message,
         finished_at=view.finished_at,

@@ -1,8 +1,48 @@
 """Defines the estimate of a batch."""
 
 from datetime import datetime
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.batches.schemas import Window
+from api.inputs.schema import JsonObject, NonEmptyText, Priority, Schema
+from api.openai.bodies import Endpoint
+
+
+class LineToEstimate(Schema):
+    """A line of a file in OpenAI's batch format."""
+
+    custom_id: Annotated[NonEmptyText, Field(max_length=64)]
+    method: Literal["POST"]
+    url: Endpoint = Field(strict=False)
+    body: JsonObject
+
+
+class LinesToEstimate(Schema):
+    """The lines of a file, as JSON objects, and the options that change when their batch ends."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "lines": [
+                        {
+                            "custom_id": "row-1",
+                            "method": "POST",
+                            "url": "/v1/completions",
+                            "body": {"model": "demo", "prompt": "import os", "max_tokens": 16},
+                        }
+                    ],
+                    "completion_window": "24h",
+                }
+            ]
+        }
+    )
+
+    lines: Annotated[list[LineToEstimate], Field(min_length=1)]
+    completion_window: Window | None = None
+    priority: Priority = 0
 
 
 class Guess(BaseModel):

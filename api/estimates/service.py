@@ -3,14 +3,17 @@
 from datetime import UTC, datetime, timedelta
 from math import ceil
 
-from api.batches.schemas import BatchSubmission
-from api.batches.submission import to_batch
+from api.batches.schemas import BatchSubmission, parse_window
+from api.batches.submission import to_batch, too_many_requests
 from api.dependencies import Services
-from api.estimates.schemas import Estimate, Finish, Guess
+from api.estimates.schemas import Estimate, Finish, Guess, LinesToEstimate
 from api.forecasts.forecaster import Forecast
 from api.forecasts.ranges import Range
 from api.forecasts.work import distinct, num_at_limit, of_requests, output_tokens
+from api.inputs.prompts import fit
+from api.openai.requests import from_line
 from worker.store.batches.batches import NewBatch
+from worker.values.sampling import SamplingParams
 
 
 def estimate(services: Services, submission: BatchSubmission) -> Estimate:
@@ -20,7 +23,43 @@ def estimate(services: Services, submission: BatchSubmission) -> Estimate:
         InvalidInputError: a field is wrong.
 
     """
-    batch = to_batch(services, submission)
+    return _estimate(services, to_batch(services, submission))
+
+
+def estimate_lines(services: Services, given: LinesToEstimate) -> Estimate:
+    """Return the estimate of a batch with these lines.
+
+    Raises:
+        InvalidInputError: a line is wrong, or its prompt does not fit the model; `param` names it.
+        ModelNotFoundError: a line names another model.
+
+    """
+    config, checkpoint = services.settings, services.checkpoint
+    if len(given.lines) > config.max_requests_per_batch:
+        raise too_many_requests("lines", config.max_requests_per_batch)
+    requests = [
+        from_line(checkpoint, line.url, line.body, custom_id=line.custom_id, path=f"lines[{i}].body")
+        for i, line in enumerate(given.lines)
+    ]
+    fitted = fit(
+        checkpoint,
+        requests,
+        default=SamplingParams(),
+        max_prompt_bytes=config.max_prompt_bytes,
+        name=lambda i: f"lines[{i}].body",
+    )
+    window = None if given.completion_window is None else parse_window(given.completion_window)
+    batch = NewBatch(
+        params=SamplingParams(),
+        requests=fitted,
+        priority=given.priority,
+        completion_window=window,
+        model=checkpoint.model,
+    )
+    return _estimate(services, batch)
+
+
+def _estimate(services: Services, batch: NewBatch) -> Estimate:
     model = None if batch.model is None else batch.model.fingerprint
     forecaster = services.read_forecaster(model)
     different = distinct(batch)

@@ -5,14 +5,22 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from starlette.concurrency import run_in_threadpool
 
-from api.batches.routes import BatchId
-from api.dependencies import READ, SUBMIT, IdempotencyDependency, ServicesDependency
-from api.errors import documented
+from api.dependencies import (
+    CONTROL_BATCH,
+    READ,
+    READ_BATCH,
+    SUBMIT,
+    BatchDependency,
+    BatchId,
+    IdempotencyDependency,
+    ServicesDependency,
+)
+from api.errors import OPENAI_STATUSES, documented
 from api.file_batches import service
 from api.file_batches.schemas import FileBatch, FileBatchList, FileBatchSubmission
 from api.inputs.cursors import After
 
-router = APIRouter(prefix="/v1/batches", tags=["batches"])
+router = APIRouter(prefix="/v1/batches", tags=["batches"], dependencies=[OPENAI_STATUSES])
 
 
 @router.post(
@@ -57,21 +65,21 @@ def list_batches(
 
 @router.get(
     "/{batch_id}",
-    dependencies=[READ],
+    dependencies=[READ_BATCH],
     responses=documented(401, 403, 404, 422, 429, 503),
     summary="Look at a batch made from a file",
 )
-async def get_batch(batch_id: BatchId, services: ServicesDependency) -> FileBatch:
+async def get_batch(batch_id: BatchId, services: BatchDependency) -> FileBatch:
     """Return a batch's state now. Results can be read at /v1/batch/{batch_id}/results before it ends."""
     return await run_in_threadpool(service.get, services, batch_id)
 
 
 @router.post(
     "/{batch_id}/cancel",
-    dependencies=[SUBMIT],
+    dependencies=[CONTROL_BATCH],
     responses=documented(401, 403, 404, 422, 429, 503),
     summary="Cancel a batch made from a file",
 )
-def cancel_batch(batch_id: BatchId, services: ServicesDependency) -> FileBatch:
+def cancel_batch(batch_id: BatchId, services: BatchDependency) -> FileBatch:
     """Cancel a batch: finished results go into its files. An ended batch stays as it is."""
     return service.cancel(services, batch_id)

@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 
 from api.batches.schemas import (
     Cache,
+    Counts,
     InputTokensDetails,
     MaxFailed,
     MaxTotalTokens,
@@ -52,16 +53,6 @@ class Errors(BaseModel):
     data: list[LineError]
 
 
-class RequestCounts(BaseModel):
-    """The requests by outcome; the other counts add up to `total`."""
-
-    total: int
-    completed: int
-    failed: int
-    cancelled: int
-    pending: int
-
-
 class OutputTokensDetails(BaseModel):
     """Details of the output tokens."""
 
@@ -100,7 +91,7 @@ class FileBatch(BaseModel):
     expired_at: int | None
     cancelling_at: int | None
     cancelled_at: int | None
-    request_counts: RequestCounts
+    request_counts: Counts
     usage: BatchUsage
     metadata: dict[str, str] | None
 
@@ -139,13 +130,7 @@ def to_file_batch(found: FileBatchView) -> FileBatch:
         expired_at=_seconds(ended_at.get("expired")),
         cancelling_at=_seconds(its.cancelled_at),
         cancelled_at=_seconds(ended_at.get("cancelled")),
-        request_counts=RequestCounts(
-            total=view.num_requests,
-            completed=view.num_completed,
-            failed=view.num_failed,
-            cancelled=view.num_cancelled,
-            pending=view.num_requests - view.num_settled,
-        ),
+        request_counts=Counts.model_validate(view),
         usage=BatchUsage(
             input_tokens=view.input_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=view.cached_tokens),

@@ -5,6 +5,7 @@ from datetime import timedelta
 from sqlalchemy.orm import Session
 
 from api.batches.caching import choose_cache
+from api.batches.operators import note
 from api.batches.schemas import parse_window
 from api.dependencies import IdempotencyKey, Services
 from api.errors import InvalidInputError, KeyReusedError, NotFoundError
@@ -72,6 +73,7 @@ def cancel(services: Services, batch_id: str) -> FileBatch:
     with services.store.transaction() as session:
         if file_batch_views.get(session, batch_id) is not None:
             batches.cancel(session, batch_id)
+            note(services, session, "batch.cancel", batch_id)
         return _answer(session, batch_id)
 
 
@@ -85,7 +87,7 @@ def page(services: Services, *, after: str | None, limit: int) -> tuple[list[Fil
 def _answer(session: Session, batch_id: str) -> FileBatch:
     view = file_batch_views.get(session, batch_id)
     if view is None:
-        raise NotFoundError(f"no batch {batch_id}", param="batch_id")
+        raise NotFoundError(f"There is no batch {batch_id}.", param="batch_id")
     return to_file_batch(view)
 
 
@@ -94,7 +96,7 @@ def _find(session: Session, key: IdempotencyKey) -> str | None:
         return idempotency.find(session, key.key, key.fingerprint)
     except idempotency.FingerprintMismatchError as error:
         raise KeyReusedError(
-            "this Idempotency-Key was used for another body", param="Idempotency-Key"
+            "This Idempotency-Key was used for another body. Choose a new key.", param="Idempotency-Key"
         ) from error
 
 
@@ -103,10 +105,11 @@ def _to_new(
 ) -> NewFileBatch:
     file = files.get(session, submission.input_file_id)
     if file is None:
-        raise NotFoundError(f"no file {submission.input_file_id}", param="input_file_id")
+        raise NotFoundError(f"There is no file {submission.input_file_id}.", param="input_file_id")
     if file.num_lines is None:
         raise InvalidInputError(
-            f"input_file_id: {file.id} has the purpose {file.purpose}, not batch", param="input_file_id"
+            f"input_file_id: the purpose of {file.id} must be batch, but is {file.purpose}",
+            param="input_file_id",
         )
     lifetime = submission.output_expires_after
     return NewFileBatch(

@@ -37,7 +37,7 @@ async def read_form(
         await _drain(http_request)
         raise
     except ClientDisconnect:
-        raise ClientGoneError("the client went away before the end of the file") from None
+        raise ClientGoneError("The client disconnected before the end of the file.") from None
 
 
 async def _read(
@@ -58,13 +58,13 @@ async def _read(
                 _add(fields, event, file_field)
     reader.close()
     if file_field not in fields:
-        raise InvalidInputError(f"{file_field}: required", param=file_field)
+        raise InvalidInputError(f"{file_field}: is required", param=file_field)
     return fields
 
 
 def _add(fields: dict[str, str], event: Field | FileStart, file_field: str) -> None:
     if event.name in fields:
-        raise InvalidInputError(f"{event.name}: given twice", param=event.name)
+        raise InvalidInputError(f"{event.name}: is given twice", param=event.name)
     is_file = isinstance(event, FileStart)
     if is_file != (event.name == file_field):
         wanted = "be a file, with a filename" if event.name == file_field else "not be a file"
@@ -86,7 +86,9 @@ async def _drain(http_request: HttpRequest) -> None:
 async def _body(http_request: HttpRequest) -> AsyncIterator[bytes]:
     encoding = http_request.headers.get("content-encoding", "identity").lower()
     if encoding not in {"identity", "gzip"}:
-        raise InvalidInputError(f"content-encoding: {encoding} is not supported", param="content-encoding")
+        raise InvalidInputError(
+            f"content-encoding: must be gzip or absent, but is {encoding}", param="content-encoding"
+        )
     gunzip = Gunzip() if encoding == "gzip" else None
     async for data in http_request.stream():
         if gunzip is None:

@@ -30,7 +30,7 @@ class Gunzip:
                 else:
                     data = self._left()
         except zlib.error as error:
-            raise InvalidInputError(f"file: damaged gzip: {error}", param="file") from error
+            raise InvalidInputError(f"file: the gzip data is damaged: {error}", param="file") from error
 
     def _left(self) -> bytes:
         self._is_at_border = self._inflate.eof
@@ -45,5 +45,5 @@ class Gunzip:
         """
         last = self._inflate.flush()
         if not (self._is_at_border or self._inflate.eof):
-            raise InvalidInputError("file: the gzip stream is cut off", param="file")
+            raise InvalidInputError("file: the gzip data ends too early", param="file")
         return last

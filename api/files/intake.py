@@ -29,7 +29,7 @@ class IntakeLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedFile:
     """A whole, checked file on disk."""
 
     path: Path
@@ -41,7 +41,7 @@ class Received:
 
 def storage_full(error: Exception) -> StorageFullError:
     """Return the client's error for a file that cannot be kept."""
-    return StorageFullError(f"the file cannot be kept: {error}; nothing was accepted, try again")
+    return StorageFullError(f"The file cannot be stored: {error}. Nothing was accepted. Try again.")
 
 
 @contextmanager
@@ -96,7 +96,7 @@ class Spool:
         self.num_bytes += len(piece)
         if self.num_bytes > self._max_bytes:
             raise BodyTooLargeError(
-                f"{self._name}: over the limit of {self._max_bytes} bytes", param=self._name
+                f"{self._name}: is larger than the limit of {self._max_bytes} bytes", param=self._name
             )
         self._digest.update(piece)
         with _on_disk():
@@ -150,7 +150,7 @@ class Intake:
                 self._take(piece[start : start + SLICE_BYTES])
                 yield
 
-    def finish(self) -> Received:
+    def finish(self) -> ReceivedFile:
         """End the file and return it, if all of it is right.
 
         Raises:
@@ -169,7 +169,7 @@ class Intake:
             raise InvalidInputError("file: has no lines", param="file", code="empty_file")
         self._spool.flush()
         urls = self._checker.urls
-        return Received(
+        return ReceivedFile(
             path=self._spool.path,
             sha256=self._spool.sha256,
             num_bytes=self._spool.num_bytes,

@@ -9,7 +9,7 @@ from pydantic_core import from_json
 
 from api.errors import LineError
 from api.inputs.schema import NonEmptyText
-from api.wrong_fields import MAX_NAME_CHARACTERS, explain
+from api.wrong_fields import MAX_NAME_CHARACTERS, code_of, explain
 
 BOM = b"\xef\xbb\xbf"
 FIELDS = frozenset({"custom_id", "method", "url", "body"})
@@ -93,7 +93,7 @@ class LineTooLongError(WrongLineError):
     """A line is over the limit."""
 
     def __init__(self, max_bytes: int) -> None:
-        super().__init__("line_too_long", f"longer than {max_bytes} bytes")
+        super().__init__("line_too_long", f"the line is longer than the limit of {max_bytes} bytes")
 
 
 def _stripped(line: bytes, number: int) -> bytes:
@@ -113,22 +113,24 @@ def read_line(text: bytes | LineTooLongError) -> Line:
         value = from_json(text, allow_inf_nan=False)
     except ValueError as error:
         # The parser's line number is always 1, and would be taken for the line number in the file.
-        raise WrongLineError("invalid_json", f"not JSON: {error}".replace(" at line 1 ", " at ")) from error
+        raise WrongLineError(
+            "invalid_json", f"the line is not valid JSON: {error}".replace(" at line 1 ", " at ")
+        ) from error
     if not isinstance(value, dict):
-        raise WrongLineError("invalid_json", "not a JSON object")
+        raise WrongLineError("invalid_json", "the line must be a JSON object")
     custom_id = value.get("custom_id")
     if custom_id is None:
-        raise WrongLineError("missing_field", "custom_id: required", "custom_id")
+        raise WrongLineError("missing_field", "custom_id: is required", "custom_id")
     try:
         _custom_id.validate_python(custom_id, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise WrongLineError(first["type"], f"custom_id: {explain(first)}", "custom_id") from error
+        raise WrongLineError(code_of(first), f"custom_id: {explain(first)}", "custom_id") from error
     if value.get("method") != "POST":
         raise WrongLineError("invalid_method", "method: must be 'POST'", "method")
     if unknown := value.keys() - FIELDS:
         param = min(unknown)[:MAX_NAME_CHARACTERS]
-        raise WrongLineError("unknown_field", f"{param}: unknown field", param)
+        raise WrongLineError("unknown_field", f"{param}: is not a known field; check its spelling", param)
     url, body = value.get("url"), value.get("body")
     if not isinstance(url, str):
         raise WrongLineError("invalid_url", "url: must be a path such as /v1/chat/completions", "url")
@@ -151,7 +153,7 @@ class LineChecker:
     def check(self, number: int, text: bytes | LineTooLongError) -> bool:
         """Check a line and add its error to `errors`; return False if checking further is of no use."""
         if self.num_lines == self.max_lines:
-            message = f"a file may have at most {self.max_lines} requests"
+            message = f"the file has more than the limit of {self.max_lines} requests"
             self.errors.append(LineError(code="too_many_lines", message=message, line=number))
             return False
         self.num_lines += 1
@@ -165,7 +167,7 @@ class LineChecker:
         """Check the number of blank lines up to this one; report as `check` does."""
         if num_blank <= self.num_lines + SPARE_BLANK_LINES:
             return True
-        message = f"{num_blank} blank lines so far: may have at most {SPARE_BLANK_LINES} more than requests"
+        message = f"the file has {num_blank} blank lines; it may have {SPARE_BLANK_LINES} more than requests"
         self.errors.append(LineError(code="too_many_blank_lines", message=message, line=number))
         return False
 
@@ -174,7 +176,9 @@ class LineChecker:
         key = line.custom_id.encode()
         if key in self._custom_ids:
             raise WrongLineError(
-                "duplicate_custom_id", f"custom_id: {line.custom_id!r} was used before", "custom_id"
+                "duplicate_custom_id",
+                f"custom_id: an earlier line has the same custom_id {line.custom_id!r}",
+                "custom_id",
             )
         self._custom_ids.add(key)
         self.urls.add(line.url)

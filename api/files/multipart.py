@@ -52,7 +52,7 @@ class MultipartReader:
         header["content-type"] = content_type
         boundary = header.get_param("boundary")
         if header.get_content_type() != "multipart/form-data" or not isinstance(boundary, str):
-            raise InvalidInputError("the body must be multipart/form-data with a boundary", param="body")
+            raise InvalidInputError("The body must be multipart/form-data with a boundary.", param="body")
         self._events: list[Event] = []
         self._disposition = b""
         self._header_name = b""
@@ -75,27 +75,29 @@ class MultipartReader:
                 },
             )
         except FormParserError as error:
-            raise InvalidInputError(f"the body cannot be read: {error}", param="body") from error
+            raise InvalidInputError(f"The body cannot be read: {error}", param="body") from error
 
     def feed(self, data: bytes) -> Iterator[Event]:
         """Parse some more of the body; return its events."""
         try:
             self._parser.write(data)
         except FormParserError as error:
-            raise InvalidInputError(f"the body is not multipart/form-data: {error}", param="body") from error
+            raise InvalidInputError(
+                f"The body is not valid multipart/form-data: {error}", param="body"
+            ) from error
         events, self._events = self._events, []
         return iter(events)
 
     def close(self) -> None:
         """End the body; raises InvalidInputError if it is cut off."""
         if not self._is_over:
-            raise InvalidInputError("the body ends before its last boundary", param="body")
+            raise InvalidInputError("The body ends before its last boundary.", param="body")
 
     def _part_begin(self) -> None:
         self._disposition = b""
         self._num_fields += 1
         if self._num_fields > MAX_FIELDS:
-            raise InvalidInputError(f"the form has more than {MAX_FIELDS} fields", param="body")
+            raise InvalidInputError(f"The form has more than {MAX_FIELDS} fields.", param="body")
 
     def _on_header_name(self, data: bytes, start: int, end: int) -> None:
         self._header_name += data[start:end]
@@ -116,10 +118,10 @@ class MultipartReader:
             filename = header.get_filename()
         except (ValueError, LookupError) as error:  # from a codec that the sender names
             raise InvalidInputError(
-                f"a part's Content-Disposition cannot be read: {error}", param="body"
+                f"The Content-Disposition of a part cannot be read: {error}", param="body"
             ) from error
         if not isinstance(name, str):
-            raise InvalidInputError("a part of the form has no name", param="body")
+            raise InvalidInputError("A part of the form has no name.", param="body")
         if filename is None:
             self._field = _storable(name), bytearray()
         else:
@@ -133,7 +135,7 @@ class MultipartReader:
         name, value = self._field
         value += data[start:end]
         if len(value) > MAX_FIELD_BYTES:
-            raise InvalidInputError(f"{name}: longer than {MAX_FIELD_BYTES} bytes", param=name)
+            raise InvalidInputError(f"{name}: is longer than {MAX_FIELD_BYTES} bytes", param=name)
 
     def _part_end(self) -> None:
         if self._field is not None:

@@ -144,7 +144,7 @@ class BatchReader:
         return errors
 
     def _refuse_missing(self, held: FilesClaim) -> None:
-        message = f"the input file {held.input_file_id} is gone"
+        message = f"the input file {held.input_file_id} was deleted"
         self._refuse(held, [LineError(code="file_not_found", message=message, param="input_file_id")])
 
     def _refuse(self, held: FilesClaim, errors: list[LineError]) -> None:
@@ -166,5 +166,5 @@ class _Chunk:
 
 def _check_endpoint(line: Line, endpoint: str) -> None:
     if line.url != endpoint:
-        message = f"url: is {line.url[:100]}, the batch's endpoint is {endpoint}"
+        message = f"url: must be the batch's endpoint {endpoint}, but is {line.url[:100]}"
         raise WrongLineError("mismatched_endpoint", message, "url")

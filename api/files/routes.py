@@ -11,18 +11,18 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.dependencies import READ, SUBMIT, ServicesDependency
-from api.errors import InvalidInputError, RangeError, documented
+from api.errors import OPENAI_STATUSES, InvalidInputError, RangeError, documented
 from api.files import service
 from api.files.form import read_form
 from api.files.schemas import HOUR, MONTH, ExpiresAfter, FileDeleted, FileList, FileObject, to_file
 from api.inputs.cursors import After
 from api.inputs.schema import Text
-from api.wrong_fields import explain
+from api.wrong_fields import code_of, explain
 
 JSON_LINES = "application/jsonl"
 RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
-router = APIRouter(prefix="/v1/files", tags=["files"])
+router = APIRouter(prefix="/v1/files", tags=["files"], dependencies=[OPENAI_STATUSES])
 
 FileId = Annotated[Text, Path(examples=["file-0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b"], max_length=64)]
 
@@ -154,10 +154,12 @@ def _check_fields(form: dict[str, str]) -> int | None:
     """Check a form's fields; return how long the file is to be kept, in seconds."""
     if unknown := form.keys() - {"purpose", "file", "expires_after[anchor]", "expires_after[seconds]"}:
         name = min(unknown)
-        raise InvalidInputError(f"{name}: unknown field", param=name)
+        raise InvalidInputError(
+            f"{name}: is not a known field; check its spelling", param=name, code="unknown_field"
+        )
     if form.get("purpose") != "batch":
         given = repr(form["purpose"]) if "purpose" in form else "missing"
-        raise InvalidInputError(f"purpose: must be 'batch', is {given}", param="purpose")
+        raise InvalidInputError(f"purpose: must be 'batch', but is {given}", param="purpose")
     parts = {name[14:-1]: value for name, value in form.items() if name.startswith("expires_after[")}
     if not parts:
         return None
@@ -166,7 +168,7 @@ def _check_fields(form: dict[str, str]) -> int | None:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         param = f"expires_after[{first['loc'][0]}]"
-        raise InvalidInputError(f"{param}: {explain(first)}", param=param) from error
+        raise InvalidInputError(f"{param}: {explain(first)}", param=param, code=code_of(first)) from error
 
 
 def _range(wanted: str, num_bytes: int) -> tuple[int, int]:
@@ -180,5 +182,7 @@ def _range(wanted: str, num_bytes: int) -> tuple[int, int]:
     else:
         start, end = int(first), min(num_bytes, int(last) + 1 if last else num_bytes)
     if start >= end:
-        raise RangeError(f"range: the file has {num_bytes} bytes", param="range")
+        raise RangeError(
+            f"range: starts after the end of the file, which has {num_bytes} bytes", param="range"
+        )
     return start, end

@@ -11,7 +11,7 @@ from api.blobs.choice import BLOBS
 from api.blobs.store import MissingBlobError, StorageError
 from api.dependencies import Services
 from api.errors import ConflictError, NotFoundError, StorageFullError
-from api.files.intake import Intake, IntakeLimits, Received, storage_full, sweep
+from api.files.intake import Intake, IntakeLimits, ReceivedFile, storage_full, sweep
 from api.files.translator import Translator
 from api.inputs.cursors import cut
 from worker.private import make_private
@@ -34,7 +34,9 @@ def intake(services: Services) -> Intake:
     return Intake(services.spool, limits, Translator(services.checkpoint, config.max_prompt_bytes))
 
 
-def keep(services: Services, received: Received, *, filename: str, lifetime_seconds: int | None) -> FileView:
+def keep(
+    services: Services, received: ReceivedFile, *, filename: str, lifetime_seconds: int | None
+) -> FileView:
     """Store a received batch input: its blob, then its row.
 
     Raises:
@@ -62,7 +64,9 @@ def check_room(services: Services, num_bytes: int = 1) -> None:
         quotas.check_files(session, num_bytes)
 
 
-def to_row(services: Services, received: Received, *, filename: str, lifetime_seconds: int | None) -> NewFile:
+def to_row(
+    services: Services, received: ReceivedFile, *, filename: str, lifetime_seconds: int | None
+) -> NewFile:
     """Return the row of a received batch input."""
     return NewFile(
         purpose=files.BATCH_INPUT,
@@ -114,7 +118,7 @@ def get(services: Services, file_id: str) -> FileView:
     with services.store.transaction() as session:
         view = files.get(session, file_id)
     if view is None:
-        raise NotFoundError(f"no file {file_id}", param="file_id")
+        raise NotFoundError(f"There is no file {file_id}.", param="file_id")
     return view
 
 
@@ -143,9 +147,9 @@ def read(services: Services, view: FileView, start: int, end: int) -> Iterator[b
     try:
         return services.blobs.read(view.sha256, start, end)
     except MissingBlobError as error:
-        raise NotFoundError(f"the content of {view.id} is gone", param="file_id") from error
+        raise NotFoundError(f"The content of {view.id} was deleted.", param="file_id") from error
     except StorageError as error:
-        raise StorageFullError(f"the file store does not answer: {error}") from error
+        raise StorageFullError(f"The file store does not answer: {error}. Try again.") from error
 
 
 def remove(services: Services, file_id: str) -> None:
@@ -159,9 +163,9 @@ def remove(services: Services, file_id: str) -> None:
     with services.store.transaction() as session:
         if files.is_being_read(session, file_id):
             raise ConflictError(
-                f"a batch is being made of {file_id}: delete it when that is in_progress",
+                f"A batch is being read from {file_id}. Delete the file when the batch is in_progress.",
                 param="file_id",
                 code="file_in_use",
             )
         if not files.remove(session, file_id):
-            raise NotFoundError(f"no file {file_id}", param="file_id")
+            raise NotFoundError(f"There is no file {file_id}.", param="file_id")

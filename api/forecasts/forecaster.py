@@ -14,7 +14,7 @@ from api.forecasts.calibration import Calibration, calibrate
 from api.forecasts.lengths import LearnedLengths
 from api.forecasts.ranges import Range
 from api.forecasts.simulation import Job, Machine
-from api.forecasts.work import Work, distinct, of_live, of_requests, of_the_rest
+from api.forecasts.work import BatchWork, distinct, of_live, of_requests, of_the_rest
 from worker.contract.access import DEFAULT_TENANT
 from worker.contract.messages import GPU_QUEUE
 from worker.store.batches.batch_views import BatchView
@@ -54,7 +54,7 @@ class Forecaster:
     weights: Mapping[str, float]
     shard_size: int
 
-    def work_of(self, view: BatchView) -> Work:
+    def work_of(self, view: BatchView) -> BatchWork:
         """Return the work left of a live batch; without a known worker, assume all of it to run at once."""
         machine = self.machine
         num_rows = view.num_requests if machine is None else machine.num_rows * machine.num_workers
@@ -93,7 +93,7 @@ class Forecaster:
         )
         return Range(low, expected, found.high)
 
-    def device_seconds(self, own: Work) -> Range | None:
+    def device_seconds(self, own: BatchWork) -> Range | None:
         """Return the seconds of Steps that this work takes alone; None if nothing was measured."""
         if self.machine is None:
             return None
@@ -104,7 +104,7 @@ class Forecaster:
     def _forecast(
         self,
         machine: Machine,
-        own: Work,
+        own: BatchWork,
         live: Sequence[BatchView],
         *,
         tenant: str,

@@ -22,7 +22,7 @@ NOTHING = Range(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class BatchWork:
     """The work left of a batch."""
 
     num_requests: float
@@ -45,7 +45,7 @@ def distinct(batch: NewBatch) -> list[NewRequest]:
     return found
 
 
-def of_requests(batch: NewBatch, requests: Sequence[NewRequest], lengths: LearnedLengths) -> Work:
+def of_requests(batch: NewBatch, requests: Sequence[NewRequest], lengths: LearnedLengths) -> BatchWork:
     """Return the work of requests of a new batch."""
     outputs = output_tokens(batch, requests, lengths)
     limits = _limits(batch, requests)
@@ -68,7 +68,7 @@ def num_at_limit(batch: NewBatch, requests: Sequence[NewRequest], lengths: Learn
     return len(fixed) + lengths.at_limit(free)
 
 
-def of_live(view: BatchView, lengths: LearnedLengths, *, num_rows: int) -> Work:
+def of_live(view: BatchView, lengths: LearnedLengths, *, num_rows: int) -> BatchWork:
     """Return the work left of a live batch; `num_rows` is the number of requests that can run at once.
 
     Running outputs are longer already than many that have ended, so each one's expected length is that of the
@@ -118,7 +118,7 @@ def of_live(view: BatchView, lengths: LearnedLengths, *, num_rows: int) -> Work:
     return _work(left, prompt_tokens * share, outputs * share, longest)
 
 
-def of_the_rest(backlog: Backlog, lengths: LearnedLengths) -> Work:
+def of_the_rest(backlog: Backlog, lengths: LearnedLengths) -> BatchWork:
     """Return the work of batches that are known only as a sum."""
     count = max(1, backlog.num_requests)
     limit = backlog.max_output_tokens // count
@@ -144,8 +144,8 @@ def _longest(outputs: Range, limit: float, count: float) -> float:
     return min(limit, outputs.expected if count <= 1 else max(outputs.expected / count, limit))
 
 
-def _work(num_requests: float, prompt_tokens: float, outputs: Range, longest: float) -> Work:
+def _work(num_requests: float, prompt_tokens: float, outputs: Range, longest: float) -> BatchWork:
     count = max(1.0, num_requests)
     prompt, output = prompt_tokens / count, outputs.expected / count
     context = prompt_tokens * prompt / 2 + outputs.expected * (prompt + output / 2)
-    return Work(num_requests, prompt_tokens, outputs, longest, context)
+    return BatchWork(num_requests, prompt_tokens, outputs, longest, context)

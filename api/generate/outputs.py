@@ -53,7 +53,7 @@ class GrowingOutputs:
                 logprobs = None if whole.logprobs is None else whole.logprobs[choice.num_tokens :]
                 if not whole.text.startswith(choice.told):
                     raise RequestFailedError(
-                        "the output was begun again and is not what was streamed; its result is another",
+                        "The output was generated again after a failure and differs from what was streamed.",
                         code="stream_interrupted",
                     )
                 text = whole.text[len(choice.told) :]
@@ -79,4 +79,4 @@ def failure(result: ResultView) -> ApiError | None:
     """Return the error of a request without a complete output; None if it has one."""
     if result.outcome is Outcome.COMPLETED:
         return None
-    return RequestFailedError(result.error_message or "the request failed", code=result.error_code)
+    return RequestFailedError(result.error_message or "The request failed.", code=result.error_code)

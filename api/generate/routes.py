@@ -30,7 +30,7 @@ from api.generate.schemas import (
     Used,
 )
 from api.generate.service import cache_of, model_info, to_batch
-from api.generate.waiting import Work, submitted
+from api.generate.waiting import InteractiveWork, submitted
 from api.guards.large_bodies import OnceRoute
 from worker.contract.models import quantization
 from worker.store.batches.batches import NewBatch
@@ -168,7 +168,7 @@ def get_model_info(services: ServicesDependency) -> ModelInfoAnswer:
     return model_info(services)
 
 
-def _to_answer(work: Work, result: ResultView, optimization: Optimization) -> GenerateAnswer:
+def _to_answer(work: InteractiveWork, result: ResultView, optimization: Optimization) -> GenerateAnswer:
     if (error := failure(result)) is not None:
         raise error
     return GenerateAnswer(**_to_fields(result, optimization), batch_id=work.batch_id)

@@ -74,7 +74,7 @@ def model_info(services: Services) -> ModelInfoAnswer:
         model = services.checkpoint.model
         found = workers.infos(session, GPU_QUEUE, model=model.fingerprint)
     if not found:
-        raise NoWorkerError(f"no gpu worker that serves {model.label} is alive, so no engine runs")
+        raise NoWorkerError(f"No worker serves {model.label} now, so no engine runs.")
     info = found[0]
     return ModelInfoAnswer(
         model_name=info["name"],

@@ -31,7 +31,7 @@ MOST_RESULTS = 10_000
 
 
 @dataclass(slots=True)
-class Work:
+class InteractiveWork:
     """Interactive work that was submitted."""
 
     services: Services
@@ -59,7 +59,10 @@ class Work:
         while not self.is_settled:
             left = wait_seconds - self.seconds
             if left <= 0:
-                raise WaitLimitError(f"not finished within {wait_seconds:g} s", code="wait_limit")
+                raise WaitLimitError(
+                    f"The work took longer than {wait_seconds:g} s. Ask for fewer tokens, or submit a batch.",
+                    code="wait_limit",
+                )
             message = await self.feed.next(min(pause, left))
             is_silent = message is None and self.services.feeds.is_there
             pause = min(2 * pause, LONGEST_LOOK_SECONDS) if is_silent else LOOK_SECONDS
@@ -71,7 +74,7 @@ class Work:
                 self.is_settled = await run_in_threadpool(self._look)
             asked_at = time.monotonic()
             if not self.is_settled and await self.http_request.is_disconnected():
-                raise ClientGoneError("the client went away")
+                raise ClientGoneError("The client has disconnected.")
 
     async def results(self, wait_seconds: float) -> list[ResultView]:
         """Wait for every result; return them in the order of the requests; raises as `told` does."""
@@ -82,7 +85,10 @@ class Work:
                 return await run_in_threadpool(self._results)
             except DATABASE_AWAY as error:
                 if self.seconds > wait_seconds:
-                    raise WaitLimitError(f"not read within {wait_seconds:g} s", code="wait_limit") from error
+                    raise WaitLimitError(
+                        f"The result could not be read within {wait_seconds:g} s. Try again.",
+                        code="wait_limit",
+                    ) from error
                 await anyio.sleep(LOOK_SECONDS)
 
     def _look(self) -> bool:
@@ -98,7 +104,7 @@ class Work:
         with self.services.store.transaction() as session:
             found = result_views.page(session, self.batch_id, after=0, limit=MOST_RESULTS)
         if not found:
-            raise NotFoundError(f"{self.batch_id} was deleted before its results were read")
+            raise NotFoundError(f"{self.batch_id} was deleted before its results were read.")
         return sorted(found, key=lambda result: result.position)
 
     def cancel(self) -> None:
@@ -113,7 +119,7 @@ class Work:
 @asynccontextmanager
 async def submitted(
     services: Services, http_request: HttpRequest, batch: NewBatch, *, keep: bool = False
-) -> AsyncIterator[Work]:
+) -> AsyncIterator[InteractiveWork]:
     """Submit interactive work; on exit, cancel what is left of it unless `keep` is true.
 
     Raises:
@@ -123,7 +129,7 @@ async def submitted(
     batch = replace(batch, id=batches.new_id(), lane=Lane.INTERACTIVE)
     assert batch.id is not None  # noqa: S101 - it was given just now
     async with services.feeds.open(batch.id) as feed:
-        work = Work(services, http_request, batch.id, len(batch.requests), feed)
+        work = InteractiveWork(services, http_request, batch.id, len(batch.requests), feed)
         try:
             await run_in_threadpool(_submit, services, batch, needs_worker=not keep)
         except DATABASE_AWAY:  # perhaps after the commit, but the client will never know
@@ -141,5 +147,5 @@ def _submit(services: Services, batch: NewBatch, *, needs_worker: bool) -> None:
     with services.store.transaction() as session:
         model = services.checkpoint.model
         if needs_worker and not workers.slots(session, GPU_QUEUE, model=model.fingerprint):
-            raise NoWorkerError(f"no worker serves {model.label}; nothing was accepted, try again")
+            raise NoWorkerError(f"No worker serves {model.label} now. Nothing was accepted. Try again.")
         batches.submit(session, batch, shard_size=services.settings.shard_size)

@@ -27,8 +27,13 @@ def unexpected(http_request: HttpRequest, error: Exception) -> JSONResponse:
     """Log an error of ours and answer 500; this runs outside all middleware."""
     request_id = http_request.scope["state"][STATE]
     logger.error("unexpected error", exc_info=error, extra=fields(request_id=request_id))
-    headers = {REQUEST_ID: request_id}
-    return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", "server_error", headers=headers)
+    return error_response(
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        f"The server failed unexpectedly. Its log has the cause, with the request id {request_id}.",
+        "server_error",
+        code="internal_error",
+        headers={REQUEST_ID: request_id},
+    )
 
 
 class AccessLog:

@@ -10,7 +10,7 @@ from worker.contract.access import DEFAULT_TENANT, Scope
 from worker.store.database.session import Store
 from worker.store.tenants import api_keys
 
-HOW = "send your API key as `Authorization: Bearer hr_...`; `headrace keys create` makes one"
+HOW = "Send it as `Authorization: Bearer hr_...`. `headrace keys create` makes a key."
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ def recognize(store: Store, key: str | None) -> Caller:
 
     """
     if key is None:
-        raise AuthenticationError(f"no API key: {HOW}", code="missing_api_key")
+        raise AuthenticationError(f"No API key was given. {HOW}", code="missing_api_key")
     with store.transaction() as session:
         found = api_keys.recognize(session, key)
     if found is None:
         raise AuthenticationError(
-            "this API key is not known, has expired or was revoked", code="invalid_api_key"
+            "This API key is unknown, has expired or was revoked. Use another key.", code="invalid_api_key"
         )
     return Caller(found.tenant_id, found.prefix, found.scopes, found.calls_per_minute)
 
@@ -66,7 +66,9 @@ def check_local(scope: HttpScope) -> None:
     for name in (host, origin.partition("://")[2] or origin):
         if name == "null" or not _is_local(name):  # `null`: the page hides its origin
             raise PermissionDeniedError(
-                f"HEADRACE_AUTH is off, so only this machine may call, and {name} is not one of its names"
+                f"Without API keys (HEADRACE_AUTH=off) Headrace answers only this machine, and {name[:100]!r}"
+                " is not a name of it. Use http://127.0.0.1, or set HEADRACE_AUTH=keys.",
+                code="not_local",
             )
 
 

@@ -75,7 +75,7 @@ class BodyLimit:
 
     @property
     def _message(self) -> str:
-        return f"the body is over the limit of {self._max_bytes} bytes"
+        return f"The body is larger than the limit of {self._max_bytes} bytes (HEADRACE_MAX_BODY_BYTES)."
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         status, kind = BodyTooLargeError.status, BodyTooLargeError.type

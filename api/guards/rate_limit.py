@@ -47,7 +47,7 @@ class RateLimiter:
             self._paused_until = time.monotonic() + PAUSE_SECONDS
             return
         raise RateLimitedError(
-            f"the tenant may make {caller.calls_per_minute} calls a minute",
+            f"The tenant may make {caller.calls_per_minute} calls a minute. Wait, then try again.",
             code="rate_limit_exceeded",
             retry_after=max(1, math.ceil(reset_time - time.time())),
         )

@@ -83,7 +83,9 @@ class SlowBodies:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError:
-                raise SlowBodyError("the body came too slowly", param="body") from None
+                raise SlowBodyError(
+                    "The body arrived too slowly. Nothing was accepted.", param="body"
+                ) from None
             deadline += len(message.get("body", b"")) / BODY_BYTES_PER_SECOND
             is_complete = not message.get("more_body", False)
             return message

@@ -189,14 +189,14 @@ class Checkpoint:
         """
         if self._template is None:
             raise ChatTemplateError(
-                f"model {self.name} has no chat template: ask for completions of a `prompt` instead"
+                f"model {self.name} has no chat template, so it takes no messages; send a `prompt` instead"
             )
         try:
             return self._template.render(
                 messages=messages, add_generation_prompt=True, **self._template_variables
             )
         except TEMPLATE_FAILURES as error:
-            raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
+            raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from error
 
 
 def _slices(prompts: Sequence[str]) -> Iterator[list[str]]:

@@ -36,7 +36,7 @@ def fit(
             elif len(prompt) > max_prompt_bytes or len(prompt.encode()) > max_prompt_bytes:
                 path = _path(request, name(i), j)
                 raise InvalidInputError(
-                    f"{path}: the prompt is over the limit of {max_prompt_bytes} bytes",
+                    f"{path}: the prompt is longer than the limit of {max_prompt_bytes} bytes",
                     param=path,
                     code="prompt_too_long",
                 )
@@ -61,15 +61,15 @@ def _fitted(
     for j, count in enumerate(counts):
         path = _path(request, name, j)
         if count == 0:
-            raise InvalidInputError(f"{path}: the prompt has no tokens", param=path)
-        limit = f"the context of model {checkpoint.name} is {context}"
+            raise InvalidInputError(f"{path}: the prompt has no tokens; it needs at least one", param=path)
+        limit = f"the context of model {checkpoint.name} is {context} tokens"
         if count + is_generating > context:
-            rest = ", and one must be left for the output" if is_generating else ""
-            problem = f"the prompt has {count} tokens; {limit}{rest}"
+            rest = ", and the output needs at least one" if is_generating else ""
+            problem = f"the prompt has {count} tokens, but {limit}{rest}. Shorten the prompt."
         elif must_fit and count + request.max_tokens > context:
             problem = (
-                f"the prompt has {count} tokens and max_tokens is {request.max_tokens}; {limit}, and "
-                f"{context - count} are left for the output"
+                f"the prompt has {count} tokens and max_tokens is {request.max_tokens}, but {limit}."
+                f" Set max_tokens to at most {context - count}, or shorten the prompt."
             )
         else:
             continue
@@ -82,7 +82,7 @@ def _count_ids(checkpoint: Checkpoint, token_ids: Sequence[int], path: str) -> i
     most = checkpoint.vocab_size - 1
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= most:
         wrong = next(token for token in token_ids if not 0 <= token <= most)
-        raise InvalidInputError(f"{path}: token id {wrong} is outside 0..{most}", param=path)
+        raise InvalidInputError(f"{path}: token id {wrong} is not in the vocabulary, 0 to {most}", param=path)
     return len(token_ids)
 
 

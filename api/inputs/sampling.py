@@ -37,7 +37,7 @@ StopString = Annotated[NonEmptyText, Field(max_length=256)]
 Stop = Annotated[
     Annotated[StopString, Tag("text")]
     | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("list")],
-    one_of("a text or a list of texts", text_or_list),
+    one_of("a string or a list of strings", text_or_list),
 ]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63, description="The same seed gives the same tokens.")]
 RepetitionPenalty = Annotated[float, RANGES["repetition_penalty"], Field(allow_inf_nan=False)]
@@ -59,7 +59,7 @@ def _to_object(value: object) -> object:
     try:
         return from_json(value, allow_inf_nan=False)
     except ValueError as error:
-        raise ValueError("is not the text of a JSON schema") from error
+        raise ValueError("must be a JSON schema, as an object or as a string") from error
 
 
 # As vLLM's clients send it: an object, or its text.
@@ -202,7 +202,7 @@ def _changed(defaults: SamplingParams, changes: frozenset[tuple[str, Any]]) -> S
 def _to_biases(given: dict[str, float], path: str) -> tuple[tuple[int, float], ...]:
     for token in given:
         if not TOKEN_ID.fullmatch(token):
-            raise refusal(path, "logit_bias", f"its keys must be token ids, and {token[:20]!r} is none")
+            raise refusal(path, "logit_bias", f"its keys must be token ids, but {token[:20]!r} is not one")
     return tuple((int(token), float(bias)) for token, bias in given.items())
 
 
@@ -244,7 +244,7 @@ def _problem(found: OutputFormat, checkpoint: Checkpoint) -> str:
     source = found.source if isinstance(found.source, str) else json.dumps(found.source)
     # Checked before it is compiled and cached, because the cache holds it in memory.
     if len(source) > MAX_SOURCE_CHARACTERS:
-        return f"{len(source)} characters are over the limit of {MAX_SOURCE_CHARACTERS}"
+        return f"has {len(source)} characters; the limit is {MAX_SOURCE_CHARACTERS}"
     return _compile_problem(checkpoint, found)
 
 
@@ -269,7 +269,7 @@ def _check(params: SamplingParams, checkpoint: Checkpoint, path: str) -> None:
     ):
         for token in token_ids:
             if not 0 <= token <= most:
-                raise refusal(path, name, f"token id {token} is outside 0..{most}")
+                raise refusal(path, name, f"token id {token} is not in the vocabulary, 0 to {most}")
 
 
 def refusal(path: str, name: str, message: str) -> InvalidInputError:

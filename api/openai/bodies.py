@@ -26,7 +26,7 @@ NOTHING: list[JsonValue] = [None, False, "", [], {}]
 
 def _nothing(value: object) -> None:
     if value not in NOTHING or (value == 0 and value is not False):
-        raise ValueError("not supported by this server")
+        raise ValueError("is not supported by this server; leave it out")
 
 
 # A field of OpenAI's that is not supported: only a value that asks for nothing is accepted.
@@ -57,7 +57,7 @@ Prompts = Annotated[
     | Annotated[TokenIds, Tag("token ids")]
     | Annotated[list[NonEmptyText], Field(min_length=1, max_length=MAX_PROMPTS), Tag("list")]
     | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS), Tag("lists of token ids")],
-    one_of("a text, a list of texts, a list of token ids or a list of such lists", _kind_of_prompts),
+    one_of("a string, a list of strings, a list of token ids or a list of such lists", _kind_of_prompts),
 ]
 
 # The kinds of OpenAI's message parts that no model here can read.
@@ -66,7 +66,7 @@ UNREADABLE = {"image_url": "images", "input_audio": "audio", "file": "files"}
 
 def _readable(kind: object) -> object:
     if isinstance(kind, str) and kind in UNREADABLE:
-        raise ValueError(f"{UNREADABLE[kind]} are not supported, text only")
+        raise ValueError(f"{UNREADABLE[kind]} are not supported; send text only")
     return kind
 
 
@@ -79,7 +79,7 @@ class TextPart(Schema):
 
 Content = Annotated[
     Annotated[Text, Tag("text")] | Annotated[list[TextPart], Field(min_length=1), Tag("list")],
-    one_of("a text or a list of text parts", text_or_list),
+    one_of("a string or a list of text parts", text_or_list),
 ]
 
 
@@ -130,7 +130,9 @@ class ChatBody(CommonSamplingFields, Streamed):
     """A request for a chat completion."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = Field(
+        default=None, description="The newer name of `max_tokens`; if a request has both, this one counts."
+    )
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     store: Ignored = None

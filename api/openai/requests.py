@@ -28,7 +28,7 @@ def from_line(
     """
     read = read_body(endpoint, body, path)
     if not isinstance(read, EmbeddingBody) and read.stream:
-        raise refusal(path, "stream", "a batch cannot be streamed")
+        raise refusal(path, "stream", "must not be true: a batch cannot be streamed")
     return to_request(checkpoint, read, custom_id=custom_id, path=path)
 
 
@@ -55,7 +55,7 @@ def check_model(checkpoint: Checkpoint, model: str, path: str = "") -> None:
     if model != checkpoint.name:
         param = f"{path}.model" if path else "model"
         raise ModelNotFoundError(
-            f"{param}: there is no model {model[:100]!r} here; this server has {checkpoint.name!r}",
+            f"{param}: this server does not serve {model[:100]!r}; it serves {checkpoint.name!r}",
             param=param,
             code="model_not_found",
         )
@@ -70,10 +70,8 @@ def prompts_field(body: Body) -> str:
 
 def _chat(checkpoint: Checkpoint, body: ChatBody, custom_id: str | None, path: str) -> NewRequest:
     if body.top_logprobs and not body.logprobs:
-        raise refusal(path, "top_logprobs", "needs logprobs to be true")
+        raise refusal(path, "top_logprobs", "requires logprobs to be true")
     if body.max_completion_tokens is not None:
-        if body.max_tokens not in {None, body.max_completion_tokens}:
-            raise refusal(path, "max_tokens", "differs from max_completion_tokens")
         body = body.model_copy(update={"max_tokens": body.max_completion_tokens})
     _check_stream(body, path)
     params = to_params(body, CHAT_DEFAULTS, checkpoint, path)
@@ -111,14 +109,18 @@ def _completion(checkpoint: Checkpoint, body: CompletionBody, custom_id: str | N
 
 def _check_stream(body: ChatBody | CompletionBody, path: str) -> None:
     if body.stream_options is not None and not body.stream:
-        raise refusal(path, "stream_options", "needs stream to be true")
+        raise refusal(path, "stream_options", "requires stream to be true")
     if body.stream and body.best_of is not None and body.best_of > (body.n or 1):
-        raise refusal(path, "best_of", "what is kept is known at the end only, so it cannot be streamed")
+        raise refusal(
+            path, "best_of", "must be at most n in a stream, as the best outputs are known only at the end"
+        )
 
 
 def _embedding(checkpoint: Checkpoint, body: EmbeddingBody, custom_id: str | None, path: str) -> NewRequest:
     if body.dimensions is not None and checkpoint.hidden_size and body.dimensions > checkpoint.hidden_size:
-        raise refusal(path, "dimensions", f"the model's vectors have {checkpoint.hidden_size}")
+        raise refusal(
+            path, "dimensions", f"must be at most {checkpoint.hidden_size}, the length of the model's vectors"
+        )
     prompt, inputs = _to_inputs(body.input)
     return NewRequest(
         prompt=prompt,

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.batches.caching import default_cache
 from api.dependencies import READ, SUBMIT, Services, ServicesDependency
-from api.errors import documented
+from api.errors import OPENAI_STATUSES, documented
 from api.event_stream import DOCUMENTED
 from api.generate.events import respond
 from api.generate.outputs import failure
@@ -28,7 +28,7 @@ from api.openai.streaming import chunks
 from worker.store.batches.batches import NewBatch
 from worker.values.sampling import SamplingParams
 
-router = APIRouter(prefix="/v1", tags=["openai"], route_class=OnceRoute)
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=OnceRoute, dependencies=[OPENAI_STATUSES])
 
 ERRORS = documented(400, 401, 403, 404, 413, 429, 500, 503, 504)
 

@@ -7,7 +7,7 @@ from typing import Any
 from api.errors import ApiError
 from api.generate.events import DONE, error_event, event
 from api.generate.outputs import GrowingOutputs, failure
-from api.generate.waiting import Work
+from api.generate.waiting import InteractiveWork
 from api.inputs.checkpoint import Checkpoint
 from api.openai.bodies import Endpoint, StreamOptions
 from api.openai.responses import (
@@ -21,7 +21,7 @@ from worker.values.delta import Delta
 
 
 async def chunks(
-    work: Work,
+    work: InteractiveWork,
     checkpoint: Checkpoint,
     endpoint: Endpoint,
     options: StreamOptions,
@@ -62,7 +62,9 @@ async def chunks(
     yield DONE
 
 
-def _frame(work: Work, checkpoint: Checkpoint, endpoint: Endpoint, options: StreamOptions) -> dict[str, Any]:
+def _frame(
+    work: InteractiveWork, checkpoint: Checkpoint, endpoint: Endpoint, options: StreamOptions
+) -> dict[str, Any]:
     """Return the fields that all chunks share."""
     is_chat = endpoint is Endpoint.CHAT_COMPLETIONS
     return {

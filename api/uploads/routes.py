@@ -7,7 +7,7 @@ from fastapi import Request as HttpRequest
 from starlette.concurrency import run_in_threadpool
 
 from api.dependencies import SUBMIT, ServicesDependency
-from api.errors import documented
+from api.errors import OPENAI_STATUSES, documented
 from api.files.form import read_form
 from api.files.intake import Spool
 from api.files.schemas import (
@@ -21,7 +21,7 @@ from api.files.schemas import (
 from api.inputs.schema import Text
 from api.uploads import service
 
-router = APIRouter(prefix="/v1/uploads", tags=["uploads"])
+router = APIRouter(prefix="/v1/uploads", tags=["uploads"], dependencies=[OPENAI_STATUSES])
 
 UploadId = Annotated[Text, Path(examples=["upload_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b"], max_length=64)]
 

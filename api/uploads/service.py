@@ -8,7 +8,7 @@ from api.blobs.store import MissingBlobError, StorageError
 from api.dependencies import Services
 from api.errors import BodyTooLargeError, ConflictError, InvalidInputError, NotFoundError
 from api.files import service as file_service
-from api.files.intake import Received, Spool, storage_full
+from api.files.intake import ReceivedFile, Spool, storage_full
 from api.files.schemas import UploadCompletion, UploadSubmission
 from worker.contract.states import UploadStatus
 from worker.store.files import files, uploads
@@ -29,7 +29,7 @@ def create(services: Services, submission: UploadSubmission) -> UploadView:
     """
     most = services.settings.max_file_bytes
     if submission.bytes > most:
-        raise BodyTooLargeError(f"bytes: over the limit of {most}", param="bytes")
+        raise BodyTooLargeError(f"bytes: must be at most {most}", param="bytes")
     new = NewUpload(
         purpose=submission.purpose,
         filename=submission.filename,
@@ -75,7 +75,9 @@ def add_part(services: Services, upload_id: str, part: Spool) -> PartView:
         # A part that was sent again after a lost answer is stored twice until the upload ends.
         most = 2 * upload.num_bytes
         if uploads.num_part_bytes(session, upload_id) + part.num_bytes > most:
-            raise BodyTooLargeError(f"data: over twice the {upload.num_bytes} bytes announced", param="data")
+            raise BodyTooLargeError(
+                f"data: the parts have over twice the {upload.num_bytes} bytes announced", param="data"
+            )
         file_service.name_blob(services, session, part.path, part.sha256)
         return uploads.add_part(session, upload_id, sha256=part.sha256, num_bytes=part.num_bytes)
 
@@ -108,7 +110,9 @@ def complete(
             for _ in intake.feed(piece):
                 time.sleep(0)  # other threads get a turn
         if completion.md5 is not None and completion.md5.lower() != digest.hexdigest():
-            raise InvalidInputError(f"md5: the parts have {digest.hexdigest()}", param="md5")
+            raise InvalidInputError(
+                f"md5: does not match the parts, which have {digest.hexdigest()}", param="md5"
+            )
         return _finish(services, upload, intake.finish())
     finally:
         intake.close()
@@ -130,15 +134,17 @@ def cancel(services: Services, upload_id: str) -> UploadView:
         uploads.end(session, upload_id, UploadStatus.CANCELLED)
         ended = uploads.get(session, upload_id)
     if ended is None:
-        raise NotFoundError(f"no upload {upload_id}", param="upload_id")
+        raise NotFoundError(f"There is no upload {upload_id}.", param="upload_id")
     return ended
 
 
 def _pending(upload: UploadView | None, upload_id: str) -> UploadView:
     if upload is None:
-        raise NotFoundError(f"no upload {upload_id}", param="upload_id")
+        raise NotFoundError(f"There is no upload {upload_id}.", param="upload_id")
     if upload.status is not UploadStatus.PENDING:
-        raise ConflictError(f"upload {upload_id} is {upload.status}", param="upload_id", code="upload_over")
+        raise ConflictError(
+            f"The upload {upload_id} is already {upload.status}.", param="upload_id", code="upload_over"
+        )
     return upload
 
 
@@ -146,7 +152,7 @@ def _chosen(part_ids: Sequence[str], known: dict[str, PartView], upload: UploadV
     for i, part_id in enumerate(part_ids):
         if part_id not in known:
             raise InvalidInputError(
-                f"part_ids[{i}]: {part_id} is no part of {upload.id}", param=f"part_ids[{i}]"
+                f"part_ids[{i}]: {part_id} is not a part of {upload.id}", param=f"part_ids[{i}]"
             )
     if len(set(part_ids)) != len(part_ids):
         raise InvalidInputError("part_ids: a part is named twice", param="part_ids")
@@ -154,7 +160,7 @@ def _chosen(part_ids: Sequence[str], known: dict[str, PartView], upload: UploadV
     total = sum(part.num_bytes for part in parts)
     if total != upload.num_bytes:
         raise InvalidInputError(
-            f"part_ids: the parts have {total} bytes, {upload.num_bytes} were announced", param="part_ids"
+            f"part_ids: the parts have {total} bytes, but {upload.num_bytes} were announced", param="part_ids"
         )
     return parts
 
@@ -167,7 +173,9 @@ def _pieces(services: Services, parts: Sequence[PartView]) -> Iterator[bytes]:
             raise storage_full(error) from error
 
 
-def _finish(services: Services, upload: UploadView, received: Received) -> tuple[UploadView, FileView | None]:
+def _finish(
+    services: Services, upload: UploadView, received: ReceivedFile
+) -> tuple[UploadView, FileView | None]:
     file_service.keep_blob(services, received.path, received.sha256)
     with services.store.transaction() as session:
         now = uploads.get(session, upload.id, lock=True)

@@ -29,7 +29,10 @@ def register(services: Services, tenant: str, body: NewEndpointBody) -> tuple[En
     secret, sealed = _new_secret(services)
     with services.store.transaction() as session:
         if endpoints.count(session, tenant) >= MAX_ENDPOINTS:
-            raise InvalidInputError(f"there are {MAX_ENDPOINTS} endpoints already", code="too_many_endpoints")
+            raise InvalidInputError(
+                f"The tenant has {MAX_ENDPOINTS} endpoints, which is the limit. Delete one first.",
+                code="too_many_endpoints",
+            )
         view = endpoints.create(
             session,
             tenant,
@@ -180,10 +183,12 @@ def replay(services: Services, tenant: str, event_id: str, endpoint_id: str | No
         found = _found_event(delivery_log.get(session, tenant, event_id), event_id)
         wanted = [d for d in found.deliveries if endpoint_id is None or d.endpoint_id == endpoint_id]
         if not wanted:
-            raise NotFoundError(f"{event_id} was not for {endpoint_id}", param="endpoint_id")
+            raise NotFoundError(f"{event_id} was not sent to {endpoint_id}.", param="endpoint_id")
         replayed = deliveries.replay(session, event_id=event_id, endpoint_id=endpoint_id)
         if not replayed and all(d.state is not EventState.SENDING for d in wanted):
-            raise InvalidInputError("its endpoints are disabled", code="endpoint_disabled")
+            raise InvalidInputError(
+                "The endpoints of this event are disabled. Enable one first.", code="endpoint_disabled"
+            )
         return _found_event(delivery_log.get(session, tenant, event_id), event_id)
 
 
@@ -197,7 +202,7 @@ def _new_secret(services: Services) -> tuple[str, str]:
 
 def _check_enabled(endpoint: EndpointView) -> None:
     if not endpoint.is_enabled:
-        raise InvalidInputError(f"{endpoint.id} is disabled: enable it first", code="endpoint_disabled")
+        raise InvalidInputError(f"{endpoint.id} is disabled. Enable it first.", code="endpoint_disabled")
 
 
 def _found(view: EndpointView | None, endpoint_id: str) -> EndpointView:
@@ -207,10 +212,10 @@ def _found(view: EndpointView | None, endpoint_id: str) -> EndpointView:
 
 
 def _no_endpoint(endpoint_id: str) -> NotFoundError:
-    return NotFoundError(f"no webhook endpoint {endpoint_id}", param="endpoint_id")
+    return NotFoundError(f"There is no webhook endpoint {endpoint_id}.", param="endpoint_id")
 
 
 def _found_event(view: EventView | None, event_id: str) -> EventView:
     if view is None:
-        raise NotFoundError(f"no webhook event {event_id}", param="event_id")
+        raise NotFoundError(f"There is no webhook event {event_id}.", param="event_id")
     return view

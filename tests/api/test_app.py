@@ -4,12 +4,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from fastapi import APIRouter
 from fastapi.testclient import TestClient
 
 from api.batches.result_schemas import ResultPage
 from api.batches.schemas import BatchAnswer, BatchStats, BatchSubmission
 from api.dashboard.schemas import Overview
-from api.errors import OPENAI_PATHS, ErrorBody
+from api.errors import OPENAI_STATUSES, ErrorBody, InvalidInputError, documented
 from api.inputs.checkpoint import ChatTemplateError, Checkpoint, ModelDirectoryError
 from api.main import create_app
 from api.metrics.schemas import CacheCleared, CacheStats, Summary
@@ -103,6 +104,12 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
         "/v1/webhooks/events/{event_id}/replay",
         "/v1/batch/{batch_id}/resume",
         "/v1/batch/{batch_id}/retry",
+        "/v1/batches/estimate",
+        "/v1/keys",
+        "/v1/keys/{prefix}",
+        "/v1/keys/{prefix}/rotate",
+        "/v1/tenants",
+        "/v1/tenants/{tenant}",
     }
     for path, methods in document["paths"].items():
         for operation in methods.values():
@@ -145,8 +152,45 @@ def test_the_document_names_every_answer(client: TestClient) -> None:
             wrong_field = {"400", "422"} & statuses
             if operation.get("parameters"):
                 assert wrong_field, where
-            assert "422" not in statuses or not path.startswith(OPENAI_PATHS), where
+            is_openai = path.startswith(("/v1/chat/", "/v1/completions", "/v1/embeddings", "/v1/models"))
+            is_openai |= path.startswith(("/v1/files", "/v1/uploads", "/v1/batches"))
+            assert "422" not in statuses or not is_openai, where
     assert "ValidationError" not in document["components"]["schemas"]
+
+
+def test_a_router_declares_that_it_is_for_openais_clients(config: Settings) -> None:
+    """These know 400 and not 422; the path of a route does not matter."""
+    app = create_app(config)
+
+    def refuse() -> None:
+        raise InvalidInputError("wrong")
+
+    for prefix, marks in (("/v1/plain", []), ("/v1/theirs", [OPENAI_STATUSES])):
+        router = APIRouter(prefix=prefix, dependencies=marks)
+        router.get("/refuse", responses=documented(422))(refuse)
+        app.include_router(router)
+    with TestClient(app) as client:
+        paths = client.get("/openapi.json").json()["paths"]
+        for path, status in (("/v1/plain/refuse", 422), ("/v1/theirs/refuse", 400)):
+            assert client.get(path).status_code == status
+            assert str(status) in paths[path]["get"]["responses"]
+
+
+def test_the_address_alone_leads_to_the_dashboard(client: TestClient) -> None:
+    answer = client.get("/", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (307, "/dashboard")
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None])
+@pytest.mark.parametrize("path", ["/v1/batch/async", "/v1/batches", "/v1/completions"])
+def test_a_body_that_is_not_sent_as_json_is_told_so(client: TestClient, path: str, kind: str | None) -> None:
+    """`curl -d` sends a form unless it is told otherwise."""
+    headers = {} if kind is None else {"content-type": kind}
+    answer = client.post(path, content=b'{"prompts": ["a"]}', headers=headers)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (415, "unsupported_media_type")
+    assert "`Content-Type: application/json`" in error["message"]
+    assert (kind or "without a content type") in error["message"]
 
 
 def test_a_wrong_method_is_told_all_right_ones(client: TestClient) -> None:

@@ -9,7 +9,9 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
+from api.wrong_fields import CODES
 from tests.fixtures.checkpoint import CONTEXT
+from worker.up import ROOT
 
 WRONG: list[Any] = [
     None,
@@ -171,10 +173,27 @@ class Walk:
         return schema
 
 
+def documented_codes() -> set[str]:
+    rows = (ROOT / "docs" / "errors.md").read_text().splitlines()
+    first_cells = [row.split("|")[1] for row in rows if row.startswith("| `")]
+    return {code for cell in first_cells for code in re.findall("`([a-z_]+)`", cell)}
+
+
+def test_the_codes_of_the_source_are_the_documented_ones() -> None:
+    source = "".join(file.read_text() for top in ("api", "worker") for file in (ROOT / top).rglob("*.py"))
+    written = set(re.findall(r"""\bcode=["']([a-z_]+)|default_code = "([a-z_]+)""", source))
+    codes = {one for pair in written for one in pair if one} | set(CODES.values())
+    codes |= set(re.findall(r"""(?:WrongLineError|RequestError)\(\s*"([a-z_]+)\"""", source))
+    assert codes - documented_codes() == set()
+    named = {code for code in documented_codes() if f'"{code}"' in source or code.startswith("quota_")}
+    assert documented_codes() - named == {"method_not_allowed"}  # Python's name of the status
+
+
 def test_no_error_shows_what_is_behind_the_api(client: TestClient) -> None:
     walk = Walk(client)
     walk.all()
     assert len(walk.errors) > 3000, "the walk finds nothing wrong"
+    assert {error["code"] for _, error in walk.errors} <= documented_codes()
     names = re.compile(rf"\b({'|'.join(set(class_names()))})\b")
     shown = {
         (what, error["param"], error["message"])
@@ -190,29 +209,29 @@ def test_no_error_shows_what_is_behind_the_api(client: TestClient) -> None:
     [
         ("prompt", [], "prompt", "must not be empty"),
         ("prompt", "", "prompt", "must not be empty"),
-        ("prompt", [-1], "prompt[0]", "must be at least 0, is -1"),
+        ("prompt", [-1], "prompt[0]", "must be at least 0, but is -1"),
         ("prompt", [[]], "prompt[0]", "must not be empty"),
         ("prompt", ["a", ""], "prompt[1]", "must not be empty"),
-        ("prompt", ["a", 5], "prompt[1]", "must be a text"),
+        ("prompt", ["a", 5], "prompt[1]", "must be a string"),
         (
             "prompt",
             5,
             "prompt",
-            "must be a text, a list of texts, a list of token ids or a list of such lists",
+            "must be a string, a list of strings, a list of token ids or a list of such lists",
         ),
         ("prompt", ["a", "\x00"], "prompt[1]", "must not contain the NUL character"),
-        ("prompt", [5, 256], "prompt", "token id 256 is outside 0..255"),
-        ("stop", 5, "stop", "must be a text or a list of texts"),
+        ("prompt", [5, 256], "prompt", "token id 256 is not in the vocabulary, 0 to 255"),
+        ("stop", 5, "stop", "must be a string or a list of strings"),
         ("stop", ["a"] * 17, "stop", "must have at most 16 items"),
         ("stop", ["a", ""], "stop[1]", "must not be empty"),
-        ("temperature", 3, "temperature", "must be at most 2, is 3"),
+        ("temperature", 3, "temperature", "must be at most 2, but is 3"),
         ("temperature", "hot", "temperature", "must be a number"),
         ("max_tokens", 1.5, "max_tokens", "must be a whole number"),
-        ("logit_bias", {"7": 1, "x": 1}, "logit_bias", "its keys must be token ids, and 'x' is none"),
-        ("logit_bias", {"7": 1, "300": 1}, "logit_bias", "token id 300 is outside 0..255"),
-        ("logit_bias", {"7": 200}, "logit_bias.7", "must be at most 100, is 200"),
-        ("stop_token_ids", [7, 300], "stop_token_ids", "token id 300 is outside 0..255"),
-        ("stop_token_ids", [7, -3], "stop_token_ids[1]", "must be at least 0, is -3"),
+        ("logit_bias", {"7": 1, "x": 1}, "logit_bias", "its keys must be token ids, but 'x' is not one"),
+        ("logit_bias", {"7": 1, "300": 1}, "logit_bias", "token id 300 is not in the vocabulary, 0 to 255"),
+        ("logit_bias", {"7": 200}, "logit_bias.7", "must be at most 100, but is 200"),
+        ("stop_token_ids", [7, 300], "stop_token_ids", "token id 300 is not in the vocabulary, 0 to 255"),
+        ("stop_token_ids", [7, -3], "stop_token_ids[1]", "must be at least 0, but is -3"),
         (
             "response_format",
             {"type": "xml"},
@@ -224,7 +243,7 @@ def test_no_error_shows_what_is_behind_the_api(client: TestClient) -> None:
             "response_format",
             {"type": "json_schema", "json_schema": {"name": "x"}},
             "response_format.json_schema.schema",
-            "required",
+            "is required",
         ),
     ],
 )
@@ -251,25 +270,25 @@ def test_a_message_names_the_field_and_the_rule(
 @pytest.mark.parametrize(
     ("messages", "param", "message"),
     [
-        ([{"role": "user"}], "messages[0].content", "required"),
+        ([{"role": "user"}], "messages[0].content", "is required"),
         (
             [{"role": "user", "content": None}],
             "messages[0].content",
-            "must be a text or a list of text parts",
+            "must be a string or a list of text parts",
         ),
         ([{"role": "user", "content": []}], "messages[0].content", "must not be empty"),
-        ([{"role": "assistant"}], "messages[0].content", "required"),
+        ([{"role": "assistant"}], "messages[0].content", "is required"),
         (
             [{"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}],
             "messages[0].tool_calls",
-            "not supported by this server",
+            "is not supported by this server; leave it out",
         ),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}],
             "messages[0].content[0].type",
-            "images are not supported, text only",
+            "images are not supported; send text only",
         ),
-        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text", "required"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text", "is required"),
         (
             [{"role": "tool", "content": "a"}],
             "messages[0].role",

@@ -7,12 +7,13 @@ from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import iter_route_contexts
 
-from api.dependencies import Requires
+from api.dependencies import Requires, services_of_batch, services_of_list
 from api.main import create_app
 from worker.contract.access import Scope
 
 # Whoever reaches the port may ask these; they show no tenant's work.
-PUBLIC = {"/health", "/ready", "/docs", "/docs/{name}", "/openapi.json", "/dashboard", "/dashboard/{name}"}
+PUBLIC = {"/health", "/ready", "/docs", "/docs/{name}", "/openapi.json"}
+PUBLIC |= {"/", "/dashboard", "/dashboard/{name}"}
 
 
 def calls(dependant: Dependant) -> Iterator[Any]:
@@ -50,17 +51,22 @@ def test_what_changes_something_is_not_for_readers() -> None:
     """A key that may only look must not cancel."""
     for (method, path), scopes in scopes_by_route(create_app()).items():
         if path not in PUBLIC and method not in {"GET", "HEAD"}:
-            assert scopes & {Scope.SUBMIT, Scope.ADMIN}, (method, path)
+            assert scopes & {Scope.SUBMIT, Scope.ADMIN, Scope.DEPLOYMENT}, (method, path)
             assert Scope.READ not in scopes, (method, path)
 
 
 def test_what_shows_all_tenants_is_not_for_one() -> None:
     """A tenant's own administrator must not read what others do; where both may come, the store differs."""
+    chooses = {services_of_batch, services_of_list}
     for (method, path), scopes in scopes_by_route(create_app()).items():
         if path in {"/metrics", "/v1/metrics", "/v1/overview", "/v1/cache/stats", "/v1/usage/tenants"}:
             assert scopes == {Scope.DEPLOYMENT}, (method, path)
-        elif Scope.DEPLOYMENT in scopes:
-            assert scopes == {Scope.ADMIN, Scope.DEPLOYMENT}, (method, path)
+    for context in iter_route_contexts(create_app().routes):
+        dependant = getattr(context, "dependant", None)
+        called = list(calls(dependant)) if dependant else []
+        demanded = {scope for call in called if isinstance(call, Requires) for scope in call.scopes}
+        if Scope.DEPLOYMENT in demanded and demanded & {Scope.READ, Scope.SUBMIT}:
+            assert chooses & set(called), f"{context.path} shows operators only their own"
 
 
 def test_a_forgotten_route_is_found() -> None:

@@ -7,11 +7,16 @@ DEFAULT_TENANT = "default"
 # The tenant of deleted batches, until the last of their rows is gone.
 NOBODY = ""
 
+# The pattern of a tenant's name.
+TENANT_NAME = "[a-z0-9][a-z0-9._-]{0,62}"
+# Names all tenants in a request of an operator.
+EVERY_TENANT = "*"
+
 
 class Scope(StrEnum):
     """Permission of an API key. No scope implies another."""
 
     READ = "read"  # read the tenant's own batches, results and usage
     SUBMIT = "submit"  # make, change and cancel batches
-    ADMIN = "admin"  # administer the tenant: its webhook endpoints, audit log, response cache
-    DEPLOYMENT = "deployment"  # administer all tenants: audit logs, response caches, overview, metrics
+    ADMIN = "admin"  # administer the tenant: its API keys, webhook endpoints, audit log, response cache
+    DEPLOYMENT = "deployment"  # administer all tenants: their batches, keys and quotas, audit logs, metrics

@@ -1,31 +1,56 @@
-"""Defines `headrace status | list | results | pause | resume | reassign | cancel | retry`."""
+"""Defines the commands that look at batches and control them, and `headrace results`."""
 
 import json
+import os
 import sys
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import typer
 
-from api.cli.connection import Connection, RefusedError, connection, told
+from api.cli.connection import Connection, RefusedError, address, connection, given, told
 from api.cli.show import AsJson, fail, print_json, print_record, print_table
 from api.cli.watch import wait_for_files, watch
+from worker.contract.states import BatchStatus
 
 CUT_OFF = '{"error":'  # the last line begins so if the lines end early; no result does
+COMPLETION_SECONDS = 2.0
 
-BatchId = Annotated[str, typer.Argument(help="batch_..., as `headrace submit` printed it.")]
+
+def complete_batch(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Return the newest batches whose id begins so, for the completion of shells; none without an API."""
+    options = context.find_root().params
+    url = address(options.get("url"), options.get("port"))
+    api = Connection(url, options.get("api_key"), COMPLETION_SECONDS)
+    with suppress(RefusedError, httpx.HTTPError):
+        page = api.call("GET", "/v1/batch", params={"limit": 100})
+        found = [(batch["batch_id"], batch["status"]) for batch in page["data"]]
+        return [one for one in found if one[0].startswith(incomplete)]
+    return []
+
+
+BatchId = Annotated[
+    str,
+    typer.Argument(
+        help="The id, batch_..., that `headrace submit` has printed.", autocompletion=complete_batch
+    ),
+]
 
 
 def status(
     context: typer.Context,
     batch_id: BatchId,
-    follow: Annotated[bool, typer.Option("--watch", help="Show the progress until the end.")] = False,
+    follow: Annotated[bool, typer.Option("--watch", help="Show the progress until the batch ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the state of a batch."""
     api = connection(context)
-    answer = watch(api, batch_id) if follow else _look(context, batch_id)
+    answer = watch(api, batch_id) if follow else _look(api, batch_id)
     if answer["status"] == "failed":
         with suppress(RefusedError):  # it was not made from a file
             answer["errors"] = api.call("GET", f"/v1/batches/{batch_id}")["errors"]
@@ -34,74 +59,125 @@ def status(
 
 def list_batches(
     context: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, max=100, help="Batches a page.")] = 20,
-    after: Annotated[str | None, typer.Option(help="The last batch of the page before.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="The number of batches on a page.")] = 20,
+    after: Annotated[
+        str | None,
+        typer.Option(help="The last batch of the page before.", autocompletion=complete_batch),
+    ] = None,
+    wanted: Annotated[
+        BatchStatus | None, typer.Option("--status", help="List only batches with this status.")
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="An operator's option: the batches of this tenant, or `*` for all.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List batches, the newest first."""
-    params: dict[str, str | int] = {"limit": limit} | ({} if after is None else {"after": after})
+    params = given(limit=limit, after=after, status=wanted, tenant=tenant)
     page = connection(context).call("GET", "/v1/batch", params=params)
     if as_json:
         print_json(page)
         return
     print_table(
-        ["BATCH", "STATUS", "PROGRESS", "DONE", "FAILED", "CREATED"],
+        ["BATCH", *(["TENANT"] if tenant else []), "STATUS", "PROGRESS", "DONE", "FAILED", "CREATED"],
         (
             (
                 batch["batch_id"],
+                *([batch["tenant"]] if tenant else []),
                 batch["status"],
                 f"{batch['progress']:.0%}",
                 f"{batch['counts']['completed']}/{batch['counts']['total']}",
-                batch["counts"]["failed"],
+                batch["counts"]["failed"] or (batch.get("error") or {}).get("code", 0),
                 batch["created_at"][:19].replace("T", " "),
             )
             for batch in page["data"]
         ),
     )
     if page.get("has_more") and page["data"]:
-        sys.stderr.write(f"more: headrace list --after {page['data'][-1]['batch_id']}\n")
+        only = "" if wanted is None else f" --status {wanted}"
+        sys.stderr.write(f"more: headrace list{only} --after {page['data'][-1]['batch_id']}\n")
 
 
 def results(
     context: typer.Context,
     batch_id: BatchId,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write to this file; with --after, append to it."),
+    ] = None,
     follow: Annotated[bool, typer.Option(help="Go on until the batch has ended.")] = False,
-    after: Annotated[int, typer.Option(min=0, help="Only those after this sequence number.")] = 0,
+    after: Annotated[int, typer.Option(min=0, help="Print only results after this sequence number.")] = 0,
     as_files: Annotated[
-        bool, typer.Option("--openai", help="The output file and the error file of a batch made from a file.")
+        bool,
+        typer.Option("--openai", help="Print the output and error files of a batch made from a file."),
     ] = False,
     as_json: AsJson = False,  # noqa: ARG001 - results are JSON lines with and without it
 ) -> None:
     """Print results in order of completion, as JSON lines; also while the batch runs."""
     api = connection(context)
+    if as_files and (follow or after):
+        fail("--openai prints whole files: it goes with neither --follow nor --after.")
+    if output is not None:
+        _check_writable(output)
     if as_files:
-        if follow or after:
-            fail("--openai prints whole files: it goes with neither --follow nor --after")
-        paths, params = _file_paths(api, batch_id), {}
+        lines = _lines(api, _file_paths(api, batch_id))
     else:
-        paths, params = (
-            [f"/v1/batch/{batch_id}/results"],
-            {"after": after} | ({"follow": 1} if follow else {}),
-        )
-    with nullcontext(sys.stdout) if output is None else output.open("w", encoding="utf-8") as file:
-        for path in paths:
-            with api.stream(path, **params) as answer:
-                for line in answer.iter_lines():
-                    if line.startswith(CUT_OFF):
-                        raise RefusedError(json.loads(line)["error"]["message"])
-                    file.write(line + "\n")
-                    file.flush()
+        params = {"after": after} | ({"follow": 1} if follow else {})
+        lines = _lines(api, [f"/v1/batch/{batch_id}/results"], **params)
+    if output is None:
+        for line in lines:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+        return
+    first = list(islice(lines, 1))  # an old file is overwritten only once the API has answered
+    try:
+        with output.open("a" if after else "w", encoding="utf-8") as file:
+            for line in chain(first, lines):
+                file.write(line + "\n")
+                file.flush()
+    except OSError as error:
+        fail(f"Cannot write to {output}: {error.strerror}. The batch keeps its results: read them again.")
+
+
+def _check_writable(path: Path) -> None:
+    """End the command if a file cannot be written there; touch nothing."""
+    problem = None
+    if path.is_dir():
+        problem = "it is a directory"
+    elif not path.parent.is_dir():
+        problem = f"there is no directory {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        problem = "you have no permission"
+    if problem:
+        fail(f"Cannot write to {path}: {problem}. No result was read.")
+
+
+def _lines(api: Connection, paths: Sequence[str], **params: Any) -> Iterator[str]:
+    for path in paths:
+        with api.stream(path, **params) as answer:
+            for line in answer.iter_lines():
+                if line.startswith(CUT_OFF):
+                    raise RefusedError(json.loads(line)["error"]["message"])
+                yield line
 
 
 def _file_paths(api: Connection, batch_id: str) -> list[str]:
-    batch = wait_for_files(api, batch_id)
+    try:
+        batch = wait_for_files(api, batch_id)
+    except RefusedError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        _look(api, batch_id)  # raises if there is no such batch
+        fail(
+            f"{batch_id} was not made from a file in OpenAI's format, so it has no output files."
+            f" Run `headrace results {batch_id}` without --openai."
+        )
     found = [batch["output_file_id"], batch["error_file_id"]]
     return [f"/v1/files/{file_id}/content" for file_id in found if file_id is not None]
 
 
 def pause(context: typer.Context, batch_id: BatchId, as_json: AsJson = False) -> None:
-    """Pause a batch: its running requests stop, and continue from there once it is resumed."""
+    """Pause a batch. Its running requests stop, and continue from there when you resume it."""
     show_batch(connection(context).call("POST", f"/v1/batch/{batch_id}/pause"), as_json=as_json)
 
 
@@ -113,7 +189,7 @@ def resume(context: typer.Context, batch_id: BatchId, as_json: AsJson = False) -
 def reassign(
     context: typer.Context,
     batch_id: BatchId,
-    model: Annotated[str, typer.Option(help="Its name, or name@ and the beginning of its revision.")],
+    model: Annotated[str, typer.Option(help="The model's name, or NAME@ and the beginning of its revision.")],
     as_json: AsJson = False,
 ) -> None:
     """Have another model run the requests of a batch that have no result."""
@@ -122,13 +198,29 @@ def reassign(
 
 
 def cancel(context: typer.Context, batch_id: BatchId, as_json: AsJson = False) -> None:
-    """Cancel a batch; results that exist stay."""
+    """Cancel a batch. The results that it has stay."""
     show_batch(connection(context).call("POST", f"/v1/batch/{batch_id}/cancel"), as_json=as_json)
 
 
-def retry(context: typer.Context, batch_id: BatchId, as_json: AsJson = False) -> None:
-    """Run the failed requests of a batch again."""
-    show_batch(connection(context).call("POST", f"/v1/batch/{batch_id}/retry"), as_json=as_json)
+def retry(
+    context: typer.Context,
+    batch_id: BatchId,
+    cancelled: Annotated[
+        bool, typer.Option("--cancelled", help="Run also the requests that were cancelled or have expired.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run the failed requests of an ended batch again, as a new batch."""
+    params = {"cancelled": cancelled}
+    answer = connection(context).call("POST", f"/v1/batch/{batch_id}/retry", params=params)
+    show_batch(answer, as_json=as_json)
+
+
+def delete(context: typer.Context, batch_id: BatchId, as_json: AsJson = False) -> None:
+    """Delete an ended batch with its results."""
+    connection(context).call("DELETE", f"/v1/batch/{batch_id}")
+    if as_json:
+        print_json({"batch_id": batch_id, "deleted": True})
 
 
 def show_batch(answer: dict[str, Any], *, as_json: bool) -> None:
@@ -142,8 +234,6 @@ def show_batch(answer: dict[str, Any], *, as_json: bool) -> None:
         sys.stdout.write(told(answer["errors"]["data"]) + "\n")
 
 
-def _look(context: typer.Context, batch_id: str) -> dict[str, Any]:
-    answer: dict[str, Any] = connection(context).call(
-        "GET", f"/v1/batch/{batch_id}", params={"include": "none"}
-    )
+def _look(api: Connection, batch_id: str) -> dict[str, Any]:
+    answer: dict[str, Any] = api.call("GET", f"/v1/batch/{batch_id}", params={"include": "none"})
     return answer

@@ -12,7 +12,7 @@ from api.cli.show import AsJson, print_json, print_table
 
 def up(
     processes: Annotated[
-        list[str] | None, typer.Argument(help="Only these of the Procfile; default: all.")
+        list[str] | None, typer.Argument(help="Start only these processes of the Procfile. Default: all.")
     ] = None,
 ) -> None:
     """Start all processes and run until Ctrl-C; also Postgres and Redis, unless their URLs are set."""

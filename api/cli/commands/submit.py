@@ -1,7 +1,6 @@
 """Defines `headrace submit` and `headrace estimate`, which read the same files of prompts."""
 
 import gzip
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,9 +12,9 @@ from typing import IO, Annotated, Any, BinaryIO
 import typer
 
 from api.cli.commands.batches import show_batch
-from api.cli.connection import Connection, RefusedError, connection
-from api.cli.openai_file import endpoint_of, submit_file
-from api.cli.prompt_file import PromptFileError, read_prompts
+from api.cli.connection import Connection, RefusedError, connection, given
+from api.cli.openai_file import check_options, endpoint_of, submit_file
+from api.cli.prompt_file import PromptFile, PromptFileError, json_or_text, read_openai_lines, read_prompts
 from api.cli.show import AsJson, fail, print_json, print_record
 from api.cli.watch import wait_for_files, watch
 
@@ -24,16 +23,21 @@ STDIN_NAMES = {"-", "-.jsonl"}
 File = Annotated[
     Path,
     typer.Argument(
-        help="A .jsonl file (objects with prompt or messages, or lines of OpenAI's batch format, which are"
-        " uploaded), or text, a prompt a line. -: standard input.",
+        help="A .jsonl file (an object with `prompt` or `messages` on each line, or OpenAI's batch format,"
+        " which is uploaded), a .csv file whose header names a column `prompt`, or a text file with a prompt"
+        " on each line. Each may be compressed (.gz). `-` reads standard input.",
         allow_dash=True,
     ),
 ]
-MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens an output may have.")]
-Temperature = Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="The most tokens that an output may have.")]
+Temperature = Annotated[float | None, typer.Option(min=0, max=2, help="0 always takes the likeliest token.")]
 Option = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=JSON", help="Any other field of the request, such as seed=1."),
+    typer.Option(
+        "--set",
+        metavar="NAME=JSON",
+        help="Set any other field of the request, for example seed=1. May be repeated.",
+    ),
 ]
 
 
@@ -43,29 +47,35 @@ def submit(
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     options: Option = None,
-    callback_url: Annotated[str | None, typer.Option(help="Called when the batch has ended.")] = None,
-    completion_window: Annotated[str | None, typer.Option(help="Such as 30m or 24h.")] = None,
-    priority: Annotated[
-        int | None, typer.Option(min=-100, max=100, help="Higher runs sooner, among your own. Default: 0.")
+    callback_url: Annotated[
+        str | None, typer.Option(help="The URL that Headrace calls when the batch has ended.")
     ] = None,
-    idempotency_key: Annotated[str | None, typer.Option(help="With the same key, no second batch.")] = None,
-    follow: Annotated[bool, typer.Option("--watch", help="Show the progress until the end.")] = False,
+    completion_window: Annotated[
+        str | None, typer.Option(help="The time after which the batch expires, for example 30m or 24h.")
+    ] = None,
+    priority: Annotated[
+        int | None,
+        typer.Option(min=-100, max=100, help="Higher runs sooner, among your own batches. Default: 0."),
+    ] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option(help="A text that you choose: the same text never makes a second batch.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--watch", help="Show the progress until the batch ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Submit a file of prompts as a batch, and print its id."""
-    given = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "callback_url": callback_url,
-        "completion_window": completion_window,
-        "priority": priority,
-    }
-    asked = {name: value for name, value in given.items() if value is not None} | _read_options(options)
+    asked = given(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        callback_url=callback_url,
+        completion_window=completion_window,
+        priority=priority,
+    ) | _read_options(options)
     headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
     api = connection(context)
     with _reading(file) as source:
         if source.endpoint is None:
-            batch = _submit_prompts(api, source.prompts() | asked, headers)
+            batch = _post(api, "/v1/batch/async", source.prompts(), asked, headers)
             batch_id = batch["batch_id"]
         else:
             with source.opened() as opened:
@@ -86,14 +96,21 @@ def submit(
         sys.stdout.write(f"{batch_id}\n")
 
 
-def _submit_prompts(api: Connection, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
+def _post(
+    api: Connection, path: str, read: PromptFile, asked: dict[str, Any], headers: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Send a file's requests; name the line of a request that is refused."""
+    if skipped := read.blank_lines():
+        sys.stderr.write(f"{skipped}\n")
     try:
-        batch: dict[str, Any] = api.call("POST", "/v1/batch/async", json=body, headers=headers)
+        answer: dict[str, Any] = api.call(
+            "POST", path, json={read.member: read.items} | asked, headers=headers
+        )
     except RefusedError as error:
         if error.code == "body_too_large":
-            fail(f"{error}; files in OpenAI's batch format are uploaded instead, and may be larger")
-        raise
-    return batch
+            fail(f"{error} `headrace submit` uploads files in OpenAI's batch format, which may be larger.")
+        fail(read.explain(str(error)))
+    return answer
 
 
 def estimate(
@@ -105,16 +122,15 @@ def estimate(
     as_json: AsJson = False,
 ) -> None:
     """Estimate the tokens, time and cost of a file of prompts without submitting it."""
-    given = {"max_tokens": max_tokens, "temperature": temperature}
-    asked = {name: value for name, value in given.items() if value is not None} | _read_options(options)
+    asked = given(max_tokens=max_tokens, temperature=temperature) | _read_options(options)
+    api = connection(context)
     with _reading(file) as source:
-        if source.endpoint is not None:
-            fail(
-                f"{source.name}: lines of OpenAI's batch format cannot be estimated: keep of each its"
-                " custom_id and its prompt or messages"
-            )
-        body = source.prompts() | asked
-    answer = connection(context).call("POST", "/v1/batch/estimate", json=body)
+        if source.endpoint is None:
+            answer = _post(api, "/v1/batch/estimate", source.prompts(), asked)
+        else:
+            check_options(source.name, asked)
+            lines = read_openai_lines(source.name, source.text)
+            answer = _post(api, "/v1/batches/estimate", lines, asked)
     if as_json:
         print_json(answer)
     else:
@@ -129,8 +145,8 @@ class SourceFile:
     endpoint: str | None
     text: IO[str]
 
-    def prompts(self) -> dict[str, Any]:
-        """Return the file's prompts as fields of a submission."""
+    def prompts(self) -> PromptFile:
+        """Return the file's prompts."""
         return read_prompts(self.name.removesuffix(".gz"), self.text)
 
     @contextmanager
@@ -154,9 +170,11 @@ def _reading(file: Path) -> Iterator[SourceFile]:
             is_jsonl = name.removesuffix(".gz").endswith(".jsonl")
             yield SourceFile(name, endpoint_of(first) if is_jsonl else None, text)
     except UnicodeDecodeError as error:
-        fail(f"{file} is not UTF-8 text: {error}")
-    except (PromptFileError, OSError, EOFError) as error:
+        fail(f"{file} is not text in UTF-8: {error}")
+    except PromptFileError as error:
         fail(str(error))
+    except (OSError, EOFError) as error:
+        fail(f"Cannot read {file}: {getattr(error, 'strerror', None) or error}")
 
 
 def _text_of(file: Path) -> AbstractContextManager[IO[str]]:
@@ -172,13 +190,6 @@ def _read_options(options: list[str] | None) -> dict[str, Any]:
     for option in options or []:
         name, separator, text = option.partition("=")
         if not separator:
-            fail(f"--set {option}: write it as NAME=JSON, such as seed=1")
-        found[name] = _json_or_text(text)
+            fail(f"--set {option}: write NAME=JSON, for example seed=1.")
+        found[name] = json_or_text(text)
     return found
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

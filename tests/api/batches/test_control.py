@@ -202,8 +202,27 @@ def test_tokens_spent_stop_the_batch_running_ones_included(client: TestClient, s
     assert (ended["status"], ended["error"]["code"]) == ("failed", "max_total_tokens_reached")
 
 
+@pytest.mark.parametrize(("budget", "first", "second"), [(10, 1, 1), (40, 3, 1), (80, 4, 2), (1000, 4, 4)])
+def test_no_more_requests_start_than_the_budget_is_for(
+    store: Store, budget: int, first: int, second: int
+) -> None:
+    submit(store, num_requests=8, shard_size=4, max_total_tokens=budget)  # a request may use 12 tokens
+    assert [len(held(store, shard_id).requests) for shard_id in (1, 2)] == [first, second]
+
+
+def test_what_the_budget_left_out_runs_while_some_is_left(client: TestClient, store: Store) -> None:
+    batch_id = submit(store, num_requests=4, shard_size=4, max_total_tokens=25)
+    for budget, num_started in ((25, 2), (5, 1)):  # a request uses 10 tokens, of the 12 it may
+        claimed = held(store, 1)
+        assert len(claimed.requests) == num_started, budget
+        run_to_the_end(store, claimed)
+    ended = client.get(f"/v1/batch/{batch_id}").json()
+    assert (ended["status"], ended["usage"]["total_tokens"]) == ("failed", 30)
+    assert (ended["counts"]["completed"], ended["progress"]) == (3, 0.75)
+
+
 def test_a_batch_that_ends_within_its_rules_completes(client: TestClient, store: Store) -> None:
-    batch_id = submit(store, num_requests=2, shard_size=2, max_failed=1, max_total_tokens=20)
+    batch_id = submit(store, num_requests=2, shard_size=2, max_failed=1, max_total_tokens=30)
     finish(store, 1, failed=1)
     assert client.get(f"/v1/batch/{batch_id}").json()["status"] == "completed"
 
@@ -242,7 +261,7 @@ def test_a_window_is_refused_only_when_even_the_fast_end_misses_it(client: TestC
     assert refused.status_code == 422
     error = refused.json()["error"]
     assert (error["param"], error["code"]) == ("completion_window", "deadline_unreachable")
-    assert f"the batch takes about {ceil(stated['expected'])} s" in error["message"]
+    assert f"It takes about {ceil(stated['expected'])} s" in error["message"]
     # What may fit is accepted, however likely it is not to.
     soon = {"completion_window": f"{ceil(stated['low'])}s", "priority": 5}
     assert client.post("/v1/batch/async", json=body | soon).status_code == 202

@@ -34,7 +34,7 @@ def test_it_says_why_it_waits(client: TestClient, store: Store) -> None:
     place = {"position": 2, "batches_ahead": 1, "requests_ahead": 4}
     assert waiting(client, second) == {
         "reason": "in_line",
-        "message": "4 requests of 1 batches go before it",
+        "message": "4 requests of 1 batches run before it",
         **place,
     }
     assert waiting(client, first)["reason"] == "starting"

@@ -115,7 +115,7 @@ def test_max_tokens_that_was_asked_for_is_never_cut(
     error = answer.json()["error"]
     assert (error["param"], error["code"]) == (param, "context_length_exceeded")
     assert "max_tokens is 5" in error["message"]
-    assert "4 are left" in error["message"]
+    assert "at most 4" in error["message"]
     assert count(store) == 0
     fitting = client.post(f"/v1/{route}", json=asked | {"max_tokens": 4})
     assert fitting.status_code in {200, 202, 503}, fitting.text  # 503: it was taken, but no worker lives

@@ -1,91 +1,22 @@
 """`headrace` against a real API over HTTP, and a real database."""
 
 import gzip
-import io
 import json
 import os
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import uvicorn
 from sqlalchemy import text
 
-from api.cli.main import main
-from api.dependencies import open_services
-from api.files.__main__ import run
-from api.main import create_app
 from tests.fixtures.batches import claim, held, run_to_the_end
 from tests.fixtures.deployment import eventually, free_port
+from tests.fixtures.shell import Shell, openai_line
 from worker.settings import Settings
 from worker.store.database.session import Store
 from worker.store.shards import control
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """How a command ended, and what it said."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@dataclass(frozen=True, slots=True)
-class Shell:
-    """A shell with HEADRACE_URL, and HEADRACE_API_KEY once a key is made."""
-
-    url: str
-    patch: pytest.MonkeyPatch
-
-    def run(self, *arguments: str, key: str = "", given: str = "") -> Done:
-        """Run a command."""
-        self.patch.setenv("HEADRACE_URL", self.url)
-        self.patch.setenv("HEADRACE_API_KEY", key)
-        self.patch.setattr(sys, "argv", ["headrace", *arguments])
-        self.patch.setattr(sys, "stdin", io.StringIO(given))
-        with (
-            redirect_stdout(io.StringIO()) as out,
-            redirect_stderr(io.StringIO()) as err,
-            pytest.raises(SystemExit) as ended,
-        ):
-            main()
-        code = ended.value.code
-        if isinstance(code, str):
-            return Done(1, out.getvalue(), f"{err.getvalue()}{code}\n")
-        return Done(code or 0, out.getvalue(), err.getvalue())
-
-    def json(self, *arguments: str, key: str = "") -> object:
-        """Run a command that must work; return the JSON it prints."""
-        done = self.run(*arguments, "--json", key=key)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("\n") == 1, done.stdout
-        return json.loads(done.stdout)
-
-
-@pytest.fixture
-def shell(
-    store: Store,  # noqa: ARG001 - empties the tables
-    config: Settings,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Shell]:
-    port = free_port()
-    app = create_app(config.model_copy(update={"auth": "keys"}))
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield Shell(f"http://127.0.0.1:{port}", monkeypatch)
-    server.should_exit = True
-    thread.join()
 
 
 def test_from_a_first_key_to_results(shell: Shell, store: Store, tmp_path: Path) -> None:
@@ -121,24 +52,6 @@ def test_text_from_standard_input_and_cancel(shell: Shell) -> None:
     accepted = json.loads(submitted.stdout)
     assert accepted["requests"] == 2
     assert shell.json("cancel", accepted["batch_id"], key=key)["status"] == "cancelled"
-
-
-@pytest.fixture
-def files(shell: Shell, config: Settings) -> Iterator[None]:  # noqa: ARG001 - after the tables were emptied
-    """The files process."""
-    services, stopping = open_services(config), threading.Event()
-    thread = threading.Thread(target=run, args=(services, stopping))
-    thread.start()
-    yield
-    stopping.set()
-    thread.join()
-    services.store.close()
-
-
-def openai_line(custom_id: str, **body: object) -> str:
-    body = {"model": "served", "prompt": custom_id, "max_tokens": 5} | body
-    request = {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
-    return json.dumps(request) + "\n"
 
 
 @pytest.mark.usefixtures("files")
@@ -209,7 +122,7 @@ def test_every_line_that_a_batch_cannot_run_is_named(shell: Shell, config: Setti
     given = openai_line("a", model=name) + other + other.replace('"o"', '"p"')
     done = shell.run("submit", "-", "--watch", key=key, given=given)
     assert done.returncode == 1
-    problem = "url: is /v1/chat/completions, the batch's endpoint is /v1/completions"
+    problem = "url: must be the batch's endpoint /v1/completions, but is /v1/chat/completions"
     assert done.stdout.splitlines()[-2:] == [f"line 2: {problem}", f"line 3: {problem}"]
     batch_id = done.stderr.splitlines()[0]
     assert shell.run("status", batch_id, key=key).stdout.splitlines()[-2:] == done.stdout.splitlines()[-2:]
@@ -220,7 +133,7 @@ def test_a_batch_that_is_too_large_for_a_body_is_told_the_way(shell: Shell, tmp_
     large = tmp_path / "large.txt"
     large.write_text("a line of some length\n" * 50_000)
     done = shell.run("submit", str(large), key=key)
-    assert (done.returncode, "OpenAI's batch format are uploaded" in done.stderr) == (1, True)
+    assert (done.returncode, "uploads files in OpenAI's batch format" in done.stderr) == (1, True)
 
 
 def test_a_batch_is_paused_and_resumed(shell: Shell) -> None:
@@ -235,7 +148,9 @@ def test_a_batch_is_paused_and_resumed(shell: Shell) -> None:
     [
         (("status", "batch_none"), "", "no batch batch_none"),
         (("submit", "-"), "", "- has no prompts"),
-        (("submit", "-"), '{"prompt": "a"}\n{broken\n', "line 2: not JSON"),
+        (("submit", "-"), '{"prompt": "a"}\n{broken\n', "line 2: this is not JSON"),
+        (("submit", "-"), '{"prompt": "a"}\n\n{"prompt": "b", "top_p": 7}\n', "-.jsonl, line 3: top_p: must"),
+        (("submit", "-"), '{"prompt": "a"}\n{"prompt": ""}\n', "-.jsonl, line 2: prompt: must not be empty"),
         (
             ("submit", "-"),
             '{"custom_id":"a","method":"POST","url":"/v1/x","body":{}}',
@@ -243,21 +158,21 @@ def test_a_batch_is_paused_and_resumed(shell: Shell) -> None:
         ),
         (
             ("estimate", "-"),
-            '{"custom_id":"a","method":"POST","url":"/v1/x","body":{}}',
-            "cannot be estimated",
+            '\n{"custom_id":"a","method":"POST","url":"/v1/x","body":{}}',
+            "-.jsonl, line 2: url: must be",
         ),
         (
             ("submit", "-", "--max-tokens", "3"),
             '{"custom_id":"a","method":"POST","url":"/v1/x","body":{}}',
-            "--max-tokens: each line of",
+            "--max-tokens: leave it out",
         ),
         (("submit", "-", "--set", "seed"), "one\n", "NAME=JSON"),
         (("submit", "-", "--set", "top_p=7"), "one\n", "top_p: "),
-        (("keys", "revoke", "hr_none"), "", "no key hr_none"),
-        (("keys", "create", "--tenant", "Not A Name"), "", "a tenant's name"),
-        (("tenants", "set", "acme", "--max-batches", "-3"), "", "a number above 0, or none"),
-        (("tenants", "set", "acme"), "", "nothing to change"),
-        (("tenants", "set", "", "--weight", "3"), "", "a tenant's name has"),
+        (("keys", "revoke", "hr_none"), "", "the scope `admin` or `deployment`"),
+        (("keys", "create", "--tenant", "Not A Name"), "", "is not a tenant's name"),
+        (("tenants", "set", "acme", "--max-batches", "-3"), "", "write a number above 0, or none"),
+        (("tenants", "set", "acme"), "", "There is nothing to change"),
+        (("tenants", "set", "", "--weight", "3"), "", "is not a tenant's name"),
     ],
 )
 def test_what_goes_wrong_is_one_sentence(

@@ -26,7 +26,6 @@ def finish_batch(store: Store, lengths: list[int], *, limit: int, **batch: objec
             result(one.id),
             num_output_tokens=length,
             finish_reason="length" if length == limit else "stop",
-            max_tokens=limit,
         )
         for one, length in zip(claimed.requests, lengths, strict=True)
     ]

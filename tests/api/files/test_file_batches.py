@@ -1,20 +1,24 @@
 import json
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from httpx import Response
 from sqlalchemy import text
 
+from api import dependencies
 from api.blobs.store import StorageError
 from api.dependencies import Services
 from api.files import reading
 from api.files.reading import BatchReader
 from api.files.writing import ResultWriter
+from api.guards.auth import Caller
 from tests.fixtures.batches import held, run_to_the_end
 from tests.fixtures.inputs import body, line, lines
+from worker.contract.access import DEFAULT_TENANT, Scope
 from worker.store.batches import batches
 from worker.store.database.session import Store
 from worker.store.files import batch_files
@@ -311,6 +315,8 @@ def test_files_and_batches_are_seen_by_their_tenant_only(
     with store.transaction() as session:
         for table in ("files", "batches", "shards"):
             session.execute(text(f"UPDATE {table} SET tenant_id = 'other'"))
+    of_a_tenant = Caller(DEFAULT_TENANT, "hr_0", frozenset({Scope.READ, Scope.SUBMIT}))
+    cast("FastAPI", client.app).dependency_overrides[dependencies._caller] = lambda: of_a_tenant
     assert client.get(f"/v1/files/{batch['input_file_id']}").status_code == 404
     assert client.get(f"/v1/files/{batch['input_file_id']}/content").status_code == 404
     assert client.delete(f"/v1/files/{batch['input_file_id']}").status_code == 404

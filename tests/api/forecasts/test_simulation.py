@@ -3,7 +3,7 @@ import pytest
 from api.forecasts import simulation
 from api.forecasts.ranges import Range
 from api.forecasts.simulation import Job, Machine
-from api.forecasts.work import Work
+from api.forecasts.work import BatchWork
 from worker.values.step_costs import StepCosts
 
 MACHINE = Machine(StepCosts(0.01, 0.001, 0.0001, 0.0, max_rows=64), num_rows=64, max_tokens=512)
@@ -11,7 +11,7 @@ MACHINE = Machine(StepCosts(0.01, 0.001, 0.0001, 0.0, max_rows=64), num_rows=64,
 
 def job(count: int, length: float, *, prompt: float = 0.0, tenant: str = "", priority: int = 0) -> Job:
     tokens = count * length
-    work = Work(count, count * prompt, Range(tokens, tokens, tokens), length, 0.0)
+    work = BatchWork(count, count * prompt, Range(tokens, tokens, tokens), length, 0.0)
     return Job.of(work, tokens, tenant=tenant, priority=priority)
 
 

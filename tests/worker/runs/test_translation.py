@@ -13,7 +13,7 @@ from worker.values.caching import request_digest
 from worker.values.logprobs import TokenLogprob
 from worker.values.outcomes import FinishReason, Outcome
 from worker.values.requests import EmbeddingParams, Params, Pooling, ScoringParams, kind_of, params_from_json
-from worker.values.results import Choice, ContinuationScore, Payload, RequestError, to_floats
+from worker.values.results import Choice, ContinuationScore, DeviceSeconds, Payload, RequestError, to_floats
 from worker.values.sampling import FormatKind, Optimization, OutputFormat, SamplingParams
 
 # Every field with a value that is not its default.
@@ -184,6 +184,13 @@ def test_readings_become_results_and_survive_the_store() -> None:
     for result in (embedded, scored):
         assert result.payload is not None
         assert Payload.from_json(result.payload.to_json()) == result.payload
+
+
+def test_readings_bring_their_device_seconds() -> None:
+    paid = [Embedding((7, i), (0.5,), 3, 0, seconds=DeviceSeconds(1.0, 0.0, 0.25)) for i in range(2)]
+    assert to_result(request(EmbeddingParams()), paid).seconds == DeviceSeconds(2.0, 0.0, 0.5)
+    cut = Scores((7, 0), (), 3, 0, is_cancelled=True, seconds=DeviceSeconds(1.0))
+    assert to_result(request(ScoringParams((" x",))), [cut]).seconds == DeviceSeconds(1.0)
 
 
 def test_what_was_cancelled_is_no_result() -> None:

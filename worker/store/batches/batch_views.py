@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Select, func, select, true
 from sqlalchemy.orm import Session
 
+from worker.contract.access import NOBODY
 from worker.contract.states import BatchStatus, Lane, ShardState
 from worker.store.database import cursors
 from worker.store.rows.batches import BatchRow
@@ -69,10 +70,20 @@ class BatchView:
         return self.num_completed + self.num_failed + self.num_cancelled
 
     @property
+    def num_pending(self) -> int:
+        """The number of requests that have no result yet."""
+        return self.num_requests - self.num_settled
+
+    @property
     def progress(self) -> float:
-        """The share, 0 to 1, of the tokens the batch may need that are generated or no longer needed."""
-        if self.status.is_terminal:
+        """The share, 0 to 1, of the tokens the batch may need that are generated or no longer needed.
+
+        Of a batch that stopped before its end: the share of its requests that ran to theirs.
+        """
+        if self.status is BatchStatus.COMPLETED:
             return 1.0
+        if self.status.is_terminal:
+            return (self.num_completed + self.num_failed) / max(1, self.num_requests)
         if not self.max_output_tokens:  # only readings, or no line read from its file yet
             return self.num_settled / self.num_requests
         # The lines that are still in the file count as much as the average of the others.
@@ -100,7 +111,7 @@ def page(
         UnknownCursorError: there is no batch `after`.
 
     """
-    query = views().where(BatchRow.lane == Lane.BATCH)
+    query = views().where(BatchRow.lane == Lane.BATCH, BatchRow.tenant_id != NOBODY)
     if status is not None:
         query = query.where(BatchRow.status == status)
     order = (BatchRow.created_at, BatchRow.id)

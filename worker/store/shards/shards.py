@@ -20,7 +20,7 @@ from worker.store.requests.requests import ShardRequest
 from worker.store.rows.access import TenantRow
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.shards import ShardRow
-from worker.store.shards import poison, rates
+from worker.store.shards import budget, poison, rates
 from worker.values.caching import CacheMode
 from worker.values.outcomes import Outcome
 from worker.values.results import NewResult, PartialOutput, RequestError
@@ -110,6 +110,7 @@ def claim(
     if batch.lane is Lane.BATCH:
         wake_dispatcher(session)
     remaining = requests.remaining(session, shard_id, batch.params)
+    remaining = budget.affordable(session, batch, shard_id, remaining)
     of_claim = {"fence": shard.fence, "attempt": shard.attempts, "worker": worker}
     journal.of_shards(session, "shard claimed", batch, shard_id, requests=len(remaining), **of_claim)
     tenant = session.get(TenantRow, batch.tenant_id)

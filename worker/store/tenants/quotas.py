@@ -36,7 +36,7 @@ class QuotaExceededError(Exception):
 
     def __init__(self, quota: str, *, limit: int, used: int, asked: int) -> None:
         super().__init__(
-            f"the tenant's limit is {limit} {NOUNS[quota]}: it has {used}, and this call would add {asked}"
+            f"The tenant may have at most {limit} {NOUNS[quota]}. It has {used}, and this would add {asked}."
         )
         self.quota = quota
         self.can_wait = asked <= limit

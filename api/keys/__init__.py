@@ -1,0 +1,1 @@
+"""Serves API keys over HTTP to administrators."""

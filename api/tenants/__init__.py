@@ -1,0 +1,1 @@
+"""Serves tenants over HTTP: their shares, quotas and rights."""
