@@ -231,7 +231,7 @@ def test_without_a_worker_nothing_is_accepted(client: TestClient, store: Store) 
         model = {"model": client.get("/v1/models").json()["data"][0]["id"]} if "comp" in path else {}
         for stream in (False, True):
             found = client.post(path, json=body(stream=stream, **model))
-            assert "no worker serves" in found.text
+            assert "No worker serves" in found.text
     assert client.get("/v1/model/info").status_code == 503
     with store.transaction() as session:
         assert session.scalar(text("SELECT count(*) FROM batches")) == 0

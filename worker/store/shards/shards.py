@@ -109,8 +109,8 @@ def claim(
         journal.started(session, batch, at=shard.lease_expires_at - lease)
     if batch.lane is Lane.BATCH:
         wake_dispatcher(session)
-    remaining = requests.remaining(session, shard_id, batch.params)
-    remaining = budget.affordable(session, batch, shard_id, remaining)
+    unfinished = requests.remaining(session, shard_id, batch.params)
+    remaining = budget.affordable(session, batch, shard_id, unfinished)
     of_claim = {"fence": shard.fence, "attempt": shard.attempts, "worker": worker}
     journal.of_shards(session, "shard claimed", batch, shard_id, requests=len(remaining), **of_claim)
     tenant = session.get(TenantRow, batch.tenant_id)
