@@ -110,6 +110,25 @@ def test_no_module_is_over_400_lines() -> None:
     assert [str(path) for path in modules() if len(path.read_text().splitlines()) > 400] == []
 
 
+def test_functions_are_short_and_take_few_parameters() -> None:
+    """Nobody keeps more in mind. A compiled kernel is exempt: its launch fixes what it takes."""
+    compiled = {"jit", "kernel", "inlined", "intrinsic"}
+    found = []
+    for path in modules():
+        if path.relative_to(ROOT).parts[0] not in PACKAGES:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            decorators = {ast.unparse(one).partition("(")[0].split(".")[-1] for one in node.decorator_list}
+            given = node.args
+            num_parameters = len(given.posonlyargs) + len(given.args) + len(given.kwonlyargs)
+            num_lines = (node.end_lineno or 0) - node.lineno + 1
+            if not decorators & compiled and (num_lines > 60 or num_parameters > 12):
+                found.append(f"{path.relative_to(ROOT)}: {node.name}")
+    assert found == []
+
+
 def test_every_folder_of_tests_is_a_package() -> None:
     """Without __init__.py two test modules of one name shadow each other."""
     folders = {path.parent for path in modules() if path.relative_to(ROOT).parts[0] == "tests"}
