@@ -128,7 +128,7 @@ def test_the_summary_is_what_was_measured(client: TestClient, store: Store) -> N
     assert found["kv_utilization"] == 0.25
     assert found["device_utilization"] == pytest.approx(0.75 / seconds, abs=1e-4)
     assert found["cpu_utilization"] == pytest.approx(1.5 / seconds / 2, abs=1e-4)
-    whole, normal, high = found["latency"][0], *found["latency"][1:]
+    whole, normal, high = found["latency"]
     assert [(one["lane"], one["priority"]) for one in found["latency"]] == [
         ("batch", None),
         ("batch", "normal"),
