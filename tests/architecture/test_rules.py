@@ -5,6 +5,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,6 +128,18 @@ def test_functions_are_short_and_take_few_parameters() -> None:
             if not decorators & compiled and (num_lines > 60 or num_parameters > 12):
                 found.append(f"{path.relative_to(ROOT)}: {node.name}")
     assert found == []
+
+
+def test_a_name_names_one_class() -> None:
+    """Two public classes of one name are two meanings of one word, and an import takes the wrong one."""
+    homes: dict[str, list[str]] = defaultdict(list)
+    for path in modules():
+        file = path.relative_to(ROOT)
+        if file.parts[0] in (*PACKAGES, "benchmarks"):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes[node.name].append(str(file))
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
 
 
 def test_every_folder_of_tests_is_a_package() -> None:
