@@ -17,7 +17,7 @@ from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import ApiError, WaitLimitError, documented, still_running
 from api.event_stream import DOCUMENTED
 from api.generate.events import DONE, error_event, event, respond
-from api.generate.outputs import GrowingOutputs, choices_of, failure
+from api.generate.outputs import choices_of, failure
 from api.generate.schemas import (
     BatchItemAnswer,
     GenerateAnswer,
@@ -30,7 +30,7 @@ from api.generate.schemas import (
     Used,
 )
 from api.generate.service import cache_of, model_info, to_batch
-from api.generate.waiting import InteractiveWork, submitted
+from api.generate.waiting import GrowingOutputs, InteractiveWork, submitted
 from api.guards.large_bodies import OnceRoute
 from worker.contract.models import quantization
 from worker.store.batches.batches import NewBatch

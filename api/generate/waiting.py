@@ -1,8 +1,8 @@
-"""Submits interactive work and follows it to its end. The rows are the truth; the feed only saves time."""
+"""Submits interactive work and follows its outputs. The rows are the truth; the feed only saves time."""
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +11,8 @@ from fastapi import Request as HttpRequest
 from starlette.concurrency import run_in_threadpool
 
 from api.dependencies import Services
-from api.errors import ClientGoneError, NotFoundError, NoWorkerError, WaitLimitError
+from api.errors import ClientGoneError, NotFoundError, NoWorkerError, RequestFailedError, WaitLimitError
+from api.generate.outputs import choices_of
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.states import Lane
 from worker.queue.feed import Feed
@@ -114,6 +115,64 @@ class InteractiveWork:
                 batches.cancel(session, self.batch_id)
         except DATABASE_AWAY as error:
             logger.warning("%s is not cancelled: %s", self.batch_id, str(error).splitlines()[0])
+
+
+@dataclass(slots=True)
+class _Told:
+    told: str = ""
+    num_tokens: int = 0
+    is_finished: bool = False
+    has_gap: bool = False
+
+
+@dataclass(slots=True)
+class GrowingOutputs:
+    """Passes on text that continues what it has; after a gap it waits for the result, which has all of it."""
+
+    num_tokens: int = 0  # told so far, over all choices
+    _choices: dict[int, _Told] = field(default_factory=dict)
+
+    def take(self, delta: Delta) -> bool:
+        """Add a part of a choice; return whether it is new and comes after no gap."""
+        choice = self._choices.setdefault(delta.index, _Told())
+        if choice.has_gap or delta.offset != len(choice.told):
+            choice.has_gap = True
+            return False
+        if not (delta.text or delta.finish_reason or delta.logprobs):
+            return False
+        choice.told += delta.text
+        choice.num_tokens += delta.num_tokens
+        self.num_tokens += delta.num_tokens
+        choice.is_finished = delta.finish_reason is not None
+        return True
+
+    def rest(self, result: ResultView) -> Iterator[Delta]:
+        """Yield the parts of a completed result that were not streamed.
+
+        Raises:
+            RequestFailedError: the result differs from what was streamed, as when a worker died and the next
+                one drew other tokens.
+
+        """
+        for index, whole in enumerate(choices_of(result)):
+            choice = self._choices.setdefault(index, _Told())
+            if not choice.is_finished:
+                logprobs = None if whole.logprobs is None else whole.logprobs[choice.num_tokens :]
+                if not whole.text.startswith(choice.told):
+                    raise RequestFailedError(
+                        "The output was generated again after a failure and differs from what was streamed.",
+                        code="stream_interrupted",
+                    )
+                text = whole.text[len(choice.told) :]
+                yield Delta(
+                    result.position,
+                    index,
+                    len(choice.told),
+                    text,
+                    logprobs=logprobs,
+                    finish_reason=whole.finish_reason,
+                )
+                choice.is_finished = True
 
 
 @asynccontextmanager

@@ -6,8 +6,8 @@ from typing import Any
 
 from api.errors import ApiError
 from api.generate.events import DONE, error_event, event
-from api.generate.outputs import GrowingOutputs, failure
-from api.generate.waiting import InteractiveWork
+from api.generate.outputs import failure
+from api.generate.waiting import GrowingOutputs, InteractiveWork
 from api.inputs.checkpoint import Checkpoint
 from api.openai.bodies import Endpoint, StreamOptions
 from api.openai.responses import (
