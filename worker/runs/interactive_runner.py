@@ -11,7 +11,7 @@ from worker.engine.engine_thread import EngineThread
 from worker.engine.requests.share import Share
 from worker.runs.lease_keeper import LeaseKeeper
 from worker.runs.response_cache import Lookup, ResponseCache
-from worker.runs.run import Run, save_now
+from worker.runs.run import Ending, Run, save_now
 from worker.runs.run_meters import RunMeters
 from worker.runs.translation import PartId
 from worker.store.database.session import DATABASE_AWAY, Store
@@ -49,22 +49,21 @@ class InteractiveRunner:
     cache: ResponseCache | None = None
     _runs: set[Run] = field(default_factory=set)  # in progress
 
-    def run(self, shard_id: int) -> None:
+    def run(self, shard_id: int) -> Ending:
         """Run a shard to its end, if it is ready and nobody else holds it."""
         if self.draining.is_set():
-            return
+            return Ending.NOTHING_TO_DO
         with self.keeper.hold(shard_id) as held:
-            if held is not None:
-                self._run(held)
+            return Ending.NOTHING_TO_DO if held is None else self._run(held)
 
-    def _run(self, held: Claim) -> None:
+    def _run(self, held: Claim) -> Ending:
         lookup = Lookup() if self.cache is None else self.cache.look_up(held)
         run = Run(held, lookup, self.meters)
         share = Share(held.tenant_id, held.weight)
         run.submit(self.engine, share, priority=URGENT, on_delta=lambda delta: self._tell(run, delta))
         self._runs.add(run)
         try:
-            self._follow(run)
+            return self._follow(run)
         finally:
             self._runs.discard(run)
             run.work.cancel()
@@ -73,22 +72,24 @@ class InteractiveRunner:
         """Make the runs of this batch save now; the save's answer says what has changed."""
         save_now(self._runs.copy(), batch_id)
 
-    def _follow(self, run: Run) -> None:
+    def _follow(self, run: Run) -> Ending:
         while True:
             is_done = run.collect(self.save_seconds)
             must_leave = run.must_leave(self.draining, self.drain_seconds)
             try:
                 verdict = self._save(run, is_last=is_done)
-                if is_done or verdict is AfterSave.LOST:
-                    return
+                if verdict is AfterSave.LOST:
+                    return Ending.LOST
+                if is_done:
+                    return Ending.FINISHED
                 if verdict is not AfterSave.CONTINUE or must_leave:
                     with self.store.transaction() as session:
                         shards.release(session, run.held)
-                    return
+                    return Ending.HANDED_BACK
             except DATABASE_AWAY as error:
                 logger.warning("shard %s is not saved yet: %s", run.held.shard_id, str(error).splitlines()[0])
                 if must_leave:
-                    return
+                    return Ending.LOST
                 time.sleep(self.save_seconds)
 
     def _save(self, run: Run, *, is_last: bool) -> AfterSave:

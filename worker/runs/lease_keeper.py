@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -34,12 +34,14 @@ class LeaseKeeper:
         worker: str,
         lease: timedelta,
         model: ServedModel | None = None,
+        on_claim: Callable[[Claim], None] = lambda _: None,
     ) -> None:
         self.worker = worker
         self.model = model  # None: claims only shards that any model may run
         self._store = store
         self._engine = engine
         self._lease = lease
+        self._on_claim = on_claim  # called in the thread that will run the shard
         self._held: set[tuple[int, int]] = set()  # (shard id, fence)
         self._stopping = threading.Event()
         self._loop = Loop(
@@ -67,6 +69,7 @@ class LeaseKeeper:
             yield None
             return
         self._held.add((held.shard_id, held.fence))
+        self._on_claim(held)
         try:
             with work(batch=held.batch_id, shard=held.shard_id):
                 yield held

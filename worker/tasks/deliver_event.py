@@ -7,12 +7,15 @@ from functools import cache
 from typing import Any
 
 from celery import bootsteps
+from celery.exceptions import Ignore
 
 from worker.contract.messages import CALLBACKS_QUEUE, DELIVER_EVENT
+from worker.contract.states import EventState
 from worker.queue.celery_app import app
 from worker.settings import settings
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.watching.heartbeat import heartbeat
+from worker.tasks.task_events import TaskState, task_events
 from worker.webhooks.delivery import Deliverer
 from worker.webhooks.sealing import Sealer
 from worker.webhooks.targets import Targets
@@ -57,10 +60,26 @@ def _deliverer() -> Deliverer:
     )
 
 
-@app.task(name=DELIVER_EVENT)
-def deliver_event(delivery_id: str) -> None:
+STATES = {
+    EventState.DELIVERED: TaskState.SUCCESS,
+    EventState.PENDING: TaskState.RETRY,
+    EventState.FAILED: TaskState.FAILURE,
+}
+
+
+@app.task(name=DELIVER_EVENT, bind=True)
+def deliver_event(task: Any, delivery_id: str) -> None:
     """Try to deliver a webhook event to one receiver, if it is due and no other worker holds it."""
-    try:
-        _deliverer().deliver(delivery_id)
-    except DATABASE_AWAY as error:  # it gets another ticket, or its lease runs out
-        logger.warning("delivery %s: Postgres does not answer: %s", delivery_id, str(error).splitlines()[0])
+    with task_events.show(DELIVER_EVENT, task_id=task.request.id) as view:
+        try:
+            made = _deliverer().deliver(delivery_id)
+        except DATABASE_AWAY as error:  # it gets another ticket, or its lease runs out
+            reason = str(error).splitlines()[0]
+            logger.warning("delivery %s: Postgres does not answer: %s", delivery_id, reason)
+            view.end(TaskState.RETRY, "Postgres does not answer")
+        else:
+            if made is not None:
+                answer, outcome = made
+                said = f"HTTP {answer.status_code}" if answer.status_code else str(answer.error)
+                view.end(STATES[outcome.state], f"{said}, {outcome.state}")
+    raise Ignore  # or Celery would call it a success, whatever the receiver said

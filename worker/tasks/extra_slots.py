@@ -9,11 +9,14 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from worker.contract.messages import RUN_SHARD
 from worker.loops import Loop
 from worker.runs.run import Ending
 from worker.runs.shard_runner import ShardRunner
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.shards import fair_slots
+from worker.tasks.shard_ends import show_end
+from worker.tasks.task_events import task_events
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +80,9 @@ class ExtraSlots:
 
     def _run(self, shard_id: int) -> None:
         try:
-            ending = self._runner.run_this(shard_id)
+            with task_events.show(RUN_SHARD) as view:
+                ending = self._runner.run_this(shard_id)
+                show_end(view, ending, self._store)
         except Exception:
             logger.exception("shard %s", shard_id)
         else:

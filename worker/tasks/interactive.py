@@ -12,8 +12,12 @@ from worker.runs.interactive_runner import InteractiveRunner
 from worker.store.database.notify import interactive_shards
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.shards import shards
+from worker.tasks.shard_ends import show_end
+from worker.tasks.task_events import task_events
 
 logger = logging.getLogger(__name__)
+
+INTERACTIVE = "interactive"  # the name of its tasks in Flower
 
 
 class InteractiveLane:
@@ -62,6 +66,7 @@ class InteractiveLane:
 
     def _run(self, shard_id: int) -> None:
         try:
-            self._runner.run(shard_id)
+            with task_events.show(INTERACTIVE) as view:
+                show_end(view, self._runner.run(shard_id), self._store)
         except Exception:
             logger.exception("interactive shard %s", shard_id)

@@ -38,6 +38,7 @@ from worker.tasks.heartbeat import EXIT_ENGINE_FAILED, Heartbeat
 from worker.tasks.interactive import InteractiveLane
 from worker.tasks.listening import listen
 from worker.tasks.meters import MeterWriter
+from worker.tasks.task_events import task_events
 from worker.telemetry import add_to_process
 from worker.values.sampling import SamplingParams
 
@@ -139,7 +140,14 @@ class EngineStep(bootsteps.StartStopStep):
         with self._store.transaction() as session:
             served = models.register(session, ServedModel(model, weight_format(config.model), config.dtype))
         lease = timedelta(seconds=config.lease_seconds)
-        return LeaseKeeper(self._store, self._engine, worker=worker, lease=lease, model=served)
+        return LeaseKeeper(
+            self._store,
+            self._engine,
+            worker=worker,
+            lease=lease,
+            model=served,
+            on_claim=task_events.claimed,
+        )
 
     def _runners(
         self, config: Settings, model: Model, run_meters: RunMeters

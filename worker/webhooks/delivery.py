@@ -43,8 +43,11 @@ class Deliverer:
     timeout: timedelta
     most_at_once: int
 
-    def deliver(self, delivery_id: str) -> Answer | None:
-        """Claim a delivery, post it, record the attempt; return None if it could not be claimed."""
+    def deliver(self, delivery_id: str) -> tuple[Answer, DeliveryOutcome] | None:
+        """Claim a delivery, post it, record the attempt.
+
+        Returns the receiver's answer and what becomes of the delivery; None if it could not be claimed.
+        """
         with self.store.transaction() as session:
             held = deliveries.claim(session, delivery_id, lease=LEASE, most_at_once=self.most_at_once)
         if held is None:
@@ -60,7 +63,7 @@ class Deliverer:
         with self.store.transaction() as session:
             attempt = Attempt(answer.duration_ms, answer.status_code, answer.error)
             deliveries.record_attempt(session, held, attempt, outcome)
-        return answer
+        return answer, outcome
 
     def _send(self, held: DeliveryClaim) -> Answer:
         try:

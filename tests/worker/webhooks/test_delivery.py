@@ -11,6 +11,7 @@ from tests.fixtures.webhooks import deliverer
 from worker.contract.states import EventState
 from worker.store.database.session import Store
 from worker.store.webhooks import deliveries, delivery_log
+from worker.store.webhooks.deliveries import DeliveryOutcome
 from worker.store.webhooks.delivery_log import DeliveryView
 from worker.webhooks import delivery as delivery_module
 from worker.webhooks.backoff import DELAYS, retry_in
@@ -24,7 +25,7 @@ def ended_batch(store: Store, url: str) -> tuple[str, str]:
         return batch_id, str(session.scalar(text("SELECT id FROM webhook_events")))
 
 
-def attempt(store: Store, event_id: str) -> Answer | None:
+def attempt(store: Store, event_id: str) -> tuple[Answer, DeliveryOutcome] | None:
     with store.transaction() as session:
         delivery_id = session.scalar(
             text("SELECT id FROM deliveries WHERE event_id = :id AND endpoint_id IS NULL"), {"id": event_id}
@@ -135,7 +136,9 @@ def test_a_slow_receiver_does_not_cost_the_lease(store: Store, monkeypatch: pyte
             return Answer(1, 200)
 
         monkeypatch.setattr(delivery_module, "send", slowly)
-        assert deliverer(store).deliver(delivery_id) == Answer(1, 200)
+        made = deliverer(store).deliver(delivery_id)
+        assert made is not None
+        assert made[0] == Answer(1, 200)
     with store.transaction() as session:
         state = session.execute(text("SELECT state, lease_expires_at FROM deliveries")).one()
     assert tuple(state) == ("delivered", None)

@@ -185,9 +185,9 @@ def test_a_replay_does_not_wait_for_the_pause(store: Store) -> None:
             event_id = session.scalars(text("SELECT id FROM webhook_events")).one()
             assert deliveries.replay(session, event_id=event_id) == 1
         [again] = ticketed(store)
-        answer = deliverer(store).deliver(again)
-    assert answer is not None
-    assert answer.is_delivered
+        made = deliverer(store).deliver(again)
+    assert made is not None
+    assert made[0].is_delivered
 
 
 def test_idle_receivers_are_forgotten_and_those_with_work_are_not(store: Store) -> None:

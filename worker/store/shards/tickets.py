@@ -51,7 +51,7 @@ def issue_shards(
             queue=gpu_queue(model),
             row_id=row.id,
             issue=row.num_tickets,
-            label=f"shard {row.position} of {row.batch_id}, {row.num_requests} requests",
+            label=f"shard {row.id} of {row.batch_id}, {row.num_requests} requests",
         )
         for row in sorted(rows, key=lambda row: row.id)
     ]
