@@ -40,5 +40,5 @@ USER 10001:10001
 # Drains: running requests get HEADRACE_DRAIN_SECONDS, so stop it with more time than that.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=30s --timeout=10s --start-period=5m CMD ["python", "docker/health.py", "gpu"]
-CMD ["celery", "-A", "worker.tasks.run_shard", "worker", "-Q", "gpu", "-n", "gpu@%h", \
+CMD ["celery", "--quiet", "-A", "worker.tasks.run_shard", "worker", "-Q", "gpu", "-n", "gpu@%h", \
     "--without-mingle", "--without-gossip"]

@@ -116,7 +116,7 @@ def test_bad_input_is_named(plain: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "no such directory" in capsys.readouterr().err
     assert quantize(plain, tmp_path / "three", "int8") == 0
     assert quantize(tmp_path / "three", tmp_path / "four", "int4") == 2
-    assert "quantized already" in capsys.readouterr().err
+    assert "the model is already quantized" in capsys.readouterr().err
     assert quantize(plain, tmp_path / "three", "int8") == 2
     assert "not an empty directory" in capsys.readouterr().err
     silent = tmp_path / "silent"

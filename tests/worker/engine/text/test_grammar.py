@@ -308,7 +308,8 @@ def test_what_would_take_a_hundred_megabytes_to_compile_is_refused(model: Path) 
     requests = [GenerationRequest(number, PROMPT, one) for number, one in enumerate((costly, ample))]
     failed, completed = run(make_engine(model), requests)
     assert "too many expressions" in str(failed.error)
-    assert completed.finish_reason == "length"
+    assert completed.error is None
+    assert completed.num_output_tokens == 2  # `{}` may be whole
 
 
 @pytest.mark.parametrize("count", [2000, 3400])

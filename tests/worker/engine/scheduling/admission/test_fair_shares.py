@@ -29,7 +29,7 @@ class Bare:
     few: Any = frozenset
 
     def __init__(self, shares: FairShares) -> None:
-        queue = shares._make_queue()
+        queue = shares._make_order()._make_queue()
         for name in ("add", "start_step", "pop", "put_back", "has_room", "learn"):
             setattr(self, name, getattr(queue, name))
 
