@@ -86,12 +86,13 @@ class EmbeddedCluster(Cluster):
         would be counted against the next API.
         """
         assert self.process is not None
-        top = psutil.Process(self.process.pid)
+        first, self.process = self.process, None  # no API lives from here on
+        top = psutil.Process(first.pid)
         killed = [*reversed(top.children(recursive=True)), top]
         for one in killed:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
-        self.process.wait()
+        first.wait()
         _, alive = psutil.wait_procs(killed, timeout=STOP_SECONDS)
         assert not alive, alive
 
