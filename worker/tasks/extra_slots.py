@@ -20,9 +20,10 @@ from worker.tasks.task_events import task_events
 
 logger = logging.getLogger(__name__)
 
-# Extra slots for each slot of a worker's own: one for work that is its turn, and one more for shards that
-# another worker has left, which may be as many.
-MOST = 2
+# Extra slots for each slot of a worker's own: one for work that is its turn, the rest for shards that others
+# have left. A worker that dies may hold, beside its own, what others have left to it; as long as all of that
+# finds a slot, nothing that was begun waits until other shards end.
+MOST = 8
 LOOK_SECONDS = 1.0
 AGAIN_SECONDS = 0.1  # after a look that found a shard
 

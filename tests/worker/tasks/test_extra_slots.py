@@ -128,13 +128,13 @@ def test_what_a_dead_worker_has_left_finds_a_slot_beside_full_extra_ones(
                 submit(store.of_tenant(name), num_requests=2, shard_size=2)
                 issue(store)
             eventually(lambda: len(engine.shards) == 4, what="every extra slot taken")
-            submit(store.of_tenant("large"), num_requests=4, shard_size=2)
-            for shard_id in (5, 6):
+            submit(store.of_tenant("large"), num_requests=12, shard_size=2)
+            for shard_id in range(5, 11):  # a worker's own slots, and its extra ones
                 held = claim(store, shard_id, lease=timedelta(seconds=-1))
                 assert held is not None
                 # Not while the batch is locked, as it is while the shard before is claimed.
                 eventually(lambda one=held: is_returned(store, one), what="a shard that is ready again")
-            eventually(lambda: len(engine.shards) == 6, what="a slot for what was begun")
+            eventually(lambda: len(engine.shards) == 10, what="slots for all that was begun")
         finally:
             runner.draining.set()
         assert [one.result(30) for one in running] == [Ending.HANDED_BACK] * 2
