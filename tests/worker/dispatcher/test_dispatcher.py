@@ -38,7 +38,7 @@ def test_a_ticket_reaches_redis_with_the_shard_id_and_nothing_of_the_prompt(
     Dispatcher(store, broker, max_attempts=5).sweep()
     assert broker.length("gpu") == 1
     message = broker._redis.lindex("gpu", 0)
-    assert b"shard 0 of batch_" in message
+    assert b"shard 1 of batch_" in message
     assert b'"id": "1.1"' in message
     assert b"prompt 0" not in message
 
