@@ -9,13 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from worker import telemetry
 from worker.telemetry import JsonFormatter, TextFormatter, add_to_work, fields, under_name, work
 
 TEXT = "%(levelname)s %(message)s"
 
 
 @pytest.fixture
-def output() -> Iterator[io.StringIO]:
+def output(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    monkeypatch.setattr(telemetry, "_of_process", {})  # another test may have named this process
     yield io.StringIO()
     logging.getLogger("told").handlers.clear()
 
