@@ -29,6 +29,7 @@ from worker.settings import Settings
 from worker.store.batches import batch_views
 from worker.store.database.session import Store
 from worker.telemetry import add_to_work
+from worker.values.parsing import Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,9 @@ def open_services(config: Settings) -> Services:
         everybody=store,
         learned=Learned(),
         broker=Broker(config.redis_url),
-        checkpoint=Checkpoint.load(config.model),
+        checkpoint=Checkpoint.load(
+            config.model, family=None if config.model_family is None else Family(config.model_family)
+        ),
         feeds=FeedReader(config.redis_url),
         rate_limiter=RateLimiter(config.redis_url),
         blobs=blob_store(config),

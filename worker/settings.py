@@ -82,6 +82,8 @@ class Settings(BaseSettings):
 
     # The engine.
     model: Path = DEMO_MODEL
+    # worker/values/parsing.py; None: as its chat template says.
+    model_family: Literal["hermes", "llama", "mistral", "gemma", "harmony", "none"] | None = None
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["f32", "bf16", "int8", "fp8"] = "f32"
     kv_cache_dtype: Literal["int8", "fp8"] | None = None  # None: the dtype of activations

@@ -16,8 +16,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
+from api.parsing.families import find_family
 from worker.contract.models import Model, identify
 from worker.values.grammar import vocabulary_of
+from worker.values.parsing import Family
 
 TOKENIZE_AT_ONCE = 64 * 1024  # characters
 UNKNOWN = "\U0010fffd"  # in no vocabulary
@@ -86,6 +88,8 @@ class Checkpoint:
         tokenizer: Tokenizer,
         end_token_ids: Collection[int],
         config: Mapping[str, Any],
+        model_type: str | None = None,
+        family: Family | None = None,
     ) -> None:
         self.model = model
         self.max_model_len = max_model_len
@@ -100,10 +104,13 @@ class Checkpoint:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _raise_exception
         self._template = environment.from_string(source) if isinstance(source, str) else None
+        self.family = family or find_family(
+            source if isinstance(source, str) else None, tokenizer.get_vocab(), model_type
+        )
 
     @classmethod
-    def load(cls, directory: Path) -> Self:
-        """Read a model directory.
+    def load(cls, directory: Path, *, family: Family | None = None) -> Self:
+        """Read a model directory; `family` overrides what its chat template says.
 
         Raises:
             ModelDirectoryError: a file is missing or not valid.
@@ -134,6 +141,8 @@ class Checkpoint:
                 tokenizer=tokenizer,
                 end_token_ids=_read_end_token_ids(directory, config),
                 config=tokenizer_config,
+                model_type=config.get("model_type"),
+                family=family,
             )
         except (TemplateError, UnicodeError, RecursionError) as error:
             raise ModelDirectoryError(f"{directory}: its chat template: {error}") from error

@@ -19,7 +19,9 @@ MAX_STOP_STRINGS = 16
 TOKEN_ID = re.compile("-?[0-9]{1,10}")
 FORMAT_FIELDS = ("response_format", "guided_json", "guided_regex", "guided_choice")
 # Parameters that have a field of the same name and meaning.
-PLAIN_FIELDS = SamplingParams.__dataclass_fields__.keys() - {"format", "logprobs", "must_fit", "optimization"}
+PLAIN_FIELDS = SamplingParams.__dataclass_fields__.keys() - {
+    "format", "logprobs", "must_fit", "optimization", "parsing", "skip_special_tokens",
+}  # fmt: skip
 
 MaxTokens = Annotated[
     int,

@@ -8,6 +8,8 @@ from typing import Any, Self
 
 from annotated_types import Interval
 
+from worker.values.parsing import Parsing
+
 LOGPROBS = Interval(ge=0, le=20)  # likeliest tokens that can be reported beside each
 CHOICES = Interval(ge=1, le=128)  # of one prompt
 PENALTY = Interval(ge=-2, le=2)
@@ -105,6 +107,8 @@ class SamplingParams:
     n: int = 1
     best_of: int | None = None  # None: n
     format: OutputFormat | None = None
+    skip_special_tokens: bool = True  # False: the output's text has them, except the one that ended it
+    parsing: Parsing | None = None  # of the output, where it is answered; None: its text is the answer
     optimization: Optimization = Optimization.FULL
 
     @property
@@ -173,6 +177,8 @@ class SamplingParams:
             }
         if "optimization" in changed:
             changed["optimization"] = self.optimization.value
+        if self.parsing is not None:
+            changed["parsing"] = self.parsing.to_json()
         return changed
 
     @classmethod
@@ -189,6 +195,8 @@ class SamplingParams:
             elif isinstance(source, dict):  # of a batch that an early version stored
                 source = json.dumps(source)
             known["format"] = OutputFormat(FormatKind(found["kind"]), source)
+        if found := known.get("parsing"):
+            known["parsing"] = Parsing.from_json(found)
         if "optimization" in known:
             known["optimization"] = Optimization(known["optimization"])
         return cls(**known)

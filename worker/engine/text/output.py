@@ -20,7 +20,14 @@ class Output:
         params = sequence.params
         self._sequence = sequence
         self._tokenizer = tokenizer
-        self._stop_checker = StopChecker(params.stop, params.min_tokens, tokenizer) if params.stop else None
+        self._stop_checker = None
+        if params.stop:
+            self._stop_checker = StopChecker(
+                params.stop,
+                params.min_tokens,
+                tokenizer,
+                skip_special_tokens=params.skip_special_tokens,
+            )
         self.stream = OutputStream(sequence, index, tokenizer) if is_streamed else None
 
     def push(self, token_id: int) -> FinishReason | None:
@@ -63,7 +70,10 @@ class Output:
         sequence = self._sequence
         token_ids = sequence.token_ids[sequence.num_prompt_tokens :]
         has_end_token = bool(token_ids) and token_ids[-1] in sequence.stop_token_ids
-        text = self._tokenizer.decode(token_ids[:-1] if has_end_token else token_ids)
+        text = self._tokenizer.decode(
+            token_ids[:-1] if has_end_token else token_ids,
+            skip_special_tokens=sequence.params.skip_special_tokens,
+        )
         if self._stop_checker is not None:
             text, has_stop = self._stop_checker.cut(text)
             if has_stop and reason is FinishReason.LENGTH:
@@ -87,7 +97,7 @@ class OutputStream:
     def __init__(self, sequence: Sequence, index: int, tokenizer: Tokenizer) -> None:
         self._sequence = sequence
         self._index = index  # of the choice
-        self._stream = TextStream(tokenizer)
+        self._stream = TextStream(tokenizer, skip_special_tokens=sequence.params.skip_special_tokens)
         self._held = ""
         self._num_told = 0  # characters sent
         self._num_tokens = 0  # sent

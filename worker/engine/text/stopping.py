@@ -11,10 +11,17 @@ class StopChecker:
 
     __slots__ = ("_min_tokens", "_num_held", "_num_tokens", "_stop", "_stream", "_text")
 
-    def __init__(self, stop: tuple[str, ...], min_tokens: int, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        stop: tuple[str, ...],
+        min_tokens: int,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+    ) -> None:
         self._stop = stop
         self._min_tokens = min_tokens
-        self._stream = TextStream(tokenizer)
+        self._stream = TextStream(tokenizer, skip_special_tokens=skip_special_tokens)
         self._text = ""
         self._num_tokens = 0
         self._num_held = 0  # characters of the first `min_tokens - 1` tokens

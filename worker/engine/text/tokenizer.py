@@ -42,9 +42,9 @@ class Tokenizer:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
 
 class TextStream:
@@ -54,10 +54,11 @@ class TextStream:
     window. A piece is held back while it ends in an incomplete character.
     """
 
-    __slots__ = ("_pending", "_tokenizer", "_window", "_window_text")
+    __slots__ = ("_pending", "_skip_special_tokens", "_tokenizer", "_window", "_window_text")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
         self._window: list[int] = []  # tokens decoded last: the context of the next ones
         self._window_text = ""
         self._pending: list[int] = []
@@ -65,11 +66,14 @@ class TextStream:
     def push(self, token_id: int) -> str:
         """Add a token and return the text that became certain, often empty."""
         self._pending.append(token_id)
-        text = self._tokenizer.decode(self._window + self._pending)
+        text = self._decode(self._window + self._pending)
         if text.endswith(REPLACEMENT) and len(self._pending) < MAX_PENDING_TOKENS:
             return ""
         new_text = text[len(self._window_text) :]
         self._window = self._pending
-        self._window_text = self._tokenizer.decode(self._window)
+        self._window_text = self._decode(self._window)
         self._pending = []
         return new_text
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)

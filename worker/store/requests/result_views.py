@@ -15,7 +15,10 @@ from worker.store.rows.requests import RequestRow, ResultRow
 from worker.store.rows.views import view_of
 from worker.values.caching import Source
 from worker.values.outcomes import Outcome
+from worker.values.parsing import Parsing
 from worker.values.results import DeviceSeconds, Output, Payload
+
+_PARSING = func.coalesce(RequestRow.params, BatchRow.params)["parsing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class ResultView:
     similarity: float | None = None
     seconds: DeviceSeconds = DeviceSeconds()
     model: ServedModelView | None = None  # the one that made it
+    parsing: Parsing | None = None  # how its request wants outputs parsed
 
     @property
     def latency(self) -> timedelta:
@@ -57,7 +61,7 @@ class ResultView:
 def page(session: Session, batch_id: str, *, after: int, limit: int) -> list[ResultView]:
     """Return at most `limit` results after sequence number `after`, in order of completion."""
     rows = session.execute(
-        select(ResultRow, RequestRow.position, RequestRow.custom_id, BatchRow.created_at)
+        select(ResultRow, RequestRow.position, RequestRow.custom_id, BatchRow.created_at, _PARSING)
         .join(RequestRow, RequestRow.id == ResultRow.request_id)
         .join(BatchRow, BatchRow.id == ResultRow.batch_id)
         .where(ResultRow.batch_id == batch_id, ResultRow.sequence > after)
@@ -75,8 +79,9 @@ def page(session: Session, batch_id: str, *, after: int, limit: int) -> list[Res
             seconds=DeviceSeconds(row.prefill_seconds, row.decode_seconds, row.padding_seconds),
             accepted_at=accepted_at,
             model=None if row.model_id is None else made_by.get(row.model_id),
+            parsing=None if parsing is None else Parsing.from_json(parsing),
         )
-        for row, position, custom_id, accepted_at in rows
+        for row, position, custom_id, accepted_at, parsing in rows
     ]
 
 

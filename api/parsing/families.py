@@ -1,0 +1,31 @@
+"""Finds the family of a checkpoint by the marks in its chat template, or else among its tokens."""
+
+from collections.abc import Collection
+
+from api.parsing import gemma, harmony, hermes, mistral
+from worker.values.parsing import Family
+
+# In this order: what a template writes around calls names its family.
+MARKS: tuple[tuple[Family, tuple[str, ...]], ...] = (
+    (Family.HARMONY, (harmony.CHANNEL,)),
+    (Family.MISTRAL, (mistral.OPENING,)),
+    (Family.GEMMA, tuple(gemma.DIALECTS)),
+    (Family.HERMES, (hermes.OPENING,)),
+    (Family.LLAMA, ("<|python_tag|>", "<|start_header_id|>ipython", '{"name": function name, "parameters"')),
+)
+MODEL_TYPES = {"gpt_oss": Family.HARMONY}
+
+
+def find_family(template: str | None, tokens: Collection[str], model_type: str | None) -> Family:
+    """Return the family of a checkpoint; NONE if nothing tells it.
+
+    A template that knows no tools is completed by our own rule (docs/tools.md), which makes it HERMES.
+    """
+    if model_type in MODEL_TYPES:
+        return MODEL_TYPES[model_type]
+    for family, marks in MARKS:
+        if template is not None and any(mark in template for mark in marks):
+            return family
+    if mistral.OPENING in tokens:
+        return Family.MISTRAL
+    return Family.NONE

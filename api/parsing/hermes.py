@@ -1,0 +1,17 @@
+"""Parses `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen write calls."""
+
+from api.parsing.reader import Reading, TextReader
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+
+
+def parse(reader: TextReader) -> Reading:
+    """Tell content and calls."""
+    while mark := (yield from reader.copy_until(reader.content, OPENING)):
+        reader.hold(mark)
+        yield from reader.space()
+        if not (yield from reader.json_call()):
+            reader.give_up()
+            continue
+        yield from reader.space()
+        yield from reader.skip(CLOSING)

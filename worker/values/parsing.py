@@ -1,0 +1,38 @@
+"""Define how the text of an output is parsed when it is written as an answer. The engine does not read it."""
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any, Self
+
+
+class Family(StrEnum):
+    """Family of models that mark tool calls and reasoning in their text in the same way."""
+
+    HERMES = "hermes"  # <tool_call>{"name": ..., "arguments": ...}</tool_call>; Qwen too
+    LLAMA = "llama"  # {"name": ..., "parameters": ...}
+    MISTRAL = "mistral"  # [TOOL_CALLS]
+    GEMMA = "gemma"  # call:name{key:value} between tags
+    HARMONY = "harmony"  # channels, as gpt-oss writes them
+    NONE = "none"  # no marks: all text is content
+
+
+@dataclass(frozen=True, slots=True)
+class Parsing:
+    """How to parse one request's outputs. It is stored with the request, so every answer says the same."""
+
+    family: Family
+    tools: tuple[str, ...] = ()  # names that may be called; without any, no call is looked for
+    is_older: bool = False  # the client asked with `functions`, and reads `function_call`
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what differs from the defaults, as a JSON object that `from_json` reads back."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if value}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """Rebuild what `to_json` wrote."""
+        known = dict(value)
+        return cls(
+            **known | {"family": Family(known["family"]), "tools": tuple(known.get("tools", ()))},
+        )
