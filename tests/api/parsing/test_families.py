@@ -11,8 +11,10 @@ from worker.values.parsing import Family
     [
         ("{%- if tools %}For each call return <tool_call>\n{{ x }}\n</tool_call>{% endif %}", Family.HERMES),
         (
-            "{{ '<|start_header_id|>ipython<|end_header_id|>' }}"
-            """Respond in the format {"name": function name, "parameters": dictionary}""",
+            (
+                "{{ '<|start_header_id|>ipython<|end_header_id|>' }}"
+                """Respond in the format {"name": function name, "parameters": dictionary}"""
+            ),
             Family.LLAMA,
         ),
         ("{%- if message.tool_calls %}[TOOL_CALLS][{{ x }}]{% endif %}", Family.MISTRAL),

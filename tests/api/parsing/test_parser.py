@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from api.parsing.parser import OutputParser, call_id, parse
@@ -200,6 +200,7 @@ MARKS = st.sampled_from(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(Family), st.lists(MARKS, max_size=12).map("".join), st.data())
 def test_any_text_is_parsed_alike_whole_and_in_parts(family: Family, text: str, data: st.DataObject) -> None:
     parsing = Parsing(family, ("f",))
@@ -207,19 +208,21 @@ def test_any_text_is_parsed_alike_whole_and_in_parts(family: Family, text: str, 
     assert parts(text, parsing, *cuts) == parse(text, parsing, seed="s")
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(Family), st.text())
 def test_text_without_marks_is_content(family: Family, text: str) -> None:
     assert parse(text, Parsing(family, ("f",)), seed="s") == ParsedOutput(text, "", ())
 
 
-json_values = st.recursive(
+JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=8,
 )
 
 
-@given(st.dictionaries(st.text(), json_values), st.booleans())
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(st.text(), JSON), st.booleans())
 def test_arguments_are_passed_on_as_they_are_written(arguments: dict[str, object], is_ascii: bool) -> None:
     written = json.dumps(arguments, ensure_ascii=is_ascii)
     calls = {
