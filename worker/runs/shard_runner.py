@@ -25,7 +25,7 @@ from worker.runs.translation import can_resume
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.requests import requests
 from worker.store.requests.requests import ShardRequest
-from worker.store.shards import fair_share, shards
+from worker.store.shards import fair_share, fair_slots, shards
 from worker.store.shards.shards import AfterSave, Claim, Progress
 from worker.values.results import PartialOutput
 
@@ -93,11 +93,19 @@ class ShardRunner:
             self._chosen.discard(chosen)
 
     def run_this(self, shard_id: int) -> Ending:
-        """Run this shard and no other, if it is ready."""
+        """Run this shard and no other, if it is ready. A suspect also gives way to what others have left."""
         with self.store.transaction() as session:
             alone = shards.is_suspect(session, shard_id, model=self.keeper.serves)
-        with self._solo.enter(alone=alone, give_up=self.draining.is_set) as is_in:
+        give_up = self._gives_way if alone else self.draining.is_set
+        with self._solo.enter(alone=alone, give_up=give_up) as is_in:
             return self._claim_and_run(shard_id) if is_in else Ending.NOTHING_TO_DO
+
+    def _gives_way(self) -> bool:
+        """Return whether a suspect must not start now: what was begun would wait for several in a row."""
+        if self.draining.is_set():
+            return True
+        with self.store.transaction() as session:
+            return bool(fair_slots.begun(session, limit=1, model=self.keeper.serves))
 
     def batch_changed(self, batch_id: str) -> None:
         """Make the runs of this batch save now; the save's answer says what has changed."""

@@ -50,17 +50,12 @@ class Bench:
 
     def start(self, **options: object) -> Future[Ending]:
         self.batch_id = submit(self.store, num_requests=4, shard_size=4, **options)  # type: ignore[arg-type]
-        return self._run()
+        return self.go_on()
 
     def start_on(self, batch: NewBatch) -> Future[Ending]:
         with self.store.transaction() as session:
             self.batch_id = batches.submit(session, batch, shard_size=4)
-        return self._run()
-
-    def _run(self) -> Future[Ending]:
-        ending = self._pool.submit(self.runner.run, 1)
-        assert self.engine.submitted.wait(60)
-        return ending
+        return self.go_on()
 
     def go_on(self) -> Future[Ending]:
         ending = self._pool.submit(self.runner.run, 1)
@@ -243,7 +238,7 @@ def test_tokens_of_another_model_are_not_gone_on_from(bench: Bench) -> None:
 
 def test_a_suspect_waits_until_it_is_alone(bench: Bench) -> None:
     ending = bench.start()
-    other = submit(bench.store, num_requests=1, shard_size=1)
+    bench.batch_id = submit(bench.store, num_requests=1, shard_size=1)
     with bench.store.transaction() as session:
         session.execute(text("UPDATE shards SET is_suspect = true WHERE id = 2"))
     first = bench.engine.work
@@ -256,10 +251,23 @@ def test_a_suspect_waits_until_it_is_alone(bench: Bench) -> None:
     eventually(lambda: bench.engine.work is not first)
     bench.engine.finish(0)
     assert alone.result(60) is Ending.FINISHED
+    assert bench.view().status is BatchStatus.COMPLETED
+
+
+def test_a_suspect_gives_way_to_what_others_have_left(bench: Bench) -> None:
+    submit(bench.store, num_requests=2, shard_size=1)
     with bench.store.transaction() as session:
-        found = batch_views.get(session, other)
-    assert found is not None
-    assert found.status is BatchStatus.COMPLETED
+        session.execute(text("UPDATE shards SET fence = 1, is_suspect = id = 1"))
+    assert bench.runner.run_this(1) is Ending.NOTHING_TO_DO
+    begun = bench._pool.submit(bench.runner.run_this, 2)
+    assert bench.engine.submitted.wait(60)
+    first = bench.engine.work
+    suspect = bench._pool.submit(bench.runner.run_this, 1)
+    bench.engine.finish(0)
+    assert begun.result(60) is Ending.FINISHED
+    eventually(lambda: bench.engine.work is not first)
+    bench.engine.finish(0)
+    assert suspect.result(60) is Ending.FINISHED
 
 
 def test_an_engine_that_does_not_stop_is_left(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
