@@ -78,7 +78,9 @@ def open_services(config: Settings) -> Services:
         learned=Learned(),
         broker=Broker(config.redis_url),
         checkpoint=Checkpoint.load(
-            config.model, family=None if config.model_family is None else Family(config.model_family)
+            config.model,
+            family=None if config.model_family is None else Family(config.model_family),
+            aliases=config.model_aliases,
         ),
         feeds=FeedReader(config.redis_url),
         rate_limiter=RateLimiter(config.redis_url),

@@ -1,5 +1,6 @@
 """Builds the application from its routes, errors and limits."""
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -32,6 +33,8 @@ from api.usage import routes as usage
 from api.webhooks import routes as webhooks
 from worker.settings import Settings, settings
 
+logger = logging.getLogger(__name__)
+
 DESCRIPTION = """
 Batch inference that loses nothing: a batch is durable before it is accepted, results can be read
 while it runs, and a signed webhook says when it has ended.
@@ -42,6 +45,9 @@ def create_app(config: Settings | None = None) -> FastAPI:
     """Return the application. The checkpoint is read now, so that a wrong path fails at the start."""
     config = config or settings()
     services = open_services(config)
+    for alias, name in config.model_aliases.items():
+        if name != services.checkpoint.name:
+            logger.warning("HEADRACE_MODEL_ALIASES: %s is %s, which is not served here", alias, name)
     prepare(services)
 
     @asynccontextmanager

@@ -73,6 +73,8 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=64 << 20, gt=0)
     max_requests_per_batch: int = Field(default=50_000, gt=0)
     max_prompt_bytes: int = Field(default=1 << 20, gt=0)
+    # Other names of models, as ALIAS=MODEL, ...
+    model_aliases: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     wait_seconds: float = Field(default=600.0, gt=0, description="how long a synchronous request may wait")
     max_file_bytes: int = Field(default=200 << 20, gt=0)
     max_line_bytes: int = Field(default=4 << 20, gt=0)
@@ -169,6 +171,19 @@ class Settings(BaseSettings):
     @classmethod
     def _split_list(cls, value: object) -> object:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("model_aliases", mode="before")
+    @classmethod
+    def _split_aliases(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        pairs = [[name.strip() for name in pair.split("=")] for pair in value.split(",") if pair.strip()]
+        if any(len(pair) != 2 or not all(pair) for pair in pairs):
+            raise ValueError("must be ALIAS=MODEL, separated by commas, such as gpt-4o-mini=demo")
+        aliases = dict(pairs)
+        if len(aliases) < len(pairs):
+            raise ValueError("must name each alias once")
+        return aliases
 
     @field_validator("batch_lengths")
     @classmethod

@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from jinja2 import TemplateError
@@ -90,8 +91,10 @@ class Checkpoint:
         config: Mapping[str, Any],
         model_type: str | None = None,
         family: Family | None = None,
+        aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.model = model
+        self.aliases = tuple(alias for alias, name in aliases.items() if name == model.name != alias)
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
@@ -109,8 +112,16 @@ class Checkpoint:
         )
 
     @classmethod
-    def load(cls, directory: Path, *, family: Family | None = None) -> Self:
+    def load(
+        cls,
+        directory: Path,
+        *,
+        family: Family | None = None,
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> Self:
         """Read a model directory; `family` overrides what its chat template says.
+
+        `aliases` maps other names to names of models, perhaps to this one's.
 
         Raises:
             ModelDirectoryError: a file is missing or not valid.
@@ -143,6 +154,7 @@ class Checkpoint:
                 config=tokenizer_config,
                 model_type=config.get("model_type"),
                 family=family,
+                aliases=aliases,
             )
         except (TemplateError, UnicodeError, RecursionError) as error:
             raise ModelDirectoryError(f"{directory}: its chat template: {error}") from error
@@ -153,6 +165,11 @@ class Checkpoint:
     def name(self) -> str:
         """The model's name for clients."""
         return self.model.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name by which a client may ask for the model, its own first."""
+        return (self.name, *self.aliases)
 
     def spelling_of(self, fingerprint: str | None) -> Spelling:
         """Return the spelling of a model's tokens; None: of a result from before models were recorded."""

@@ -58,6 +58,8 @@ def _fitted(
     context = checkpoint.max_model_len
     is_generating = isinstance(params, SamplingParams)
     must_fit = isinstance(params, SamplingParams) and params.must_fit
+    if isinstance(params, SamplingParams):
+        counts = [params.kept_prompt_tokens(count, context) for count in counts]
     for j, count in enumerate(counts):
         path = _path(request, name, j)
         if count == 0:
@@ -69,7 +71,8 @@ def _fitted(
         elif must_fit and count + request.max_tokens > context:
             problem = (
                 f"the prompt has {count} tokens and max_tokens is {request.max_tokens}, but {limit}."
-                f" Set max_tokens to at most {context - count}, or shorten the prompt."
+                f" Set max_tokens to at most {context - count}, shorten the prompt, or send"
+                " truncate_prompt_tokens: -1 to lose the beginning of it."
             )
         else:
             continue

@@ -1,26 +1,23 @@
 """Defines the sampling fields that every route takes, and turns them into SamplingParams."""
 
-import json
 import re
 from dataclasses import replace
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, Tag, WithJsonSchema
-from pydantic_core import from_json
+from pydantic import Field, Tag
 
 from api.errors import InvalidInputError
 from api.inputs.checkpoint import Checkpoint
-from api.inputs.schema import JsonObject, NonEmptyText, Schema, Text, one_of, text_or_list
-from worker.values.grammar import MAX_SOURCE_CHARACTERS, Grammar, GrammarError
-from worker.values.sampling import RANGES, FormatKind, OutputFormat, ParameterError, SamplingParams
+from api.inputs.formats import FormatFields, to_format
+from api.inputs.schema import NonEmptyText, one_of, text_or_list
+from worker.values.sampling import RANGES, ParameterError, SamplingParams
 
 MAX_STOP_STRINGS = 16
 TOKEN_ID = re.compile("-?[0-9]{1,10}")
-FORMAT_FIELDS = ("response_format", "guided_json", "guided_regex", "guided_choice")
 # Parameters that have a field of the same name and meaning.
 PLAIN_FIELDS = SamplingParams.__dataclass_fields__.keys() - {
-    "format", "logprobs", "must_fit", "optimization", "parsing", "skip_special_tokens",
+    "format", "logprobs", "must_fit", "optimization", "parsing",
 }  # fmt: skip
 
 MaxTokens = Annotated[
@@ -55,57 +52,7 @@ NumLogprobs = Annotated[
 NumChoices = Annotated[int, RANGES["n"]]
 
 
-def _to_object(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return from_json(value, allow_inf_nan=False)
-    except ValueError as error:
-        raise ValueError("must be a JSON schema, as an object or as a string") from error
-
-
-# As vLLM's clients send it: an object, or its text.
-GuidedJson = Annotated[
-    JsonObject,
-    BeforeValidator(_to_object),
-    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]}),
-]
-
-
-class JsonSchemaFormat(Schema):
-    """A schema with the name that OpenAI's clients give it."""
-
-    name: Text | None = None
-    description: Text | None = None
-    json_schema: JsonObject = Field(alias="schema")
-    strict: bool | None = Field(default=None, description="Outputs always fit, whatever this says.")
-
-
-class TextResponse(Schema):
-    """An output of any text."""
-
-    type: Literal["text"]
-
-
-class JsonObjectResponse(Schema):
-    """An output that is any JSON object."""
-
-    type: Literal["json_object"]
-
-
-class JsonSchemaResponse(Schema):
-    """An output that is JSON, valid by a schema."""
-
-    type: Literal["json_schema"]
-    json_schema: JsonSchemaFormat
-
-
-ResponseFormat = Annotated[
-    TextResponse | JsonObjectResponse | JsonSchemaResponse, Field(discriminator="type")
-]
-
-
-class CommonSamplingFields(Schema):
+class CommonSamplingFields(FormatFields):
     """The sampling fields that all routes share; `logprobs` differs between them."""
 
     max_tokens: MaxTokens | None = None
@@ -118,6 +65,20 @@ class CommonSamplingFields(Schema):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, RANGES["min_tokens"]] | None = None
+    truncate_prompt_tokens: Annotated[int, RANGES["truncate_prompt_tokens"]] | None = Field(
+        default=None,
+        description="Keep only so many tokens of the prompt, its last ones; -1: as many as leave room for"
+        " max_tokens.",
+    )
+    include_stop_str_in_output: bool | None = Field(
+        default=None, description="Cut the output after what stopped it, not before."
+    )
+    no_stop_trim: bool | None = Field(
+        default=None, description="SGLang's name of `include_stop_str_in_output`."
+    )
+    skip_special_tokens: bool | None = Field(
+        default=None, description="false: the output's text has the tokenizer's special tokens, too."
+    )
     repetition_penalty: RepetitionPenalty | None = None
     frequency_penalty: FrequencyPenalty | None = None
     presence_penalty: PresencePenalty | None = None
@@ -128,16 +89,6 @@ class CommonSamplingFields(Schema):
     n: NumChoices | None = None
     best_of: NumChoices | None = Field(
         default=None, description="Generate so many and keep the `n` with the highest mean logprob."
-    )
-    response_format: ResponseFormat | None = None
-    guided_json: GuidedJson | None = Field(
-        default=None, description="The output is JSON that is valid by this schema, an object or its text."
-    )
-    guided_regex: Text | None = Field(
-        default=None, description="The output is what this regular expression matches as a whole."
-    )
-    guided_choice: Annotated[list[Text], Field(min_length=1, max_length=1024)] | None = Field(
-        default=None, description="The output is one of these."
     )
 
     @property
@@ -182,7 +133,9 @@ def to_params(
         changes["stop_token_ids"] = tuple(changes["stop_token_ids"])
     if "logit_bias" in changes:
         changes["logit_bias"] = _to_biases(changes["logit_bias"], path)
-    found = _to_format(fields, checkpoint, path)
+    if fields.no_stop_trim is not None:
+        changes.setdefault("include_stop_str_in_output", fields.no_stop_trim)
+    found = to_format(fields, checkpoint, lambda name, problem: refusal(path, name, problem))
     if not changes and found is None:
         params = defaults
     elif found is not None:
@@ -208,62 +161,17 @@ def _to_biases(given: dict[str, float], path: str) -> tuple[tuple[int, float], .
     return tuple((int(token), float(bias)) for token, bias in given.items())
 
 
-def _to_format(
-    fields: CommonSamplingFields, checkpoint: Checkpoint, path: str
-) -> tuple[OutputFormat | None] | None:
-    """Return the format in a tuple, (None,) for free text; None if no format field is set."""
-    if fields.model_fields_set.isdisjoint(FORMAT_FIELDS):
-        return None
-    named = [name for name in FORMAT_FIELDS if getattr(fields, name) is not None]
-    if not named:
-        return None
-    if len(named) > 1:
-        raise refusal(path, named[1], f"cannot be combined with {named[0]}")
-    response = fields.response_format
-    found: OutputFormat | None = None
-    if fields.guided_regex is not None:
-        found = OutputFormat(FormatKind.REGEX, fields.guided_regex)
-    elif fields.guided_choice is not None:
-        found = OutputFormat(FormatKind.CHOICE, tuple(fields.guided_choice))
-    elif fields.guided_json is not None:
-        found = _schema_format(fields.guided_json)
-    elif isinstance(response, JsonSchemaResponse):
-        found = _schema_format(response.json_schema.json_schema)
-    elif isinstance(response, JsonObjectResponse):
-        found = OutputFormat(FormatKind.JSON_OBJECT)
-    if found is not None and (problem := _problem(found, checkpoint)):
-        name = "response_format.json_schema.schema" if named[0] == "response_format" else named[0]
-        raise refusal(path, name, problem)
-    return (found,)
-
-
-def _schema_format(schema: JsonObject) -> OutputFormat:
-    # Kept as text: an object may lose the order of its keys, in which the output has them.
-    return OutputFormat(FormatKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False))
-
-
-def _problem(found: OutputFormat, checkpoint: Checkpoint) -> str:
-    source = found.source if isinstance(found.source, str) else json.dumps(found.source)
-    # Checked before it is compiled and cached, because the cache holds it in memory.
-    if len(source) > MAX_SOURCE_CHARACTERS:
-        return f"has {len(source)} characters; the limit is {MAX_SOURCE_CHARACTERS}"
-    return _compile_problem(checkpoint, found)
-
-
-@lru_cache(256)
-def _compile_problem(checkpoint: Checkpoint, found: OutputFormat) -> str:
-    try:
-        Grammar.of(found.kind, found.source).check(checkpoint.vocabulary)
-    except GrammarError as error:
-        return str(error).partition(": ")[2]
-    return ""
-
-
 def _check(params: SamplingParams, checkpoint: Checkpoint, path: str) -> None:
     try:
         params.check_conflicts()
     except ParameterError as error:
         raise refusal(path, error.name, error.problem) from error
+    if (params.truncate_prompt_tokens or 0) < 0 and params.max_tokens >= checkpoint.max_model_len:
+        raise refusal(
+            path,
+            "truncate_prompt_tokens",
+            "-1 leaves room for max_tokens; send a max_tokens below the context",
+        )
     most = checkpoint.vocab_size - 1
     for name, token_ids in (
         ("logit_bias", [token for token, _ in params.logit_bias]),

@@ -127,7 +127,7 @@ class Embeddings(BaseModel):
 
 
 class ModelAnswer(BaseModel):
-    """The model that is served."""
+    """The model that is served, by one of its names."""
 
     id: str
     object: Literal["model"]
@@ -137,7 +137,7 @@ class ModelAnswer(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The list of the one model that is served."""
+    """The names of the one model that is served."""
 
     object: Literal["list"]
     data: list[ModelAnswer]

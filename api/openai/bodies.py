@@ -6,9 +6,10 @@ Unsupported fields are refused; fields that change no output are accepted.
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, Tag, ValidationError, WithJsonSchema
+from pydantic import BeforeValidator, Field, Tag, ValidationError
 
 from api.errors import invalid_input
+from api.inputs.foreign import ForeignFields, Ignored, Unsupported
 from api.inputs.sampling import CommonSamplingFields, MaxTokens, NumLogprobs, SamplingFields, TokenId
 from api.inputs.schema import NonEmptyText, Priority, Schema, Text, TimeoutSeconds, one_of, text_or_list
 
@@ -21,18 +22,6 @@ class Endpoint(StrEnum):
     EMBEDDINGS = "/v1/embeddings"
 
 
-NOTHING: list[JsonValue] = [None, False, "", [], {}]
-
-
-def _nothing(value: object) -> None:
-    if value not in NOTHING or (value == 0 and value is not False):
-        raise ValueError("is not supported by this server; leave it out")
-
-
-# A field of OpenAI's that is not supported: only a value that asks for nothing is accepted.
-Unsupported = Annotated[None, BeforeValidator(_nothing), WithJsonSchema({"enum": NOTHING})]
-# A field that changes no output.
-Ignored = Annotated[JsonValue, Field(description="Accepted, and of no effect.")]
 OwnPriority = Annotated[
     Priority | None,
     Field(
@@ -114,7 +103,7 @@ class StreamOptions(Schema):
     include_obfuscation: Ignored = None
 
 
-class Streamed(Schema):
+class Streamed(ForeignFields):
     """The fields that both kinds of completion share besides sampling."""
 
     model: NonEmptyText
@@ -122,8 +111,11 @@ class Streamed(Schema):
     stream_options: StreamOptions | None = None
     priority: OwnPriority = None
     timeout_seconds: TimeoutSeconds | None = None
-    user: Ignored = None
-    metadata: Ignored = None
+    add_special_tokens: bool | None = Field(
+        default=None,
+        description="Put the tokenizer's special tokens around the prompt. Default: true for a prompt, false"
+        " for a chat, whose template writes them.",
+    )
 
 
 class ChatBody(CommonSamplingFields, Streamed):
@@ -135,11 +127,6 @@ class ChatBody(CommonSamplingFields, Streamed):
     )
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
-    store: Ignored = None
-    service_tier: Ignored = None
-    safety_identifier: Ignored = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_retention: Ignored = None
     parallel_tool_calls: Ignored = None
     modalities: list[Literal["text"]] | None = None
     tool_choice: Literal["none", "auto"] | None = None
@@ -147,10 +134,13 @@ class ChatBody(CommonSamplingFields, Streamed):
     functions: Unsupported = None
     function_call: Literal["none", "auto"] | None = None
     audio: Unsupported = None
-    prediction: Unsupported = None
     reasoning_effort: Literal["none"] | None = None
     verbosity: Unsupported = None
     web_search_options: Unsupported = None
+    chat_template: Unsupported = None
+    documents: Unsupported = None
+    media_io_kwargs: Unsupported = None
+    mm_processor_kwargs: Unsupported = None
 
     @property
     def num_logprobs(self) -> int | None:

@@ -51,11 +51,12 @@ def to_request(
 
 
 def check_model(checkpoint: Checkpoint, model: str, path: str = "") -> None:
-    """Raise ModelNotFoundError unless this is the model that is served."""
-    if model != checkpoint.name:
+    """Raise ModelNotFoundError unless this is a name of the model that is served."""
+    if model not in checkpoint.names:
         param = f"{path}.model" if path else "model"
         raise ModelNotFoundError(
-            f"{param}: this server does not serve {model[:100]!r}; it serves {checkpoint.name!r}",
+            f"{param}: this server does not serve {model[:100]!r}; it serves {checkpoint.name!r}."
+            " HEADRACE_MODEL_ALIASES can give that another name.",
             param=param,
             code="model_not_found",
         )
@@ -86,7 +87,7 @@ def _chat(checkpoint: Checkpoint, body: ChatBody, custom_id: str | None, path: s
         priority=body.priority,
         timeout_seconds=body.timeout_seconds,
         params=params,
-        add_special_tokens=False,
+        add_special_tokens=bool(body.add_special_tokens),
         is_streamed=bool(body.stream),
     )
 
@@ -103,6 +104,7 @@ def _completion(checkpoint: Checkpoint, body: CompletionBody, custom_id: str | N
         priority=body.priority,
         timeout_seconds=body.timeout_seconds,
         params=params,
+        add_special_tokens=body.add_special_tokens is not False,
         is_streamed=bool(body.stream),
     )
 

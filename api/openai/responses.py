@@ -90,10 +90,10 @@ def to_usage_so_far(num_prompt_tokens: int, num_output_tokens: int) -> dict[str,
     }
 
 
-def to_model(checkpoint: Checkpoint) -> ModelAnswer:
-    """Return the served model as /v1/models shows it."""
+def to_model(checkpoint: Checkpoint, name: str) -> ModelAnswer:
+    """Return the served model as /v1/models shows it under one of its names."""
     return ModelAnswer(
-        id=checkpoint.name,
+        id=name,
         object="model",
         created=checkpoint.created,
         owned_by=MODEL_OWNER,

@@ -85,8 +85,9 @@ async def embeddings(
 
 @router.get("/models", dependencies=[READ], responses=documented(401, 403, 429), summary="List the models")
 def models(services: ServicesDependency) -> ModelList:
-    """List the one model that is served."""
-    return ModelList(object="list", data=[to_model(services.checkpoint)])
+    """List the one model that is served, under each of its names."""
+    checkpoint = services.checkpoint
+    return ModelList(object="list", data=[to_model(checkpoint, name) for name in checkpoint.names])
 
 
 @router.get(
@@ -98,9 +99,9 @@ def models(services: ServicesDependency) -> ModelList:
 def get_model(
     model: Annotated[Text, Path(max_length=256, examples=["demo"])], services: ServicesDependency
 ) -> ModelAnswer:
-    """Return the model of this name."""
+    """Return the model of this name or alias."""
     check_model(services.checkpoint, model)
-    return to_model(services.checkpoint)
+    return to_model(services.checkpoint, model)
 
 
 async def _complete(

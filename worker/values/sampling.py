@@ -21,6 +21,7 @@ RANGES: Mapping[str, Interval] = {
     "top_k": Interval(ge=0, le=1_000_000),
     "min_p": Interval(ge=0, le=1),
     "min_tokens": Interval(ge=0),
+    "truncate_prompt_tokens": Interval(ge=-1, lt=2**31),
     "repetition_penalty": Interval(gt=0, le=10),
     "frequency_penalty": PENALTY,
     "presence_penalty": PENALTY,
@@ -71,14 +72,18 @@ class SamplingParams:
     """Parameters of sampling, as `SamplingParams(max_tokens=32, temperature=0)`; `check` judges them.
 
     Length: the output ends at `max_tokens`, or earlier when the model's context is full. With `must_fit`, a
-    request whose prompt and `max_tokens` exceed the context is refused.
+    request whose prompt and `max_tokens` exceed the context is refused. `truncate_prompt_tokens` keeps only
+    so many tokens of the prompt, its last ones; -1 keeps as many as leave room for `max_tokens`.
 
     Choice: `temperature=0` is greedy. `top_k=0`, `top_p=1` and `min_p=0` are off; they apply in that order,
     after the temperature. `seed=None` draws a random seed.
 
-    End: `stop` strings and `stop_token_ids` end the output, which is cut before them. `ignore_eos` ignores
-    only the checkpoint's end tokens. `min_tokens` suppresses every end before that length, unless the
-    `format` allows nothing else; an output that completes its `format` always ends.
+    End: `stop` strings and `stop_token_ids` end the output, which is cut before them, or after them with
+    `include_stop_str_in_output`. `ignore_eos` ignores only the checkpoint's end tokens. `min_tokens`
+    suppresses every end before that length, unless the `format` allows nothing else; an output that
+    completes its `format` always ends.
+
+    Text: `skip_special_tokens=False` writes the tokenizer's special tokens into the output's text.
 
     Logprobs: `logprobs` is the number of likeliest tokens reported beside each chosen one, from the model's
     own logits; `prompt_logprobs` is the same for each prompt token after the first. None reports nothing.
@@ -89,6 +94,7 @@ class SamplingParams:
 
     max_tokens: int = 256
     must_fit: bool = False
+    truncate_prompt_tokens: int | None = None
     temperature: float = 0.7
     top_p: float = 1.0
     top_k: int = 0
@@ -98,6 +104,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     repetition_penalty: float = 1.0  # on tokens of prompt and output; 1 is off
     frequency_penalty: float = 0.0  # on tokens of the output, for each occurrence
     presence_penalty: float = 0.0  # on tokens of the output, once
@@ -107,7 +115,6 @@ class SamplingParams:
     n: int = 1
     best_of: int | None = None  # None: n
     format: OutputFormat | None = None
-    skip_special_tokens: bool = True  # False: the output's text has them, except the one that ended it
     parsing: Parsing | None = None  # of the output, where it is answered; None: its text is the answer
     optimization: Optimization = Optimization.FULL
 
@@ -120,6 +127,13 @@ class SamplingParams:
     def num_choices(self) -> int:
         """The number of outputs generated for each prompt."""
         return self.best_of or self.n
+
+    def kept_prompt_tokens(self, num_tokens: int, max_model_len: int) -> int:
+        """Return how many tokens of a prompt of `num_tokens` are kept, its last ones."""
+        if self.truncate_prompt_tokens is None:
+            return num_tokens
+        most = self.truncate_prompt_tokens
+        return min(num_tokens, max(1, max_model_len - self.max_tokens) if most < 0 else most)
 
     @property
     def needs_logprobs(self) -> bool:
@@ -156,6 +170,8 @@ class SamplingParams:
             raise ParameterError("best_of", "must be at least n")
         if self.min_tokens > self.max_tokens:
             raise ParameterError("min_tokens", "must be at most max_tokens")
+        if self.truncate_prompt_tokens == 0:
+            raise ParameterError("truncate_prompt_tokens", "must be -1, or at least 1")
 
     def to_json(self) -> dict[str, Any]:
         """Return what differs from the defaults, as a JSON object that `from_json` reads back."""

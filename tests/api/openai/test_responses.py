@@ -125,7 +125,7 @@ def test_embeddings(checkpoint: Checkpoint, is_base64: bool) -> None:
 
 
 def test_models(checkpoint: Checkpoint) -> None:
-    assert Model.model_validate(to_model(checkpoint).model_dump()).id == checkpoint.name
+    assert Model.model_validate(to_model(checkpoint, checkpoint.name).model_dump()).id == checkpoint.name
 
 
 @pytest.mark.parametrize(

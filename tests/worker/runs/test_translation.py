@@ -12,6 +12,7 @@ from worker.store.requests.requests import ShardRequest
 from worker.values.caching import request_digest
 from worker.values.logprobs import TokenLogprob
 from worker.values.outcomes import FinishReason, Outcome
+from worker.values.parsing import Family, Parsing
 from worker.values.requests import EmbeddingParams, Params, Pooling, ScoringParams, kind_of, params_from_json
 from worker.values.results import Choice, ContinuationScore, DeviceSeconds, Payload, RequestError, to_floats
 from worker.values.sampling import FormatKind, Optimization, OutputFormat, SamplingParams
@@ -20,6 +21,7 @@ from worker.values.sampling import FormatKind, Optimization, OutputFormat, Sampl
 EVERYTHING = SamplingParams(
     max_tokens=9,
     must_fit=True,
+    truncate_prompt_tokens=5,
     temperature=0.3,
     top_p=0.8,
     top_k=7,
@@ -29,6 +31,8 @@ EVERYTHING = SamplingParams(
     stop_token_ids=(3, 4),
     ignore_eos=True,
     min_tokens=2,
+    include_stop_str_in_output=True,
+    skip_special_tokens=False,
     repetition_penalty=1.2,
     frequency_penalty=-0.5,
     presence_penalty=0.6,
@@ -38,6 +42,7 @@ EVERYTHING = SamplingParams(
     n=2,
     best_of=3,
     optimization=Optimization.BASIC,
+    parsing=Parsing(Family.HERMES, ("f",)),
     format=OutputFormat(FormatKind.JSON_SCHEMA, '{"type": "object", "properties": {"b": {}, "a": {}}}'),
 )
 
@@ -77,10 +82,13 @@ def test_only_what_differs_from_the_defaults_is_stored() -> None:
 
 def test_the_digests_of_stored_requests_stay_as_they_are() -> None:
     """Responses in the cache are found by them, also after an upgrade."""
-    options = replace(EVERYTHING, format=OutputFormat(FormatKind.CHOICE, ("yes", "no")))
+    newer = ("truncate_prompt_tokens", "include_stop_str_in_output", "skip_special_tokens", "parsing")
+    defaults = {field.name: field.default for field in fields(SamplingParams) if field.name in newer}
+    older = replace(EVERYTHING, **defaults)
+    options = replace(older, format=OutputFormat(FormatKind.CHOICE, ("yes", "no")))
     digests = [
         request_digest(("one", (1, 2)), params, max_tokens=9, add_special_tokens=True)
-        for params in (EVERYTHING, options, ScoringParams((" a",)))
+        for params in (older, options, ScoringParams((" a",)))
     ]
     assert [digest and digest.hex() for digest in digests] == [
         "a34c7412079e59b808a90c13e23f004c",

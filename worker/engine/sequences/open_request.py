@@ -78,6 +78,7 @@ def open_request(
     Raises InvalidRequestError naming the fault in the request.
     """
     prompt, params = list(map(int, request.prompt)), request.params
+    prompt = prompt[len(prompt) - params.kept_prompt_tokens(len(prompt), info.max_model_len) :]
     _check(prompt, params, info)
     seed = (secrets.randbits(64) if params.seed is None else params.seed) % 2**64
     stop_token_ids = frozenset(params.stop_token_ids)

@@ -20,14 +20,7 @@ class Output:
         params = sequence.params
         self._sequence = sequence
         self._tokenizer = tokenizer
-        self._stop_checker = None
-        if params.stop:
-            self._stop_checker = StopChecker(
-                params.stop,
-                params.min_tokens,
-                tokenizer,
-                skip_special_tokens=params.skip_special_tokens,
-            )
+        self._stop_checker = StopChecker(params, tokenizer) if params.stop else None
         self.stream = OutputStream(sequence, index, tokenizer) if is_streamed else None
 
     def push(self, token_id: int) -> FinishReason | None:
@@ -67,12 +60,14 @@ class Output:
 
     def choice(self, reason: FinishReason) -> Choice:
         """Return the Choice of an output that ended for this reason, with the text cut before its end."""
-        sequence = self._sequence
+        sequence, params = self._sequence, self._sequence.params
         token_ids = sequence.token_ids[sequence.num_prompt_tokens :]
         has_end_token = bool(token_ids) and token_ids[-1] in sequence.stop_token_ids
+        is_cut = has_end_token and not (
+            params.include_stop_str_in_output and token_ids[-1] in params.stop_token_ids
+        )
         text = self._tokenizer.decode(
-            token_ids[:-1] if has_end_token else token_ids,
-            skip_special_tokens=sequence.params.skip_special_tokens,
+            token_ids[:-1] if is_cut else token_ids, skip_special_tokens=params.skip_special_tokens
         )
         if self._stop_checker is not None:
             text, has_stop = self._stop_checker.cut(text)

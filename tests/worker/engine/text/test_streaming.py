@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.generation import greedy, make_engine
+from tests.fixtures.tiny_llama import BEGIN, CONTEXT
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
 from worker.engine.requests.generation import Completion, GenerationRequest
@@ -62,6 +63,58 @@ def test_what_a_stop_string_takes_back_is_never_told(tiny_llama: Path) -> None:
         deltas, completions = stream(make_engine(tiny_llama), request)
         check(deltas, completions[0].choices[0])
         assert stop[0] not in completions[0].text
+
+
+def test_a_stop_string_may_be_part_of_the_output(tiny_llama: Path) -> None:
+    (whole,) = stream(make_engine(tiny_llama), GenerationRequest(0, PROMPTS[0], greedy(40)))[1].values()
+    stop = whole.text[8:13]
+    params = greedy(40, stop=(stop,), include_stop_str_in_output=True)
+    deltas, completions = stream(
+        make_engine(tiny_llama), GenerationRequest(0, PROMPTS[0], params, is_streamed=True)
+    )
+    check(deltas, completions[0].choices[0])
+    assert completions[0].text == whole.text[: whole.text.find(stop) + len(stop)]
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_special_tokens_are_in_the_text_if_asked_for(tiny_llama: Path, is_kept: bool) -> None:
+    """The tokenizer's `<|begin|>` is token 0; a bias makes it every token of the output."""
+    params = greedy(
+        3, logit_bias=((BEGIN, 100.0),), skip_special_tokens=not is_kept, stop_token_ids=(), min_tokens=1
+    )
+    request = GenerationRequest(0, PROMPTS[0], params, is_streamed=True)
+    deltas, completions = stream(make_engine(tiny_llama), request)
+    check(deltas, completions[0].choices[0])
+    assert completions[0].text == ("<|begin|>" * 3 if is_kept else "")
+
+
+def test_a_stop_token_is_in_the_text_if_asked_for(tiny_llama: Path) -> None:
+    (whole,) = stream(make_engine(tiny_llama), GenerationRequest(0, PROMPTS[0], greedy(12)))[1].values()
+    last = whole.token_ids[5]
+    assert last not in whole.token_ids[:5]
+    for is_kept in (False, True):
+        params = greedy(12, stop_token_ids=(last,), include_stop_str_in_output=is_kept)
+        engine = make_engine(tiny_llama)
+        (found,) = stream(engine, GenerationRequest(0, PROMPTS[0], params))[1].values()
+        assert found.text == engine.tokenizer.decode(whole.token_ids[: 6 if is_kept else 5])
+
+
+def test_a_truncated_prompt_keeps_its_last_tokens(tiny_llama: Path) -> None:
+    prompt = tuple(range(40, 60))
+    engine = make_engine(tiny_llama)
+    kept, short, roomy = (
+        stream(engine, GenerationRequest(number, given, params))[1][number]
+        for number, (given, params) in enumerate(
+            [
+                (prompt, greedy(4, truncate_prompt_tokens=7)),
+                (prompt[-7:], greedy(4)),
+                (prompt * 9, greedy(CONTEXT - 7, truncate_prompt_tokens=-1, must_fit=True)),
+            ]
+        )
+    )
+    assert (kept.num_prompt_tokens, kept.token_ids) == (7, short.token_ids)
+    assert roomy.num_prompt_tokens == 7
+    assert roomy.token_ids[:4] == short.token_ids
 
 
 def test_who_does_not_stream_is_told_nothing(tiny_llama: Path) -> None:

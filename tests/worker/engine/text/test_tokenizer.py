@@ -9,6 +9,7 @@ from tests.fixtures.tiny_llama import TEXT, tiny_tokenizer
 from worker.engine.requests.errors import CheckpointError
 from worker.engine.text.stopping import StopChecker
 from worker.engine.text.tokenizer import TextStream, Tokenizer
+from worker.values.sampling import SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +42,29 @@ def test_a_tail_that_never_becomes_a_character_is_handed_out(tokenizer: Tokenize
     assert "".join(stream.push(stray) for _ in range(40)).startswith("\ufffd" * 16)
 
 
+def checker_of(stop: tuple[str, ...], min_tokens: int, tokenizer: Tokenizer) -> StopChecker:
+    return StopChecker(SamplingParams(stop=stop, min_tokens=min_tokens), tokenizer)
+
+
 @pytest.mark.parametrize(
     "stop", [("lazy",), ("zy d",), ("x",), ("never", " jumps ov"), ("東京",), ("京, 🙂",)]
 )
 def test_stop_string_is_found_where_it_ends(tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
     token_ids = tokenizer.encode_batch([TEXT])[0]
-    checker = StopChecker(stop, 0, tokenizer)
+    checker = checker_of(stop, 0, tokenizer)
     count = next(i for i, token in enumerate(token_ids, 1) if checker.push(token))
     assert any(text in tokenizer.decode(token_ids[:count]) for text in stop)
     assert not any(text in tokenizer.decode(token_ids[: count - 1]) for text in stop)
 
 
 def test_text_is_cut_before_the_earliest_stop(tokenizer: Tokenizer) -> None:
-    assert StopChecker(("three", "two"), 0, tokenizer).cut("one two three") == ("one ", True)
-    assert StopChecker(("two",), 0, tokenizer).cut("one") == ("one", False)
+    assert checker_of(("three", "two"), 0, tokenizer).cut("one two three") == ("one ", True)
+    assert checker_of(("two",), 0, tokenizer).cut("one") == ("one", False)
+
+
+def test_text_may_be_cut_after_the_stop(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(stop=("three", "two"), include_stop_str_in_output=True)
+    assert StopChecker(params, tokenizer).cut("one two three") == ("one two", True)
 
 
 @pytest.mark.parametrize("min_tokens", range(60))
@@ -62,7 +72,7 @@ def test_a_stop_string_counts_if_it_ends_with_an_allowed_token(tokenizer: Tokeni
     text = "the fox, the dog, the quick jug, the 東京, the"
     token_ids = tokenizer.encode_batch([text])[0]
     assert len(token_ids) < 60
-    checker = StopChecker(("the", "京, t"), min_tokens, tokenizer)
+    checker = checker_of(("the", "京, t"), min_tokens, tokenizer)
     count = next((i for i, token in enumerate(token_ids, 1) if checker.push(token)), None)
     before = tokenizer.decode(token_ids[: max(0, min_tokens - 1)]).rstrip("\ufffd")
     begins = [match.start() for match in re.finditer("(?=the)|(?=京, t)", text)]
