@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query
 from fastapi import Request as HttpRequest
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
 from api.blobs.choice import blob_store
@@ -97,18 +97,22 @@ async def _deployment(http_request: HttpRequest) -> Services:
 DeploymentDependency = Annotated[Services, Depends(_deployment)]
 
 _bearer = HTTPBearer(scheme_name="API key", description="`Authorization: Bearer hr_...`", auto_error=False)
+_key_header = APIKeyHeader(
+    name=auth.KEY_HEADER, scheme_name="API key header", description="`x-api-key: hr_...`", auto_error=False
+)
 
 
 async def _caller(
     http_request: HttpRequest,
     deployment: DeploymentDependency,
-    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+    _credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+    _given_key: Annotated[str | None, Depends(_key_header)],
 ) -> Caller:
     if deployment.settings.auth == "off":
         auth.check_local(http_request.scope)
         caller = auth.NOBODY_IN_PARTICULAR
     else:
-        key = None if credentials is None else credentials.credentials
+        key = auth.key_of(http_request.headers)
         caller = await run_in_threadpool(_recognize, deployment, key)
     add_to_work(tenant=caller.tenant_id, **({} if caller.key is None else {"key": caller.key}))
     return caller
@@ -236,9 +240,15 @@ async def _idempotency_key(
 ) -> IdempotencyKey | None:
     if idempotency_key is None:
         return None
+    return IdempotencyKey(idempotency_key, await _body_digest(http_request))
+
+
+async def _body_digest(http_request: HttpRequest) -> str:
     if isinstance(http_request, OnceRequest):
-        return IdempotencyKey(idempotency_key, http_request.digest)
-    return IdempotencyKey(idempotency_key, hashlib.sha256(await http_request.body()).hexdigest())
+        return http_request.digest
+    return hashlib.sha256(await http_request.body()).hexdigest()
 
 
+# The SHA-256 of the body.
+BodyDigestDependency = Annotated[str, Depends(_body_digest)]
 IdempotencyDependency = Annotated[IdempotencyKey | None, Depends(_idempotency_key)]

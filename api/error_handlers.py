@@ -38,6 +38,7 @@ def install(app: FastAPI) -> None:
 def _api_error(http_request: HttpRequest, raised: Exception) -> JSONResponse:
     error = on_the_way(raised)
     return error_response(
+        http_request.scope,
         status_for(http_request.scope.get("route"), error.status),
         error.message,
         error.type,
@@ -55,8 +56,10 @@ def _quota_exceeded(http_request: HttpRequest, error: QuotaExceededError) -> JSO
 
 
 def _unknown_cursor(http_request: HttpRequest, error: UnknownCursorError) -> JSONResponse:
-    message = f"after: there is no {error} to continue from"
-    return _api_error(http_request, NotFoundError(message, param="after", code="unknown_cursor"))
+    named = ("after", "after_id", "before_id")
+    param = next((name for name in named if http_request.query_params.get(name) == str(error)), "after")
+    message = f"{param}: there is no {error} to continue from"
+    return _api_error(http_request, NotFoundError(message, param=param, code="unknown_cursor"))
 
 
 def _invalid(http_request: HttpRequest, error: RequestValidationError) -> JSONResponse:
@@ -64,7 +67,12 @@ def _invalid(http_request: HttpRequest, error: RequestValidationError) -> JSONRe
     if first["type"] == "json_invalid":
         message = f"The body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}."
         return error_response(
-            HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param="body", code="invalid_json"
+            http_request.scope,
+            HTTPStatus.BAD_REQUEST,
+            message,
+            "invalid_request_error",
+            param="body",
+            code="invalid_json",
         )
     if isinstance(error.body, (bytes, bytearray)):  # FastAPI has not parsed it
         return _api_error(http_request, MediaTypeError(http_request.headers.get("content-type")))
@@ -77,6 +85,7 @@ def _http(http_request: HttpRequest, error: HTTPException) -> JSONResponse:
     if isinstance(cause, ON_THE_WAY):
         return _api_error(http_request, cause)
     return error_response(
+        http_request.scope,
         error.status_code,
         f"The body cannot be read: {_why(cause)}." if cause else _without_route(http_request, error),
         "invalid_request_error",

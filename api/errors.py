@@ -33,13 +33,16 @@ from fastapi import Depends
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from starlette.types import Scope
 
+from api.anthropic_errors import anthropic_error, speaks_anthropic
 from api.wrong_fields import code_of, explain, field_path
 from worker.store.database.session import DATABASE_AWAY
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = "5"
+REQUEST_ID_STATE = "request_id"  # in the `state` of a call's scope
 
 
 class LineError(BaseModel):
@@ -282,18 +285,19 @@ async def _openai_statuses() -> None:
     """Mark a router; `status_for` looks for this."""
 
 
-# Routers for OpenAI's clients declare this: APIRouter(dependencies=[OPENAI_STATUSES]).
+# Routers for OpenAI's and Anthropic's clients declare this: APIRouter(dependencies=[OPENAI_STATUSES]).
 OPENAI_STATUSES = Depends(_openai_statuses)
 
 
 def status_for(route: object, status: int) -> int:
-    """Return the status of an error on a route: OpenAI's clients know 400 for wrong input, not 422."""
+    """Return the status of an error on a route: those clients know 400 for wrong input, not 422."""
     is_openai = OPENAI_STATUSES in getattr(route, "dependencies", ())
     is_wrong = status == HTTPStatus.UNPROCESSABLE_ENTITY
     return HTTPStatus.BAD_REQUEST if is_openai and is_wrong else status
 
 
 def error_response(
+    scope: Scope,
     status: int,
     message: str,
     error_type: str,
@@ -303,7 +307,11 @@ def error_response(
     lines: Sequence[LineError] = (),
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    """Return an error in the one format of this API."""
+    """Return an error in the one format of this API, or in that of Anthropic's clients to their calls."""
+    if speaks_anthropic(scope):
+        request_id = scope.get("state", {}).get(REQUEST_ID_STATE)
+        told = anthropic_error(status, message, param=param, code=code, request_id=request_id)
+        return JSONResponse(told, status_code=status, headers=headers)
     detail = ErrorDetail(message=message, type=error_type, param=param, code=code, lines=list(lines) or None)
     body = ErrorBody(error=detail).model_dump(exclude=None if lines else {"error": {"lines"}})
     return JSONResponse(body, status_code=status, headers=headers)
@@ -314,9 +322,9 @@ def still_running(answer: BaseModel) -> JSONResponse:
     return JSONResponse(answer.model_dump(mode="json"), status_code=HTTPStatus.ACCEPTED)
 
 
-def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def documented(*statuses: int, body: type[BaseModel] = ErrorBody) -> dict[int | str, dict[str, Any]]:
     """Return the `responses` of a route for OpenAPI."""
-    return {status: {"model": ErrorBody, "description": HTTPStatus(status).phrase} for status in statuses}
+    return {status: {"model": body, "description": HTTPStatus(status).phrase} for status in statuses}
 
 
 def invalid_input(error: Mapping[str, Any], body: Any = None, path: str = "") -> InvalidInputError:

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from api import error_handlers, health, openapi
+from api.anthropic import batch_routes as message_batches
+from api.anthropic import routes as anthropic
 from api.audit import routes as audit
 from api.batches import control_routes, progress_routes
 from api.batches import routes as batches
@@ -84,6 +86,8 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.include_router(documentation.router)
     app.include_router(generate.router)
     app.include_router(openai.router)
+    app.include_router(anthropic.router)
+    app.include_router(message_batches.router)
     app.include_router(estimates.router)
     app.include_router(estimates.lines_router)
     app.include_router(batches.router)

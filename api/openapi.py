@@ -1,9 +1,9 @@
 """Completes the OpenAPI document that FastAPI reads off the routes.
 
 A route documents its own answers. This module adds the answers that any route may give because of the caller,
-the body or the database, and for OpenAI's clients puts 400 where the plain API answers 422. It adds the
-examples in examples.json, by the name of a schema or by media type; FastAPI drops the nulls from examples of
-a model itself.
+the body or the database, and for OpenAI's and Anthropic's clients puts 400 where the plain API answers 422.
+It adds the examples in examples.json, by the name of a schema or by media type; FastAPI drops the nulls from
+examples of a model itself.
 """
 
 import json
@@ -14,8 +14,10 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
+from pydantic import BaseModel
 
-from api.errors import status_for
+from api.anthropic_errors import AnthropicErrorBody, is_own_path
+from api.errors import ErrorBody, status_for
 
 OF_CALLERS = (
     HTTPStatus.UNAUTHORIZED,
@@ -28,7 +30,6 @@ JSON = "application/json"
 WRONG = str(int(HTTPStatus.UNPROCESSABLE_ENTITY))
 FASTAPIS_OWN = ("HTTPValidationError", "ValidationError")
 EXAMPLES = Path(__file__).with_name("examples.json")
-ERROR = {JSON: {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
 
 
 def install(app: FastAPI) -> None:
@@ -52,17 +53,18 @@ def _statuses_of_wrong_input(app: FastAPI) -> dict[str, HTTPStatus]:
 
 def _complete(document: dict[str, Any], wrong_input: Mapping[str, HTTPStatus]) -> None:
     for path, operations in document["paths"].items():
+        body = AnthropicErrorBody if is_own_path(path) else ErrorBody
         for operation in operations.values():
             responses = operation["responses"]
             if "security" in operation:
-                _add(responses, OF_CALLERS)
+                _add(responses, OF_CALLERS, body)
             if "requestBody" in operation:
-                _add(responses, OF_BODIES)
+                _add(responses, OF_BODIES, body)
             if JSON in operation.get("requestBody", {}).get("content", ()):
-                _add(responses, [HTTPStatus.UNSUPPORTED_MEDIA_TYPE])
+                _add(responses, [HTTPStatus.UNSUPPORTED_MEDIA_TYPE], body)
             if WRONG in responses:
                 del responses[WRONG]
-                _add(responses, [wrong_input[path]])
+                _add(responses, [wrong_input[path]], body)
             operation["responses"] = dict(sorted(responses.items()))
     for name in FASTAPIS_OWN:
         document["components"]["schemas"].pop(name, None)
@@ -87,6 +89,7 @@ def _contents(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield from described.get("content", {}).items()
 
 
-def _add(responses: dict[str, Any], statuses: Iterable[HTTPStatus]) -> None:
+def _add(responses: dict[str, Any], statuses: Iterable[HTTPStatus], body: type[BaseModel]) -> None:
+    content = {JSON: {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}}
     for status in statuses:
-        responses.setdefault(str(int(status)), {"description": status.phrase, "content": ERROR})
+        responses.setdefault(str(int(status)), {"description": status.phrase, "content": content})

@@ -1,6 +1,7 @@
 """Submits, reads, lists and cancels batches. Each function is one transaction, or one page."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 from api.batches.answers import to_answer, to_result
 from api.batches.deadlines import check_deadline
@@ -17,6 +18,7 @@ from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS
 from worker.contract.states import BatchStatus
 from worker.store.batches import batch_views, batches, idempotency
 from worker.store.batches.batch_views import BatchView
+from worker.store.batches.batches import NewBatch
 from worker.store.counts import batch_counts, usage
 from worker.store.requests import attempts, result_views
 from worker.store.webhooks import delivery_log
@@ -33,7 +35,21 @@ def submit(services: Services, submission: BatchSubmission, key: IdempotencyKey 
         KeyReusedError: the idempotency key was used for another body.
 
     """
-    batch = to_batch(services, submission)
+    return store(services, to_batch(services, submission), key)
+
+
+def store(
+    services: Services, batch: NewBatch, key: IdempotencyKey | None, *, found_within: timedelta | None = None
+) -> BatchView:
+    """Store a batch in one transaction; with a key that made one before, return that.
+
+    With `found_within`, a batch that the key made longer ago does not count.
+
+    Raises:
+        InvalidInputError: its deadline cannot be met; nothing was stored.
+        KeyReusedError: the idempotency key was used for another body.
+
+    """
     model = None if batch.model is None else batch.model.fingerprint
     forecast = services.read_forecaster(model).of_new(batch)
     if forecast is not None:
@@ -42,7 +58,7 @@ def submit(services: Services, submission: BatchSubmission, key: IdempotencyKey 
         batch_id = None
         if key is not None:
             try:
-                batch_id = idempotency.find(session, key.key, key.fingerprint)
+                batch_id = idempotency.find(session, key.key, key.fingerprint, within=found_within)
             except idempotency.FingerprintMismatchError as error:
                 raise KeyReusedError(
                     "This Idempotency-Key was used for another body. Choose a new key.",

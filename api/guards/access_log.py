@@ -11,13 +11,14 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import error_response
+from api import anthropic_errors
+from api.anthropic_errors import speaks_anthropic
+from api.errors import REQUEST_ID_STATE, error_response
 from worker.telemetry import fields, work
 
 logger = logging.getLogger("headrace.access")
 
 REQUEST_ID = "X-Request-ID"
-STATE = "request_id"  # in the scope's `state`
 VALID_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 # Machines ask these every few seconds.
 PROBES = {"/health", "/ready", "/metrics"}
@@ -25,9 +26,10 @@ PROBES = {"/health", "/ready", "/metrics"}
 
 def unexpected(http_request: HttpRequest, error: Exception) -> JSONResponse:
     """Log an error of ours and answer 500; this runs outside all middleware."""
-    request_id = http_request.scope["state"][STATE]
+    request_id = http_request.scope["state"][REQUEST_ID_STATE]
     logger.error("unexpected error", exc_info=error, extra=fields(request_id=request_id))
     return error_response(
+        http_request.scope,
         HTTPStatus.INTERNAL_SERVER_ERROR,
         f"The server failed unexpectedly. Its log has the cause, with the request id {request_id}.",
         "server_error",
@@ -53,7 +55,8 @@ class AccessLog:
             return
         given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if VALID_ID.fullmatch(given) else uuid4().hex
-        scope.setdefault("state", {})[STATE] = request_id
+        scope.setdefault("state", {})[REQUEST_ID_STATE] = request_id
+        names = (REQUEST_ID, anthropic_errors.REQUEST_ID) if speaks_anthropic(scope) else (REQUEST_ID,)
         status: int | None = None  # None: it was not answered
         began = time.perf_counter()
 
@@ -61,7 +64,8 @@ class AccessLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                for name in names:
+                    MutableHeaders(scope=message)[name] = request_id
             await send(message)
 
         with work(request_id=request_id):

@@ -1,8 +1,10 @@
 """Identifies the caller by API key, or as the one tenant of a deployment without keys."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 
+from fastapi.security.utils import get_authorization_scheme_param
 from starlette.types import Scope as HttpScope
 
 from api.errors import AuthenticationError, PermissionDeniedError
@@ -10,7 +12,10 @@ from worker.contract.access import DEFAULT_TENANT, Scope
 from worker.store.database.session import Store
 from worker.store.tenants import api_keys
 
-HOW = "Send it as `Authorization: Bearer hr_...`. `headrace keys create` makes a key."
+HOW = (
+    "Send it as `Authorization: Bearer hr_...` or as `x-api-key: hr_...`. `headrace keys create` makes a key."
+)
+KEY_HEADER = "x-api-key"  # of Anthropic's clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,12 @@ class Caller:
 
 
 NOBODY_IN_PARTICULAR = Caller(DEFAULT_TENANT, None, frozenset(Scope))
+
+
+def key_of(headers: Mapping[str, str]) -> str | None:
+    """Return the API key that a call came with."""
+    scheme, key = get_authorization_scheme_param(headers.get("authorization"))
+    return key if key and scheme.lower() == "bearer" else headers.get(KEY_HEADER) or None
 
 
 def recognize(store: Store, key: str | None) -> Caller:

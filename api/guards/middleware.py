@@ -79,4 +79,5 @@ class BodyLimit:
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         status, kind = BodyTooLargeError.status, BodyTooLargeError.type
-        await error_response(status, self._message, kind, param="body", code=TOO_LARGE)(scope, receive, send)
+        answer = error_response(scope, status, self._message, kind, param="body", code=TOO_LARGE)
+        await answer(scope, receive, send)

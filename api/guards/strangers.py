@@ -1,6 +1,5 @@
 """Limits the bodies of strangers, because FastAPI reads and parses a body before a route checks the key."""
 
-from fastapi.security.utils import get_authorization_scheme_param
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,13 +26,8 @@ class StrangersBodies:
             message = await receive()
             received += len(message.get("body", b""))
             if received > STRANGER_BYTES and not is_known:
-                await run_in_threadpool(auth.recognize, self._store, _key(scope))
+                await run_in_threadpool(auth.recognize, self._store, auth.key_of(Headers(scope=scope)))
                 is_known = True
             return message
 
         await self._app(scope, checked, send)
-
-
-def _key(scope: Scope) -> str | None:
-    scheme, key = get_authorization_scheme_param(Headers(scope=scope).get("authorization"))
-    return key if key and scheme.lower() == "bearer" else None

@@ -33,14 +33,8 @@ def fit(
         for j, prompt in enumerate(request.prompts):
             if not isinstance(prompt, str):
                 counts[i][j] = _count_ids(checkpoint, prompt, _path(request, name(i), j))
-            elif len(prompt) > max_prompt_bytes or len(prompt.encode()) > max_prompt_bytes:
-                path = _path(request, name(i), j)
-                raise InvalidInputError(
-                    f"{path}: the prompt is longer than the limit of {max_prompt_bytes} bytes",
-                    param=path,
-                    code="prompt_too_long",
-                )
             else:
+                check_size(prompt, max_prompt_bytes, _path(request, name(i), j))
                 texts[request.add_special_tokens].append((i, j, prompt))
     for has_special, chosen in texts.items():
         found = checkpoint.count_tokens([text for *_, text in chosen], add_special_tokens=has_special)
@@ -50,6 +44,16 @@ def fit(
         _fitted(checkpoint, request, request.params or default, counts[i], name(i))
         for i, request in enumerate(requests)
     ]
+
+
+def check_size(prompt: str, max_prompt_bytes: int, path: str) -> None:
+    """Raise InvalidInputError for a prompt that is too long to count its tokens."""
+    if len(prompt) > max_prompt_bytes or len(prompt.encode()) > max_prompt_bytes:
+        raise InvalidInputError(
+            f"{path}: the prompt is longer than the limit of {max_prompt_bytes} bytes",
+            param=path,
+            code="prompt_too_long",
+        )
 
 
 def _fitted(

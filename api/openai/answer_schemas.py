@@ -1,5 +1,6 @@
 """Defines the bodies that OpenAI's clients read, for OpenAPI. `api.openai.responses` writes them."""
 
+from datetime import datetime
 from typing import Literal
 
 from pydantic import BaseModel, Field
@@ -127,13 +128,18 @@ class Embeddings(BaseModel):
 
 
 class ModelAnswer(BaseModel):
-    """The model that is served, by one of its names."""
+    """The model that is served, by one of its names, with the fields that either kind of client knows."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
+    type: Literal["model"]
+    display_name: str
+    created_at: datetime
+    lifecycle: Literal["active"]
+    max_input_tokens: int
 
 
 class ModelList(BaseModel):
@@ -141,3 +147,6 @@ class ModelList(BaseModel):
 
     object: Literal["list"]
     data: list[ModelAnswer]
+    has_more: Literal[False]
+    first_id: str
+    last_id: str

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from api.generate.outputs import choices_of
@@ -98,6 +99,11 @@ def to_model(checkpoint: Checkpoint, name: str) -> ModelAnswer:
         created=checkpoint.created,
         owned_by=MODEL_OWNER,
         max_model_len=checkpoint.max_model_len,
+        type="model",
+        display_name=name,
+        created_at=datetime.fromtimestamp(checkpoint.created, UTC),
+        lifecycle="active",
+        max_input_tokens=checkpoint.max_model_len,
     )
 
 

@@ -86,8 +86,10 @@ async def embeddings(
 @router.get("/models", dependencies=[READ], responses=documented(401, 403, 429), summary="List the models")
 def models(services: ServicesDependency) -> ModelList:
     """List the one model that is served, under each of its names."""
-    checkpoint = services.checkpoint
-    return ModelList(object="list", data=[to_model(checkpoint, name) for name in checkpoint.names])
+    found = [to_model(services.checkpoint, name) for name in services.checkpoint.names]
+    return ModelList(
+        object="list", data=found, has_more=False, first_id=found[0].id, last_id=found[-1].id
+    )
 
 
 @router.get(

@@ -30,6 +30,7 @@ class BatchView:
     model_fingerprint: str | None
     priority: int
     metadata: dict[str, Any]
+    endpoint: str | None
     input_file_id: str | None
     num_unread: int
     num_requests: int
@@ -50,6 +51,7 @@ class BatchView:
     created_at: datetime
     started_at: datetime | None
     expires_at: datetime | None
+    cancelled_at: datetime | None  # when the cancel was asked for
     finished_at: datetime | None
     results_dropped_at: datetime | None
     read_at: datetime
@@ -116,6 +118,23 @@ def page(
         query = query.where(BatchRow.status == status)
     order = (BatchRow.created_at, BatchRow.id)
     query = cursors.follow(session, query, order, after=after, limit=limit)
+    return [to_view(*found) for found in session.execute(query)]
+
+
+def page_of_endpoint(
+    session: Session, endpoint: str, *, after: str | None, before: str | None, limit: int
+) -> list[BatchView]:
+    """Return batches of an endpoint: after batch `after`, newest first, or before `before`, oldest first.
+
+    Raises:
+        UnknownCursorError: there is no batch `after`, or `before`.
+
+    """
+    query = views().where(BatchRow.endpoint == endpoint, BatchRow.tenant_id != NOBODY)
+    order = (BatchRow.created_at, BatchRow.id)
+    query = cursors.follow(
+        session, query, order, after=before or after, limit=limit, is_newest_first=before is None
+    )
     return [to_view(*found) for found in session.execute(query)]
 
 

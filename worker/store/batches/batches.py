@@ -51,6 +51,7 @@ class NewBatch:
     cache: CacheMode = CacheMode.OFF
     cache_similarity: float = DEFAULT_SIMILARITY
     model: Model | None = None  # to run it; None: any
+    endpoint: str | None = None  # whose bodies its requests have; None: the plain API's
     forecast_seconds: float | None = None  # from submission to end; None: unknown
     id: str | None = None  # None: `submit` makes one
 
@@ -80,6 +81,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
             tenant_id=tenant_of(session),
             status=BatchStatus.PENDING,
             lane=batch.lane,
+            endpoint=batch.endpoint,
             params=batch.params.to_json(),
             metadata_=batch.metadata or {},
             priority=batch.priority,

@@ -37,6 +37,14 @@ class BatchRow(Owned, TableRow):
             "finished_at",
             postgresql_where=text("finished_at IS NOT NULL AND results_dropped_at IS NULL"),
         ),
+        Index(
+            "batches_endpoint_index",
+            "tenant_id",
+            "endpoint",
+            "created_at",
+            "id",
+            postgresql_where=text("endpoint IS NOT NULL"),
+        ),
         Index("batches_failures_index", "finished_at", postgresql_where=text(HAS_FAILED)),
         {"postgresql_with": {"fillfactor": 80, "autovacuum_vacuum_scale_factor": 0.02}},
     )
@@ -54,6 +62,8 @@ class BatchRow(Owned, TableRow):
     # That counted its tokens: worker.contract.models.Model.
     model_tokenizer: Mapped[str | None] = mapped_column(info=ASKED_FOR)
 
+    # The route whose bodies its requests have, of a batch that came so in one call. None: any other batch.
+    endpoint: Mapped[str | None] = mapped_column(info=ASKED_FOR)
     input_file_id: Mapped[str | None]  # None: its requests came in the call
     num_unread: Mapped[int] = mapped_column(server_default="0")  # lines of that file, not yet requests
     num_requests: Mapped[int]

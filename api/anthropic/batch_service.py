@@ -1,0 +1,202 @@
+"""Creates, reads, lists, cancels and deletes batches of messages."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+from api.anthropic.answer_schemas import MessageBatch, MessageBatchCounts, MessageBatchList
+from api.anthropic.bodies import MessageBatchRequest, NewMessageBatch
+from api.anthropic.requests import to_message_request
+from api.anthropic.responses import to_result_line
+from api.anthropic_errors import OWN_PATH
+from api.batches import control
+from api.batches.caching import default_cache
+from api.batches.operators import note
+from api.batches.schemas import parse_window
+from api.batches.service import store
+from api.batches.submission import too_many_requests
+from api.dependencies import IdempotencyKey, Services
+from api.errors import ConflictError, InvalidInputError, NotFoundError
+from api.inputs.cursors import cut
+from api.inputs.prompts import fit
+from api.inputs.sampling import refusal
+from api.inputs.targets import check_url
+from api.json_lines import dumps
+from worker.contract.states import BatchStatus
+from worker.store.batches import batch_views, batches
+from worker.store.batches.batch_views import BatchView
+from worker.store.batches.batches import NewBatch
+from worker.store.requests import result_views
+from worker.store.requests.requests import NewRequest
+from worker.values.sampling import SamplingParams
+
+PAGE = 500
+# A client that lost the answer retries within seconds, and counts its retries in a header.
+RETRIES_WITHIN = timedelta(minutes=10)
+
+
+def create(
+    services: Services,
+    submission: NewMessageBatch,
+    key: IdempotencyKey | None,
+    *,
+    digest: str,
+    is_retry: bool,
+) -> MessageBatch:
+    """Check every request, then store the batch; answer a retry with the batch that it made before.
+
+    `digest` is the SHA-256 of the body.
+
+    Raises:
+        InvalidInputError: a field is wrong; nothing was stored.
+        ModelNotFoundError: a request names another model.
+        KeyReusedError: the idempotency key was used for another body.
+
+    """
+    if submission.callback_url is not None:
+        check_url(services.settings, submission.callback_url, param="callback_url")
+    batch = NewBatch(
+        params=SamplingParams(),
+        requests=_to_requests(services, submission.requests),
+        callback_url=submission.callback_url,
+        priority=submission.priority,
+        completion_window=parse_window(submission.completion_window),
+        cache=default_cache(services),
+        model=services.checkpoint.model,
+        endpoint=OWN_PATH,
+    )
+    if key is not None:
+        return _to_answer(store(services, batch, key))
+    # Every body is a key, but only a retry looks for what it made.
+    own = IdempotencyKey(f"body {digest}", digest)
+    return _to_answer(store(services, batch, own, found_within=RETRIES_WITHIN if is_retry else timedelta()))
+
+
+def _to_requests(services: Services, given: list[MessageBatchRequest]) -> list[NewRequest]:
+    most = services.settings.max_requests_per_batch
+    if len(given) > most:
+        raise too_many_requests("requests", most)
+    first: dict[str, int] = {}
+    found = []
+    for i, request in enumerate(given):
+        if (earlier := first.setdefault(request.custom_id, i)) != i:
+            param = f"requests[{i}].custom_id"
+            raise InvalidInputError(f"{param}: is the same as requests[{earlier}].custom_id", param=param)
+        path = f"requests[{i}].params"
+        if request.params.stream:
+            raise refusal(path, "stream", "must not be true: a batch cannot be streamed")
+        found.append(
+            to_message_request(services.checkpoint, request.params, custom_id=request.custom_id, path=path)
+        )
+    return fit(
+        services.checkpoint,
+        found,
+        default=SamplingParams(),
+        max_prompt_bytes=services.settings.max_prompt_bytes,
+        name=lambda i: f"requests[{i}].params.messages",
+    )
+
+
+def get(services: Services, batch_id: str) -> MessageBatch:
+    """Return the current state of a batch; raises NotFoundError."""
+    return _to_answer(_view(services, batch_id))
+
+
+def page(services: Services, *, after: str | None, before: str | None, limit: int) -> MessageBatchList:
+    """Return a page of batches, newest first.
+
+    Raises:
+        UnknownCursorError: there is no such batch to continue from.
+        InvalidInputError: both cursors were given.
+
+    """
+    if after is not None and before is not None:
+        raise InvalidInputError("before_id: cannot be combined with after_id", param="before_id")
+    with services.store.transaction() as session:
+        found = batch_views.page_of_endpoint(session, OWN_PATH, after=after, before=before, limit=limit + 1)
+    views, has_more = cut(found, limit)
+    data = [_to_answer(view) for view in (views if before is None else reversed(views))]
+    return MessageBatchList(
+        data=data,
+        has_more=has_more,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+    )
+
+
+def cancel(services: Services, batch_id: str) -> MessageBatch:
+    """Ask a batch to stop; an ended batch stays as it is; raises NotFoundError."""
+    _view(services, batch_id)
+    with services.store.transaction() as session:
+        batches.cancel(session, batch_id)
+        note(services, session, "batch.cancel", batch_id)
+    return get(services, batch_id)
+
+
+def remove(services: Services, batch_id: str) -> None:
+    """Delete a batch that has ended; raises NotFoundError, or ConflictError if it has not ended."""
+    _view(services, batch_id)
+    control.remove(services, batch_id)
+
+
+def check_results(services: Services, batch_id: str) -> None:
+    """Raise NotFoundError or ConflictError if the results of a batch cannot be read as a whole."""
+    view = _view(services, batch_id)
+    if not view.status.is_terminal:
+        raise ConflictError(
+            f"{batch_id} has not ended, so it has no `results_url`. /v1/batch/{batch_id}/results has what is"
+            " there already."
+        )
+    if view.results_dropped_at is not None:
+        raise NotFoundError(
+            f"The results of {batch_id} were deleted at {view.results_dropped_at:%Y-%m-%d %H:%M} UTC.",
+            param="batch_id",
+            code="results_dropped",
+        )
+
+
+def result_lines(services: Services, batch_id: str) -> Iterator[str]:
+    """Yield the results of a batch as JSON lines, in order of completion."""
+    after = 0
+    while True:
+        with services.store.transaction() as session:
+            found = result_views.page(session, batch_id, after=after, limit=PAGE)
+        for result in found:
+            yield dumps(to_result_line(services.checkpoint, result, batch_id=batch_id)) + "\n"
+        if len(found) < PAGE:
+            return
+        after = found[-1].sequence
+
+
+def _view(services: Services, batch_id: str) -> BatchView:
+    with services.store.look() as session:
+        view = batch_views.get(session, batch_id)
+    if view is None or view.endpoint != OWN_PATH:
+        raise NotFoundError(f"There is no batch of messages {batch_id}.", param="batch_id")
+    return view
+
+
+def _to_answer(view: BatchView) -> MessageBatch:
+    has_ended = view.status.is_terminal
+    has_results = has_ended and view.results_dropped_at is None
+    is_expired = view.status is BatchStatus.EXPIRED
+    return MessageBatch(
+        id=view.id,
+        processing_status="ended"
+        if has_ended
+        else "in_progress"
+        if view.cancelled_at is None
+        else "canceling",
+        request_counts=MessageBatchCounts(
+            processing=view.num_pending,
+            succeeded=view.num_completed,
+            errored=view.num_failed,
+            canceled=0 if is_expired else view.num_cancelled,
+            expired=view.num_cancelled if is_expired else 0,
+        ),
+        created_at=view.created_at,
+        expires_at=view.expires_at or view.created_at,
+        ended_at=view.finished_at,
+        cancel_initiated_at=view.cancelled_at,
+        archived_at=view.results_dropped_at,
+        results_url=f"{OWN_PATH}/batches/{view.id}/results" if has_results else None,
+    )

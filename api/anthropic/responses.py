@@ -1,0 +1,81 @@
+"""Turns a Result into the message, or the line of a batch's results, that Anthropic's clients read."""
+
+from typing import Any
+
+from api.anthropic_errors import anthropic_error
+from api.generate.outputs import choices_of, failure
+from api.inputs.checkpoint import Checkpoint
+from worker.store.requests.result_views import ResultView
+from worker.values.outcomes import FinishReason, Outcome
+from worker.values.results import Choice
+
+
+def message_id(batch_id: str, position: int) -> str:
+    """Return the id of a message."""
+    return f"msg_{batch_id.removeprefix('batch_')}-{position}"
+
+
+def to_message(checkpoint: Checkpoint, result: ResultView, *, batch_id: str) -> dict[str, Any]:
+    """Return the message of a completed result. Its id is the same every time."""
+    (choice,) = choices_of(result)
+    return {
+        "id": message_id(batch_id, result.position),
+        "type": "message",
+        "role": "assistant",
+        "model": checkpoint.name if result.model is None else result.model.name,
+        "content": to_blocks(choice.text),
+        **to_end(checkpoint, choice, result),
+        "usage": to_usage(result),
+    }
+
+
+def to_blocks(text: str) -> list[dict[str, Any]]:
+    """Return the blocks of an output."""
+    return [text_block(text)]
+
+
+def text_block(text: str) -> dict[str, Any]:
+    """Return a block of text."""
+    return {"type": "text", "text": text, "citations": None}
+
+
+def to_end(checkpoint: Checkpoint, choice: Choice, result: ResultView) -> dict[str, Any]:
+    """Return why a message ended."""
+    reason = "end_turn"
+    if choice.finish_reason is FinishReason.LENGTH:
+        num_tokens = result.num_prompt_tokens + result.num_output_tokens
+        is_full = num_tokens >= checkpoint.max_model_len
+        reason = "model_context_window_exceeded" if is_full else "max_tokens"
+    return {"stop_reason": reason, "stop_sequence": None}
+
+
+def to_usage(result: ResultView) -> dict[str, Any]:
+    """Return the tokens of a message."""
+    return usage_of(result.num_prompt_tokens, result.num_cached_tokens, result.num_output_tokens)
+
+
+def usage_of(num_prompt_tokens: int, num_cached_tokens: int, num_output_tokens: int) -> dict[str, Any]:
+    """Return the tokens of a message, whose prompt tokens are split by whether a cache had them."""
+    return {
+        "input_tokens": num_prompt_tokens - num_cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": num_cached_tokens,
+        "output_tokens": num_output_tokens,
+    }
+
+
+def to_result_line(checkpoint: Checkpoint, result: ResultView, *, batch_id: str) -> dict[str, Any]:
+    """Return a result as a line of a batch's results."""
+    return {"custom_id": result.custom_id, "result": _outcome(checkpoint, result, batch_id)}
+
+
+def _outcome(checkpoint: Checkpoint, result: ResultView, batch_id: str) -> dict[str, Any]:
+    if result.outcome is Outcome.CANCELLED:
+        return {"type": "expired" if result.error_code == "batch_expired" else "canceled"}
+    failed = failure(result)
+    if failed is None:
+        return {"type": "succeeded", "message": to_message(checkpoint, result, batch_id=batch_id)}
+    error = anthropic_error(
+        int(failed.status), failed.message, param=failed.param, code=failed.code, request_id=None
+    )
+    return {"type": "errored", "error": error}
