@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, Tag
 
 from api.batches.schemas import Window
+from api.inputs.foreign import Ignored, Unsupported
 from api.inputs.sampling import MAX_STOP_STRINGS, StopString, Temperature, TopK, TopP
 from api.inputs.schema import JsonObject, NonEmptyText, Priority, Schema, Text, one_of, text_or_list
-from api.openai.bodies import Ignored, Unsupported
 from worker.values.sampling import RANGES
 
 # The kinds of Anthropic's blocks that no model here can read.

@@ -87,9 +87,7 @@ async def embeddings(
 def models(services: ServicesDependency) -> ModelList:
     """List the one model that is served, under each of its names."""
     found = [to_model(services.checkpoint, name) for name in services.checkpoint.names]
-    return ModelList(
-        object="list", data=found, has_more=False, first_id=found[0].id, last_id=found[-1].id
-    )
+    return ModelList(object="list", data=found, has_more=False, first_id=found[0].id, last_id=found[-1].id)
 
 
 @router.get(
