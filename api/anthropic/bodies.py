@@ -60,7 +60,7 @@ class RedactedThinking(Schema):
     data: Ignored = None
 
 
-class ToolUse(Schema):
+class PastToolUse(Schema):
     """A call of a tool in an earlier answer."""
 
     type: Literal["tool_use"]
@@ -79,7 +79,7 @@ Texts = Annotated[
 ]
 
 
-class ToolResult(Schema):
+class PastToolResult(Schema):
     """What a tool has answered."""
 
     type: Literal["tool_result"]
@@ -91,7 +91,7 @@ class ToolResult(Schema):
 
 
 Block = Annotated[
-    MessageText | PastThinking | RedactedThinking | ToolUse | ToolResult,
+    MessageText | PastThinking | RedactedThinking | PastToolUse | PastToolResult,
     Field(discriminator="type"),
     BeforeValidator(_readable),
 ]

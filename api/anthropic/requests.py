@@ -12,8 +12,8 @@ from api.anthropic.bodies import (
     MessageToolChoice,
     MessageTurn,
     NewMessage,
-    ToolResult,
-    ToolUse,
+    PastToolResult,
+    PastToolUse,
     joined,
 )
 from api.errors import InvalidInputError, ModelNotFoundError
@@ -143,10 +143,10 @@ def _parts(message: MessageTurn) -> Iterator[dict[str, Any]]:
         return
     blocks = message.content
     for block in blocks:
-        if isinstance(block, ToolResult):
+        if isinstance(block, PastToolResult):
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": joined(block.content)}
     turn: dict[str, Any] = {"role": message.role, "content": joined(_of_kind(blocks, MessageText))}
-    if calls := _of_kind(blocks, ToolUse):
+    if calls := _of_kind(blocks, PastToolUse):
         turn["tool_calls"] = [
             {
                 "id": call.id,
@@ -155,7 +155,7 @@ def _parts(message: MessageTurn) -> Iterator[dict[str, Any]]:
             }
             for call in calls
         ]
-    if turn["content"] or calls or not _of_kind(blocks, ToolResult):
+    if turn["content"] or calls or not _of_kind(blocks, PastToolResult):
         yield turn
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from api.anthropic.blocks import to_blocks
 from api.anthropic_errors import anthropic_error
 from api.generate.outputs import choices_of, failure
 from api.inputs.checkpoint import Checkpoint
@@ -18,30 +19,22 @@ def message_id(batch_id: str, position: int) -> str:
 def to_message(checkpoint: Checkpoint, result: ResultView, *, batch_id: str) -> dict[str, Any]:
     """Return the message of a completed result. Its id is the same every time."""
     (choice,) = choices_of(result)
+    own_id = message_id(batch_id, result.position)
+    blocks = to_blocks(choice.text, result.parsing, seed=own_id)
     return {
-        "id": message_id(batch_id, result.position),
+        "id": own_id,
         "type": "message",
         "role": "assistant",
         "model": checkpoint.name if result.model is None else result.model.name,
-        "content": to_blocks(choice.text),
-        **to_end(checkpoint, choice, result),
+        "content": blocks,
+        **to_end(checkpoint, choice, result, has_calls=any(block["type"] == "tool_use" for block in blocks)),
         "usage": to_usage(result),
     }
 
 
-def to_blocks(text: str) -> list[dict[str, Any]]:
-    """Return the blocks of an output."""
-    return [text_block(text)]
-
-
-def text_block(text: str) -> dict[str, Any]:
-    """Return a block of text."""
-    return {"type": "text", "text": text, "citations": None}
-
-
-def to_end(checkpoint: Checkpoint, choice: Choice, result: ResultView) -> dict[str, Any]:
+def to_end(checkpoint: Checkpoint, choice: Choice, result: ResultView, *, has_calls: bool) -> dict[str, Any]:
     """Return why a message ended."""
-    reason = "end_turn"
+    reason = "tool_use" if has_calls else "end_turn"
     if choice.finish_reason is FinishReason.LENGTH:
         num_tokens = result.num_prompt_tokens + result.num_output_tokens
         is_full = num_tokens >= checkpoint.max_model_len

@@ -87,12 +87,14 @@ def _to_batch(services: Services, body: NewMessage) -> NewBatch:
 async def _stream(
     services: Services, http_request: HttpRequest, batch: NewBatch
 ) -> AsyncGenerator[str, None]:
+    (request,) = batch.requests
     async with submitted(services, http_request, batch) as work:
         found = message_events(
             work,
             services.checkpoint,
             wait_seconds=services.settings.wait_seconds,
-            num_prompt_tokens=batch.requests[0].num_prompt_tokens,
+            num_prompt_tokens=request.num_prompt_tokens,
+            parsing=request.params.parsing if isinstance(request.params, SamplingParams) else None,
             request_id=http_request.scope["state"][REQUEST_ID_STATE],
         )
         async for one in found:

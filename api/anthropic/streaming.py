@@ -1,16 +1,17 @@
 """Streams a message as the server-sent events that Anthropic's clients read."""
 
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from typing import Any
 
-from api.anthropic.responses import message_id, text_block, to_end, to_usage, usage_of
+from api.anthropic.blocks import GrowingBlocks
+from api.anthropic.responses import message_id, to_end, to_usage, usage_of
 from api.anthropic_errors import anthropic_error
 from api.errors import ApiError
 from api.generate.events import event
 from api.generate.outputs import choices_of, failure
 from api.generate.waiting import GrowingOutputs, InteractiveWork
 from api.inputs.checkpoint import Checkpoint
+from worker.values.parsing import Parsing
 
 
 async def message_events(
@@ -19,12 +20,13 @@ async def message_events(
     *,
     wait_seconds: float,
     num_prompt_tokens: int,
+    parsing: Parsing | None,
     request_id: str | None,
 ) -> AsyncIterator[str]:
     """Yield the events of a message from `message_start` to `message_stop`; an error ends them earlier."""
     yield _named(_start(work, checkpoint, num_prompt_tokens))
     yield _named({"type": "ping"})
-    outputs, blocks = GrowingOutputs(), _Blocks()
+    outputs, blocks = GrowingOutputs(), GrowingBlocks(parsing, seed=message_id(work.batch_id, 0))
     try:
         async for delta in work.told(wait_seconds):
             if outputs.take(delta):
@@ -45,7 +47,7 @@ async def message_events(
     for one in blocks.end():
         yield _named(one)
     (choice,) = choices_of(result)
-    end = to_end(checkpoint, choice, result)
+    end = to_end(checkpoint, choice, result, has_calls=blocks.num_calls > 0)
     yield _named({"type": "message_delta", "delta": end, "usage": to_usage(result)})
     yield _named({"type": "message_stop"})
 
@@ -55,7 +57,7 @@ def _named(body: dict[str, Any]) -> str:
 
 
 def _start(work: InteractiveWork, checkpoint: Checkpoint, num_prompt_tokens: int) -> dict[str, Any]:
-    message = {
+    message: dict[str, Any] = {
         "id": message_id(work.batch_id, 0),
         "type": "message",
         "role": "assistant",
@@ -67,29 +69,3 @@ def _start(work: InteractiveWork, checkpoint: Checkpoint, num_prompt_tokens: int
         "usage": usage_of(num_prompt_tokens, 0, 0),
     }
     return {"type": "message_start", "message": message}
-
-
-@dataclass(slots=True)
-class _Blocks:
-    """Writes the events of the blocks of a growing output."""
-
-    num_begun: int = 0
-
-    def add(self, text: str) -> Iterator[dict[str, Any]]:
-        """Yield the events of some more text."""
-        if not text:
-            return
-        if not self.num_begun:
-            yield self._begin(text_block(""))
-        delta = {"type": "text_delta", "text": text}
-        yield {"type": "content_block_delta", "index": self.num_begun - 1, "delta": delta}
-
-    def end(self) -> Iterator[dict[str, Any]]:
-        """Yield the events that end the blocks; a message has at least one."""
-        if not self.num_begun:
-            yield self._begin(text_block(""))
-        yield {"type": "content_block_stop", "index": self.num_begun - 1}
-
-    def _begin(self, block: dict[str, Any]) -> dict[str, Any]:
-        self.num_begun += 1
-        return {"type": "content_block_start", "index": self.num_begun - 1, "content_block": block}
