@@ -10,7 +10,7 @@ FILES = "files"
 PROCESSES = (GPU_QUEUE, CALLBACKS_QUEUE, DISPATCHER, FILES)
 # Keys in a process's info.
 BUILD = "build"
-CORES = "cores"  # of its machine
+CORES = "cores"  # that it may use
 
 BEAT_SECONDS = 5.0
 

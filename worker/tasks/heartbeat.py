@@ -13,6 +13,7 @@ from worker.contract.messages import GPU_QUEUE
 from worker.contract.models import Model
 from worker.contract.processes import BEAT_SECONDS, BUILD, CORES, build
 from worker.engine.engine_thread import EngineThread
+from worker.engine.running.free_cores import usable_cores
 from worker.loops import Loop
 from worker.settings import Settings
 from worker.store.database.notify import wake_dispatcher
@@ -40,7 +41,7 @@ class Heartbeat:
         self._config = config
         self._worker = worker
         self._model = model
-        self._info: dict[str, Any] = {BUILD: build(torch=version("torch")), CORES: os.cpu_count()}
+        self._info: dict[str, Any] = {BUILD: build(torch=version("torch")), CORES: usable_cores()}
         self._meters: MeterWriter | None = None  # None: the model loads
         self._is_known = False  # to the dispatcher
         self._stopping = threading.Event()
