@@ -29,6 +29,7 @@ from api.guards.traffic import CountTraffic
 from api.keys import routes as keys
 from api.metrics import routes as metrics
 from api.openai import routes as openai
+from api.responses import routes as responses
 from api.tenants import routes as tenants
 from api.uploads import routes as uploads
 from api.usage import routes as usage
@@ -88,6 +89,7 @@ def create_app(config: Settings | None = None) -> FastAPI:
     app.include_router(openai.router)
     app.include_router(anthropic.router)
     app.include_router(message_batches.router)
+    app.include_router(responses.router)
     app.include_router(estimates.router)
     app.include_router(estimates.lines_router)
     app.include_router(batches.router)

@@ -32,7 +32,7 @@ class FileBatchSubmission(Schema):
     """A batch to make from an uploaded file."""
 
     input_file_id: Annotated[NonEmptyText, Field(max_length=64)]
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
     completion_window: Window
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None

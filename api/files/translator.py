@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from api.errors import ApiError
+from api.files.endpoints import from_line
 from api.files.lines import Line, WrongLineError
 from api.inputs.checkpoint import Checkpoint
 from api.openai.bodies import Endpoint
-from api.openai.requests import from_line
 from worker.store.requests.requests import NewRequest
 from worker.values.sampling import SamplingParams
 

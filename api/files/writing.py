@@ -15,11 +15,11 @@ from api.blobs.store import StorageError
 from api.dependencies import Services
 from api.errors import StorageFullError
 from api.files import service
+from api.files.endpoints import to_body
 from api.files.intake import Spool
 from api.generate.outputs import failure
 from api.inputs.checkpoint import Checkpoint
 from api.openai.bodies import Endpoint
-from api.openai.responses import to_response
 from worker.store.database.renewing import renewing
 from worker.store.files import batch_files, files
 from worker.store.files.batch_files import FilesClaim, WrittenFiles
@@ -141,7 +141,7 @@ def to_line(checkpoint: Checkpoint, endpoint: Endpoint, batch_id: str, result: R
         return line | {"error": {"code": "request_timeout", "message": result.error_message}}
     failed = failure(result)
     if failed is None:
-        status, body = 200, to_response(checkpoint, endpoint, result, batch_id=batch_id)
+        status, body = 200, to_body(checkpoint, endpoint, result, batch_id=batch_id)
     else:
         detail = {"message": failed.message, "type": failed.type, "param": failed.param, "code": failed.code}
         status, body = int(failed.status), {"error": detail}

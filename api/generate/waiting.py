@@ -2,12 +2,13 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import anyio
 from fastapi import Request as HttpRequest
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from api.dependencies import Services
@@ -177,20 +178,28 @@ class GrowingOutputs:
 
 @asynccontextmanager
 async def submitted(
-    services: Services, http_request: HttpRequest, batch: NewBatch, *, keep: bool = False
+    services: Services,
+    http_request: HttpRequest,
+    batch: NewBatch,
+    *,
+    keep: bool = False,
+    lane: Lane = Lane.INTERACTIVE,
+    beside: Callable[[Session], None] | None = None,
 ) -> AsyncIterator[InteractiveWork]:
     """Submit interactive work; on exit, cancel what is left of it unless `keep` is true.
+
+    `beside` writes what belongs to the batch, in the same transaction.
 
     Raises:
         NoWorkerError: no worker is alive, so nothing was submitted; never with `keep`.
 
     """
-    batch = replace(batch, id=batches.new_id(), lane=Lane.INTERACTIVE)
+    batch = replace(batch, id=batch.id or batches.new_id(), lane=lane)
     assert batch.id is not None  # noqa: S101 - it was given just now
     async with services.feeds.open(batch.id) as feed:
         work = InteractiveWork(services, http_request, batch.id, len(batch.requests), feed)
         try:
-            await run_in_threadpool(_submit, services, batch, needs_worker=not keep)
+            await run_in_threadpool(_submit, services, batch, needs_worker=not keep, beside=beside)
         except DATABASE_AWAY:  # perhaps after the commit, but the client will never know
             await run_in_threadpool(work.cancel)
             raise
@@ -202,9 +211,17 @@ async def submitted(
                     await run_in_threadpool(work.cancel)
 
 
-def _submit(services: Services, batch: NewBatch, *, needs_worker: bool) -> None:
+def _submit(
+    services: Services,
+    batch: NewBatch,
+    *,
+    needs_worker: bool,
+    beside: Callable[[Session], None] | None = None,
+) -> None:
     with services.store.transaction() as session:
         model = services.checkpoint.model
         if needs_worker and not workers.slots(session, GPU_QUEUE, model=model.fingerprint):
             raise NoWorkerError(f"No worker serves {model.label} now. Nothing was accepted. Try again.")
         batches.submit(session, batch, shard_size=services.settings.shard_size)
+        if beside is not None:
+            beside(session)

@@ -20,6 +20,7 @@ class Endpoint(StrEnum):
     CHAT_COMPLETIONS = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
     EMBEDDINGS = "/v1/embeddings"
+    RESPONSES = "/v1/responses"  # its bodies are in `api.responses`
 
 
 OwnPriority = Annotated[

@@ -15,6 +15,7 @@ JSON_ROUTES: Mapping[str, dict[str, Any]] = {
     "/v1/chat/completions": bodies.CHAT | {"model": "model"},
     "/v1/completions": bodies.COMPLETION | {"model": "model"},
     "/v1/embeddings": bodies.EMBEDDING | {"model": "model"},
+    "/v1/responses": bodies.RESPONSE | {"model": "model"},
     "/v1/batches": bodies.FILE_BATCH,
     "/v1/uploads": bodies.UPLOAD,
     "/v1/uploads/{upload}/complete": {"part_ids": ["part_1"], "md5": "0" * 32},

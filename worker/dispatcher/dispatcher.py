@@ -16,11 +16,11 @@ from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE, Ticket, gpu_que
 from worker.dispatcher.lost_workers import LostWorkers
 from worker.queue.broker import Broker
 from worker.queue.publish import publish
-from worker.store.batches import batches, idempotency
+from worker.store.batches import batches, idempotency, responses
 from worker.store.cache import response_cache
 from worker.store.counts import batch_counts, meters, usage
 from worker.store.database.session import Store
-from worker.store.shards import tickets, timeouts
+from worker.store.shards import control, tickets, timeouts
 from worker.store.watching import retention, workers
 from worker.store.webhooks import deliveries, delivery_tickets, receivers
 
@@ -61,6 +61,9 @@ class Dispatcher:
         with self.store.transaction() as session:
             batches.settle_stopping(session, limit=SWEEP_LIMIT)
         self.issue()
+        with self.store.transaction() as session:
+            for batch_id in responses.unstored(session, limit=SWEEP_LIMIT):
+                control.remove(session, batch_id)
         with self.store.transaction() as session:
             retention.drop_deleted(session, limit=DROP_LIMIT)
         if self.results_kept_for is not None:

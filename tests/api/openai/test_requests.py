@@ -12,7 +12,7 @@ from worker.store.requests.requests import NewRequest
 from worker.values.requests import EmbeddingParams
 from worker.values.sampling import FormatKind, OutputFormat, SamplingParams
 
-CHAT, COMPLETIONS, EMBEDDINGS = Endpoint
+CHAT, COMPLETIONS, EMBEDDINGS, _ = Endpoint
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 
 

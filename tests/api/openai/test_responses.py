@@ -21,7 +21,7 @@ from worker.values.logprobs import TokenLogprob
 from worker.values.outcomes import FinishReason, Outcome
 from worker.values.results import Choice, DeviceSeconds, Payload
 
-CHAT, COMPLETIONS, EMBEDDINGS = Endpoint
+CHAT, COMPLETIONS, EMBEDDINGS, _ = Endpoint
 RESULT = ResultView(
     request_id=1,
     sequence=1,

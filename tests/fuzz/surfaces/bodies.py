@@ -11,12 +11,12 @@ from api.batches.submission import to_batch
 from api.dependencies import Services
 from api.errors import ApiError, invalid_input
 from api.file_batches.schemas import FileBatchSubmission
+from api.files.endpoints import from_line
 from api.files.schemas import UploadCompletion, UploadSubmission
 from api.generate import service as generate
 from api.generate.schemas import GenerateBody, PromptsBody, SyncBody
 from api.inputs.prompts import fit
 from api.openai.bodies import Endpoint
-from api.openai.requests import from_line
 from api.webhooks.schemas import EndpointChange, NewEndpointBody, Replay, Rotation
 from tests.fuzz.chaos import Chaos
 from tests.fuzz.surfaces.model import checkpoint
@@ -70,6 +70,31 @@ EMBEDDING: dict[str, Any] = {
     "dimensions": 8,
     "encoding_format": "base64",
     "pooling": "mean",
+}
+RESPONSE: dict[str, Any] = {
+    "model": "tiny",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "quick"}]},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "brown", "annotations": []}],
+        },
+        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "fox"}]},
+        {"role": "user", "content": "lazy dog"},
+    ],
+    "instructions": "be brief",
+    "max_output_tokens": 5,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_logprobs": 2,
+    "include": ["message.output_text.logprobs"],
+    "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}},
+    "truncation": "auto",
+    "service_tier": "flex",
+    "metadata": {"a": "b"},
+    "store": False,
 }
 SUBMISSION: dict[str, Any] = SAMPLING | {
     "requests": [
@@ -206,6 +231,7 @@ def openai(chaos: Chaos) -> bool:
         Endpoint.CHAT_COMPLETIONS: CHAT,
         Endpoint.COMPLETIONS: COMPLETION,
         Endpoint.EMBEDDINGS: EMBEDDING,
+        Endpoint.RESPONSES: RESPONSE,
     }[endpoint]
     body = chaos.spoiled(_some(chaos, valid, keep=("model", "messages", "prompt", "input")))
     try:

@@ -12,7 +12,7 @@ from api.files.lines import LineChecker, LineSplitter, LineTooLongError, WrongLi
 from api.files.multipart import Event, Field, FilePiece, FileStart, MultipartReader
 from api.files.translator import Translator
 from tests.fuzz.chaos import Chaos
-from tests.fuzz.surfaces.bodies import CHAT, COMPLETION, EMBEDDING
+from tests.fuzz.surfaces.bodies import CHAT, COMPLETION, EMBEDDING, RESPONSE
 from tests.fuzz.surfaces.model import checkpoint, folder
 from tests.fuzz.surfaces.storable import check_answer, check_error, check_request, check_text
 
@@ -20,6 +20,7 @@ MAX_LINE_BYTES = 3000
 MAX_FILE_BYTES = 20_000
 LIMITS = IntakeLimits(MAX_FILE_BYTES, MAX_LINE_BYTES, max_lines=20)
 BODIES = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION, "/v1/embeddings": EMBEDDING}
+BODIES |= {"/v1/responses": RESPONSE}
 CODECS = ("unicode_escape", "utf-7", "utf-16", "punycode", "idna", "rot13", "zlib", "none")
 PLAIN = "Content-Type: text/plain\r\n"
 BOUNDARY = "--------7dbe1"

@@ -6,6 +6,7 @@ from worker.store.rows import counts as count_tables
 from worker.store.rows import files as file_tables
 from worker.store.rows import meters as meter_tables
 from worker.store.rows import models as model_tables
+from worker.store.rows import responses as response_tables
 from worker.store.rows import table as tables
 from worker.store.rows import usage as usage_tables
 from worker.store.rows import webhooks as webhook_tables
@@ -23,6 +24,7 @@ __all__ = [
     "file_tables",
     "meter_tables",
     "model_tables",
+    "response_tables",
     "tables",
     "usage_tables",
     "webhook_tables",

@@ -13,6 +13,7 @@ from worker.store.database.notify import wake_dispatcher, wake_workers
 from worker.store.rows.batches import BatchRow, IdempotencyKeyRow
 from worker.store.rows.files import BatchFilesRow
 from worker.store.rows.requests import RequestRow, ResultRow
+from worker.store.rows.responses import ResponseRow
 from worker.store.rows.shards import ShardRow
 from worker.store.rows.webhooks import WebhookEventRow
 from worker.store.shards import shards
@@ -116,7 +117,7 @@ def remove(session: Session, batch_id: str) -> Done:
     batch_counts.add(session, batch, -1)
     batch.tenant_id = NOBODY
     session.flush()
-    for table in (IdempotencyKeyRow, WebhookEventRow, BatchFilesRow):
+    for table in (IdempotencyKeyRow, WebhookEventRow, BatchFilesRow, ResponseRow):
         session.execute(delete(table).where(table.batch_id == batch_id))
     session.execute(update(BatchRow).where(BatchRow.retry_of == batch_id).values(retry_of=None))
     return Done.YES

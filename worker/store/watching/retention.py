@@ -13,6 +13,7 @@ from worker.contract.states import EventState, FilesStage
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.files import BatchFilesRow
 from worker.store.rows.requests import RequestRow
+from worker.store.rows.responses import ResponseRow
 from worker.store.rows.shards import ShardRow
 from worker.store.rows.webhooks import DeliveryRow, WebhookEventRow
 
@@ -44,6 +45,7 @@ def drop_old_results(session: Session, *, kept_for: timedelta, limit: int) -> in
     num_dropped = _drop_requests(session, batch.id, limit)
     if num_dropped < limit:
         batch.results_dropped_at = func.now()
+        session.execute(delete(ResponseRow).where(ResponseRow.batch_id == batch.id))
     return num_dropped
 
 

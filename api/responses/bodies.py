@@ -1,0 +1,201 @@
+"""Defines the body of a response, and says what of OpenAI's is not there."""
+
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema
+
+from api.batches.schemas import Metadata
+from api.inputs.sampling import (
+    FrequencyPenalty,
+    JsonObjectResponse,
+    MaxTokens,
+    MinP,
+    NumLogprobs,
+    PresencePenalty,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    Temperature,
+    TextResponse,
+    TopK,
+    TopP,
+)
+from api.inputs.schema import JsonObject, NonEmptyText, Schema, Text, TimeoutSeconds
+from api.openai.bodies import NOTHING, Ignored, OwnPriority, Unsupported
+from api.responses.items import Input
+
+Value = TypeVar("Value")
+# A field that changes no output, and that the response repeats.
+OfNoEffect = Annotated[Value | None, Field(description="Repeated in the response, and of no effect.")]
+LOGPROBS = "message.output_text.logprobs"
+# What may be asked for beside the output. All but the first ask for parts of items that no response here has.
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+# The fields that a response repeats.
+REPEATED = {
+    "model",
+    "instructions",
+    "previous_response_id",
+    "store",
+    "background",
+    "service_tier",
+    "metadata",
+}
+REPEATED |= {"max_output_tokens", "temperature", "top_p", "top_logprobs", "text", "reasoning", "truncation"}
+REPEATED |= {"user", "safety_identifier", "prompt_cache_key", "max_tool_calls", "parallel_tool_calls"}
+# Sampling parameters that a chat takes under the same name.
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "min_tokens")
+SAMPLING += ("repetition_penalty", "frequency_penalty", "presence_penalty")
+
+
+def _use(hint: str) -> BeforeValidator:
+    """Return the validator of a field that is not supported; `hint` says what to do instead."""
+
+    def nothing(value: object) -> None:
+        if value not in NOTHING or (value == 0 and value is not False):
+            raise ValueError(f"is not supported by this server; {hint}")
+
+    return BeforeValidator(nothing)
+
+
+_EMPTY = WithJsonSchema({"enum": NOTHING})
+NoConversation = Annotated[None, _use("continue a response with previous_response_id"), _EMPTY]
+NoTemplate = Annotated[None, _use("send the prompt's text as input and instructions"), _EMPTY]
+NoCompaction = Annotated[None, _use("set truncation to 'auto', or shorten the input"), _EMPTY]
+
+
+class JsonSchemaText(Schema):
+    """An output that is JSON, valid by a schema."""
+
+    type: Literal["json_schema"]
+    name: Text | None = None
+    description: Text | None = None
+    json_schema: JsonObject = Field(alias="schema")
+    strict: bool | None = Field(default=None, description="Outputs always fit, whatever this says.")
+
+
+class TextOptions(Schema):
+    """The form of the output's text."""
+
+    format: Annotated[
+        TextResponse | JsonObjectResponse | JsonSchemaText | None, Field(discriminator="type")
+    ] = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Reasoning(Schema):
+    """How much the model thinks before it answers."""
+
+    effort: Text | None = None
+    summary: Ignored = None
+    generate_summary: Ignored = None
+    context: Ignored = None
+    mode: Ignored = None
+
+
+class ResponseStreamOptions(Schema):
+    """Options of a stream."""
+
+    include_obfuscation: Ignored = None
+
+
+class ResponseBody(Schema):
+    """A request for a response."""
+
+    model: NonEmptyText
+    input: Input
+    instructions: Text | None = Field(
+        default=None, description="A system message before the conversation; not carried over to the next."
+    )
+    previous_response_id: Annotated[NonEmptyText, Field(max_length=64)] | None = Field(
+        default=None, description="A stored response whose conversation this one continues."
+    )
+    store: bool | None = Field(
+        default=None, description="Whether it can be retrieved later; if false, nothing of it is kept."
+    )
+    background: bool | None = Field(
+        default=None,
+        description="Answer at once and run it as a batch of one, which outlives every process. Its `status`"
+        " tells when it has ended.",
+    )
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = Field(
+        default=None,
+        description="`flex` waits its turn among the tenant's batches; a stream of it comes at the end, in"
+        " one piece. All others run at once, before all batches, and are answered as `default`.",
+    )
+    max_output_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    frequency_penalty: FrequencyPenalty | None = None
+    presence_penalty: PresencePenalty | None = None
+    top_logprobs: NumLogprobs | None = None
+    include: Annotated[list[Includable], Field(max_length=16)] | None = Field(
+        default=None,
+        description=f"`{LOGPROBS}` gives log-probabilities. The others are accepted, and of no effect.",
+    )
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] | None = Field(
+        default=None,
+        description="`auto` drops the oldest turns of a conversation that does not fit the model's context.",
+    )
+    metadata: Metadata | None = None
+    priority: OwnPriority = None
+    timeout_seconds: TimeoutSeconds | None = None
+    user: OfNoEffect[Text] = None
+    safety_identifier: OfNoEffect[Text] = None
+    prompt_cache_key: OfNoEffect[Text] = None
+    prompt_cache_retention: Ignored = None
+    prompt_cache_options: Ignored = None
+    max_tool_calls: OfNoEffect[Annotated[int, Field(ge=1, lt=2**31)]] = None
+    parallel_tool_calls: bool | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    tools: Unsupported = None
+    conversation: NoConversation = None
+    prompt: NoTemplate = None
+    context_management: NoCompaction = None
+    moderation: Unsupported = None
+
+    @property
+    def is_background(self) -> bool:
+        """Return whether the client does not wait for the output."""
+        return bool(self.background)
+
+    @property
+    def is_stored(self) -> bool:
+        """Return whether the response can be retrieved later."""
+        return self.store is not False
+
+    @property
+    def is_flex(self) -> bool:
+        """Return whether it waits its turn among batches."""
+        return self.service_tier == "flex"
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """The number of most likely tokens to report beside each token; None: no logprobs at all."""
+        if self.top_logprobs or LOGPROBS in (self.include or ()):
+            return self.top_logprobs or 0
+        return None
+
+    def echo(self) -> dict[str, JsonValue]:
+        """Return the fields that the response repeats, as they were sent."""
+        kept = self.model_dump(mode="json", by_alias=True, exclude_none=True, include=REPEATED)
+        return {name: value for name, value in kept.items() if name in self.model_fields_set}
