@@ -133,12 +133,9 @@ def output_of(checkpoint: Checkpoint, name: str, result: ResultView) -> list[dic
     if result.output is None:
         return []
     choice, status = _first(result), status_of(result)
-    writer = OutputWriter(name)
-    if choice.logprobs is not None:
-        spelling = checkpoint.spelling_of(None if result.model is None else result.model.fingerprint)
-        writer.add_logprobs(to_token_logprobs(spelling, choice.logprobs))
-    if choice.text:
-        writer.add_text(choice.text)
+    writer = OutputWriter(name, result.parsing)
+    spelling = checkpoint.spelling_of(None if result.model is None else result.model.fingerprint)
+    writer.feed(choice.text, to_token_logprobs(spelling, choice.logprobs or ()))
     writer.end("completed" if status == "completed" else "incomplete")
     return writer.items
 

@@ -52,8 +52,8 @@ REPEATED = {
 REPEATED |= {"max_output_tokens", "temperature", "top_p", "top_logprobs", "text", "reasoning", "truncation"}
 REPEATED |= {"user", "safety_identifier", "prompt_cache_key", "max_tool_calls", "parallel_tool_calls"}
 # Sampling parameters that a chat takes under the same name.
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "min_tokens")
-SAMPLING += ("repetition_penalty", "frequency_penalty", "presence_penalty")
+SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "min_tokens"}
+SAMPLING |= {"repetition_penalty", "frequency_penalty", "presence_penalty"}
 
 
 def _use(hint: str) -> BeforeValidator:

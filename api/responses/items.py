@@ -134,13 +134,15 @@ def stored_items(given: str | Sequence[InputItem], name: str) -> list[dict[str, 
 
 def _stored(item: InputItem, name: str) -> dict[str, Any]:
     if isinstance(item, MessageItem):
-        kind, extra = ("output_text", {"annotations": []}) if item.role == "assistant" else ("input_text", {})
+        part: dict[str, Any] = {"type": "input_text"}
+        if item.role == "assistant":
+            part = {"type": "output_text", "annotations": []}
         return {
             "id": item.id or f"msg_{name}",
             "type": "message",
             "role": item.role,
             "status": "completed",
-            "content": [{"type": kind, "text": text, **extra} for text in _texts(item.content)],
+            "content": [part | {"text": text} for text in _texts(item.content)],
         }
     if isinstance(item, FunctionCallItem):
         return {

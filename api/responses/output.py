@@ -4,60 +4,82 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from api.parsing.parser import OutputParser
+from api.parsing.pieces import ArgumentsPiece, CallPiece, ContentPiece, Piece, ReasoningPiece
+from worker.values.parsing import Parsing
+
 Event = dict[str, Any]  # without its sequence number
-TokenLogprobs = list[dict[str, Any]]  # as `api.openai` writes them
+Item = dict[str, Any]
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
 @dataclass(slots=True)
 class OutputWriter:
-    """Writes one output, part by part. `name` is unique to the output, so an item's id is always the same."""
+    """Writes one output as it grows. `name` is unique to the output, so an item's id is always the same."""
 
     name: str
-    has_logprobs: bool = False
-    items: list[dict[str, Any]] = field(default_factory=list)  # the last one is open until `end`
-    _logprobs: TokenLogprobs = field(default_factory=list)  # of tokens whose text has not come yet
+    parsing: Parsing | None
+    items: list[Item] = field(default_factory=list)  # the last one is open until another comes, or `end`
+    _parser: OutputParser = field(init=False)
+    _logprobs: list[dict[str, Any]] = field(default_factory=list)  # of tokens whose text has not come yet
     _is_open: bool = False
 
-    def add_logprobs(self, logprobs: Iterable[dict[str, Any]]) -> None:
-        """Keep the logprobs of new tokens for the text that comes next."""
-        self._logprobs += logprobs
+    def __post_init__(self) -> None:
+        self._parser = OutputParser(self.parsing, seed=self.name)
 
-    def add_text(self, text: str) -> list[Event]:
-        """Add text for the reader."""
-        events = self._open("message")
-        part = self.items[-1]["content"][0]
-        logprobs, self._logprobs = self._logprobs, []
-        part["text"] += text
-        part["logprobs"] += logprobs
-        delta = {"content_index": 0, "delta": text, "logprobs": logprobs}
-        return [*events, self._event("response.output_text.delta", **delta)]
+    def feed(self, text: str, logprobs: Iterable[dict[str, Any]] = ()) -> list[Event]:
+        """Add the next part of the output, and the logprobs of its tokens, as `api.openai` writes them."""
+        self._logprobs += logprobs
+        return [event for piece in self._parser.feed(text) for event in self._add(piece)]
 
     def end(self, status: str = "completed") -> list[Event]:
-        """Close the last item; an output without any gets an empty message."""
-        events = [] if self.items else self._open("message")
-        if self._is_open and self.items[-1]["type"] == "message":
-            self.items[-1]["content"][0]["logprobs"] += self._logprobs
+        """Close the last item, with its status; an output without any item gets an empty message."""
+        events = [event for piece in self._parser.end() for event in self._add(piece)]
+        if not self.items:
+            events += self._open_part("message", "output_text", role="assistant")
         return events + self._close(status)
 
-    def _open(self, kind: str) -> list[Event]:
-        """Start an item, unless the open one is of this kind."""
+    def _add(self, piece: Piece) -> list[Event]:
+        match piece:
+            case ContentPiece(text):
+                events = self._open_part("message", "output_text", role="assistant")
+                logprobs, self._logprobs = self._logprobs, []
+                part = self.items[-1]["content"][0]
+                part["text"] += text
+                part["logprobs"] += logprobs
+                delta = {"content_index": 0, "delta": text, "logprobs": logprobs}
+                return [*events, self._event("response.output_text.delta", **delta)]
+            case ReasoningPiece(text):
+                events = self._open_part("reasoning", "reasoning_text", summary=[])
+                self.items[-1]["content"][0]["text"] += text
+                delta = {"content_index": 0, "delta": text}
+                return [*events, self._event("response.reasoning_text.delta", **delta)]
+            case CallPiece():
+                call = {"call_id": piece.id, "name": piece.name, "arguments": ""}
+                return self._open("function_call", **call)
+            case ArgumentsPiece():
+                self.items[-1]["arguments"] += piece.text
+                return [self._event("response.function_call_arguments.delta", delta=piece.text)]
+
+    def _open_part(self, kind: str, part_kind: str, **fields: Any) -> list[Event]:
+        """Start an item with one part of text, unless the open item is of this kind."""
         if self._is_open and self.items[-1]["type"] == kind:
             return []
+        events = self._open(kind, **fields, content=[])
+        part = {"type": part_kind, "text": ""}
+        if kind == "message":
+            part |= {"annotations": [], "logprobs": []}
+        self.items[-1]["content"] = [part]
+        added = dict(part) | ({"logprobs": []} if kind == "message" else {})
+        return [*events, self._event("response.content_part.added", content_index=0, part=added)]
+
+    def _open(self, kind: str, **fields: Any) -> list[Event]:
+        """Start an item, after the end of the open one."""
         events = self._close("completed")
         self._is_open = True
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        item = {
-            "id": f"msg_{self.name}_{len(self.items)}",
-            "type": "message",
-            "role": "assistant",
-            "status": "in_progress",
-        }
-        self.items.append(item | {"content": [part]})
-        return [
-            *events,
-            self._event("response.output_item.added", item=item | {"content": []}),
-            self._event("response.content_part.added", content_index=0, part=part | {"logprobs": []}),
-        ]
+        item_id = f"{PREFIXES[kind]}_{self.name}_{len(self.items)}"
+        self.items.append({"id": item_id, "type": kind, "status": "in_progress", **fields})
+        return [*events, self._event("response.output_item.added", item=dict(self.items[-1]))]
 
     def _close(self, status: str) -> list[Event]:
         """End the open item, if there is one."""
@@ -66,12 +88,23 @@ class OutputWriter:
         self._is_open = False
         item = self.items[-1]
         item["status"] = status
+        return [*self._ended_parts(item), self._event("response.output_item.done", item=item)]
+
+    def _ended_parts(self, item: Item) -> list[Event]:
+        if item["type"] == "function_call":
+            done = {"name": item["name"], "arguments": item["arguments"]}
+            return [self._event("response.function_call_arguments.done", **done)]
         part = item["content"][0]
-        text = {"text": part["text"], "logprobs": part["logprobs"]}
+        text: dict[str, Any] = {"content_index": 0, "text": part["text"]}
+        kind = "reasoning_text"
+        if item["type"] == "message":
+            kind = "output_text"
+            part["logprobs"] += self._logprobs
+            self._logprobs = []
+            text["logprobs"] = part["logprobs"]
         return [
-            self._event("response.output_text.done", content_index=0, **text),
+            self._event(f"response.{kind}.done", **text),
             self._event("response.content_part.done", content_index=0, part=part),
-            self._event("response.output_item.done", item=item),
         ]
 
     def _event(self, kind: str, **fields: Any) -> Event:

@@ -33,6 +33,7 @@ from worker.store.batches import responses
 from worker.store.batches.batches import NewBatch
 from worker.store.batches.responses import NewResponse
 from worker.store.database.session import DATABASE_AWAY
+from worker.values.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -200,5 +201,8 @@ async def _stream(
 ) -> AsyncGenerator[str, None]:
     async with _submitted(services, http_request, batch, new, is_flex=is_flex) as (work, asked):
         wait_seconds = services.settings.wait_seconds
-        async for one in live(work, services.checkpoint, asked, wait_seconds=wait_seconds):
+        params = batch.requests[0].params
+        parsing = params.parsing if isinstance(params, SamplingParams) else None
+        found = live(work, services.checkpoint, asked, parsing=parsing, wait_seconds=wait_seconds)
+        async for one in found:
             yield one

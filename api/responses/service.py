@@ -212,8 +212,8 @@ def _earlier_items(services: Services, body: ResponseBody) -> list[dict[str, Any
             param=name,
         )
     for item in told["output"]:
-        for part in item["content"]:
-            part["logprobs"] = []  # of one response, not of the conversation
+        for part in item.get("content", ()):
+            part.pop("logprobs", None)  # of one response, not of the conversation
     return [*found.response.items, *told["output"]]
 
 

@@ -1,7 +1,7 @@
 """Streams a response as OpenAI's numbered events."""
 
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -20,6 +20,7 @@ from api.responses.answers import Asked, ended, unfinished
 from api.responses.output import Event, OutputWriter
 from worker.values.delta import Delta
 from worker.values.outcomes import Outcome
+from worker.values.parsing import Parsing
 
 LAST = {"completed": "response.completed", "incomplete": "response.incomplete"}
 
@@ -37,7 +38,7 @@ class Numbers:
 
     def _is_new(self, event: Event) -> bool:
         event["sequence_number"] = next(self._next)
-        return event["sequence_number"] > self._after
+        return int(event["sequence_number"]) > self._after
 
     @staticmethod
     def _one(event: Event) -> str:
@@ -57,9 +58,7 @@ class _Growing:
         return [{"type": f"response.{kind}", "response": response} for kind in ("created", "in_progress")]
 
     def add(self, delta: Delta) -> list[Event]:
-        if delta.logprobs:
-            self.writer.add_logprobs(to_token_logprobs(self.checkpoint, delta.logprobs))
-        return self.writer.add_text(delta.text) if delta.text else []
+        return self.writer.feed(delta.text, to_token_logprobs(self.checkpoint, delta.logprobs or ()))
 
     def end(self, response: dict[str, Any]) -> list[Event]:
         status = response["status"]
@@ -74,11 +73,16 @@ class _Growing:
 
 
 async def live(
-    work: InteractiveWork, checkpoint: Checkpoint, asked: Asked, *, wait_seconds: float
-) -> AsyncIterator[str]:
+    work: InteractiveWork,
+    checkpoint: Checkpoint,
+    asked: Asked,
+    *,
+    parsing: Parsing | None,
+    wait_seconds: float,
+) -> AsyncGenerator[str, None]:
     """Yield the events of a response while it is generated; an error on the way is its last one."""
     numbers, outputs = Numbers(), GrowingOutputs()
-    growing = _Growing(checkpoint, asked, OutputWriter(asked.name))
+    growing = _Growing(checkpoint, asked, OutputWriter(asked.name, parsing))
     for one in numbers.write(growing.begin()):
         yield one
     try:
@@ -100,15 +104,15 @@ async def live(
 
 async def follow(
     services: Services, http_request: HttpRequest, response_id: str, *, after: int = -1
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str, None]:
     """Yield the events of a background response, whose text comes in one piece when it has ended.
 
     So the same events have the same numbers each time, and a reader can go on after the last one it read.
     """
     numbers, pause = Numbers(after), LOOK_SECONDS
     found = await run_in_threadpool(_find, services, response_id)
-    growing = _Growing(services.checkpoint, found.asked, OutputWriter(found.asked.name))
-    for one in numbers.write(growing.begin()):
+    begun = _Growing(services.checkpoint, found.asked, OutputWriter(found.asked.name, None))
+    for one in numbers.write(begun.begin()):
         yield one
     try:
         while not found.batch.status.is_terminal:
@@ -118,9 +122,11 @@ async def follow(
             pause = min(2 * pause, LONGEST_LOOK_SECONDS)
             found = await run_in_threadpool(_find, services, response_id)
     except ON_THE_WAY as error:
-        for one in numbers.write([growing.fail(on_the_way(error))]):
+        for one in numbers.write([begun.fail(on_the_way(error))]):
             yield one
         return
+    parsing = None if found.result is None else found.result.parsing
+    growing = replace(begun, writer=OutputWriter(found.asked.name, parsing))
     if found.result is not None and found.result.output:
         (whole,) = GrowingOutputs().rest(found.result)
         for one in numbers.write(growing.add(whole)):

@@ -76,6 +76,10 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
         "/v1/model/info",
         "/v1/models",
         "/v1/models/{model}",
+        "/v1/responses",
+        "/v1/responses/{response_id}",
+        "/v1/responses/{response_id}/cancel",
+        "/v1/responses/{response_id}/input_items",
         "/v1/batch/{batch_id}",
         "/v1/batch/{batch_id}/cancel",
         "/v1/batch/{batch_id}/events",
@@ -153,7 +157,7 @@ def test_the_document_names_every_answer(client: TestClient) -> None:
             if operation.get("parameters"):
                 assert wrong_field, where
             is_openai = path.startswith(("/v1/chat/", "/v1/completions", "/v1/embeddings", "/v1/models"))
-            is_openai |= path.startswith(("/v1/files", "/v1/uploads", "/v1/batches"))
+            is_openai |= path.startswith(("/v1/files", "/v1/uploads", "/v1/batches", "/v1/responses"))
             assert "422" not in statuses or not is_openai, where
     assert "ValidationError" not in document["components"]["schemas"]
 

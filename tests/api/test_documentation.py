@@ -171,7 +171,7 @@ def test_the_examples_of_bodies_are_accepted(store: Store, config: Settings, tmp
 
 def shortened(example: Any) -> Any:
     """Return an example that fits the tiny model's context, and does not wait."""
-    limits = {"max_tokens": 4, "wait_seconds": 0}
+    limits = {"max_tokens": 4, "max_output_tokens": 4, "wait_seconds": 0}
     changed = {key: limits.get(key, value) for key, value in example.items()}
     if "requests" in changed:
         changed["requests"] = [shortened(one) for one in changed["requests"]]

@@ -1,7 +1,6 @@
 """Responses over HTTP: what is stored, told and refused. The `openai` client's models judge the bodies."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -16,6 +15,7 @@ from sqlalchemy import text
 
 from api.main import create_app
 from tests.api.generate.test_waiting import alive, answer, working  # noqa: F401 - a fixture
+from tests.api.responses.conftest import Ask, prompts
 from tests.fixtures.access import bearer, make_key
 from tests.fixtures.batches import LEASE, held, result
 from worker.contract.feed import Saved
@@ -44,17 +44,6 @@ WRITTEN = [
     "response.output_item.done",
     "response.completed",
 ]
-Ask = Callable[..., Any]
-
-
-@pytest.fixture
-def ask(client: TestClient, config: Settings) -> Ask:
-    """POST a body and return what came; the text is `hello` unless another is given."""
-
-    def post(**fields: Any) -> Any:
-        return client.post("/v1/responses", json={"model": config.model.name, "input": "hello"} | fields)
-
-    return post
 
 
 def run(store: Store, output: str | None, **changes: Any) -> None:
@@ -65,11 +54,6 @@ def run(store: Store, output: str | None, **changes: Any) -> None:
     found = replace(result(claimed.requests[0].id), output=output, **changes)
     with store.transaction() as session:
         shards.save(session, [Progress(claimed, [found], running_tokens=0, is_last=True)], lease=LEASE)
-
-
-def prompts(store: Store) -> list[str]:
-    with store.transaction() as session:
-        return list(session.scalars(text("SELECT prompt FROM requests ORDER BY id")))
 
 
 def count(store: Store, table: str) -> int:
@@ -130,7 +114,7 @@ def test_a_stream_has_every_event_in_order(client: TestClient, store: Store, ask
         told = events(ask(stream=True))
     feed.close()
     assert [event["type"] for event in told] == [*WRITTEN[:4], *[WRITTEN[4]] * 3, *WRITTEN[5:]]
-    assert [event["delta"] for event in told if "delta" in event] == ["the ", "whole ", "text"]
+    assert "".join(event["delta"] for event in told if "delta" in event) == "the whole text"
     assert told[0]["response"]["status"] == "in_progress"
     assert (told[2]["item"]["content"], told[3]["part"]["text"]) == ([], "")
     assert told[-4]["text"] == told[-3]["part"]["text"] == "the whole text"
@@ -343,66 +327,3 @@ def test_tenants_do_not_see_each_others(store: Store, config: Settings) -> None:
             assert client.request(method, url + path, headers=others).status_code == 404
         stolen = client.post("/v1/responses", json=body | {"previous_response_id": found}, headers=others)
         assert stolen.json()["error"]["code"] == "previous_response_not_found"
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "message"),
-    [
-        ({"model": "gpt-4"}, "model", "does not serve"),
-        ({"background": True, "store": False}, "store", "must not be false with background"),
-        ({"stream_options": {}, "stream": True, "max_output_tokens": 0}, "max_output_tokens", "at least 1"),
-        ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
-        ({"prompt": {"id": "pmpt_1"}}, "prompt", "input and instructions"),
-        ({"tools": [{"type": "web_search"}]}, "tools", ""),
-        ({"input": []}, "input", "must not be empty"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "previous_response_id"),
-        ({"input": [{"type": "image_generation_call"}]}, "input[0]", "'image_generation_call'"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input[0].content[0].type",
-            "send text only",
-        ),
-        (
-            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "alien"}}}},
-            "text.format.schema",
-            "",
-        ),
-        ({"input": "x" * 64}, "input", "Shorten the prompt"),
-        ({"max_output_tokens": 60}, "input", "Set max_output_tokens to at most"),
-        ({"input": [{"role": "alien", "content": "x"}]}, "input[0].role", "must be"),
-    ],
-)
-def test_what_is_not_there_is_refused_by_name(
-    ask: Ask, fields: dict[str, Any], param: str, message: str
-) -> None:
-    found = ask(**fields)
-    error = found.json()["error"]
-    assert found.status_code in {400, 404}
-    assert (error["param"], message in error["message"]) == (param, True), error
-
-
-def test_truncation_drops_the_oldest_turns(store: Store, ask: Ask) -> None:
-    turns = [{"role": "developer", "content": "D"}]
-    for number in "123":
-        turns += [{"role": "user", "content": number * 8}, {"role": "assistant", "content": "a"}]
-    turns.append({"role": "user", "content": "last"})
-    assert ask(background=True, input=turns, max_output_tokens=5).status_code == 400
-    assert ask(background=True, input=turns, max_output_tokens=5, truncation="auto").status_code == 200
-    assert prompts(store) == ["<system>D<user>33333333<assistant>a<user>last<assistant>"]
-
-
-def test_a_batch_of_lines(client: TestClient, config: Settings) -> None:
-    line = {"custom_id": "a", "method": "POST", "url": "/v1/responses"}
-
-    def put(**fields: Any) -> Any:
-        body = {"model": config.model.name, "input": "hi"} | fields
-        given = json.dumps(line | {"body": body}).encode()
-        return client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", given)})
-
-    assert put(max_output_tokens=5, text={"format": {"type": "json_object"}}).status_code == 200
-    for name, value in (("stream", True), ("background", True), ("previous_response_id", "resp_1")):
-        (error,) = put(**{name: value}).json()["error"]["lines"]
-        assert error["param"] == f"body.{name}"
-    asked = {"endpoint": "/v1/responses", "completion_window": "24h"}
-    asked["input_file_id"] = put().json()["id"]
-    assert client.post("/v1/batches", json=asked).json()["endpoint"] == "/v1/responses"
