@@ -66,12 +66,11 @@ class OutputWriter:
         if self._is_open and self.items[-1]["type"] == kind:
             return []
         events = self._open(kind, **fields, content=[])
-        part = {"type": part_kind, "text": ""}
+        part: dict[str, Any] = {"type": part_kind, "text": ""}
         if kind == "message":
             part |= {"annotations": [], "logprobs": []}
         self.items[-1]["content"] = [part]
-        added = dict(part) | ({"logprobs": []} if kind == "message" else {})
-        return [*events, self._event("response.content_part.added", content_index=0, part=added)]
+        return [*events, self._event("response.content_part.added", content_index=0, part=_copy(part))]
 
     def _open(self, kind: str, **fields: Any) -> list[Event]:
         """Start an item, after the end of the open one."""
@@ -79,7 +78,7 @@ class OutputWriter:
         self._is_open = True
         item_id = f"{PREFIXES[kind]}_{self.name}_{len(self.items)}"
         self.items.append({"id": item_id, "type": kind, "status": "in_progress", **fields})
-        return [*events, self._event("response.output_item.added", item=dict(self.items[-1]))]
+        return [*events, self._event("response.output_item.added", item=_copy(self.items[-1]))]
 
     def _close(self, status: str) -> list[Event]:
         """End the open item, if there is one."""
@@ -112,3 +111,8 @@ class OutputWriter:
         if "item" not in fields:
             place["item_id"] = self.items[-1]["id"]
         return {"type": kind, **place, **fields}
+
+
+def _copy(value: dict[str, Any]) -> dict[str, Any]:
+    """Return what stays as it is while the item grows."""
+    return {name: list(one) if isinstance(one, list) else one for name, one in value.items()}
