@@ -2,12 +2,13 @@
 
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema
+from pydantic import Field, JsonValue
 
 from api.batches.schemas import Metadata
+from api.inputs.foreign import Ignored, Unsupported
+from api.inputs.formats import JsonObjectResponse, TextResponse
 from api.inputs.sampling import (
     FrequencyPenalty,
-    JsonObjectResponse,
     MaxTokens,
     MinP,
     NumLogprobs,
@@ -16,12 +17,11 @@ from api.inputs.sampling import (
     Seed,
     Stop,
     Temperature,
-    TextResponse,
     TopK,
     TopP,
 )
 from api.inputs.schema import JsonObject, NonEmptyText, Schema, Text, TimeoutSeconds
-from api.openai.bodies import NOTHING, Ignored, OwnPriority, Unsupported
+from api.openai.bodies import OwnPriority
 from api.responses.items import Input
 
 Value = TypeVar("Value")
@@ -54,22 +54,6 @@ REPEATED |= {"user", "safety_identifier", "prompt_cache_key", "max_tool_calls", 
 # Sampling parameters that a chat takes under the same name.
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "min_tokens"}
 SAMPLING |= {"repetition_penalty", "frequency_penalty", "presence_penalty"}
-
-
-def _use(hint: str) -> BeforeValidator:
-    """Return the validator of a field that is not supported; `hint` says what to do instead."""
-
-    def nothing(value: object) -> None:
-        if value not in NOTHING or (value == 0 and value is not False):
-            raise ValueError(f"is not supported by this server; {hint}")
-
-    return BeforeValidator(nothing)
-
-
-_EMPTY = WithJsonSchema({"enum": NOTHING})
-NoConversation = Annotated[None, _use("continue a response with previous_response_id"), _EMPTY]
-NoTemplate = Annotated[None, _use("send the prompt's text as input and instructions"), _EMPTY]
-NoCompaction = Annotated[None, _use("set truncation to 'auto', or shorten the input"), _EMPTY]
 
 
 class JsonSchemaText(Schema):
@@ -168,9 +152,9 @@ class ResponseBody(Schema):
     parallel_tool_calls: bool | None = None
     tool_choice: Literal["none", "auto"] | None = None
     tools: Unsupported = None
-    conversation: NoConversation = None
-    prompt: NoTemplate = None
-    context_management: NoCompaction = None
+    conversation: Unsupported = None
+    prompt: Unsupported = None
+    context_management: Unsupported = None
     moderation: Unsupported = None
 
     @property

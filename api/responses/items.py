@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Tag
 
+from api.inputs.foreign import Ignored
 from api.inputs.schema import NonEmptyText, Schema, Text, one_of, text_or_list
-from api.openai.bodies import Ignored
 
 UNREADABLE_PARTS = {
     "input_image": "images are not supported; send text only",

@@ -26,6 +26,7 @@ NAMES = {
     r"response_format": "text.format",
     r"reasoning_effort": "reasoning.effort",
     r"verbosity": "text.verbosity",
+    r"truncate_prompt_tokens: -1 to lose the beginning of it": "truncation: auto to lose its oldest turns",
     r"(tools\[\d+\])\.function": r"\1",
 }
 IN_A_LINE = {
@@ -134,7 +135,7 @@ def _to_chat(body: ResponseBody) -> dict[str, Any]:
             chat["response_format"] = (
                 {"type": form.type, "json_schema": form.model_dump(by_alias=True, exclude={"type"})}
                 if isinstance(form, JsonSchemaText)
-                else {"type": form.type}
+                else form.model_dump(by_alias=True, exclude_none=True)
             )
     return chat
 
