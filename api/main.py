@@ -43,6 +43,30 @@ Batch inference that loses nothing: a batch is durable before it is accepted, re
 while it runs, and a signed webhook says when it has ended.
 """
 
+ROUTERS = (
+    health.router,
+    dashboard.router,
+    documentation.router,
+    generate.router,
+    openai.router,
+    anthropic.router,
+    message_batches.router,
+    responses.router,
+    estimates.router,
+    estimates.lines_router,
+    batches.router,
+    files.router,
+    uploads.router,
+    file_batches.router,
+    webhooks.router,
+    audit.router,
+    keys.router,
+    tenants.router,
+    usage.router,
+    control_routes.router,
+    progress_routes.router,
+)
+
 
 def create_app(config: Settings | None = None) -> FastAPI:
     """Return the application. The checkpoint is read now, so that a wrong path fails at the start."""
@@ -82,26 +106,7 @@ def create_app(config: Settings | None = None) -> FastAPI:
     metrics.install(app, services.store, config)
     app.add_middleware(CountTraffic, traffic=services.traffic)
     app.add_middleware(AccessLog)
-    app.include_router(health.router)
-    app.include_router(dashboard.router)
-    app.include_router(documentation.router)
-    app.include_router(generate.router)
-    app.include_router(openai.router)
-    app.include_router(anthropic.router)
-    app.include_router(message_batches.router)
-    app.include_router(responses.router)
-    app.include_router(estimates.router)
-    app.include_router(estimates.lines_router)
-    app.include_router(batches.router)
-    app.include_router(files.router)
-    app.include_router(uploads.router)
-    app.include_router(file_batches.router)
-    app.include_router(webhooks.router)
-    app.include_router(audit.router)
-    app.include_router(keys.router)
-    app.include_router(tenants.router)
-    app.include_router(usage.router)
-    app.include_router(control_routes.router)
-    app.include_router(progress_routes.router)
+    for router in ROUTERS:
+        app.include_router(router)
     openapi.install(app)
     return app
