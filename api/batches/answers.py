@@ -8,6 +8,7 @@ from api.batches.eta import estimate, expected_tokens
 from api.batches.progress_schemas import EtaRange, RequestAttemptAnswer
 from api.batches.result_schemas import (
     ChoiceAnswer,
+    ParsedMessage,
     RequestErrorAnswer,
     RequestUsage,
     ResultAnswer,
@@ -20,12 +21,14 @@ from api.batches.waiting import PlaceInLine, explain
 from api.figures import DeviceTime, to_cost, to_device_time
 from api.forecasts.forecaster import Forecaster
 from api.inputs.checkpoint import Checkpoint, Spelling
+from api.parsing.messages import finish_reason, to_message
 from worker.store.batches.batch_views import BatchView
 from worker.store.requests.attempts import RequestAttemptView
 from worker.store.requests.models import ServedModelView
 from worker.store.requests.result_views import ResultView
 from worker.store.webhooks.delivery_log import DeliveryView
 from worker.values.logprobs import Logprobs
+from worker.values.outcomes import FinishReason
 from worker.values.results import (
     Choice,
     ContinuationScore,
@@ -118,6 +121,7 @@ def to_result(
 ) -> ResultAnswer:
     """Return one result as the client sees it; the checkpoint spells the tokens."""
     payload = row.payload or Payload()
+    message = None if row.output is None else _to_message(row, 0, row.output, row.finish_reason)
     model = None if row.model is None else to_result_model(row.model)
     spelling = checkpoint.spelling_of(None if model is None else model.revision)
     return ResultAnswer(
@@ -126,8 +130,9 @@ def to_result(
         custom_id=row.custom_id,
         status=row.outcome,
         output=row.output,
-        finish_reason=row.finish_reason,
-        choices=[_to_choice(choice, spelling) for choice in payload.choices] or None,
+        finish_reason=row.finish_reason if message is None else message[1],
+        message=None if message is None else message[0],
+        choices=[_to_choice(row, i, choice, spelling) for i, choice in enumerate(payload.choices)] or None,
         prompt_logprobs=next((_to_tokens(one, spelling) for one in payload.prompt_logprobs), None),
         embedding=next((to_floats(vector) for vector in payload.embeddings), None),
         scores=[_to_score(score) for score in payload.scores] or None,
@@ -169,9 +174,27 @@ def to_result_model(model: ServedModelView) -> ResultModel:
     )
 
 
-def _to_choice(choice: Choice, spelling: Spelling) -> ChoiceAnswer:
-    logprobs = None if choice.logprobs is None else _to_tokens(choice.logprobs, spelling)
-    return ChoiceAnswer(text=choice.text, finish_reason=choice.finish_reason, logprobs=logprobs)
+def _to_choice(row: ResultView, index: int, choice: Choice, spelling: Spelling) -> ChoiceAnswer:
+    message = _to_message(row, index, choice.text, choice.finish_reason)
+    return ChoiceAnswer(
+        text=choice.text,
+        message=None if message is None else message[0],
+        finish_reason=choice.finish_reason if message is None else message[1] or "",
+        logprobs=None if choice.logprobs is None else _to_tokens(choice.logprobs, spelling),
+    )
+
+
+def _to_message(
+    row: ResultView, index: int, text: str, reason: str | None
+) -> tuple[ParsedMessage, str | None] | None:
+    """Return what an output says, and why it ended; None if its request has nothing to parse."""
+    if row.parsing is None:
+        return None
+    found = to_message(text, row.parsing, seed=f"{row.request_id}-{index}")
+    ended = finish_reason(
+        None if reason is None else FinishReason(reason), row.parsing, has_calls="tool_calls" in found
+    )
+    return ParsedMessage.model_validate(found), ended
 
 
 def _to_tokens(logprobs: Logprobs, spelling: Spelling) -> list[TokenAnswer]:

@@ -37,10 +37,35 @@ class TokenAnswer(BaseModel):
     top: list["TokenAnswer"] | None = None
 
 
+class FunctionCall(BaseModel):
+    """A function that the model calls."""
+
+    name: str
+    arguments: str = Field(description="JSON")
+
+
+class CalledTool(BaseModel):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class ParsedMessage(BaseModel):
+    """What an output says, in parts. It can be sent back as a message of the conversation."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[CalledTool] | None = None
+
+
 class ChoiceAnswer(BaseModel):
     """One of a request's outputs."""
 
     text: str
+    message: ParsedMessage | None = Field(default=None, description="if the request has tools")
     finish_reason: str
     logprobs: list[TokenAnswer] | None = None
 
@@ -81,6 +106,9 @@ class ResultAnswer(Times):
     status: Outcome
     output: str | None
     finish_reason: str | None
+    message: ParsedMessage | None = Field(
+        default=None, description="if the request has tools: the parts of `output`"
+    )
     choices: list[ChoiceAnswer] | None = Field(
         default=None, description="if several, or logprobs, were asked for"
     )

@@ -19,6 +19,7 @@ from api.batches.result_schemas import RequestErrorAnswer
 from api.figures import Cost, DeviceTime, LaneLatency, UsageFigures
 from api.inputs.sampling import SamplingFields
 from api.inputs.schema import NonEmptyText, Priority, Schema, Text, TimeoutSeconds
+from api.inputs.tools import ToolCalls, ToolFields
 from worker.contract.states import BatchStatus, EventState
 from worker.values.caching import DEFAULT_SIMILARITY
 from worker.values.requests import RequestKind
@@ -90,10 +91,18 @@ class Message(Schema):
     """One turn of a conversation."""
 
     role: NonEmptyText
-    content: Text
+    content: Text | None = Field(default=None, description="Required, unless the message calls tools.")
+    tool_calls: ToolCalls | None = None
+    tool_call_id: Text | None = Field(default=None, description="Of a result: the call that it answers.")
+    name: Text | None = Field(default=None, description="Of a result: the function that it answers.")
+
+    @property
+    def text(self) -> str:
+        """The content, empty if there is none."""
+        return self.content or ""
 
 
-class BatchRequest(SamplingFields):
+class BatchRequest(SamplingFields, ToolFields):
     """One prompt, or one conversation, with any sampling parameters that differ from the batch's.
 
     A request for an embedding, or for scores, generates nothing, so it takes no sampling parameters.
@@ -119,6 +128,8 @@ class BatchRequest(SamplingFields):
     def _has_one_input(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("must have either prompt or messages")
+        if self.messages is None and (self.tools or self.tool_choice):
+            raise ValueError("must have messages to have tools")
         return self
 
 

@@ -6,10 +6,12 @@ from api.batches.caching import batch_cache
 from api.batches.schemas import BatchRequest, BatchSubmission, parse_window
 from api.dependencies import Services
 from api.errors import InvalidInputError
-from api.inputs.checkpoint import ChatTemplateError, Checkpoint
+from api.inputs.chat import ToolUse, to_chat, to_turns
+from api.inputs.checkpoint import Checkpoint
 from api.inputs.prompts import fit
 from api.inputs.sampling import SamplingFields, refusal, to_params
 from api.inputs.targets import check_url
+from api.inputs.tools import ToolFields
 from worker.store.batches.batches import NewBatch
 from worker.store.requests.requests import NewRequest
 from worker.values.caching import CacheMode
@@ -113,10 +115,11 @@ def _to_request(
     params = _to_own_params(checkpoint, request, batch_params, path)
     prompt = request.prompt
     if request.messages is not None:
-        try:
-            prompt = checkpoint.render_chat([message.model_dump() for message in request.messages])
-        except ChatTemplateError as error:
-            raise InvalidInputError(f"{path}.messages: {error}", param=f"{path}.messages") from error
+        use = ToolUse.of(request, path)
+        given = params if isinstance(params, SamplingParams) else batch_params
+        prompt, chat_params = to_chat(checkpoint, to_turns(request.messages, path), use, given, path)
+        if chat_params is not given:
+            params = chat_params
     sampling = params if isinstance(params, SamplingParams) else batch_params
     return NewRequest(
         prompt=prompt or "",
@@ -135,7 +138,7 @@ def _to_own_params(
 ) -> Params | None:
     """Return a request's own parameters; None if it uses the batch's."""
     own: dict[RequestKind, Sequence[str]] = {
-        RequestKind.GENERATION: tuple(SamplingFields.model_fields),
+        RequestKind.GENERATION: (*SamplingFields.model_fields, *ToolFields.model_fields),
         RequestKind.EMBEDDING: EMBEDDING_FIELDS,
         RequestKind.SCORING: SCORING_FIELDS,
     }

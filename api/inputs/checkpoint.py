@@ -7,12 +7,14 @@ only what identifies them.
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from jinja2 import TemplateError
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
@@ -43,6 +45,27 @@ TEMPLATE_FAILURES = (
     ValueError,
 )
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # of tokenizers that fall back to bytes
+
+
+def _to_json(value: object, **options: Any) -> str:
+    """Write JSON as templates expect it: as it is, not escaped for HTML, in the order of its keys."""
+    return json.dumps(value, **{"ensure_ascii": False} | options)
+
+
+def _now(form: str) -> str:
+    """Return the time in a form of `strftime`; some templates tell the model the date."""
+    return datetime.now().astimezone().strftime(form)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+ENVIRONMENT = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+)
+ENVIRONMENT.filters["tojson"] = _to_json
+ENVIRONMENT.globals |= {"raise_exception": _raise_exception, "strftime_now": _now}
 
 
 class ModelDirectoryError(Exception):
@@ -103,13 +126,14 @@ class Checkpoint:
         self._end_token_ids = end_token_ids
         self._is_byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
         self._template_variables = {key: _token_text(config.get(key)) for key in TOKEN_NAMES}
-        source = config.get("chat_template")
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _raise_exception
-        self._template = environment.from_string(source) if isinstance(source, str) else None
-        self.family = family or find_family(
-            source if isinstance(source, str) else None, tokenizer.get_vocab(), model_type
+        source, tool_source = _template_sources(config.get("chat_template"))
+        self._template = None if source is None else ENVIRONMENT.from_string(source)
+        self._tool_template = None if tool_source is None else ENVIRONMENT.from_string(tool_source)
+        # Whether the chat template writes the definitions of tools into its prompt.
+        self.knows_tools = tool_source is not None and "tools" in find_undeclared_variables(
+            ENVIRONMENT.parse(tool_source)
         )
+        self.family = family or find_family(tool_source, tokenizer.get_vocab(), model_type)
 
     @classmethod
     def load(
@@ -206,20 +230,34 @@ class Checkpoint:
             return bytes([int(match[1], 16)])
         return token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The ids of the tokens that are no text, by their names."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: token_id for token_id, token in added.items() if token.special}
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         """Return the prompt for a conversation, ready for the assistant's turn.
+
+        A template that does not know tools ignores them.
 
         Raises:
             ChatTemplateError: the model has no chat template, or it refuses these messages.
 
         """
-        if self._template is None:
+        template = self._tool_template if tools else self._template
+        if template is None:
             raise ChatTemplateError(
                 f"model {self.name} has no chat template, so it takes no messages; send a `prompt` instead"
             )
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=True, **self._template_variables
+            return template.render(
+                messages=messages,
+                tools=list(tools) or None,
+                add_generation_prompt=True,
+                **self._template_variables,
             )
         except TEMPLATE_FAILURES as error:
             raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from error
@@ -266,9 +304,16 @@ def _read_end_token_ids(directory: Path, config: dict[str, Any]) -> list[int]:
     return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
 
 
+def _template_sources(given: object) -> tuple[str | None, str | None]:
+    """Return the chat template, and the one for conversations with tools; a list has both by name."""
+    if isinstance(given, list):
+        named = {one.get("name"): one.get("template") for one in given if isinstance(one, dict)}
+        source = named.get("default") or next(iter(named.values()), None)
+        both = source, named.get("tool_use") or source
+    else:
+        both = given, given
+    return tuple(one if isinstance(one, str) else None for one in both)  # type: ignore[return-value]
+
+
 def _token_text(token: object) -> str:
     return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)

@@ -155,7 +155,7 @@ def to_format(
         return (None,)
     try:
         found = OutputFormat(kind, _source(name, kind, value))
-        _check(found, checkpoint)
+        check_format(found, checkpoint)
     except GrammarError as error:
         raise refuse(name, str(error).partition(": ")[2]) from error
     return (found,)
@@ -198,7 +198,8 @@ def _source(name: str, kind: FormatKind, value: Any) -> str | tuple[str, ...] | 
     return to_regex(value) if name.endswith(("grammar", "ebnf")) else str(value)
 
 
-def _check(found: OutputFormat, checkpoint: Checkpoint) -> None:
+def check_format(found: OutputFormat, checkpoint: Checkpoint) -> None:
+    """Raise GrammarError unless an output can have a format."""
     source = found.source if isinstance(found.source, str) else json.dumps(found.source)
     # Checked before it is compiled and cached, because the cache holds it in memory.
     if len(source) > MAX_SOURCE_CHARACTERS:

@@ -72,6 +72,13 @@ def text_or_list(value: object) -> str | None:
     return "text" if isinstance(value, str) else "list" if isinstance(value, list) else None
 
 
+def text_or_object(value: object) -> str | None:
+    """Choose between the branches `text` and `object`; a value that is a model is an object."""
+    if isinstance(value, str):
+        return "text"
+    return "object" if isinstance(value, (dict, BaseModel)) else None
+
+
 class Schema(BaseModel):
     """A body that a client sends. Unknown fields are refused, so that a misspelt option is noticed."""
 

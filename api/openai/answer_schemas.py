@@ -5,6 +5,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from api.batches.result_schemas import CalledTool, FunctionCall
+
 
 class PromptTokensDetails(BaseModel):
     """Details of the prompt's tokens."""
@@ -46,8 +48,11 @@ class AssistantMessage(BaseModel):
     """The model's message."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None = Field(description="null if the message only calls tools")
     refusal: None
+    reasoning_content: str | None = Field(default=None, description="what the model wrote before its answer")
+    tool_calls: list[CalledTool] | None = None
+    function_call: FunctionCall | None = Field(default=None, description="if the request has `functions`")
 
 
 class ChatChoice(BaseModel):

@@ -11,7 +11,24 @@ from pydantic import BeforeValidator, Field, Tag, ValidationError
 from api.errors import invalid_input
 from api.inputs.foreign import ForeignFields, Ignored, Unsupported
 from api.inputs.sampling import CommonSamplingFields, MaxTokens, NumLogprobs, SamplingFields, TokenId
-from api.inputs.schema import NonEmptyText, Priority, Schema, Text, TimeoutSeconds, one_of, text_or_list
+from api.inputs.schema import (
+    NonEmptyText,
+    Priority,
+    Schema,
+    Text,
+    TimeoutSeconds,
+    one_of,
+    text_or_list,
+    text_or_object,
+)
+from api.inputs.tools import (
+    MAX_TOOLS,
+    CalledFunction,
+    FunctionChoice,
+    FunctionDefinition,
+    ToolCalls,
+    ToolFields,
+)
 
 
 class Endpoint(StrEnum):
@@ -76,22 +93,26 @@ Content = Annotated[
 class ChatMessage(Schema):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    name: Ignored = None
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    name: Text | None = None
     refusal: Unsupported = None
     audio: Unsupported = None
     annotations: Ignored = None
-    function_call: Unsupported = None
-    tool_calls: Unsupported = None
-    # Required for every role, because its alternatives, refusals and tool calls, are not supported.
-    content: Content
+    function_call: CalledFunction | None = Field(default=None, description="The older form of `tool_calls`.")
+    tool_calls: ToolCalls | None = None
+    tool_call_id: Text | None = Field(
+        default=None, description="Of a tool's result: the call that it answers."
+    )
+    content: Content | None = Field(
+        default=None, description="Required, except of a message that calls tools."
+    )
 
-    def for_template(self) -> dict[str, str]:
-        """Return the turn as a chat template takes it."""
-        content = self.content
-        if not isinstance(content, str):
-            content = "\n".join(part.text for part in content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "\n".join(part.text for part in self.content)
 
 
 class StreamOptions(Schema):
@@ -119,7 +140,13 @@ class Streamed(ForeignFields):
     )
 
 
-class ChatBody(CommonSamplingFields, Streamed):
+OlderChoice = Annotated[
+    Annotated[Literal["none", "auto"], Tag("text")] | Annotated[FunctionChoice, Tag("object")],
+    one_of("`none`, `auto` or the name of a function", text_or_object),
+]
+
+
+class ChatBody(CommonSamplingFields, Streamed, ToolFields):
     """A request for a chat completion."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
@@ -128,12 +155,11 @@ class ChatBody(CommonSamplingFields, Streamed):
     )
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
-    parallel_tool_calls: Ignored = None
     modalities: list[Literal["text"]] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    tools: Unsupported = None
-    functions: Unsupported = None
-    function_call: Literal["none", "auto"] | None = None
+    functions: Annotated[list[FunctionDefinition], Field(max_length=MAX_TOOLS)] | None = Field(
+        default=None, description="The older form of `tools`."
+    )
+    function_call: OlderChoice | None = Field(default=None, description="The older form of `tool_choice`.")
     audio: Unsupported = None
     reasoning_effort: Literal["none"] | None = None
     verbosity: Unsupported = None

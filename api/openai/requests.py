@@ -4,14 +4,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from api.errors import ModelNotFoundError
-from api.inputs.checkpoint import ChatTemplateError, Checkpoint
+from api.inputs.chat import ToolUse, to_chat, to_turns
+from api.inputs.checkpoint import Checkpoint
 from api.inputs.sampling import refusal, to_params
-from api.openai.bodies import Body, ChatBody, CompletionBody, EmbeddingBody, Endpoint, read_body
+from api.inputs.tools import FunctionChoice, NamedToolChoice, ToolCall, ToolChoice
+from api.openai.bodies import (
+    Body,
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    EmbeddingBody,
+    Endpoint,
+    read_body,
+)
 from worker.store.requests.requests import NewRequest
 from worker.values.requests import EmbeddingParams, Pooling, Prompt
 from worker.values.sampling import SamplingParams
 
 NO_LIMIT = 2**31 - 1  # only the context limits it
+NEEDED = {"tool": "tool_call_id", "function": "name"}  # which call, or function, a result is of
 CHAT_DEFAULTS = SamplingParams(max_tokens=NO_LIMIT, temperature=1.0)
 COMPLETION_DEFAULTS = SamplingParams(max_tokens=16, temperature=1.0)
 
@@ -76,10 +87,8 @@ def _chat(checkpoint: Checkpoint, body: ChatBody, custom_id: str | None, path: s
         body = body.model_copy(update={"max_tokens": body.max_completion_tokens})
     _check_stream(body, path)
     params = to_params(body, CHAT_DEFAULTS, checkpoint, path)
-    try:
-        prompt = checkpoint.render_chat([message.for_template() for message in body.messages])
-    except ChatTemplateError as error:
-        raise refusal(path, "messages", str(error)) from error
+    use = _tool_use(body, path)
+    prompt, params = to_chat(checkpoint, to_turns(_newer(body.messages, path), path), use, params, path)
     return NewRequest(
         prompt=prompt,
         max_tokens=params.max_tokens,
@@ -90,6 +99,43 @@ def _chat(checkpoint: Checkpoint, body: ChatBody, custom_id: str | None, path: s
         add_special_tokens=bool(body.add_special_tokens),
         is_streamed=bool(body.stream),
     )
+
+
+def _tool_use(body: ChatBody, path: str) -> ToolUse:
+    """Return the tools of a body, which may ask for them in the older form."""
+    if not (body.functions or body.function_call):
+        return ToolUse.of(body, path)
+    if body.tools or body.tool_choice:
+        field = "functions" if body.functions else "function_call"
+        raise refusal(path, field, "cannot be combined with tools and tool_choice, its newer form")
+    asked = body.function_call or "auto"
+    choice: ToolChoice = (
+        NamedToolChoice(type="function", function=asked) if isinstance(asked, FunctionChoice) else asked
+    )
+    use = ToolUse(body.functions or (), choice, is_parallel=False, is_older=True, field="functions")
+    use.check(path, "function_call")
+    return use
+
+
+def _newer(messages: Sequence[ChatMessage], path: str) -> list[ChatMessage]:
+    """Return a conversation with the newer form of calls, and of their results."""
+    found: list[ChatMessage] = []
+    last_id = ""  # of the last call in the older form, in which calls have none
+    for i, message in enumerate(messages):
+        for role, name in NEEDED.items():
+            if message.role == role and not getattr(message, name):
+                raise refusal(path, f"messages[{i}].{name}", f"is required of role {role}")
+        changes: dict[str, Any] = {}
+        if message.function_call is not None:
+            last_id = f"call_{i}"
+            calls = [*(message.tool_calls or ()), ToolCall(id=last_id, function=message.function_call)]
+            changes = {"function_call": None, "tool_calls": calls}
+        elif message.role == "function":
+            changes = {"role": "tool", "tool_call_id": last_id}
+        elif message.role == "developer":
+            changes = {"role": "system"}
+        found.append(message.model_copy(update=changes))
+    return found
 
 
 def _completion(checkpoint: Checkpoint, body: CompletionBody, custom_id: str | None, path: str) -> NewRequest:

@@ -3,16 +3,19 @@
 import base64
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from api.generate.outputs import choices_of
 from api.inputs.checkpoint import Checkpoint, Spelling
 from api.openai.answer_schemas import ModelAnswer
 from api.openai.bodies import Endpoint
+from api.parsing.messages import finish_reason, to_message
 from worker.store.requests.models import ServedModelView
 from worker.store.requests.result_views import ResultView
 from worker.values.caching import Source
 from worker.values.logprobs import Logprobs
+from worker.values.parsing import Parsing
 from worker.values.results import Choice, Payload, to_floats
 
 ID_PREFIXES = {Endpoint.CHAT_COMPLETIONS: "chatcmpl-", Endpoint.COMPLETIONS: "cmpl-"}
@@ -41,10 +44,14 @@ def to_response(
             "usage": {"prompt_tokens": result.num_prompt_tokens, "total_tokens": result.num_prompt_tokens},
             **_origin(result),
         }
-    to_choice = _to_chat_choice if endpoint is Endpoint.CHAT_COMPLETIONS else _to_completion_choice
     spelling = checkpoint.spelling_of(None if model is None else model.fingerprint)
+    own_id = response_id(endpoint, batch_id, result.position)
+    if endpoint is Endpoint.CHAT_COMPLETIONS:
+        to_choice = partial(_to_chat_choice, parsing=result.parsing, own_id=own_id)
+    else:
+        to_choice = partial(_to_completion_choice)
     body = {
-        "id": response_id(endpoint, batch_id, result.position),
+        "id": own_id,
         "object": OBJECTS[endpoint],
         "created": int(result.created_at.timestamp()),
         **made_by,
@@ -107,14 +114,23 @@ def to_model(checkpoint: Checkpoint, name: str) -> ModelAnswer:
     )
 
 
-def _to_chat_choice(spelling: Spelling, index: int, choice: Choice) -> dict[str, Any]:
+def _to_chat_choice(
+    spelling: Spelling, index: int, choice: Choice, *, parsing: Parsing | None, own_id: str
+) -> dict[str, Any]:
     logprobs = None if choice.logprobs is None else to_chat_logprobs(spelling, choice.logprobs)
+    message = to_message(choice.text, parsing, seed=call_seed(own_id, index))
+    has_calls = "tool_calls" in message or "function_call" in message
     return {
         "index": index,
-        "message": {"role": "assistant", "content": choice.text, "refusal": None},
+        "message": message,
         "logprobs": logprobs,
-        "finish_reason": choice.finish_reason,
+        "finish_reason": finish_reason(choice.finish_reason, parsing, has_calls=has_calls),
     }
+
+
+def call_seed(own_id: str, index: int) -> str:
+    """Return what the ids of the calls of a choice follow from: the answer's id and the choice's index."""
+    return f"{own_id}-{index}"
 
 
 def _to_completion_choice(spelling: Spelling, index: int, choice: Choice) -> dict[str, Any]:

@@ -8,7 +8,8 @@ import re
 from api.parsing.reader import Reading, TextReader
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
-ENDS = ("<|end|>", "<|call|>", "<|return|>", START, CHANNEL)
+CONSTRAIN, END = "<|constrain|>", "<|end|>"
+ENDS = (END, "<|call|>", "<|return|>", START, CHANNEL)
 RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 CHANNEL_NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 

@@ -71,7 +71,7 @@ def _reading(reader: TextReader, parsing: Parsing | None) -> Reading:
 
 
 def _content(reader: TextReader) -> Reading:
-    yield from reader.copy_until(reader.content)
+    yield from reader.copy_until(lambda text: reader.pieces.append(ContentPiece(text)))
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:

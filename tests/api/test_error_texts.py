@@ -271,8 +271,9 @@ def test_a_message_names_the_field_and_the_rule(
     ("messages", "param", "message"),
     [
         ([{"role": "user"}], "messages[0].content", "is required"),
+        ([{"role": "user", "content": None}], "messages[0].content", "is required"),
         (
-            [{"role": "user", "content": None}],
+            [{"role": "user", "content": 3}],
             "messages[0].content",
             "must be a string or a list of text parts",
         ),
@@ -280,8 +281,8 @@ def test_a_message_names_the_field_and_the_rule(
         ([{"role": "assistant"}], "messages[0].content", "is required"),
         (
             [{"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}],
-            "messages[0].tool_calls",
-            "is not supported by this server; leave it out",
+            "messages[0].tool_calls[0].function",
+            "is required",
         ),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}],
@@ -291,8 +292,13 @@ def test_a_message_names_the_field_and_the_rule(
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text", "is required"),
         (
             [{"role": "tool", "content": "a"}],
+            "messages[0].tool_call_id",
+            "is required of role tool",
+        ),
+        (
+            [{"role": "alien", "content": "a"}],
             "messages[0].role",
-            "must be 'system', 'developer', 'user' or 'assistant'",
+            "must be 'system', 'developer', 'user', 'assistant', 'tool' or 'function'",
         ),
         ([], "messages", "must not be empty"),
         ("hello", "messages", "must be a list"),

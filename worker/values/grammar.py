@@ -87,12 +87,17 @@ class Grammar:
         return cls("choice", cls.regex("|".join(quoted)).source)
 
     @classmethod
+    def lark(cls, source: str) -> Self:
+        """Accept what a grammar in llguidance's variant of Lark accepts."""
+        return cls("lark", source)
+
+    @classmethod
     def of(cls, kind: str, source: Any) -> Self:
         """Make the grammar of a stored output format: `kind` names one of the methods above."""
         if kind == "json_object":
             return cls.json_object()
-        make = {"json_schema": cls.json_schema, "regex": cls.regex, "choice": cls.choice}[kind]
-        return make(source)
+        makers = (cls.json_schema, cls.regex, cls.choice, cls.lark)
+        return next(make for make in makers if make.__name__ == kind)(source)
 
     def check(self, vocabulary: LLTokenizer) -> None:
         """Raise GrammarError unless this can be compiled, matched, and followed for TRIAL_TOKENS tokens."""

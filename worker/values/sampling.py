@@ -49,6 +49,7 @@ class FormatKind(StrEnum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     CHOICE = "choice"
+    LARK = "lark"  # a grammar
 
 
 class Optimization(StrEnum):

@@ -140,8 +140,8 @@ def test_what_an_output_cannot_say_is_read_with_the_results(client: TestClient, 
         {"token": token(66), "token_id": 66, "logprob": -1.0, "top": None},
     ]
     assert found[0]["choices"] == [
-        {"text": "a", "finish_reason": "stop", "logprobs": [told]},
-        {"text": "b", "finish_reason": "length", "logprobs": None},
+        {"text": "a", "message": None, "finish_reason": "stop", "logprobs": [told]},
+        {"text": "b", "message": None, "finish_reason": "length", "logprobs": None},
     ]
     assert found[0]["prompt_logprobs"] == [told]
     assert found[1]["embedding"] == [0.5, -1.0]

@@ -145,7 +145,7 @@ def test_what_changes_no_output_is_accepted(checkpoint: Checkpoint) -> None:
         (CHAT, {"messages": HELLO, "top_logprobs": 3}, "top_logprobs"),
         (CHAT, {"messages": HELLO, "logprobs": 3}, "logprobs"),
         (CHAT, {"messages": HELLO, "stream_options": {}}, "stream_options"),
-        (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
         (
             CHAT,

@@ -260,7 +260,8 @@ def test_deep_nesting_ends_no_parser() -> None:
         (Family.GEMMA, "<|tool_call>call:f{a:"),
         (Family.HERMES, '<tool_call>{"arguments":'),
     ):
-        assert parse(opening + "[" * 100_000, Parsing(family, ("f",)), seed="s")
+        parsed = parse(opening + "[" * 20_000, Parsing(family, ("f",)), seed="s")
+        assert len(parsed.calls) == (family is Family.GEMMA)
 
 
 def test_a_parsing_survives_storage() -> None:
