@@ -1,29 +1,76 @@
-"""Checks the arguments of weight-only products and chooses the regime from the GPU's table."""
+"""Checks the arguments of weight-only products and runs them: on a GPU in the regime of its table."""
 
 import torch
 from torch import Tensor
 
 from kernels import device
 from kernels.crossover import read_crossover
+from kernels.threads import num_threads
+from kernels.weight_only_linear import cpu
 from kernels.weight_only_linear.launches import TABLES
+from kernels.weight_only_linear.tiles import TiledWeight
+from kernels.weight_only_linear.unpack import TILE
 from kernels.weight_only_linear.weight import LinearWeight
 
+_MULTIPLY = {
+    torch.int32: cpu.multiply_four_bits,
+    torch.int8: cpu.multiply_int8,
+    torch.uint8: cpu.multiply_fp8,
+}
 
-def weight_only_linear(x: Tensor, weight: LinearWeight) -> Tensor:
+
+def weight_only_linear(x: Tensor, weight: LinearWeight | TiledWeight) -> Tensor:
     """Return `x @ weight.T + bias` in the dtype of `x`, [num_tokens, out_features]; half as wide if gated.
 
-    `x` is [num_tokens, in_features], float16 or bfloat16 on a GPU, with a dense last axis. A gated weight
-    gives `silu(gate) * up`. Sums are in float32; within a regime, their order does not depend on other
-    tokens. Raises ValueError on anything else.
+    `x` is [num_tokens, in_features] with a dense last axis: float16 or bfloat16 on a GPU; float32 or bfloat16
+    on a CPU, which takes a TiledWeight. A gated weight gives `silu(gate) * up`. Sums are in float32. Their
+    order does not depend on other tokens, on a GPU within a regime. Raises ValueError on anything else.
     """
     if x.dim() != 2 or x.shape[1] != weight.in_features or x.stride(1) != 1:
         raise ValueError(
             f"weight_only_linear: x is {tuple(x.shape)} with strides {x.stride()}, "
             f"but the weight takes {weight.in_features} columns"
         )
+    if isinstance(weight, TiledWeight):
+        return _on_cpu(x, weight)
     if x.dtype not in {torch.float16, torch.bfloat16} or not device.uses_triton(x):
         raise ValueError(f"weight_only_linear: x is {x.dtype} on {x.device}, not 16 bits on a GPU")
     from kernels.weight_only_linear import gpu  # noqa: PLC0415  (Triton is there with a GPU only)
 
     table = read_crossover(TABLES, device.gpu_name(x.device))
     return gpu.run(x, weight, table.choose(weight.format, x.shape[0]))
+
+
+def _on_cpu(x: Tensor, weight: TiledWeight) -> Tensor:
+    if x.dtype not in {torch.float32, torch.bfloat16} or x.device.type != "cpu":
+        raise ValueError(
+            f"weight_only_linear: x is {x.dtype} on {x.device}, not float32 or bfloat16 on a CPU"
+        )
+    num_tokens, num_tiles = x.shape[0], weight.data.shape[0]
+    out = torch.empty(num_tokens, weight.out_features, dtype=x.dtype)
+    wide = x.float().contiguous()
+    num_parts = min(num_threads(weight.in_features * weight.out_features), num_tiles)
+    width = cpu.SCRATCH + min(num_tokens, cpu.MOST_ROWS) * TILE
+    scratch = torch.empty(num_parts, width)
+    call = cpu.Call(
+        num_rows=num_tokens,
+        x=wide.data_ptr(),
+        data=weight.data.data_ptr(),
+        eight_columns=TILE if weight.table is not None else 8 * TILE,
+        scales=weight.scales.data_ptr(),
+        is_bfloat16_scales=weight.scales.dtype == torch.bfloat16,
+        zero_points=0 if weight.zero_points is None else weight.zero_points.data_ptr(),
+        table=0 if weight.table is None else weight.table.data_ptr(),
+        bias=0 if weight.bias is None else weight.bias.data_ptr(),
+        group_size=weight.group_size,
+        num_groups=weight.scales.shape[1],
+        in_features=weight.in_features,
+        out_features=weight.out_features,
+        num_tiles=num_tiles,
+        out=out.data_ptr(),
+        is_bfloat16_out=x.dtype == torch.bfloat16,
+        scratch=scratch.data_ptr(),
+        scratch_width=width,
+    )
+    _MULTIPLY[weight.data.dtype](num_parts, tuple(call))
+    return out

@@ -148,4 +148,74 @@ TABLES = (
             ),
         ),
     ),
+    Table(
+        "weight_only_linear/cpu.py",
+        "weight_only_linear/test_cpu.py",
+        (
+            Mutation(
+                "zero points are added",
+                "-zero * load(factors, row)",
+                "zero * load(factors, row)",
+                only="reference and zero",
+            ),
+            Mutation(
+                "every tile has the scales of the first",
+                "_set_factors(tile * call.num_groups + group,",
+                "_set_factors(group,",
+                only="more_rows",
+            ),
+            Mutation(
+                "a group goes on into the next",
+                "min(end, (group + 1) * call.group_size)",
+                "min(end, (group + 2) * call.group_size)",
+                only="reference and int4-32",
+            ),
+            Mutation(
+                "few rows: only the last panel counts",
+                "load(scratch, totals + index) + load(scratch, panel + index)",
+                "load(scratch, panel + index)",
+                only="reference and int4-64",
+            ),
+            Mutation(
+                "many rows: columns are unpacked over each other",
+                "panel + (column - begin) * TILE",
+                "panel",
+                only="reference and int4-32",
+            ),
+            Mutation(
+                "every tile is written over the first", "call.out_features + begin\n", "call.out_features\n"
+            ),
+            Mutation("no bias", "load(totals, at + index) + bias", "load(totals, at + index)"),
+            Mutation(
+                "the first panel is left out",
+                "range(0, call.in_features, PANEL)",
+                "range(PANEL, call.in_features, PANEL)",
+            ),
+        ),
+    ),
+    Table(
+        "weight_only_linear/unpack.py",
+        "weight_only_linear/test_cpu.py",
+        (
+            Mutation(
+                "registers are written over each other",
+                "ir.Constant(I64, register * LANES)",
+                "ir.Constant(I64, 0)",
+                only="reference and int4-64",
+            ),
+            Mutation(
+                "few rows: every row is the first",
+                "builder.mul(x_stride, ir.Constant(I64, row))",
+                "builder.mul(x_stride, ir.Constant(I64, 0))",
+                only="reference and int4-64",
+            ),
+            Mutation(
+                "levels of a word in another order",
+                "[4 * depth] * LANES",
+                "[28 - 4 * depth] * LANES",
+                only="reference and int4-64",
+            ),
+            Mutation("fp8: the sign is an exponent", "0xBFFF", "0xFFFF", only="worth"),
+        ),
+    ),
 )

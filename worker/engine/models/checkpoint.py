@@ -210,6 +210,8 @@ class Weights:
 
         int8 quantizes it; fp8 does not.
         """
+        if not is_tied and self._products.eight_bits is None:
+            return self.linear(["lm_head"], [embedding.shape[0]], embedding.shape[1])
         if not is_tied:
             embedding = self.take("lm_head.weight", *embedding.shape)
         if self._products.eight_bits != "int8":

@@ -19,7 +19,7 @@ from kernels.quantization import (
     quantize_int8,
 )
 from kernels.scaled_linear import has_row_scales, pack_scaled_weight
-from kernels.weight_only_linear import pack_linear_weight, takes
+from kernels.weight_only_linear import pack_linear_weight, pack_tiled_weight, takes
 from worker.engine.models.layers.linear import Int8Linear, Linear, Projection
 from worker.engine.models.layers.quantized_linear import ScaledLinear, WeightOnlyLinear
 
@@ -45,7 +45,8 @@ class Products:
     """Makes products of weights. With `eight_bits`, float weights are quantized to it, and so are tokens.
 
     On a GPU, tokens are then quantized to the format of a weight that is stored in 8 bits. A weight of 4
-    bits, or one whose rows have several scales or a zero point, is multiplied by tokens in 16 bits.
+    bits, or one whose rows have several scales or a zero point, is multiplied by tokens in 16 bits. On a CPU
+    such a weight is quantized again. Without `eight_bits`, a CPU multiplies any format by tokens in `dtype`.
     """
 
     dtype: torch.dtype  # of activations where nothing is quantized
@@ -61,7 +62,7 @@ class Products:
     def take(self, weight: QuantizedWeight) -> bool:
         """Return whether a product can run on a weight's levels; otherwise it must be dequantized."""
         if not self.is_gpu:
-            return self.eight_bits == "int8" and isinstance(weight, Int8Weight) and weight.zero_points is None
+            return self.eight_bits is None or (isinstance(weight, Int8Weight) and weight.zero_points is None)
         if isinstance(weight, Fp8Weight) and not converts_fp8(self.device):
             return False
         return self.dtype in {torch.float16, torch.bfloat16} and takes(weight)
@@ -87,9 +88,9 @@ class Products:
             if self.eight_bits is not None and has_row_scales(weight):
                 return ScaledLinear(pack_scaled_weight(weight, bias, is_gated=is_gated).to(self.device))
             return WeightOnlyLinear(pack_linear_weight(weight, bias, is_gated=is_gated).to(self.device))
-        if not isinstance(weight, Int8Weight):
-            raise TypeError(f"{type(weight).__name__} has no product on a CPU")
-        return Int8Linear(weight, bias, dtype=self.activation_dtype)
+        if self.eight_bits is not None and isinstance(weight, Int8Weight):
+            return Int8Linear(weight, bias, dtype=self.activation_dtype)
+        return WeightOnlyLinear(pack_tiled_weight(weight, bias))
 
     def make_experts(
         self, weight: Tensor | QuantizedWeight, num_experts: int, *, is_gated: bool

@@ -1,18 +1,19 @@
-"""Multiplies activations by quantized weights on a GPU."""
+"""Multiplies activations by quantized weights, on a CPU with activations in floats."""
 
 from torch import Tensor
 
 from kernels.scaled_linear import ScaledWeight, scaled_linear
-from kernels.weight_only_linear import LinearWeight, weight_only_linear
+from kernels.weight_only_linear import LinearWeight, TiledWeight, weight_only_linear
 
 
 class WeightOnlyLinear:
-    """`x @ weight.T + bias` with `x` in 16 bits; for a gated weight `silu(gate) * up`."""
+    """`x @ weight.T + bias` with `x` in floats; for a gated weight `silu(gate) * up`, on a GPU only."""
 
     __slots__ = ("_weight", "out_features")
 
-    def __init__(self, weight: LinearWeight) -> None:
-        self.out_features = weight.out_features // (1 + weight.is_gated)
+    def __init__(self, weight: LinearWeight | TiledWeight) -> None:
+        is_gated = isinstance(weight, LinearWeight) and weight.is_gated
+        self.out_features = weight.out_features // (1 + is_gated)
         self._weight = weight
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -21,7 +22,7 @@ class WeightOnlyLinear:
 
 
 class ScaledLinear:
-    """As WeightOnlyLinear, but with weight and tokens in 8 bits; tokens are quantized in each call."""
+    """As WeightOnlyLinear on a GPU, but with weight and tokens in 8 bits; each call quantizes the tokens."""
 
     __slots__ = ("_weight", "out_features")
 
