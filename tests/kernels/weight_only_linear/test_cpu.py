@@ -114,7 +114,7 @@ def test_four_bits_stay_four_bits(generator: torch.Generator) -> None:
 def test_levels_are_found_without_an_instruction_for_it() -> None:
     """As on a CPU without AVX512, for which this machine's Numba compiles in a process of its own."""
     environment = os.environ | {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"}
-    tests = [f"{__file__}::test_every_format_matches_reference[{one}-7-f32]" for one in ("int4-64", "nf4")]
+    tests = [f"{__file__}::test_every_format_matches_reference[f32-{one}-7]" for one in ("int4-64", "nf4")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
         cwd=ROOT,
