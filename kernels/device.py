@@ -1,4 +1,4 @@
-"""Selects the implementation for a tensor's device, and reports what a GPU can do."""
+"""Selects the implementation for a tensor's device, and reports what a GPU or the CPU can do."""
 
 import functools
 
@@ -25,3 +25,9 @@ def converts_fp8(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.hip is not None:
         return True
     return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Return whether this CPU multiplies bfloat16 faster than float32 (AVX512_BF16 or AMX)."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # noqa: SLF001

@@ -51,6 +51,14 @@ class Call(NamedTuple):
 
 
 @inlined
+def _set_table(factors: Pointer, call: Call) -> None:
+    """Write the values of levels of 4 bits, which all groups share."""
+    if call.table:
+        for number in range(16):
+            store(factors, TABLE + number, load(float32_at(call.table), number))
+
+
+@inlined
 def _set_factors(group: int, factors: Pointer, call: Call) -> None:
     """Write the scales of a group and what its zero points come to; groups are counted over all tiles."""
     start = group * TILE
@@ -70,6 +78,15 @@ def _set_factors(group: int, factors: Pointer, call: Call) -> None:
 
 
 @inlined
+def _start_run(tile: int, column: int, end: int, scratch: Pointer, call: Call) -> tuple[int, int]:
+    """Set the factors of a column's group; return the place of the column and how many of it share them."""
+    group = column // call.group_size
+    _set_factors(tile * call.num_groups + group, scratch, call)
+    start = (tile * call.in_features + column) * call.eight_columns // 8
+    return start, min(end, (group + 1) * call.group_size) - column
+
+
+@inlined
 def _add_panel(
     first: int, num_rows: int, tile: int, begin: int, source: Pointer, scratch: Pointer, call: Call
 ) -> None:
@@ -82,10 +99,7 @@ def _add_panel(
             store(scratch, panel + index, 0)
     column = begin
     while column < end:
-        group = column // call.group_size
-        depth = min(end, (group + 1) * call.group_size) - column
-        start = (tile * call.in_features + column) * call.eight_columns // 8
-        _set_factors(tile * call.num_groups + group, scratch, call)
+        start, depth = _start_run(tile, column, end, scratch, call)
         if is_direct:
             x_start = first * call.in_features + column
             x, x_stride = float32_at(call.x), call.in_features
@@ -131,9 +145,7 @@ def _write(first: int, num_rows: int, tile: int, totals: Pointer, call: Call) ->
 def _multiply(part: int, num_parts: int, source: Pointer, call: Call) -> None:
     # A pointer of its own for each part: what one writes is not read by another.
     scratch = float32_at(call.scratch + 4 * part * call.scratch_width)
-    if call.table:
-        for number in range(16):
-            store(scratch, TABLE + number, load(float32_at(call.table), number))
+    _set_table(scratch, call)
     begin_tile, end_tile = share(call.num_tiles, part, num_parts)
     for tile in range(begin_tile, end_tile):
         for first in range(0, call.num_rows, MOST_ROWS):
@@ -145,26 +157,66 @@ def _multiply(part: int, num_parts: int, source: Pointer, call: Call) -> None:
             _write(first, num_rows, tile, scratch, call)
 
 
+@kernel
+def _dequantize(part: int, num_parts: int, source: Pointer, call: Call) -> None:
+    scratch, out = float32_at(call.scratch + 4 * part * call.scratch_width), bfloat16_at(call.out)
+    _set_table(scratch, call)
+    begin_tile, end_tile = share(call.num_tiles, part, num_parts)
+    for tile in range(begin_tile, end_tile):
+        width = min(TILE, call.out_features - tile * TILE)
+        column = 0
+        while column < call.in_features:
+            end = min(column + PANEL, call.in_features)
+            start, depth = _start_run(tile, column, end, scratch, call)
+            unpack(depth, source, start, scratch, scratch, NUM_FACTORS)
+            for index in range(depth):
+                at, target = NUM_FACTORS + index * TILE, (column + index) * call.out_features + tile * TILE
+                for row in range(width):
+                    store(out, target + row, load(scratch, at + row))
+            column += depth
+
+
 # Numba takes a plain tuple three microseconds faster than a named one.
 Numbers = tuple[Any, ...]
 
 
 @kernel
 def multiply_four_bits(num_parts: int, numbers: Numbers) -> None:
-    """Write the product of a Call, given as a plain tuple, with levels of 4 bits."""
+    """Write the product of a Call, given as a plain tuple, with levels in 4 bits."""
     call = Call(*numbers)
     fork(_multiply, num_parts, (uint32_at(call.data), call))
 
 
 @kernel
 def multiply_int8(num_parts: int, numbers: Numbers) -> None:
-    """Do the same with levels in int8."""
+    """Write the product of a Call, given as a plain tuple, with levels in int8."""
     call = Call(*numbers)
     fork(_multiply, num_parts, (int8_at(call.data), call))
 
 
 @kernel
 def multiply_fp8(num_parts: int, numbers: Numbers) -> None:
-    """Do the same with levels in fp8."""
+    """Write the product of a Call, given as a plain tuple, with levels in fp8."""
     call = Call(*numbers)
     fork(_multiply, num_parts, (uint8_at(call.data), call))
+
+
+@kernel
+def dequantize_four_bits(num_parts: int, numbers: Numbers) -> None:
+    """Write a weight in 4 bits as bfloat16 [in_features, out_features] into a Call's `out`."""
+    call = Call(*numbers)
+    fork(_dequantize, num_parts, (uint32_at(call.data), call))
+
+
+@kernel
+def dequantize_int8(num_parts: int, numbers: Numbers) -> None:
+    """Write a weight in int8 as bfloat16 [in_features, out_features] into a Call's `out`."""
+    call = Call(*numbers)
+    fork(_dequantize, num_parts, (int8_at(call.data), call))
+
+
+@kernel
+def dequantize_fp8(num_parts: int, numbers: Numbers) -> None:
+    """Write a weight in fp8 as bfloat16 [in_features, out_features] into a Call's `out`."""
+    call = Call(*numbers)
+    fork(_dequantize, num_parts, (uint8_at(call.data), call))

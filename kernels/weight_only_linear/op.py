@@ -1,5 +1,7 @@
 """Checks the arguments of weight-only products and runs them: on a GPU in the regime of its table."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -12,11 +14,21 @@ from kernels.weight_only_linear.tiles import TiledWeight
 from kernels.weight_only_linear.unpack import TILE
 from kernels.weight_only_linear.weight import LinearWeight
 
-_MULTIPLY = {
+_Kernels = dict[torch.dtype, Callable[..., None]]
+# By the dtype of the data.
+_MULTIPLY: _Kernels = {
     torch.int32: cpu.multiply_four_bits,
     torch.int8: cpu.multiply_int8,
     torch.uint8: cpu.multiply_fp8,
 }
+_DEQUANTIZE: _Kernels = {
+    torch.int32: cpu.dequantize_four_bits,
+    torch.int8: cpu.dequantize_int8,
+    torch.uint8: cpu.dequantize_fp8,
+}
+# Tokens from which a CPU that multiplies bfloat16 in hardware gets the weight in it. By its published rates;
+# our measurements have only had CPUs without.
+DENSE_TOKENS = 64
 
 
 def weight_only_linear(x: Tensor, weight: LinearWeight | TiledWeight) -> Tensor:
@@ -24,7 +36,8 @@ def weight_only_linear(x: Tensor, weight: LinearWeight | TiledWeight) -> Tensor:
 
     `x` is [num_tokens, in_features] with a dense last axis: float16 or bfloat16 on a GPU; float32 or bfloat16
     on a CPU, which takes a TiledWeight. A gated weight gives `silu(gate) * up`. Sums are in float32. Their
-    order does not depend on other tokens, on a GPU within a regime. Raises ValueError on anything else.
+    order does not depend on other tokens, except on a GPU by the regime, and on a CPU that multiplies
+    bfloat16 in hardware for 64 or more tokens in it. Raises ValueError on anything else.
     """
     if x.dim() != 2 or x.shape[1] != weight.in_features or x.stride(1) != 1:
         raise ValueError(
@@ -46,15 +59,27 @@ def _on_cpu(x: Tensor, weight: TiledWeight) -> Tensor:
         raise ValueError(
             f"weight_only_linear: x is {x.dtype} on {x.device}, not float32 or bfloat16 on a CPU"
         )
-    num_tokens, num_tiles = x.shape[0], weight.data.shape[0]
-    out = torch.empty(num_tokens, weight.out_features, dtype=x.dtype)
-    wide = x.float().contiguous()
+    if x.dtype == torch.bfloat16 and len(x) >= DENSE_TOKENS and device.multiplies_bfloat16():
+        values = torch.empty(weight.in_features, weight.out_features, dtype=x.dtype)
+        _run(_DEQUANTIZE, x.new_empty(0), weight, values)
+        product = x @ values
+        return product if weight.bias is None else product.add_(weight.bias)
+    out = torch.empty(len(x), weight.out_features, dtype=x.dtype)
+    _run(_MULTIPLY, x.float().contiguous(), weight, out)
+    return out
+
+
+def _run(
+    kernels: dict[torch.dtype, Callable[..., None]], x: Tensor, weight: TiledWeight, out: Tensor
+) -> None:
+    """Call a kernel on all tiles; `x` is float32, and empty to dequantize."""
+    num_tiles = weight.data.shape[0]
     num_parts = min(num_threads(weight.in_features * weight.out_features), num_tiles)
-    width = cpu.SCRATCH + min(num_tokens, cpu.MOST_ROWS) * TILE
+    width = cpu.SCRATCH + min(len(x), cpu.MOST_ROWS) * TILE
     scratch = torch.empty(num_parts, width)
     call = cpu.Call(
-        num_rows=num_tokens,
-        x=wide.data_ptr(),
+        num_rows=len(x),
+        x=x.data_ptr(),
         data=weight.data.data_ptr(),
         eight_columns=TILE if weight.table is not None else 8 * TILE,
         scales=weight.scales.data_ptr(),
@@ -68,9 +93,8 @@ def _on_cpu(x: Tensor, weight: TiledWeight) -> Tensor:
         out_features=weight.out_features,
         num_tiles=num_tiles,
         out=out.data_ptr(),
-        is_bfloat16_out=x.dtype == torch.bfloat16,
+        is_bfloat16_out=out.dtype == torch.bfloat16,
         scratch=scratch.data_ptr(),
         scratch_width=width,
     )
-    _MULTIPLY[weight.data.dtype](num_parts, tuple(call))
-    return out
+    kernels[weight.data.dtype](num_parts, tuple(call))

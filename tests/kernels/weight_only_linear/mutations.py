@@ -165,9 +165,21 @@ TABLES = (
                 only="more_rows",
             ),
             Mutation(
+                "the table backwards",
+                "load(float32_at(call.table), number)",
+                "load(float32_at(call.table), 15 - number)",
+                only="reference and int4-64",
+            ),
+            Mutation(
+                "dequantized: every tile over the first",
+                "call.out_features + tile * TILE\n",
+                "call.out_features\n",
+                only="many_tokens",
+            ),
+            Mutation(
                 "a group goes on into the next",
-                "min(end, (group + 1) * call.group_size)",
-                "min(end, (group + 2) * call.group_size)",
+                "min(end, (group + 1) * call.group_size) - column",
+                "min(end, (group + 2) * call.group_size) - column",
                 only="reference and int4-32",
             ),
             Mutation(

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels import device
 from kernels.quantization import Fp8Weight, quantize_fp8, quantize_int4, quantize_int8
 from kernels.testing import assert_matches
 from kernels.weight_only_linear import TiledWeight, pack_tiled_weight, reference, weight_only_linear
 from kernels.weight_only_linear.cases import CASE, FORMATS, LONG_CASE, ODD_CASES
+from kernels.weight_only_linear.op import DENSE_TOKENS
 
 ROOT = Path(__file__).parents[3]
 
@@ -45,6 +47,15 @@ def test_every_format_matches_reference(
     format_: str, num_tokens: int, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
     check((num_tokens, *CASE[1:]), format_, dtype, generator)
+
+
+@pytest.mark.parametrize("format_", ["int8-zero", "int4-128-zero", "nf4-nested", "fp8"])
+def test_many_tokens_in_bfloat16_where_the_cpu_multiplies_it(
+    format_: str, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "multiplies_bfloat16", lambda: True)
+    check((DENSE_TOKENS, *LONG_CASE[1:]), format_, torch.bfloat16, generator)
+    check((DENSE_TOKENS, 256, 150), format_, torch.bfloat16, generator, has_bias=False)
 
 
 @pytest.mark.parametrize("format_", ["int8-zero", "int4-128-zero", "nf4-nested", "fp8"])
