@@ -1,11 +1,13 @@
 """Parses the text of one output, as it grows or as a whole, by the marks of the model's family."""
 
 import hashlib
+from dataclasses import replace
 
-from api.parsing import gemma, harmony, hermes, llama, mistral
+from api.parsing import gemma, harmony, hermes, llama, mistral, thinking
 from api.parsing.pieces import ArgumentsPiece, ContentPiece, ParsedOutput, Piece, ReasoningPiece
 from api.parsing.reader import Reading, TextReader
 from worker.values.parsing import Family, Parsing
+from worker.values.thinking import Thinking
 
 
 class OutputParser:
@@ -15,6 +17,8 @@ class OutputParser:
         """Parse nothing but content if `parsing` is None. The ids of calls follow from `seed`."""
         is_short = parsing is not None and parsing.family is Family.MISTRAL
         self._reader = TextReader(lambda index: call_id(f"{seed}-{index}", is_short=is_short))
+        if parsing is not None and parsing.hides_reasoning:
+            self._reader.hide_reasoning()
         self._reading = _reading(self._reader, parsing)
 
     def feed(self, text: str) -> list[Piece]:
@@ -55,6 +59,8 @@ def call_id(seed: str, *, is_short: bool = False) -> str:
 def _reading(reader: TextReader, parsing: Parsing | None) -> Reading:
     if parsing is not None and parsing.family is Family.HARMONY:
         return harmony.parse(reader)
+    if parsing is not None and parsing.thinking is not None:
+        return _after_thinking(reader, parsing, parsing.thinking)
     if parsing is None or not parsing.tools:
         return _content(reader)
     match parsing.family:
@@ -68,6 +74,11 @@ def _reading(reader: TextReader, parsing: Parsing | None) -> Reading:
             return gemma.parse(reader)
         case _:
             return _content(reader)
+
+
+def _after_thinking(reader: TextReader, parsing: Parsing, marks: Thinking) -> Reading:
+    yield from thinking.parse(reader, marks)
+    yield from _reading(reader, replace(parsing, thinking=None))
 
 
 def _content(reader: TextReader) -> Reading:

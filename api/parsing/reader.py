@@ -29,6 +29,11 @@ class TextReader:
         self._num_calls = 0
         self._space = ""  # read after content, which it belongs to if more follows
         self._is_after_call = False
+        self._hides_reasoning = False
+
+    def hide_reasoning(self) -> None:
+        """Tell no reasoning from now on."""
+        self._hides_reasoning = True
 
     def add(self, text: str) -> None:
         """Add the next part of the text."""
@@ -179,7 +184,8 @@ class TextReader:
 
     def reasoning(self, text: str) -> None:
         """Add reasoning."""
-        self.pieces.append(ReasoningPiece(text))
+        if not self._hides_reasoning:
+            self.pieces.append(ReasoningPiece(text))
 
     def call(self, name: str) -> Callable[[str], None]:
         """Start a tool call; return what adds to its arguments."""

@@ -163,12 +163,17 @@ def to_result(
             if isinstance(outcome, Embedding)
         ),
         is_base64=isinstance(request.params, EmbeddingParams) and request.params.encoding == "base64",
+        num_reasoning_tokens=sum(
+            choice.num_reasoning_tokens for completion in completions for choice in completion.choices
+        ),
         scores=tuple(
             score for outcome in outcomes if isinstance(outcome, Scores) for score in outcome.continuations
         ),
     )
     first = payload.choices[0] if payload.choices else None
     is_plain = len(payload.choices) == 1 and payload.choices[0].logprobs is None
+    if is_plain and not payload.prompt_logprobs:  # `output` and `finish_reason` say it all
+        payload = replace(payload, choices=())
     return NewResult(
         request_id=request.id,
         outcome=Outcome.COMPLETED,
@@ -177,7 +182,7 @@ def to_result(
         num_prompt_tokens=sum(outcome.num_prompt_tokens for outcome in outcomes),
         num_cached_tokens=sum(outcome.num_cached_tokens for outcome in outcomes),
         num_output_tokens=num_output_tokens(outcomes),
-        payload=None if is_plain and not payload.prompt_logprobs else payload,
+        payload=None if payload == Payload() else payload,
         seconds=_device_seconds(outcomes),
         started_at=_first_start(outcomes),
         first_token_at=_first_token(outcomes),

@@ -1,8 +1,13 @@
-"""Define how the text of an output is parsed when it is written as an answer. The engine does not read it."""
+"""Define how the text of an output is parsed when it is written as an answer.
+
+The engine reads nothing of it but `thinking`.
+"""
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Self
+
+from worker.values.thinking import Thinking
 
 
 class Family(StrEnum):
@@ -23,16 +28,23 @@ class Parsing:
     family: Family
     tools: tuple[str, ...] = ()  # names that may be called; without any, no call is looked for
     is_older: bool = False  # the client asked with `functions`, and reads `function_call`
+    thinking: Thinking | None = None  # marks of the reasoning before the answer; None: no reasoning
+    hides_reasoning: bool = False  # the client reads the answer only
 
     def to_json(self) -> dict[str, Any]:
         """Return what differs from the defaults, as a JSON object that `from_json` reads back."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.thinking is not None:
+            found["thinking"] = self.thinking.to_json()
         return {name: value for name, value in found.items() if value}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Rebuild what `to_json` wrote."""
-        known = dict(value)
-        return cls(
-            **known | {"family": Family(known["family"]), "tools": tuple(known.get("tools", ()))},
-        )
+        thinking = value.get("thinking")
+        known = {
+            "family": Family(value["family"]),
+            "tools": tuple(value.get("tools", ())),
+            "thinking": None if thinking is None else Thinking.from_json(thinking),
+        }
+        return cls(**value | known)

@@ -60,6 +60,7 @@ class Choice:
     finish_reason: FinishReason
     logprobs: Logprobs | None = None  # of each token, if asked for
     token_ids: tuple[int, ...] = ()  # with the token that ended it; known to the engine, not stored
+    num_reasoning_tokens: int = 0  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class Payload:
     embeddings: tuple[bytes, ...] = ()  # by prompt; little-endian float32 values
     is_base64: bool = False  # the client reads embeddings as base64
     scores: tuple[ContinuationScore, ...] = ()
+    num_reasoning_tokens: int = 0  # of all choices
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object, without what is empty, that `from_json` reads back."""
@@ -111,6 +113,7 @@ class Payload:
                 {"logprobs": [finite(one) for one in score.logprobs], "is_greedy": score.is_greedy}
                 for score in self.scores
             ],
+            "num_reasoning_tokens": self.num_reasoning_tokens,
         }
         return {name: found for name, found in value.items() if found}
 
@@ -133,6 +136,7 @@ class Payload:
                 ContinuationScore(tuple(score["logprobs"]), score["is_greedy"])
                 for score in value.get("scores", ())
             ),
+            num_reasoning_tokens=value.get("num_reasoning_tokens", 0),
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 from annotated_types import Interval
 
 from worker.values.parsing import Parsing
+from worker.values.thinking import Thinking
 
 LOGPROBS = Interval(ge=0, le=20)  # likeliest tokens that can be reported beside each
 CHOICES = Interval(ge=1, le=128)  # of one prompt
@@ -21,6 +22,7 @@ RANGES: Mapping[str, Interval] = {
     "top_k": Interval(ge=0, le=1_000_000),
     "min_p": Interval(ge=0, le=1),
     "min_tokens": Interval(ge=0),
+    "thinking_budget": Interval(ge=0, lt=2**31),
     "truncate_prompt_tokens": Interval(ge=-1, lt=2**31),
     "repetition_penalty": Interval(gt=0, le=10),
     "frequency_penalty": PENALTY,
@@ -116,8 +118,14 @@ class SamplingParams:
     n: int = 1
     best_of: int | None = None  # None: n
     format: OutputFormat | None = None
+    thinking_budget: int | None = None  # most tokens of thoughts; then the engine ends them
     parsing: Parsing | None = None  # of the output, where it is answered; None: its text is the answer
     optimization: Optimization = Optimization.FULL
+
+    @property
+    def thinking(self) -> Thinking | None:
+        """The marks of the thoughts before the answer, which alone has the `format`; None: no thoughts."""
+        return None if self.parsing is None else self.parsing.thinking
 
     @property
     def is_greedy(self) -> bool:

@@ -16,6 +16,7 @@ from worker.values.parsing import Family, Parsing
 from worker.values.requests import EmbeddingParams, Params, Pooling, ScoringParams, kind_of, params_from_json
 from worker.values.results import Choice, ContinuationScore, DeviceSeconds, Payload, RequestError, to_floats
 from worker.values.sampling import FormatKind, Optimization, OutputFormat, SamplingParams
+from worker.values.thinking import Thinking, ThinkingStyle
 
 # Every field with a value that is not its default.
 EVERYTHING = SamplingParams(
@@ -42,7 +43,8 @@ EVERYTHING = SamplingParams(
     n=2,
     best_of=3,
     optimization=Optimization.BASIC,
-    parsing=Parsing(Family.HERMES, ("f",)),
+    parsing=Parsing(Family.HERMES, ("f",), thinking=Thinking(ThinkingStyle.TAGS, is_open=True)),
+    thinking_budget=5,
     format=OutputFormat(FormatKind.JSON_SCHEMA, '{"type": "object", "properties": {"b": {}, "a": {}}}'),
 )
 
@@ -82,7 +84,13 @@ def test_only_what_differs_from_the_defaults_is_stored() -> None:
 
 def test_the_digests_of_stored_requests_stay_as_they_are() -> None:
     """Responses in the cache are found by them, also after an upgrade."""
-    newer = ("truncate_prompt_tokens", "include_stop_str_in_output", "skip_special_tokens", "parsing")
+    newer = {
+        "truncate_prompt_tokens",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+        "parsing",
+        "thinking_budget",
+    }
     defaults = {field.name: field.default for field in fields(SamplingParams) if field.name in newer}
     older = replace(EVERYTHING, **defaults)
     options = replace(older, format=OutputFormat(FormatKind.CHOICE, ("yes", "no")))

@@ -15,7 +15,8 @@ def apply_rules(logits: Tensor, sequences: Sequences[Sequence]) -> Tensor:
 
     Order: the repetition penalty (tokens of prompt and output), frequency and presence penalties (tokens of
     the output), the bias, the mask of tokens that the grammar forbids, the mask of end tokens before
-    `min_tokens`. A row's result depends only on its own tokens. Sources: Keskar et al., arXiv:1909.05858
+    `min_tokens` and in thoughts that an answer must follow. Where thoughts must begin or end, only their mark
+    is left. A row's result depends only on its own tokens. Sources: Keskar et al., arXiv:1909.05858
     (repetition); OpenAI's API reference (frequency and presence).
     """
     rows = [row for row, sequence in enumerate(sequences) if sequence.has_logit_rules]
@@ -31,7 +32,11 @@ def apply_rules(logits: Tensor, sequences: Sequences[Sequence]) -> Tensor:
 
 
 def _apply(logits: Tensor, sequence: Sequence) -> None:
-    params = sequence.params
+    params, thoughts = sequence.params, sequence.thoughts
+    if thoughts is not None and thoughts.wanted is not None:
+        logits.fill_(-math.inf)
+        logits[thoughts.wanted] = 0
+        return
     if params.repetition_penalty != 1:
         seen = torch.from_numpy(np.unique(sequence.token_ids))
         values = logits[seen]
@@ -45,12 +50,14 @@ def _apply(logits: Tensor, sequence: Sequence) -> None:
     if params.logit_bias:
         token_ids, biases = zip(*params.logit_bias, strict=True)
         logits.index_add_(0, torch.tensor(token_ids), torch.tensor(biases, dtype=torch.float32))
-    if sequence.matcher is not None:
-        logits.masked_fill_(torch.from_numpy(sequence.matcher.forbidden(len(logits))), -math.inf)
-    if len(output) < params.min_tokens:
+    matcher = sequence.matcher if thoughts is None else None
+    if matcher is not None:
+        logits.masked_fill_(torch.from_numpy(matcher.forbidden(len(logits))), -math.inf)
+    is_before_its_answer = thoughts is not None and sequence.matcher is not None
+    if len(output) < params.min_tokens or is_before_its_answer:
         # A checkpoint may name an end token that its vocabulary does not reach.
         ends = torch.tensor([token for token in sequence.stop_token_ids if token < len(logits)]).long()
         held_back = logits[ends]
         logits[ends] = -math.inf
-        if sequence.matcher is not None and logits.max() == -math.inf:
+        if matcher is not None and logits.max() == -math.inf:
             logits[ends] = held_back

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Items
+from functools import partial
 
 from worker.engine.requests.errors import InvalidRequestError, TooLongError
 from worker.engine.requests.generation import Completion, GenerationRequest
@@ -14,6 +15,7 @@ from worker.engine.sequences.sequence import Sequence, SequenceState
 from worker.engine.text.encoding import encode_requests
 from worker.engine.text.grammar import GrammarCompiler
 from worker.engine.text.output import Output
+from worker.engine.text.thinking import new_thoughts
 from worker.engine.text.tokenizer import Tokenizer
 from worker.values.delta import Delta
 from worker.values.outcomes import FinishReason
@@ -62,7 +64,12 @@ class Generations:
         try:
             (request,) = encode_requests([request], self._tokenizer)
             opened = open_request(
-                request, self._info, self._arrivals, self._eos_token_ids, self._grammars.matcher
+                request,
+                self._info,
+                self._arrivals,
+                self._eos_token_ids,
+                self._grammars.matcher,
+                partial(new_thoughts, tokenizer=self._tokenizer),
             )
             outputs = [
                 Output(sequence, self._tokenizer, index, is_streamed=request.is_streamed)

@@ -11,6 +11,7 @@ from worker.engine.requests.stats import ModelInfo
 from worker.engine.sequences.grammar_matcher import GrammarMatcher
 from worker.engine.sequences.readout import PromptReadout
 from worker.engine.sequences.sequence import Sequence, device_seconds, first_start
+from worker.engine.sequences.thoughts import Thoughts
 from worker.engine.sequences.vocabulary import check_token_ids
 from worker.values.outcomes import FinishReason
 from worker.values.results import Choice
@@ -72,6 +73,7 @@ def open_request(
     arrivals: Iterator[int],
     eos_token_ids: frozenset[int],
     new_matcher: Callable[[OutputFormat], GrammarMatcher],
+    new_thoughts: Callable[[SamplingParams], Thoughts | None],
 ) -> OpenRequest:
     """Return the open request of a request whose prompt is token ids.
 
@@ -104,6 +106,7 @@ def open_request(
             is_urgent=request.priority > 0,
             is_alone=params.optimization is Optimization.NONE,
             matcher=None if params.format is None else new_matcher(params.format),
+            thoughts=new_thoughts(params),
         )
         for index in range(params.num_choices)
     )

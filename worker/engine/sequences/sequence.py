@@ -8,6 +8,7 @@ from enum import StrEnum
 from worker.engine.requests.share import ONLY, Share
 from worker.engine.sequences.grammar_matcher import GrammarMatcher
 from worker.engine.sequences.readout import Readout
+from worker.engine.sequences.thoughts import Thoughts
 from worker.values.logprobs import TokenLogprob
 from worker.values.results import DeviceSeconds
 from worker.values.sampling import SamplingParams
@@ -59,6 +60,9 @@ class Sequence:
     is_urgent: bool = False  # somebody waits for it: it runs before all others
     is_alone: bool = False  # its Steps hold no other Sequence
     matcher: GrammarMatcher | None = None
+    thoughts: Thoughts | None = (
+        None  # before the output that the matcher matches; None: over, or not followed
+    )
     # Its share of the time of its Steps.
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -68,8 +72,13 @@ class Sequence:
     needs_logprobs: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.has_logit_rules = self.params.has_logit_rules
+        self.has_logit_rules = self.params.has_logit_rules or self.thoughts is not None
         self.needs_logprobs = self.params.needs_logprobs
+
+    def end_thoughts(self) -> None:
+        """Let the matcher match what follows."""
+        self.thoughts = None
+        self.has_logit_rules = self.params.has_logit_rules
 
     @property
     def num_uncomputed_tokens(self) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Sequence as Tokens
 from worker.engine.requests.errors import InvalidRequestError
 from worker.engine.sequences.sequence import Sequence
 from worker.engine.text.stopping import StopChecker
+from worker.engine.text.thinking import num_reasoning_tokens
 from worker.engine.text.tokenizer import TextStream, Tokenizer
 from worker.values.delta import Delta
 from worker.values.outcomes import FinishReason
@@ -35,7 +36,11 @@ class Output:
             reason = FinishReason.STOP
         elif len(sequence.token_ids) >= sequence.max_length:
             reason = FinishReason.LENGTH
-        if sequence.matcher is not None and sequence.matcher.push(token_id):
+        if sequence.thoughts is not None:
+            sequence.thoughts.push(token_id)
+            if sequence.thoughts.is_over:
+                sequence.end_thoughts()
+        elif sequence.matcher is not None and sequence.matcher.push(token_id):
             return FinishReason.STOP
         if reason is None and self._stop_checker is not None and self._stop_checker.push(token_id):
             return FinishReason.STOP
@@ -77,6 +82,11 @@ class Output:
             text=text,
             token_ids=tuple(token_ids),
             finish_reason=reason,
+            num_reasoning_tokens=(
+                0
+                if params.thinking is None
+                else num_reasoning_tokens(params.thinking, token_ids, self._tokenizer)
+            ),
             logprobs=None if sequence.params.logprobs is None else tuple(sequence.logprobs),
         )
 
