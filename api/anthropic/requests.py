@@ -12,6 +12,7 @@ from api.anthropic.bodies import (
     MessageToolChoice,
     MessageTurn,
     NewMessage,
+    PastThinking,
     PastToolResult,
     PastToolUse,
     joined,
@@ -88,6 +89,11 @@ def _options(body: CountedMessage) -> dict[str, Any]:
         found["tool_choice"] = _to_choice(body.tool_choice)
         if body.tool_choice.disable_parallel_tool_use is not None:
             found["parallel_tool_calls"] = not body.tool_choice.disable_parallel_tool_use
+    if body.thinking is not None:
+        found["enable_thinking"] = body.thinking.type != "disabled"
+        found["thinking_budget"] = body.thinking.budget_tokens
+    if body.output_config is not None:
+        found["reasoning_effort"] = body.output_config.effort
     if body.output_config is not None and body.output_config.format is not None:
         schema = body.output_config.format.json_schema
         found["response_format"] = {
@@ -146,6 +152,8 @@ def _parts(message: MessageTurn) -> Iterator[dict[str, Any]]:
         if isinstance(block, PastToolResult):
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": joined(block.content)}
     turn: dict[str, Any] = {"role": message.role, "content": joined(_of_kind(blocks, MessageText))}
+    if thoughts := _of_kind(blocks, PastThinking):
+        turn["reasoning_content"] = "\n".join(one.thinking for one in thoughts)
     if calls := _of_kind(blocks, PastToolUse):
         turn["tool_calls"] = [
             {

@@ -96,6 +96,15 @@ class Message(Schema):
     tool_call_id: Text | None = Field(default=None, description="Of a result: the call that it answers.")
     name: Text | None = Field(default=None, description="Of a result: the function that it answers.")
 
+    reasoning_content: Text | None = Field(
+        default=None, description="Of an earlier answer, for templates that repeat it."
+    )
+
+    @property
+    def past_reasoning(self) -> str | None:
+        """What the model wrote before it."""
+        return self.reasoning_content
+
     @property
     def text(self) -> str:
         """The content, empty if there is none."""

@@ -13,6 +13,11 @@ def choices_of(result: ResultView) -> tuple[Choice, ...]:
     return payload.choices or (Choice(result.output or "", reason),)
 
 
+def num_reasoning_tokens(result: ResultView) -> int:
+    """Return how many tokens of a generation's choices are reasoning."""
+    return (result.payload or Payload()).num_reasoning_tokens
+
+
 def failure(result: ResultView) -> ApiError | None:
     """Return the error of a request without a complete output; None if it has one."""
     if result.outcome is Outcome.COMPLETED:

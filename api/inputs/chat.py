@@ -1,12 +1,14 @@
 """Turns a conversation, and the tools that it offers, into a prompt and the parameters of its output."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from api.inputs.checkpoint import ChatTemplateError, Checkpoint
 from api.inputs.formats import check_format
+from api.inputs.reasoning import ReasoningFields, template_variables, with_reasoning
 from api.inputs.sampling import refusal
 from api.inputs.tools import FunctionDefinition, NamedToolChoice, ToolCall, ToolChoice, ToolFields
 from api.parsing.grammars import CallGrammar, json_rule
@@ -37,6 +39,10 @@ class SentMessage(Protocol):
         """The calls of tools that it makes."""
 
     @property
+    def past_reasoning(self) -> str | None:
+        """What the model wrote before it."""
+
+    @property
     def tool_call_id(self) -> str | None:
         """The call that it answers."""
 
@@ -46,6 +52,8 @@ class SentMessage(Protocol):
 
 
 Turn = Mapping[str, Any]  # a message as chat templates take it
+REASONING = ("reasoning_content", "thinking")  # names in templates: of most, of gpt-oss
+NO_WISHES = ReasoningFields()
 INSTRUCTION = """\
 # Tools
 
@@ -132,6 +140,8 @@ def to_turns(messages: Sequence[SentMessage], path: str = "") -> list[dict[str, 
         if message.tool_calls:
             turn["tool_calls"] = [call.for_template() for call in message.tool_calls]
             names |= {call.id: call.function.name for call in message.tool_calls}
+        if message.past_reasoning:
+            turn |= dict.fromkeys(REASONING, message.past_reasoning)
         if message.role == "tool":
             call_id = message.tool_call_id or ""
             turn |= {"tool_call_id": call_id, "name": message.name or names.get(call_id, "")}
@@ -145,23 +155,33 @@ def to_chat(
     use: ToolUse,
     params: SamplingParams,
     path: str = "",
+    fields: ReasoningFields = NO_WISHES,
 ) -> tuple[str, SamplingParams]:
-    """Return the prompt of a conversation, and `params` with what its tools make of the output.
+    """Return the prompt of a conversation, and `params` with what tools and reasoning make of the output.
 
     Raises:
-        InvalidInputError: the model cannot take these messages or tools; `param` is the field's name after
-            `path`.
+        InvalidInputError: the model cannot take these messages, tools or wishes; `param` is the field's name
+            after `path`.
 
     """
+    is_continued = bool(fields.continue_final_message)
+    render = partial(
+        checkpoint.render_chat,
+        variables=template_variables(checkpoint, fields, path),
+        begins_turn=fields.add_generation_prompt is not False,
+        continues_last=is_continued,
+    )
     tools = [function.for_template() for function in (use.functions if use.choice != "none" else ())]
     try:
-        prompt = _render(checkpoint, turns, tools)
+        prompt = _render(checkpoint, turns, tools, render)
     except ChatTemplateError as error:
         raise refusal(path, "messages", str(error)) from error
     family = checkpoint.family
     if tools and not checkpoint.knows_tools:
         family = Family.HERMES  # as INSTRUCTION says
-    return prompt, _with_tools(checkpoint, family, use, params, path)
+    params = _with_tools(checkpoint, family, use, params, path)
+    continued = str(turns[-1]["content"]) if is_continued else None
+    return prompt, with_reasoning(checkpoint, fields, params, prompt=prompt, continued=continued)
 
 
 def _with_tools(
@@ -219,20 +239,22 @@ def _content_rule(content: OutputFormat | None, path: str) -> str | None:
     raise refusal(path, "tools", f"cannot be combined with an output format of kind {content.kind.value}")
 
 
-def _render(checkpoint: Checkpoint, turns: Sequence[Turn], tools: Sequence[Turn]) -> str:
+def _render(
+    checkpoint: Checkpoint, turns: Sequence[Turn], tools: Sequence[Turn], render: Callable[..., str]
+) -> str:
     """Return the prompt. A template that knows no tools gets them, and their calls, as plain text."""
     if checkpoint.knows_tools:
-        return checkpoint.render_chat(_with_ids(checkpoint, turns), tools=tools)
+        return render(_with_ids(checkpoint, turns), tools=tools)
     plain = _in_words(turns)
     if not tools:
-        return checkpoint.render_chat(plain)
+        return render(plain)
     instruction = INSTRUCTION.format(
         tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     )
     try:
-        return checkpoint.render_chat(_instructed(plain, instruction, "system"))
+        return render(_instructed(plain, instruction, "system"))
     except ChatTemplateError:  # some know no system messages
-        return checkpoint.render_chat(_instructed(plain, instruction, "user"))
+        return render(_instructed(plain, instruction, "user"))
 
 
 def _instructed(turns: Sequence[Turn], instruction: str, role: str) -> list[Turn]:
@@ -261,7 +283,8 @@ def _in_words(turns: Sequence[Turn]) -> list[Turn]:
             found.append({"role": turn["role"], "content": content})
         else:
             found.append(turn)
-    return [{"role": turn["role"], "content": turn["content"]} for turn in found]
+    kept = ("role", "content", *REASONING)
+    return [{name: turn[name] for name in kept if name in turn} for turn in found]
 
 
 def _with_ids(checkpoint: Checkpoint, turns: Sequence[Turn]) -> Sequence[Turn]:

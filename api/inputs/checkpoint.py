@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
-from api.parsing.families import find_family
+from api.parsing.families import find_family, find_thinking_style
 from worker.contract.models import Model, identify
 from worker.values.grammar import vocabulary_of
 from worker.values.parsing import Family
@@ -44,6 +44,7 @@ TEMPLATE_FAILURES = (
     TypeError,
     ValueError,
 )
+CUT = "\U0010fffc"  # where a prompt that continues a message ends; in no text
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # of tokenizers that fall back to bytes
 
 
@@ -129,11 +130,12 @@ class Checkpoint:
         source, tool_source = _template_sources(config.get("chat_template"))
         self._template = None if source is None else ENVIRONMENT.from_string(source)
         self._tool_template = None if tool_source is None else ENVIRONMENT.from_string(tool_source)
-        # Whether the chat template writes the definitions of tools into its prompt.
-        self.knows_tools = tool_source is not None and "tools" in find_undeclared_variables(
-            ENVIRONMENT.parse(tool_source)
+        # What the chat template reads.
+        self.template_variables = frozenset(
+            () if tool_source is None else find_undeclared_variables(ENVIRONMENT.parse(tool_source))
         )
         self.family = family or find_family(tool_source, tokenizer.get_vocab(), model_type)
+        self.thinking_style = None if family is Family.NONE else find_thinking_style(tool_source, self.family)
 
     @classmethod
     def load(
@@ -230,6 +232,11 @@ class Checkpoint:
             return bytes([int(match[1], 16)])
         return token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the chat template writes the definitions of tools into its prompt."""
+        return "tools" in self.template_variables
+
     @cached_property
     def special_tokens(self) -> Mapping[str, int]:
         """The ids of the tokens that are no text, by their names."""
@@ -237,11 +244,18 @@ class Checkpoint:
         return {token.content: token_id for token_id, token in added.items() if token.special}
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        begins_turn: bool = True,
+        continues_last: bool = False,
     ) -> str:
-        """Return the prompt for a conversation, ready for the assistant's turn.
+        """Return the prompt for a conversation, ready for the assistant's turn if it `begins_turn`.
 
-        A template that does not know tools ignores them.
+        A template that does not know tools, or one of the `variables`, ignores them. With `continues_last`
+        the prompt ends where the content of the last message does.
 
         Raises:
             ChatTemplateError: the model has no chat template, or it refuses these messages.
@@ -252,15 +266,26 @@ class Checkpoint:
             raise ChatTemplateError(
                 f"model {self.name} has no chat template, so it takes no messages; send a `prompt` instead"
             )
+        if continues_last:
+            messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}{CUT}"}]
         try:
-            return template.render(
-                messages=messages,
-                tools=list(tools) or None,
-                add_generation_prompt=True,
-                **self._template_variables,
+            prompt = template.render(
+                self._template_variables
+                | dict(variables)
+                | {
+                    "messages": messages,
+                    "tools": list(tools) or None,
+                    "add_generation_prompt": begins_turn and not continues_last,
+                }
             )
         except TEMPLATE_FAILURES as error:
             raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from error
+        if not continues_last:
+            return prompt
+        continued, mark, _ = prompt.rpartition(CUT)
+        if not mark:
+            raise ChatTemplateError("the model's chat template leaves out the last message")
+        return continued
 
 
 def _slices(prompts: Sequence[str]) -> Iterator[list[str]]:

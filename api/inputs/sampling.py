@@ -17,7 +17,7 @@ MAX_STOP_STRINGS = 16
 TOKEN_ID = re.compile("-?[0-9]{1,10}")
 # Parameters that have a field of the same name and meaning.
 PLAIN_FIELDS = SamplingParams.__dataclass_fields__.keys() - {
-    "format", "logprobs", "must_fit", "optimization", "parsing",
+    "format", "logprobs", "must_fit", "optimization", "parsing", "thinking_budget",
 }  # fmt: skip
 
 MaxTokens = Annotated[

@@ -14,6 +14,12 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    """Details of the output's tokens."""
+
+    reasoning_tokens: int
+
+
 class CompletionUsage(BaseModel):
     """Tokens of a completion, by the model's tokenizer."""
 
@@ -21,6 +27,7 @@ class CompletionUsage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class LikelyToken(BaseModel):
@@ -51,6 +58,7 @@ class AssistantMessage(BaseModel):
     content: str | None = Field(description="null if the message only calls tools")
     refusal: None
     reasoning_content: str | None = Field(default=None, description="what the model wrote before its answer")
+    reasoning: str | None = Field(default=None, description="the same, under its newer name")
     tool_calls: list[CalledTool] | None = None
     function_call: FunctionCall | None = Field(default=None, description="if the request has `functions`")
 

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, Tag, ValidationError
 
 from api.errors import invalid_input
 from api.inputs.foreign import ForeignFields, Ignored, Unsupported
+from api.inputs.reasoning import ReasoningFields
 from api.inputs.sampling import CommonSamplingFields, MaxTokens, NumLogprobs, SamplingFields, TokenId
 from api.inputs.schema import (
     NonEmptyText,
@@ -106,6 +107,15 @@ class ChatMessage(Schema):
     content: Content | None = Field(
         default=None, description="Required, except of a message that calls tools."
     )
+    reasoning_content: Text | None = Field(
+        default=None, description="Of an earlier answer, for templates that repeat it."
+    )
+    reasoning: Text | None = Field(default=None, description="The newer name of `reasoning_content`.")
+
+    @property
+    def past_reasoning(self) -> str | None:
+        """What the model wrote before it."""
+        return self.reasoning_content or self.reasoning
 
     @property
     def text(self) -> str:
@@ -146,7 +156,7 @@ OlderChoice = Annotated[
 ]
 
 
-class ChatBody(CommonSamplingFields, Streamed, ToolFields):
+class ChatBody(CommonSamplingFields, Streamed, ToolFields, ReasoningFields):
     """A request for a chat completion."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
@@ -161,8 +171,6 @@ class ChatBody(CommonSamplingFields, Streamed, ToolFields):
     )
     function_call: OlderChoice | None = Field(default=None, description="The older form of `tool_choice`.")
     audio: Unsupported = None
-    reasoning_effort: Literal["none"] | None = None
-    verbosity: Unsupported = None
     web_search_options: Unsupported = None
     chat_template: Unsupported = None
     documents: Unsupported = None

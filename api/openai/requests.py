@@ -88,7 +88,8 @@ def _chat(checkpoint: Checkpoint, body: ChatBody, custom_id: str | None, path: s
     _check_stream(body, path)
     params = to_params(body, CHAT_DEFAULTS, checkpoint, path)
     use = _tool_use(body, path)
-    prompt, params = to_chat(checkpoint, to_turns(_newer(body.messages, path), path), use, params, path)
+    turns = to_turns(_newer(body.messages, path), path)
+    prompt, params = to_chat(checkpoint, turns, use, params, path, body)
     return NewRequest(
         prompt=prompt,
         max_tokens=params.max_tokens,

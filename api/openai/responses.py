@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from api.generate.outputs import choices_of
+from api.generate.outputs import choices_of, num_reasoning_tokens
 from api.inputs.checkpoint import Checkpoint, Spelling
 from api.openai.answer_schemas import ModelAnswer
 from api.openai.bodies import Endpoint
@@ -85,7 +85,10 @@ def response_id(endpoint: Endpoint, batch_id: str, position: int) -> str:
 
 def to_usage(result: ResultView) -> dict[str, Any]:
     """Return the tokens of a completion, including those of choices that `best_of` did not keep."""
-    details = {"prompt_tokens_details": {"cached_tokens": result.num_cached_tokens}}
+    details = {
+        "prompt_tokens_details": {"cached_tokens": result.num_cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": num_reasoning_tokens(result)},
+    }
     return to_usage_so_far(result.num_prompt_tokens, result.num_output_tokens) | details
 
 

@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from api.parsing import gemma, harmony, hermes, mistral
 from worker.values.parsing import Family
+from worker.values.thinking import CLOSINGS, OPENINGS, ThinkingStyle
 
 # In this order: what a template writes around calls names its family.
 MARKS: tuple[tuple[Family, tuple[str, ...]], ...] = (
@@ -29,3 +30,13 @@ def find_family(template: str | None, tokens: Collection[str], model_type: str |
     if mistral.OPENING in tokens:
         return Family.MISTRAL
     return Family.NONE
+
+
+def find_thinking_style(template: str | None, family: Family) -> ThinkingStyle | None:
+    """Return how a model marks what it thinks before its answer; None if it does not."""
+    if family is Family.HARMONY:
+        return ThinkingStyle.HARMONY
+    for style in (ThinkingStyle.MISTRAL, ThinkingStyle.TAGS):
+        if template is not None and (OPENINGS[style] in template or CLOSINGS[style] in template):
+            return style
+    return None

@@ -7,13 +7,15 @@ from api.parsing.pieces import ArgumentsPiece, CallPiece, ContentPiece, ParsedCa
 from worker.values.outcomes import FinishReason
 from worker.values.parsing import Parsing
 
+REASONING = ("reasoning_content", "reasoning")  # the names of DeepSeek and of newer servers
+
 
 def to_message(text: str, parsing: Parsing | None, *, seed: str) -> dict[str, Any]:
     """Return the whole message of an output. The ids of its calls follow from `seed`."""
     parsed = parse(text, parsing, seed=seed)
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
     if parsed.reasoning:
-        message["reasoning_content"] = parsed.reasoning
+        message |= dict.fromkeys(REASONING, parsed.reasoning)
     if parsed.calls:
         message["content"] = parsed.content or None
         if parsing is not None and parsing.is_older:
@@ -65,7 +67,7 @@ class GrowingMessage:
             case ContentPiece(text):
                 return {"content": text}
             case ReasoningPiece(text):
-                return {"reasoning_content": text}
+                return dict.fromkeys(REASONING, text)
             case CallPiece(index, call_id, name):
                 self.has_calls = True
                 start = {"index": index, "id": call_id, "type": "function"}

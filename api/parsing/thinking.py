@@ -7,10 +7,11 @@ from worker.values.thinking import Thinking
 def parse(reader: TextReader, thinking: Thinking) -> Reading:
     """Tell reasoning, without the marks and the white space around it, if the text begins with any."""
     reader.hold()
-    yield from reader.space()
+    space = yield from reader.space()
     has_mark = yield from reader.skip(thinking.opening)
     if not (has_mark or thinking.is_open):
-        reader.give_up()
+        reader.put_back(len(space))
+        reader.release()
         return
     reader.release()
     yield from reader.space()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from api.generate.outputs import choices_of
+from api.generate.outputs import choices_of, num_reasoning_tokens
 from api.inputs.checkpoint import Checkpoint
 from api.openai.responses import to_token_logprobs
 from api.responses.output import OutputWriter
@@ -146,7 +146,7 @@ def usage_of(result: ResultView) -> dict[str, Any]:
         "input_tokens": result.num_prompt_tokens,
         "input_tokens_details": {"cached_tokens": result.num_cached_tokens, "cache_write_tokens": 0},
         "output_tokens": result.num_output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens(result)},
         "total_tokens": result.num_prompt_tokens + result.num_output_tokens,
     }
 

@@ -139,7 +139,7 @@ def test_what_changes_no_output_is_accepted(checkpoint: Checkpoint) -> None:
         (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools"),
         (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
         (CHAT, {"messages": HELLO, "modalities": ["audio"]}, "modalities[0]"),
-        (CHAT, {"messages": HELLO, "reasoning_effort": "high"}, "reasoning_effort"),
+        (CHAT, {"messages": HELLO, "reasoning_effort": "extreme"}, "reasoning_effort"),
         (CHAT, {"messages": HELLO, "web_search_options": {"a": 1}}, "web_search_options"),
         (CHAT, {"messages": HELLO, "tempreature": 1}, "tempreature"),
         (CHAT, {"messages": HELLO, "top_logprobs": 3}, "top_logprobs"),
