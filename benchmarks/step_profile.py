@@ -29,7 +29,8 @@ from worker.engine.engine import Engine
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.decoder import Decoder
 from worker.engine.models.layers import mlp
-from worker.engine.models.layers.linear import Projection
+from worker.engine.models.layers.layer_end import ChainedEnd
+from worker.engine.models.layers.linear import ChainedLinear, Projection
 from worker.engine.requests.config import DTYPES, EngineConfig
 from worker.engine.requests.errors import EngineError
 from worker.engine.running import model_runner
@@ -47,6 +48,8 @@ METHODS: tuple[tuple[type, str, str], ...] = (
     (InputBuilder, "build", "build input"),
     (Decoder, "forward", "model host"),
     (Decoder, "logits", "model host"),
+    # A chain is one call, so its parts cannot be told apart.
+    (ChainedEnd, "__call__", "chains"),
 )
 SAMPLING = ("sample", "apply_rules", "token_logprobs")  # of worker.engine.running.model_runner
 # The part to which each package of kernels/ belongs. A quantized product belongs to its projection.
@@ -116,6 +119,21 @@ class TimedProjection:
         return result
 
 
+class TimedChainedLinear(ChainedLinear):
+    """As TimedProjection; a chain that contains the product is one call, which is counted elsewhere."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, part: str, projection: ChainedLinear, stopwatch: Stopwatch) -> None:
+        super().__init__(projection.weight)
+        self._call = stopwatch.around(part, projection)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return what the projection returns."""
+        result: Tensor = self._call(x)
+        return result
+
+
 @contextmanager
 def instrumented(stopwatch: Stopwatch) -> Iterator[None]:
     """Put the stopwatch around every part, for engines that are built and run in this context."""
@@ -123,7 +141,10 @@ def instrumented(stopwatch: Stopwatch) -> Iterator[None]:
 
     def timed_linear(self: Weights, names: list[str], *args: Any, **kwargs: Any) -> Projection:
         kind = names[0].rsplit(".", 1)[-1]
-        return TimedProjection(PROJECTIONS.get(kind, kind), linear(self, names, *args, **kwargs), stopwatch)
+        projection = linear(self, names, *args, **kwargs)
+        if isinstance(projection, ChainedLinear):
+            return TimedChainedLinear(PROJECTIONS.get(kind, kind), projection, stopwatch)
+        return TimedProjection(PROJECTIONS.get(kind, kind), projection, stopwatch)
 
     def timed_head(self: Weights, *args: Any, **kwargs: Any) -> Projection:
         return TimedProjection("head", head(self, *args, **kwargs), stopwatch)

@@ -67,6 +67,38 @@ def fork(context: Any, function: Any, num_parts: Any, arguments: Any) -> Any:
     return types.void(function, index, arguments), generate
 
 
+@intrinsic
+def team_size(_context: Any) -> Any:
+    """Return the number of threads that OpenMP has started for this call of `fork`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.sext(_call(builder, _I32, "omp_get_num_threads"), _I64)
+
+    return types.intp(), generate
+
+
+@intrinsic
+def wait_for_team(_context: Any) -> Any:
+    """Wait until all threads of this call of `fork` have come here; there must be one part a thread."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _call(builder, ir.VoidType(), "GOMP_barrier")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def take_next(_context: Any, counters: Any, index: Any) -> Any:
+    """Return a counter and raise it by one; no two threads get the same number."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.gep(arguments[0], [arguments[1]])
+        return builder.atomic_rmw("add", pointer, ir.Constant(_I64, 1), "monotonic")
+
+    return types.int64(counters, types.intp), generate
+
+
 _I32, _I64, _POINTER = ir.IntType(32), ir.IntType(64), ir.IntType(8).as_pointer()
 
 
@@ -83,9 +115,7 @@ def _outline(context: Any, module: Any, compiled: Any, inner: Any, frame_type: A
         for position in range(len(frame_type.elements))
     )
     number, team = (
-        builder.sext(
-            builder.call(cgutils.get_or_insert_function(module, ir.FunctionType(_I32, []), name), []), _I64
-        )
+        builder.sext(_call(builder, _I32, name), _I64)
         for name in ("omp_get_thread_num", "omp_get_num_threads")
     )
     # OpenMP may start fewer threads than requested, so a thread may run several parts.
@@ -93,6 +123,12 @@ def _outline(context: Any, module: Any, compiled: Any, inner: Any, frame_type: A
         context.call_internal_no_propagate(builder, compiled.fndesc, inner, [part, parts, *items])
     builder.ret_void()
     return function
+
+
+def _call(builder: Any, result: Any, name: str) -> Any:
+    """Emit a call of one of OpenMP's functions that take nothing."""
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, []), name)
+    return builder.call(function, [])
 
 
 def _find_openmp() -> bool:
@@ -106,7 +142,7 @@ def _find_openmp() -> bool:
     ]
     for file in found:
         library = ctypes.CDLL(str(file))
-        names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+        names = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
         if all(hasattr(library, name) for name in names):
             for name in names:
                 address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value

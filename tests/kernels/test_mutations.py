@@ -29,6 +29,8 @@ NO_ARITHMETIC = {
     "simd.py: prefetch",
     "simd.py: store",
     "threads.py: share",
+    "threads.py: team_size",
+    "threads.py: wait_for_team",
     "tile.py: tile_rows",
 }
 

@@ -1,33 +1,19 @@
 """Runs a packed Step through the decoder that all model families share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch import Tensor
 
 from kernels.kv_write import PagedCache
-from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rms_norm import rms_norm
 from worker.engine.models.decoder_config import DecoderConfig
-from worker.engine.models.layers.attention import Attention
+from worker.engine.models.layers.decoder_layer import DecoderLayer
+from worker.engine.models.layers.layer_end import layer_end
 from worker.engine.models.layers.linear import Projection
-from worker.engine.models.layers.mlp import Mlp
 from worker.engine.models.layers.rotary_embedding import RopeScaling, rotary_angles
 from worker.engine.models.step_input import StepInput
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """Weights of one layer."""
-
-    attention_norm: Tensor
-    attention: Attention
-    attention_out: Projection
-    attention_post_norm: Tensor | None
-    mlp_norm: Tensor
-    mlp: Mlp
-    mlp_post_norm: Tensor | None
 
 
 class Decoder:
@@ -46,7 +32,13 @@ class Decoder:
         self.config = config
         self._embedding = embedding
         self._layers = layers
-        self._norm = norm
+        norms = [layer.attention_norm for layer in layers[1:]]
+        products = [layer.attention.qkv for layer in layers[1:]]
+        # Each layer's end, with the start of the next one.
+        self._ends = [
+            layer_end(layer, after, qkv, config.norm_eps)
+            for layer, after, qkv in zip(layers, [*norms, norm], [*products, None], strict=True)
+        ]
         self._head = head
         self._dtype = dtype  # of activations between products; the residual is float32
         self._embedding_scale: float | None = None
@@ -68,27 +60,19 @@ class Decoder:
         The result is [num_outputs, hidden]: all rows, or `step.output_rows`. These are selected right after
         the last layer's attention, because nothing reads the other rows after it.
         """
-        eps = self.config.norm_eps
         residual = F.embedding(step.token_ids, self._embedding).float()
         if self._embedding_scale is not None:
             residual.mul_(self._embedding_scale)
-        x = rms_norm(residual, self._layers[0].attention_norm, eps, self._dtype)
-        last = len(self._layers) - 1
-        for index, (layer, cache) in enumerate(zip(self._layers, kv_cache, strict=True)):
+        first, last = self._layers[0], len(self._layers) - 1
+        x = first.attention.qkv(rms_norm(residual, first.attention_norm, self.config.norm_eps, self._dtype))
+        for index, (layer, end, cache) in enumerate(zip(self._layers, self._ends, kv_cache, strict=True)):
             x = layer.attention(x, self._angles[layer.attention.window], cache, step)
             if index == last and step.output_rows is not None:
                 if not len(step.output_rows):
                     return x[:0]  # a chunk inside a prompt: only its keys and values were needed
                 x = x.index_select(0, step.output_rows)
                 residual = residual.index_select(0, step.output_rows)
-            x = layer.attention_out(x)
-            if layer.attention_post_norm is not None:
-                x = rms_norm(x, layer.attention_post_norm, eps)
-            x = layer.mlp(add_rms_norm(x, residual, layer.mlp_norm, eps))
-            if layer.mlp_post_norm is not None:
-                x = rms_norm(x, layer.mlp_post_norm, eps)
-            norm = self._norm if index == last else self._layers[index + 1].attention_norm
-            x = add_rms_norm(x, residual, norm, eps)
+            x = end(x, residual)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

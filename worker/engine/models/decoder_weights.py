@@ -4,9 +4,10 @@ from torch import Tensor
 
 from kernels.kv_write import HeadNorms
 from worker.engine.models.checkpoint import Weights
-from worker.engine.models.decoder import Decoder, DecoderLayer
+from worker.engine.models.decoder import Decoder
 from worker.engine.models.decoder_config import DecoderConfig
 from worker.engine.models.layers.attention import Attention
+from worker.engine.models.layers.decoder_layer import DecoderLayer
 from worker.engine.models.layers.mixture_of_experts import ExpertRouter, ExpertsOnGpu, MixtureOfExperts
 from worker.engine.models.layers.mlp import GatedMlp, Mlp
 

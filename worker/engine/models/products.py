@@ -20,7 +20,7 @@ from kernels.quantization import (
 )
 from kernels.scaled_linear import has_row_scales, pack_scaled_weight
 from kernels.weight_only_linear import pack_linear_weight, pack_tiled_weight, takes
-from worker.engine.models.layers.linear import Int8Linear, Linear, Projection
+from worker.engine.models.layers.linear import Linear, Projection, int8_projection
 from worker.engine.models.layers.quantized_linear import ScaledLinear, WeightOnlyLinear
 
 EightBits = Literal["int8", "fp8"]
@@ -89,7 +89,7 @@ class Products:
                 return ScaledLinear(pack_scaled_weight(weight, bias, is_gated=is_gated).to(self.device))
             return WeightOnlyLinear(pack_linear_weight(weight, bias, is_gated=is_gated).to(self.device))
         if self.eight_bits is not None and isinstance(weight, Int8Weight):
-            return Int8Linear(weight, bias, dtype=self.activation_dtype)
+            return int8_projection(weight, bias, self.activation_dtype)
         return WeightOnlyLinear(pack_tiled_weight(weight, bias))
 
     def make_experts(

@@ -70,7 +70,7 @@ class Generated:
     def products(self) -> list[type]:
         """One layer's: of queries, keys and values, of attention's output, gate and up, down."""
         layer = self.model._layers[0]
-        found = (layer.attention._qkv, layer.attention_out, layer.mlp._gated, layer.mlp._down)
+        found = (layer.attention.qkv, layer.attention_out, layer.mlp.gated, layer.mlp.down)
         return [type(one) for one in found]
 
 

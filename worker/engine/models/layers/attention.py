@@ -9,9 +9,12 @@ from worker.engine.models.step_input import StepInput
 
 
 class Attention:
-    """Self-attention of one layer: one product for query, key and value, rotary cache write, attention."""
+    """Self-attention of one layer: rotary cache write and attention.
 
-    __slots__ = ("_norms", "_qkv", "_scale", "_soft_cap", "window")
+    `qkv` is its one product for query, key and value, which runs before it.
+    """
+
+    __slots__ = ("_norms", "_scale", "_soft_cap", "qkv", "window")
 
     def __init__(
         self,
@@ -23,23 +26,23 @@ class Attention:
         soft_cap: float | None = None,
     ) -> None:
         self.window = window  # tokens that a row reads, itself included; None: all up to it
-        self._qkv = qkv
+        self.qkv = qkv
         self._scale = scale
         self._norms = norms
         self._soft_cap = soft_cap
 
-    def __call__(self, x: Tensor, angles: Tensor, cache: PagedCache, step: StepInput) -> Tensor:
+    def __call__(self, qkv: Tensor, angles: Tensor, cache: PagedCache, step: StepInput) -> Tensor:
         """Return [num_tokens, num_heads * head_dim], before the output projection.
 
-        `x` is [num_tokens, hidden], `angles` as in `kernels.kv_write`.
+        `qkv` [num_tokens, qkv.out_features] is the product; `angles` are as in `kernels.kv_write`.
         """
-        query = rotary_kv_write(self._qkv(x), angles, step.positions, step.slots, cache, self._norms)
+        query = rotary_kv_write(qkv, angles, step.positions, step.slots, cache, self._norms)
         return paged_attention(
             query,
             cache,
             step.attention,
             self._scale,
-            dtype=x.dtype,
+            dtype=qkv.dtype,
             window=self.window,
             soft_cap=self._soft_cap,
         )

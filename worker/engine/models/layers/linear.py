@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch import Tensor
 
+from kernels.int8_chain import Chain, Link, PanelWeight, is_available, pack_panels, run_chain
 from kernels.int8_linear import int8_linear, pack_int8_weight
 from kernels.quantization import Int8Weight
 
@@ -56,3 +57,25 @@ class Int8Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """Return [num_tokens, out_features] for `x` [num_tokens, in_features]."""
         return int8_linear(x, self._weight, self._bias, self._dtype)
+
+
+class ChainedLinear:
+    """As Int8Linear in float32, on processors where products can run in chains."""
+
+    __slots__ = ("_chain", "out_features", "weight")
+
+    def __init__(self, weight: PanelWeight) -> None:
+        self.out_features = weight.out_features
+        self.weight = weight
+        self._chain = Chain([Link(weight)])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [num_tokens, out_features] for `x` [num_tokens, in_features]."""
+        return run_chain(self._chain, x)
+
+
+def int8_projection(weight: Int8Weight, bias: Tensor | None, dtype: torch.dtype) -> Projection:
+    """Return the int8 product of this processor, with activations in `dtype`."""
+    if dtype == torch.float32 and is_available():
+        return ChainedLinear(pack_panels(weight, bias))
+    return Int8Linear(weight, bias, dtype=dtype)

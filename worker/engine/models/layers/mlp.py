@@ -22,27 +22,28 @@ class Mlp(Protocol):
 class Gated:
     """`activation(gate(x)) * up(x)`, with gate and up computed by one product."""
 
-    __slots__ = ("_activation", "_gate_up", "out_features")
+    __slots__ = ("_function", "activation", "gate_up", "out_features")
 
     def __init__(self, gate_up: Projection, activation: str) -> None:
         self.out_features = gate_up.out_features // 2
-        self._gate_up = gate_up
-        self._activation = ACTIVATIONS[activation]
+        self.gate_up = gate_up
+        self.activation = activation
+        self._function = ACTIVATIONS[activation]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [num_tokens, out_features] for `x` [num_tokens, in_features]."""
-        return self._activation(self._gate_up(x))
+        return self._function(self.gate_up(x))
 
 
 class GatedMlp:
     """Dense MLP: `down(gated(x))`."""
 
-    __slots__ = ("_down", "_gated")
+    __slots__ = ("down", "gated")
 
     def __init__(self, gated: Projection, down: Projection) -> None:
-        self._gated = gated
-        self._down = down
+        self.gated = gated
+        self.down = down
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [num_tokens, hidden] for `x` [num_tokens, hidden]."""
-        return self._down(self._gated(x))
+        return self.down(self.gated(x))

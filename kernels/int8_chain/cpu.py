@@ -1,0 +1,282 @@
+"""Runs a chain of int8 products: each thread takes rows through all of it, or the threads share the columns.
+
+Rows are quantized, multiplied and finished by the same code in both ways, so a row has the same bits.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernels.compiled import Pointer, inlined, kernel
+from kernels.int8_chain.levels import largest_of, store_levels
+from kernels.int8_chain.tile import PANEL, TILE_ROWS, WORD, multiply_bytes
+from kernels.simd import (
+    LANES,
+    exp,
+    float32_at,
+    int8_at,
+    int32_at,
+    int64_at,
+    load,
+    maximum,
+    store,
+    store_level,
+    tanh,
+    uint8_at,
+)
+from kernels.threads import fork, share, take_next, team_size, wait_for_team
+
+LARGEST = 127  # of a symmetric int8 range
+ZERO = 128  # the level of a zero in an activation, which is unsigned
+# The least maximum from which a scale is computed, so that an all-zero token stays zero.
+SMALLEST_MAXIMUM = 1e-8
+
+# What follows a product.
+NOTHING, NORM, SILU, GELU = range(4)
+
+
+class LinkNumbers(NamedTuple):
+    """A product and what follows it, with tensors by their addresses: one line of a chain's table."""
+
+    panels: int
+    offsets: int
+    scales: int
+    bias: int
+    in_features: int
+    num_words: int
+    out_features: int
+    num_panels: int
+    after: int  # NOTHING, NORM, SILU or GELU
+    norm: int
+    post_norm: int  # 0: the product is not normalised before it is added
+
+
+class ChainCall(NamedTuple):
+    """All that the parts of one call share, with tensors by their addresses."""
+
+    table: int  # [num_links] LinkNumbers
+    num_links: int
+    counters: int  # [num_pieces, num_links] zeros: each link's next panel; or at first the next piece
+    num_rows: int
+    piece_rows: int  # the rows that run together, at most
+    is_shared: bool  # whether all threads share the columns of a piece, or each has a piece of its own
+    x: int
+    residual: int
+    out: int
+    eps: float
+    # What a piece needs, for each thread or once.
+    maxima: int  # [piece_rows] float32
+    products: int  # [piece_rows, width] float32
+    width: int
+    levels: int  # [piece_rows, depth] uint8
+    depth: int
+    sums: int  # [num_threads, TILE_ROWS, PANEL] int32
+
+
+class _Place(NamedTuple):
+    """Rows that run together."""
+
+    first_row: int
+    num_rows: int
+    start: int  # the first of these rows in the memory for maxima, products and levels
+    member: int  # this thread among those that share the rows
+    num_members: int
+    counters: int  # the address of the piece's
+    sums: int  # the address of this thread's
+
+
+@inlined
+def _link(call: ChainCall, number: int) -> LinkNumbers:
+    table, at = int64_at(call.table), number * 11
+    return LinkNumbers(
+        table[at],
+        table[at + 1],
+        table[at + 2],
+        table[at + 3],
+        table[at + 4],
+        table[at + 5],
+        table[at + 6],
+        table[at + 7],
+        table[at + 8],
+        table[at + 9],
+        table[at + 10],
+    )
+
+
+@inlined
+def _scale_of_norm(x: Pointer, start: int, width: int, eps: float) -> np.float32:
+    squares = np.float32(0)
+    for index in range(width):
+        squares += load(x, start + index) * load(x, start + index)
+    scale: np.float32 = np.float32(1) / np.sqrt(squares / np.float32(width) + np.float32(eps))
+    return scale
+
+
+@inlined
+def _add_and_normalise(
+    link: LinkNumbers, eps: float, products: Pointer, at: int, residual: Pointer, total_at: int
+) -> None:
+    """Add a row of products into the residual, and replace it by the normalised sum."""
+    width, norm, post_norm = link.out_features, float32_at(link.norm), float32_at(link.post_norm)
+    if link.post_norm:
+        scale = _scale_of_norm(products, at, width, eps)
+        for index in range(width):
+            store(products, at + index, load(products, at + index) * scale * load(post_norm, index))
+    for index in range(width):
+        store(residual, total_at + index, load(residual, total_at + index) + load(products, at + index))
+    scale = _scale_of_norm(residual, total_at, width, eps)
+    for index in range(width):
+        store(products, at + index, load(residual, total_at + index) * scale * load(norm, index))
+
+
+@inlined
+def _gate(is_gelu: bool, products: Pointer, at: int, width: int) -> None:
+    """Replace the first half of a row by its activation times the second half."""
+    if is_gelu:
+        for index in range(width):
+            gate, up = load(products, at + index), load(products, at + width + index)
+            inner = np.float32(0.7978845608) * (gate + np.float32(0.044715) * gate * gate * gate)
+            store(products, at + index, np.float32(0.5) * gate * (np.float32(1) + tanh(inner)) * up)
+    else:
+        for index in range(width):
+            gate, up = load(products, at + index), load(products, at + width + index)
+            store(products, at + index, gate / (np.float32(1) + exp(-gate)) * up)
+
+
+@inlined
+def _follow(link: LinkNumbers, row: int, place: _Place, call: ChainCall) -> None:
+    """Turn a row of products into what the next link takes."""
+    products, at = float32_at(call.products), (place.start + row) * call.width
+    if link.after == NORM:
+        start = (place.first_row + row) * link.out_features
+        _add_and_normalise(link, call.eps, products, at, float32_at(call.residual), start)
+    elif link.after != NOTHING:
+        _gate(link.after == GELU, products, at, link.out_features // 2)
+
+
+@inlined
+def _quantize_row(x: Pointer, start: int, width: int, row: int, call: ChainCall) -> None:
+    """Write a row's levels and its largest absolute value."""
+    levels, begin, whole = uint8_at(call.levels), row * call.depth, width // LANES * LANES
+    largest = maximum(np.float32(SMALLEST_MAXIMUM), largest_of(x, start, whole))
+    for index in range(whole, width):
+        largest = maximum(largest, abs(load(x, start + index)))
+    store(float32_at(call.maxima), row, largest)
+    # The conversion truncates; the added half makes it round.
+    step, zero = np.float32(LARGEST) / largest, np.float32(ZERO + 0.5)
+    for index in range(0, whole, LANES):
+        store_levels(levels, begin + index, x, start + index, step, zero)
+    for index in range(whole, width):
+        store_level(levels, begin + index, load(x, start + index) * step + zero)
+
+
+@inlined
+def _multiply(
+    link: LinkNumbers, panel: int, out: Pointer, start: int, stride: int, place: _Place, call: ChainCall
+) -> None:
+    """Write the columns of a panel for all rows of the place; a row of `out` is `stride` long."""
+    sums, maxima = int32_at(place.sums), float32_at(call.maxima)
+    scales, bias, column = float32_at(link.scales), float32_at(link.bias), panel * PANEL
+    num_columns = min(PANEL, stride - column)
+    for first in range(0, place.num_rows, TILE_ROWS):
+        num_rows = min(TILE_ROWS, place.num_rows - first)
+        multiply_bytes(
+            num_rows,
+            link.num_words,
+            uint8_at(call.levels),
+            (place.start + first) * call.depth,
+            call.depth,
+            int8_at(link.panels),
+            column * link.num_words * WORD,
+            int32_at(link.offsets),
+            column,
+            sums,
+        )
+        for row in range(num_rows):
+            largest = load(maxima, place.start + first + row)
+            at = start + (first + row) * stride + column
+            for index in range(num_columns):
+                total = np.float32(sums[row * PANEL + index]) * load(scales, column + index)
+                store(out, at + index, total * largest + load(bias, column + index))
+
+
+@inlined
+def _prepare(number: int, link: LinkNumbers, place: _Place, call: ChainCall) -> None:
+    """Quantize this thread's rows for a link, from what was given or from the products of the link before."""
+    begin, end = share(place.num_rows, place.member, place.num_members)
+    if number:
+        before, products = _link(call, number - 1), float32_at(call.products)
+        for row in range(begin, end):
+            _follow(before, row, place, call)
+            at = (place.start + row) * call.width
+            _quantize_row(products, at, link.in_features, place.start + row, call)
+    else:
+        x = float32_at(call.x)
+        for row in range(begin, end):
+            at = (place.first_row + row) * link.in_features
+            _quantize_row(x, at, link.in_features, place.start + row, call)
+
+
+@inlined
+def _finish(link: LinkNumbers, place: _Place, call: ChainCall) -> None:
+    """Write this thread's rows of the result, unless the last product has written them."""
+    products, out = float32_at(call.products), float32_at(call.out)
+    begin, end = share(place.num_rows, place.member, place.num_members)
+    for row in range(begin, end):
+        _follow(link, row, place, call)
+        source, target = (place.start + row) * call.width, (place.first_row + row) * link.out_features
+        for index in range(link.out_features):
+            store(out, target + index, load(products, source + index))
+
+
+@kernel
+def _run_links(place: _Place, call: ChainCall) -> None:
+    """Take rows through the whole chain."""
+    counters, is_shared = int64_at(place.counters), call.is_shared
+    for number in range(call.num_links):
+        link = _link(call, number)
+        _prepare(number, link, place, call)
+        if is_shared:
+            wait_for_team()
+        out, start, stride = float32_at(call.products), place.start * call.width, call.width
+        if number == call.num_links - 1 and link.after == NOTHING:
+            out, stride = float32_at(call.out), link.out_features
+            start = place.first_row * stride
+        panel = take_next(counters, number) if is_shared else 0
+        while panel < link.num_panels:
+            _multiply(link, panel, out, start, stride, place, call)
+            panel = take_next(counters, number) if is_shared else panel + 1
+        if is_shared:
+            wait_for_team()
+    last = _link(call, call.num_links - 1)
+    if last.after != NOTHING:
+        _finish(last, place, call)
+
+
+@kernel
+def _run_part(part: int, num_parts: int, call: ChainCall) -> None:
+    num_members = min(num_parts, team_size())  # OpenMP may have started fewer threads
+    sums, rows = call.sums + part * TILE_ROWS * PANEL * 4, call.piece_rows
+    num_pieces = (call.num_rows + rows - 1) // rows
+    if call.is_shared:
+        if part < num_members:
+            for piece in range(num_pieces):
+                num_rows = min(rows, call.num_rows - piece * rows)
+                counters = call.counters + piece * call.num_links * 8
+                _run_links(_Place(piece * rows, num_rows, 0, part, num_members, counters, sums), call)
+        return
+    piece = take_next(int64_at(call.counters), 0)
+    while piece < num_pieces:
+        num_rows = min(rows, call.num_rows - piece * rows)
+        _run_links(_Place(piece * rows, num_rows, part * rows, 0, 1, call.counters, sums), call)
+        piece = take_next(int64_at(call.counters), 0)
+
+
+# Numba takes a plain tuple three microseconds faster than a named one.
+Numbers = tuple[Any, ...]
+
+
+@kernel
+def run_links(num_parts: int, numbers: Numbers) -> None:
+    """Run a ChainCall, given as a plain tuple, on so many threads."""
+    fork(_run_part, num_parts, (ChainCall(*numbers),))
