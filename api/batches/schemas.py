@@ -17,6 +17,7 @@ from pydantic import (
 from api.batches.progress_schemas import EtaRange, WaitingAnswer
 from api.batches.result_schemas import RequestErrorAnswer
 from api.figures import Cost, DeviceTime, LaneLatency, UsageFigures
+from api.inputs.reasoning import ReasoningFields
 from api.inputs.sampling import SamplingFields
 from api.inputs.schema import NonEmptyText, Priority, Schema, Text, TimeoutSeconds
 from api.inputs.tools import ToolCalls, ToolFields
@@ -111,7 +112,7 @@ class Message(Schema):
         return self.content or ""
 
 
-class BatchRequest(SamplingFields, ToolFields):
+class BatchRequest(SamplingFields, ToolFields, ReasoningFields):
     """One prompt, or one conversation, with any sampling parameters that differ from the batch's.
 
     A request for an embedding, or for scores, generates nothing, so it takes no sampling parameters.
@@ -139,6 +140,9 @@ class BatchRequest(SamplingFields, ToolFields):
             raise ValueError("must have either prompt or messages")
         if self.messages is None and (self.tools or self.tool_choice):
             raise ValueError("must have messages to have tools")
+        of_chats = [name for name in ReasoningFields.model_fields if getattr(self, name) is not None]
+        if self.messages is None and of_chats:
+            raise ValueError(f"must have messages to have {of_chats[0]}")
         return self
 
 

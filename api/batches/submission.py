@@ -9,6 +9,7 @@ from api.errors import InvalidInputError
 from api.inputs.chat import ToolUse, to_chat, to_turns
 from api.inputs.checkpoint import Checkpoint
 from api.inputs.prompts import fit
+from api.inputs.reasoning import ReasoningFields
 from api.inputs.sampling import SamplingFields, refusal, to_params
 from api.inputs.targets import check_url
 from api.inputs.tools import ToolFields
@@ -117,8 +118,8 @@ def _to_request(
     if request.messages is not None:
         use = ToolUse.of(request, path)
         given = params if isinstance(params, SamplingParams) else batch_params
-        prompt, chat_params = to_chat(checkpoint, to_turns(request.messages, path), use, given, path)
-        if chat_params is not given:
+        prompt, chat_params = to_chat(checkpoint, to_turns(request.messages, path), use, given, path, request)
+        if chat_params is not given and request.kind is RequestKind.GENERATION:
             params = chat_params
     sampling = params if isinstance(params, SamplingParams) else batch_params
     return NewRequest(
@@ -138,7 +139,11 @@ def _to_own_params(
 ) -> Params | None:
     """Return a request's own parameters; None if it uses the batch's."""
     own: dict[RequestKind, Sequence[str]] = {
-        RequestKind.GENERATION: (*SamplingFields.model_fields, *ToolFields.model_fields),
+        RequestKind.GENERATION: (
+            *SamplingFields.model_fields,
+            *ToolFields.model_fields,
+            *ReasoningFields.model_fields,
+        ),
         RequestKind.EMBEDDING: EMBEDDING_FIELDS,
         RequestKind.SCORING: SCORING_FIELDS,
     }
