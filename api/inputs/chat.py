@@ -10,6 +10,7 @@ from api.inputs.checkpoint import ChatTemplateError, Checkpoint
 from api.inputs.formats import check_format
 from api.inputs.reasoning import ReasoningFields, template_variables, with_reasoning
 from api.inputs.sampling import refusal
+from api.inputs.schema import storable
 from api.inputs.tools import FunctionDefinition, NamedToolChoice, ToolCall, ToolChoice, ToolFields
 from api.parsing.grammars import CallGrammar, json_rule
 from api.parsing.parser import call_id
@@ -173,9 +174,12 @@ def to_chat(
     )
     tools = [function.for_template() for function in (use.functions if use.choice != "none" else ())]
     try:
-        prompt = _render(checkpoint, turns, tools, render)
-    except ChatTemplateError as error:
+        # The arguments of a call can hide what cannot be stored.
+        prompt = storable(_render(checkpoint, turns, tools, render))
+    except (ChatTemplateError, ValueError) as error:
         raise refusal(path, "messages", str(error)) from error
+    except RecursionError as error:
+        raise refusal(path, "messages", "the arguments of a call are nested too deeply") from error
     family = checkpoint.family
     if tools and not checkpoint.knows_tools:
         family = Family.HERMES  # as INSTRUCTION says

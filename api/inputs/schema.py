@@ -9,7 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from api.wrong_fields import WRONG_TYPE
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
+    """Return a text that Postgres can store; raises ValueError for another."""
     if "\x00" in text:
         raise ValueError("must not contain the NUL character")
     try:
@@ -24,7 +25,7 @@ def _storable_json(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
     while waiting:
         one = waiting.pop()
         if isinstance(one, str):
-            _storable(one)
+            storable(one)
         elif isinstance(one, float) and not isfinite(one):
             raise ValueError("must not contain NaN or an infinite number")
         elif isinstance(one, dict):
@@ -34,9 +35,9 @@ def _storable_json(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return value
 
 
-Text = Annotated[str, AfterValidator(_storable)]
+Text = Annotated[str, AfterValidator(storable)]
 JsonObject = Annotated[dict[str, JsonValue], AfterValidator(_storable_json)]
-NonEmptyText = Annotated[str, Field(min_length=1), AfterValidator(_storable)]
+NonEmptyText = Annotated[str, Field(min_length=1), AfterValidator(storable)]
 Priority = Annotated[
     int,
     Field(

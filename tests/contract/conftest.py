@@ -21,7 +21,8 @@ Play = Callable[..., str]
 @pytest.fixture(scope="package")  # as in tests/end_to_end
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     data_dir = tmp_path_factory.mktemp("data")
-    template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    template = "{% for tool in tools or [] %}<tool_call>{{ tool.function.name }}{% endfor %}"
+    template += "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     model = write_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
     (model / "chat_template.jinja").write_text(template)
     with deployment(

@@ -207,8 +207,49 @@ def retries(client: OpenAI) -> None:
     assert len(set(keyed)) == 1
 
 
+def tools(client: OpenAI) -> None:
+    """What must be called is called with valid JSON: whole, streamed, and by the lines of a file."""
+    schema = {"type": "object", "properties": {"wall": {"type": "boolean"}}, "required": ["wall"]}
+    offered = [{"type": "function", "function": {"name": "paint", "parameters": schema}}]
+    asked = {"tools": offered, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 100}
+
+    def said(message: Any) -> tuple[str, dict[str, Any]]:
+        (call,) = message["tool_calls"]
+        arguments = json.loads(call["function"]["arguments"])
+        assert list(arguments) == ["wall"]
+        assert isinstance(arguments["wall"], bool)
+        return call["function"]["name"], arguments
+
+    turns = [{"role": "user", "content": "jump over the lazy dog 0"}]
+    whole = client.chat.completions.create(model=MODEL, messages=turns, seed=1, **asked)  # type: ignore[call-overload]
+    assert whole.choices[0].finish_reason == "tool_calls"
+    answer = said(whole.choices[0].message.model_dump())
+    name = arguments = ""
+    options = {"model": MODEL, "messages": turns, "seed": 1, "stream": True}
+    for chunk in client.chat.completions.create(**options, **asked):  # type: ignore[call-overload]
+        for part in chunk.choices[0].delta.tool_calls or ():
+            name += part.function.name or ""
+            arguments += part.function.arguments or ""
+    assert (name, json.loads(arguments)) == answer
+    past = [*turns, whole.choices[0].message, {"role": "tool", "tool_call_id": "x", "content": "ok"}]
+    client.chat.completions.create(model=MODEL, messages=past, max_tokens=2)
+    file = client.files.create(file=("in.jsonl", lines(3, seed=1, **asked)), purpose="batch")
+    made = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    done = wait(client, made.id, "completed")
+    results = [json.loads(line) for line in client.files.content(done.output_file_id).text.splitlines()]
+    answers = {}
+    for result in results:
+        (choice,) = result["response"]["body"]["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        answers[result["custom_id"]] = said(choice["message"])
+    assert len(answers) == 3
+    assert answers["row-0"] == answer
+
+
 SCENES: dict[str, Callable[[OpenAI], None]] = {
-    scene.__name__: scene for scene in (batch, failures, uploads, cancel, retries)
+    scene.__name__: scene for scene in (batch, failures, uploads, cancel, retries, tools)
 }
 
 if __name__ == "__main__":

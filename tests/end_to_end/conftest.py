@@ -17,7 +17,8 @@ PRICES = {
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = write_tiny_llama(tmp_path_factory.mktemp("tiny-llama"), max_position_embeddings=256)
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    tools = "{% for tool in tools or [] %}<tool_call>{{ tool.function.name }}{% endfor %}"
+    (directory / "chat_template.jinja").write_text(tools + TEMPLATE)
     return directory
 
 

@@ -156,7 +156,7 @@ def test_embeddings(client: OpenAI, model: str) -> None:
 def test_errors_are_those_that_the_client_knows(client: OpenAI, model: str) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         client.chat.completions.create(model=model, messages=HELLO, tools=[{"type": "function"}])  # type: ignore[list-item,call-overload]
-    assert raised.value.param == "tools"
+    assert raised.value.param == "tools[0].function"
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="gpt-4", messages=HELLO)  # type: ignore[arg-type]
     assert missing.value.code == "model_not_found"

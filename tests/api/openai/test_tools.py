@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from api.errors import ApiError
+from api.errors import ApiError, InvalidInputError
 from api.inputs.checkpoint import Checkpoint
 from api.openai.bodies import Endpoint, read_body
 from api.openai.requests import from_line, to_request
@@ -142,6 +143,22 @@ def test_a_template_that_knows_no_tools_gets_calls_and_results_as_text(load: Loa
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "at": 1}}\n'
         "</tool_call><user><tool_response>\n3 °C\n</tool_response><user>Thanks.<assistant>"
     )
+
+
+RAW = "{{ messages[0].tool_calls[0].function.arguments.a }}"
+
+
+@pytest.mark.parametrize("template", [HERMES, TEMPLATE, RAW])
+@pytest.mark.parametrize("arguments", ['{"a": "\\u0000"}', '{"a": "\\ud800"}', '{"a": ' + "[" * 50_000])
+def test_arguments_that_hide_what_cannot_be_stored_break_nothing(
+    load: Loader, template: str, arguments: str
+) -> None:
+    calls = [{"id": "x", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+    prompt = ""
+    with suppress(InvalidInputError):
+        prompt = asked(load(template), messages=[{"role": "assistant", "tool_calls": calls}, *HELLO]).prompt
+    assert "\0" not in prompt
+    prompt.encode()
 
 
 def test_the_older_form_means_the_same(load: Loader) -> None:
