@@ -211,7 +211,7 @@ def tools(client: OpenAI) -> None:
     """What must be called is called with valid JSON: whole, streamed, and by the lines of a file."""
     schema = {"type": "object", "properties": {"wall": {"type": "boolean"}}, "required": ["wall"]}
     offered = [{"type": "function", "function": {"name": "paint", "parameters": schema}}]
-    asked = {"tools": offered, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 100}
+    asked = {"tools": offered, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 90}
 
     def said(message: Any) -> tuple[str, dict[str, Any]]:
         (call,) = message["tool_calls"]
