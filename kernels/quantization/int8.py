@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.quantization.shapes import SMALLEST_MAXIMUM, check_matrix, check_shape, num_bytes
 
 LARGEST = 127
+ELEMENTS_AT_ONCE = 1 << 22  # that are quantized: in float32, a head would take gigabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,20 @@ class Int8Weight:
 def quantize_int8(weight: Tensor, *, is_symmetric: bool = True) -> Int8Weight:
     """Round `weight` [out_features, in_features] to the nearest levels; raise ValueError if no matrix."""
     check_matrix("int8", weight)
-    weight = weight.float()
-    if is_symmetric:
-        scales = weight.abs().amax(dim=1).clamp(min=SMALLEST_MAXIMUM) / LARGEST
-        return Int8Weight((weight / scales.unsqueeze(1)).round().to(torch.int8), scales)
-    low, high = weight.amin(dim=1).clamp(max=0), weight.amax(dim=1).clamp(min=0)
-    scales = (high - low).clamp(min=SMALLEST_MAXIMUM) / 255
-    zero_points = (-128 - low / scales).round()
-    levels = (weight / scales.unsqueeze(1)).round() + zero_points.unsqueeze(1)
-    return Int8Weight(levels.clamp(-128, 127).to(torch.int8), scales, zero_points.to(torch.int8))
+    levels = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(len(weight), device=weight.device)
+    zero_points = None if is_symmetric else torch.empty(len(weight), dtype=torch.int8, device=weight.device)
+    num_rows = max(1, ELEMENTS_AT_ONCE // weight.shape[1])
+    for first in range(0, len(weight), num_rows):
+        some = slice(first, first + num_rows)
+        rows = weight[some].float()
+        if zero_points is None:
+            scales[some] = rows.abs().amax(dim=1).clamp(min=SMALLEST_MAXIMUM) / LARGEST
+            levels[some] = (rows / scales[some].unsqueeze(1)).round().to(torch.int8)
+            continue
+        low, high = rows.amin(dim=1).clamp(max=0), rows.amax(dim=1).clamp(min=0)
+        scales[some] = (high - low).clamp(min=SMALLEST_MAXIMUM) / 255
+        zeros = (-128 - low / scales[some]).round()
+        rows = (rows / scales[some].unsqueeze(1)).round() + zeros.unsqueeze(1)
+        levels[some], zero_points[some] = rows.clamp(-128, 127).to(torch.int8), zeros.to(torch.int8)
+    return Int8Weight(levels, scales, zero_points)

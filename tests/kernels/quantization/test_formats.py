@@ -18,6 +18,7 @@ from kernels.quantization import (
     quantize_int8,
     quantize_nf4,
 )
+from kernels.quantization import int8 as int8_module
 from kernels.quantization.nf4 import LEVELS, NestedScales, nest_scales
 from kernels.quantization.nibbles import pack_nibbles, unpack_nibbles
 
@@ -195,3 +196,16 @@ def test_heads_come_back(levels_dtype: torch.dtype, generator: torch.Generator) 
 def test_what_does_not_fit_is_refused(make: Callable[[], object], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         make()
+
+
+@pytest.mark.parametrize("is_symmetric", [True, False])
+def test_int8_of_a_large_weight_is_that_of_its_rows(
+    is_symmetric: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
+    at_once = quantize_int8(weight, is_symmetric=is_symmetric)
+    monkeypatch.setattr(int8_module, "ELEMENTS_AT_ONCE", 100)
+    in_parts = quantize_int8(weight, is_symmetric=is_symmetric)
+    assert torch.equal(in_parts.levels, at_once.levels)
+    assert torch.equal(in_parts.scales, at_once.scales)
+    assert torch.equal(in_parts.dequantize(), at_once.dequantize())

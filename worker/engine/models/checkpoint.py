@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 CPU = torch.device("cpu")
 MAX_SIZE = 2**31 - 1
+MAX_BYTES_READ = 64 << 20  # before files are opened anew
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -103,6 +104,7 @@ class Weights:
         self.is_gpu = is_gpu
         self._index = directory / "model.safetensors.index.json"
         self._files: dict[Path, Any] = {}
+        self._bytes_read = 0  # of open files
         if self._index.is_file():
             weight_map = read_json(self._index).get("weight_map")
             if not isinstance(weight_map, dict):
@@ -281,6 +283,11 @@ class Weights:
             tensor: Tensor = self._open(file).get_tensor(name)
         except SafetensorError as error:
             raise MissingTensorError(file, name, f"cannot be read: {error}") from error
+        # What was read of an open file stays in memory. It goes with the file and the last of its tensors.
+        self._bytes_read += tensor.nbytes
+        if self._bytes_read > MAX_BYTES_READ:
+            self._files.clear()
+            self._bytes_read = 0
         return tensor
 
     def stack(self, names: list[str], rows: list[int], *columns: int) -> Tensor:

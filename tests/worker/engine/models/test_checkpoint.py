@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.fixtures.generation import make_engine
 from tests.fixtures.tiny_llama import edit_config, write_tiny_llama
+from worker.engine.models import checkpoint as checkpoint_module
+from worker.engine.models.checkpoint import Weights
 from worker.engine.requests.errors import (
     CheckpointError,
     MissingTensorError,
@@ -159,3 +161,19 @@ def test_a_tokenizer_that_fails_on_a_character_is_refused(checkpoint: Path) -> N
     file.write_text(json.dumps(tokenizer))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: cannot be read"):
         make_engine(checkpoint)
+
+
+def test_what_was_read_of_a_file_does_not_stay_in_memory(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_mapped() -> bool:
+        return str(checkpoint / "model.safetensors") in Path("/proc/self/maps").read_text()
+
+    monkeypatch.setattr(checkpoint_module, "MAX_BYTES_READ", 0)
+    with Weights(checkpoint, torch.float32) as weights:
+        tensor = weights.take(DOWN, 48, 96)
+        expected = load_file(checkpoint / "model.safetensors")[DOWN]
+        assert torch.equal(tensor, expected.float())
+        del tensor, expected
+        assert not is_mapped()
+        assert weights.take(DOWN, 48, 96).shape == (48, 96)

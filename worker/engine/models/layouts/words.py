@@ -6,9 +6,10 @@ from torch import Tensor
 
 def unpack_words(words: Tensor, num_bits: int) -> Tensor:
     """Return the uint8 levels [rows, columns * 32 / num_bits] in int32 words [rows, columns]."""
-    shifts = torch.arange(0, 32, num_bits, dtype=torch.int32)
-    levels = (words.unsqueeze(2) >> shifts) & ((1 << num_bits) - 1)
-    return levels.to(torch.uint8).flatten(1)
+    levels = torch.empty(*words.shape, 32 // num_bits, dtype=torch.uint8)
+    for place in range(levels.shape[2]):
+        levels[:, :, place] = (words >> (num_bits * place)) & ((1 << num_bits) - 1)
+    return levels.flatten(1)
 
 
 def pack_words(levels: Tensor, num_bits: int) -> Tensor:
