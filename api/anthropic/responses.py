@@ -39,7 +39,9 @@ def to_end(checkpoint: Checkpoint, choice: Choice, result: ResultView, *, has_ca
         num_tokens = result.num_prompt_tokens + result.num_output_tokens
         is_full = num_tokens >= checkpoint.max_model_len
         reason = "model_context_window_exceeded" if is_full else "max_tokens"
-    return {"stop_reason": reason, "stop_sequence": None}
+    elif choice.stop is not None:
+        reason = "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": choice.stop}
 
 
 def to_usage(result: ResultView) -> dict[str, Any]:

@@ -10,7 +10,7 @@ def choices_of(result: ResultView) -> tuple[Choice, ...]:
     """Return every choice of a completed generation."""
     payload = result.payload or Payload()
     reason = FinishReason(result.finish_reason or FinishReason.STOP)
-    return payload.choices or (Choice(result.output or "", reason),)
+    return payload.choices or (Choice(result.output or "", reason, stop=payload.stop),)
 
 
 def num_reasoning_tokens(result: ResultView) -> int:

@@ -65,6 +65,20 @@ def test_the_raw_events_are_those_of_anthropic(running: Deployment, model: str) 
     assert answer.headers["request-id"]
 
 
+def test_a_stop_sequence_is_named(client: Anthropic, model: str) -> None:
+    greedy = {"temperature": 0}
+    options: dict[str, Any] = {"model": model, "messages": HELLO, "max_tokens": 30, "extra_body": greedy}
+    text = client.messages.create(**options).content[0].text  # type: ignore[union-attr]
+    stop = text[5:8]
+    cut = client.messages.create(**options, stop_sequences=["never said", stop])
+    assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", stop)
+    assert cut.content[0].text == text[: text.index(stop)]  # type: ignore[union-attr]
+    with client.messages.stream(**options, stop_sequences=[stop]) as stream:
+        final = stream.get_final_message()
+    assert (final.stop_reason, final.stop_sequence) == ("stop_sequence", stop)
+    assert final.content[0].text == cut.content[0].text  # type: ignore[union-attr]
+
+
 def test_a_schema_and_a_full_context(client: Anthropic, model: str) -> None:
     structured = client.messages.create(
         model=model,

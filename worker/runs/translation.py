@@ -172,8 +172,8 @@ def to_result(
     )
     first = payload.choices[0] if payload.choices else None
     is_plain = len(payload.choices) == 1 and payload.choices[0].logprobs is None
-    if is_plain and not payload.prompt_logprobs:  # `output` and `finish_reason` say it all
-        payload = replace(payload, choices=())
+    if first is not None and is_plain and not payload.prompt_logprobs:
+        payload = replace(payload, choices=(), stop=first.stop)  # the result's own columns have the rest
     return NewResult(
         request_id=request.id,
         outcome=Outcome.COMPLETED,

@@ -61,6 +61,7 @@ class Choice:
     logprobs: Logprobs | None = None  # of each token, if asked for
     token_ids: tuple[int, ...] = ()  # with the token that ended it; known to the engine, not stored
     num_reasoning_tokens: int = 0  # likewise
+    stop: str | None = None  # the stop string that ended it; None: something else did
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class Payload:
     is_base64: bool = False  # the client reads embeddings as base64
     scores: tuple[ContinuationScore, ...] = ()
     num_reasoning_tokens: int = 0  # of all choices
+    stop: str | None = None  # the stop string of an only choice that is not among the choices here
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object, without what is empty, that `from_json` reads back."""
@@ -104,6 +106,7 @@ class Payload:
             "choices": [
                 {"text": storable(choice.text), "finish_reason": choice.finish_reason}
                 | ({} if choice.logprobs is None else {"logprobs": _to_json(choice.logprobs)})
+                | ({} if choice.stop is None else {"stop": choice.stop})
                 for choice in self.choices
             ],
             "prompt_logprobs": [_to_json(logprobs) for logprobs in self.prompt_logprobs],
@@ -114,6 +117,7 @@ class Payload:
                 for score in self.scores
             ],
             "num_reasoning_tokens": self.num_reasoning_tokens,
+            "stop": self.stop,
         }
         return {name: found for name, found in value.items() if found}
 
@@ -126,6 +130,7 @@ class Payload:
                     choice["text"],
                     FinishReason(choice["finish_reason"]),
                     None if (found := choice.get("logprobs")) is None else _from_json(found),
+                    stop=choice.get("stop"),
                 )
                 for choice in value.get("choices", ())
             ),
@@ -137,6 +142,7 @@ class Payload:
                 for score in value.get("scores", ())
             ),
             num_reasoning_tokens=value.get("num_reasoning_tokens", 0),
+            stop=value.get("stop"),
         )
 
 

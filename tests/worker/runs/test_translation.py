@@ -151,10 +151,15 @@ def test_readings_reach_the_engine() -> None:
     assert to_engine(request(ScoringParams((" x",))), "batch_1") == [ScoringRequest((7, 0), "one", (" x",))]
 
 
-def test_a_plain_result_has_no_payload() -> None:
+def test_a_plain_result_has_no_payload_but_the_stop_string_that_ended_it() -> None:
     result = to_result(request(SamplingParams()), [completion(0, "text")])
     assert (result.output, result.finish_reason, result.payload) == ("text", "stop", None)
     assert (result.num_prompt_tokens, result.num_cached_tokens, result.num_output_tokens) == (3, 1, 2)
+    whole = completion(0, "text")
+    stopped = replace(whole, choices=(replace(whole.choices[0], stop="\n\n"),))
+    payload = to_result(request(SamplingParams()), [stopped]).payload
+    assert payload == Payload(stop="\n\n")
+    assert Payload.from_json(payload.to_json()) == payload
 
 
 def test_choices_of_several_prompts_follow_each_other() -> None:

@@ -74,9 +74,10 @@ class Output:
         text = self._tokenizer.decode(
             token_ids[:-1] if is_cut else token_ids, skip_special_tokens=params.skip_special_tokens
         )
+        stop = None
         if self._stop_checker is not None:
-            text, has_stop = self._stop_checker.cut(text)
-            if has_stop and reason is FinishReason.LENGTH:
+            text, stop = self._stop_checker.cut(text)
+            if stop is not None and reason is FinishReason.LENGTH:
                 reason = FinishReason.STOP
         return Choice(
             text=text,
@@ -87,6 +88,7 @@ class Output:
                 if params.thinking is None
                 else num_reasoning_tokens(params.thinking, token_ids, self._tokenizer)
             ),
+            stop=stop,
             logprobs=None if sequence.params.logprobs is None else tuple(sequence.logprobs),
         )
 

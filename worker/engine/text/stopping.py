@@ -30,13 +30,13 @@ class StopChecker:
             return False
         return bool(new_text) and self._find(self._text, len(self._text) - len(new_text)) is not None
 
-    def cut(self, text: str) -> tuple[str, bool]:
-        """Cut the whole output at its earliest stop string; return it and whether there was one."""
+    def cut(self, text: str) -> tuple[str, str | None]:
+        """Cut the whole output at its earliest stop string; return it and that string, if there was one."""
         found = self._find(text, self._num_held)
         if found is None:
-            return text, False
+            return text, None
         start, stop = found
-        return text[: start + len(stop) * self._params.include_stop_str_in_output], True
+        return text[: start + len(stop) * self._params.include_stop_str_in_output], stop
 
     def _find(self, text: str, num_seen: int) -> tuple[int, str] | None:
         """Return the earliest stop string that ends after the first `num_seen` characters, with its start."""

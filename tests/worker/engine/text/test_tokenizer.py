@@ -58,13 +58,13 @@ def test_stop_string_is_found_where_it_ends(tokenizer: Tokenizer, stop: tuple[st
 
 
 def test_text_is_cut_before_the_earliest_stop(tokenizer: Tokenizer) -> None:
-    assert checker_of(("three", "two"), 0, tokenizer).cut("one two three") == ("one ", True)
-    assert checker_of(("two",), 0, tokenizer).cut("one") == ("one", False)
+    assert checker_of(("three", "two"), 0, tokenizer).cut("one two three") == ("one ", "two")
+    assert checker_of(("two",), 0, tokenizer).cut("one") == ("one", None)
 
 
 def test_text_may_be_cut_after_the_stop(tokenizer: Tokenizer) -> None:
     params = SamplingParams(stop=("three", "two"), include_stop_str_in_output=True)
-    assert StopChecker(params, tokenizer).cut("one two three") == ("one two", True)
+    assert StopChecker(params, tokenizer).cut("one two three") == ("one two", "two")
 
 
 @pytest.mark.parametrize("min_tokens", range(60))
@@ -81,7 +81,8 @@ def test_a_stop_string_counts_if_it_ends_with_an_allowed_token(tokenizer: Tokeni
     assert (count is not None) is bool(left)
     if count is not None:
         assert count >= min_tokens
-        assert checker.cut(tokenizer.decode(token_ids[:count])) == (text[: left[0]], True)
+        stop = text[left[0] : ends[left[0]]]
+        assert checker.cut(tokenizer.decode(token_ids[:count])) == (text[: left[0]], stop)
         assert checker.cut(text)[0] == text[: left[0]]
 
 
