@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-interactive bench-gpu quality up format clean
+.PHONY: demo test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-interactive bench-gpu quality up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
@@ -24,6 +24,9 @@ up: $(VENV)/.local ## start everything and stay
 
 test: $(VENV)/.dev ## the tests
 	$(BIN)/python -m pytest -n 2
+
+test-clients: $(VENV)/.dev ## clients of OpenAI's and Anthropic's APIs, unmodified, each in its own environment; the last line is JSON
+	$(BIN)/python -m tests.clients $(CLIENTS)
 
 test-gpu: $(VENV)/.dev ## kernels and engine on the GPU of this machine
 	$(BIN)/python -m pytest tests/kernels tests/worker/engine --device cuda

@@ -1,5 +1,6 @@
 """What Anthropic's clients send becomes the chat that OpenAI's would send, and errors have their shape."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from api.anthropic.requests import to_message_request
 from api.errors import ApiError
 from api.inputs.checkpoint import Checkpoint
 from api.main import create_app
+from api.openai.bodies import Endpoint, read_body
+from api.openai.requests import to_request
 from tests.fixtures.access import make_key
 from tests.fixtures.checkpoint import CONTEXT, TEMPLATE, write_checkpoint
 from worker.settings import Settings
@@ -76,6 +79,65 @@ def test_every_option_counts(checkpoint: Checkpoint) -> None:
     )
     assert (found.params.temperature, found.params.top_p, found.params.top_k) == (0, 0.5, 6)
     assert found.params.stop == ("x", "y")
+
+
+LOOK = {
+    "name": "look",
+    "description": "Look.",
+    "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}},
+    "cache_control": {"type": "ephemeral"},
+}
+
+
+def test_tools_are_those_of_a_chat(checkpoint: Checkpoint) -> None:
+    call = {"type": "tool_use", "id": "call_1", "name": "look", "input": {"at": "me"}}
+    answer = {"type": "tool_result", "tool_use_id": "call_1", "content": [text("seen")]}
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [answer, text("so?")]},
+    ]
+    found = asked(checkpoint, messages=messages, tools=[LOOK], tool_choice={"type": "any"})
+    chat = {
+        "model": checkpoint.name,
+        "max_tokens": 9,
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": "look",
+                    "description": "Look.",
+                    "parameters": LOOK["input_schema"],
+                },
+            }
+        ],
+        "tool_choice": "required",
+        "messages": [
+            *HELLO,
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [
+                    {
+                        "id": "call_1",
+                        "type": "function",
+                        "function": {"name": "look", "arguments": '{"at": "me"}'},
+                    }
+                ],
+            },
+            {"role": "tool", "tool_call_id": "call_1", "content": "seen"},
+            {"role": "user", "content": "so?"},
+        ],
+    }
+    same = to_request(checkpoint, read_body(Endpoint.CHAT_COMPLETIONS, chat))
+    assert isinstance(found.params, SamplingParams)
+    assert isinstance(same.params, SamplingParams)
+    assert found.prompt == same.prompt
+    assert "seen" in found.prompt
+    assert replace(found.params, must_fit=True) == same.params
+    assert found.params.parsing is not None
+    assert found.params.parsing.tools == ("look",)
+    assert found.params.format is not None
 
 
 @pytest.mark.parametrize(
