@@ -31,6 +31,8 @@ NAMES = {
     "response_format.json_schema.schema": "output_config.format.schema",
     "response_format": "output_config.format",
     "stop": "stop_sequences",
+    "thinking_budget": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
 
@@ -71,7 +73,10 @@ def _to_chat_request(
     checkpoint: Checkpoint, body: CountedMessage, sampling: dict[str, Any], path: str
 ) -> NewRequest:
     check_model(checkpoint, body.model, path)
-    chat = {"model": body.model, "messages": list(_turns(body)), **sampling, **_options(body)}
+    turns = list(_turns(body))
+    chat = {"model": body.model, "messages": turns, **sampling, **_options(body)}
+    if turns[-1]["role"] == "assistant" and "tool_calls" not in turns[-1]:
+        chat |= {"continue_final_message": True, "add_generation_prompt": False}
     given = {name: value for name, value in chat.items() if value is not None}
     try:
         return to_request(checkpoint, read_body(Endpoint.CHAT_COMPLETIONS, given))
@@ -92,6 +97,11 @@ def _options(body: CountedMessage) -> dict[str, Any]:
     if body.thinking is not None:
         found["enable_thinking"] = body.thinking.type != "disabled"
         found["thinking_budget"] = body.thinking.budget_tokens
+    if body.output_config is not None:
+        found["reasoning_effort"] = body.output_config.effort
+    if (thinking := body.thinking) is not None:
+        found["enable_thinking"] = {"enabled": True, "disabled": False}.get(thinking.type)
+        found["thinking_budget"] = thinking.budget_tokens
     if body.output_config is not None:
         found["reasoning_effort"] = body.output_config.effort
     if body.output_config is not None and body.output_config.format is not None:
@@ -163,6 +173,8 @@ def _parts(message: MessageTurn) -> Iterator[dict[str, Any]]:
             }
             for call in calls
         ]
+    if thoughts := _of_kind(blocks, PastThinking):
+        turn["reasoning_content"] = "\n".join(block.thinking for block in thoughts)
     if turn["content"] or calls or not _of_kind(blocks, PastToolResult):
         yield turn
 

@@ -12,7 +12,7 @@ CLIENTS = {
     "openai": ("openai==3.54.0",),
     "openai_1": ("openai==1.109.1",),
     "anthropic": ("anthropic==2.12.0",),
-    "litellm": ("litellm==1.106.0",),
+    "litellm": ("litellm==1.106.0", "mcp==2.3.0"),  # it imports mcp for tools and does not require it
     "langchain_openai": ("langchain-openai==1.7.0", "langchain-core==1.7.2"),
     "langchain_anthropic": ("langchain-anthropic==1.7.0", "langchain-core==1.7.2"),
     "instructor": ("instructor==1.17.0",),

@@ -81,6 +81,29 @@ def test_every_option_counts(checkpoint: Checkpoint) -> None:
     assert found.params.stop == ("x", "y")
 
 
+def test_an_answer_that_was_begun_is_continued(checkpoint: Checkpoint) -> None:
+    found = asked(checkpoint, messages=[*HELLO, {"role": "assistant", "content": "It is"}])
+    assert found.prompt == "<user>hello<assistant>It is"
+
+
+@pytest.mark.parametrize(
+    ("thinking", "same"),
+    [
+        ({"type": "enabled", "budget_tokens": 7}, {"enable_thinking": True, "thinking_budget": 7}),
+        ({"type": "disabled"}, {"enable_thinking": False}),
+        ({"type": "adaptive"}, {}),
+    ],
+)
+def test_thinking_is_a_chats(tmp_path: Path, thinking: dict[str, Any], same: dict[str, Any]) -> None:
+    template = TEMPLATE + "{% if enable_thinking is not false %}<think>{% else %}<think></think>{% endif %}"
+    served = Checkpoint.load(write_checkpoint(tmp_path, chat_template=template))
+    found = asked(served, messages=HELLO, thinking=thinking)
+    chat = {"model": served.name, "messages": HELLO, "max_tokens": 9, **same}
+    wanted = to_request(served, read_body(Endpoint.CHAT_COMPLETIONS, chat))
+    assert (found.prompt, found.params) == (wanted.prompt, replace(wanted.params, must_fit=False))  # type: ignore[type-var, arg-type]
+    assert found.prompt.endswith("<think></think>" if thinking["type"] == "disabled" else "<think>")
+
+
 LOOK = {
     "name": "look",
     "description": "Look.",
