@@ -113,7 +113,7 @@ class Checkpoint:
         tokenizer: Tokenizer,
         end_token_ids: Collection[int],
         config: Mapping[str, Any],
-        model_type: str | None = None,
+        model_type: object = None,  # as config.json has it
         family: Family | None = None,
         aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> None:

@@ -17,12 +17,12 @@ MARKS: tuple[tuple[Family, tuple[str, ...]], ...] = (
 MODEL_TYPES = {"gpt_oss": Family.HARMONY}
 
 
-def find_family(template: str | None, tokens: Collection[str], model_type: str | None) -> Family:
+def find_family(template: str | None, tokens: Collection[str], model_type: object) -> Family:
     """Return the family of a checkpoint; NONE if nothing tells it.
 
     A template that knows no tools is completed by our own rule (docs/tools.md), which makes it HERMES.
     """
-    if model_type in MODEL_TYPES:
+    if isinstance(model_type, str) and model_type in MODEL_TYPES:
         return MODEL_TYPES[model_type]
     for family, marks in MARKS:
         if template is not None and any(mark in template for mark in marks):

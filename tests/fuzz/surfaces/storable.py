@@ -37,11 +37,14 @@ def check_text(text: str) -> None:
     text.encode()
 
 
+CALL = {"type": "http", "path": "/v1/chat/completions", "headers": []}
+
+
 def check_error(error: ApiError) -> None:
     """Fail unless an error can be told: as an answer, as a line of a file, as an event of a stream."""
     assert error.message
     answer = error_response(
-        error.status, error.message, error.type, param=error.param, code=error.code, lines=error.lines
+        CALL, error.status, error.message, error.type, param=error.param, code=error.code, lines=error.lines
     )
     assert 400 <= answer.status_code < 500
     assert len(answer.body) < 100_000, "an error that repeats what was sent"
