@@ -160,9 +160,9 @@ class RequestFailedError(ApiError):
 
     type = "server_error"
 
-    def __init__(self, message: str, *, code: str | None = None) -> None:
+    def __init__(self, message: str, *, code: str | None = None, is_its_fault: bool = False) -> None:
         super().__init__(message, code=code)
-        if code in {"generation_failed", "context_length_exceeded"}:
+        if is_its_fault or code in {"generation_failed", "context_length_exceeded"}:
             self.status = HTTPStatus.BAD_REQUEST
             self.type = "invalid_request_error"
         elif code == "timeout":

@@ -78,6 +78,7 @@ class Settings(BaseSettings):
     wait_seconds: float = Field(default=600.0, gt=0, description="how long a synchronous request may wait")
     max_file_bytes: int = Field(default=200 << 20, gt=0)
     max_line_bytes: int = Field(default=4 << 20, gt=0)
+    wrong_lines: Literal["refuse", "fail"] = "refuse"  # of a batch's input
 
     # Where files are kept: s3://bucket/prefix, or None for a directory in data_dir.
     blob_url: Annotated[str, AfterValidator(_bucket_url)] | None = None

@@ -3,19 +3,24 @@
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from api.batches.schemas import Window
+from api.files.lines import to_path
 from api.inputs.schema import JsonObject, NonEmptyText, Priority, Schema
 from api.openai.bodies import Endpoint
+
+
+def _upper(method: object) -> object:
+    return method.upper() if isinstance(method, str) else method
 
 
 class LineToEstimate(Schema):
     """A line of a file in OpenAI's batch format."""
 
     custom_id: Annotated[NonEmptyText, Field(max_length=64)]
-    method: Literal["POST"]
-    url: Endpoint = Field(strict=False)
+    method: Annotated[Literal["POST"], BeforeValidator(_upper)]
+    url: Annotated[Endpoint, BeforeValidator(to_path)] = Field(strict=False)
     body: JsonObject
 
 

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from api.batches.schemas import (
     Cache,
@@ -16,6 +16,7 @@ from api.batches.schemas import (
     Window,
 )
 from api.errors import LineError
+from api.files.lines import to_path
 from api.files.schemas import ExpiresAfter
 from api.inputs.schema import NonEmptyText, Priority, Schema
 from worker.contract.states import BatchStatus, FilesStage
@@ -32,7 +33,11 @@ class FileBatchSubmission(Schema):
     """A batch to make from an uploaded file."""
 
     input_file_id: Annotated[NonEmptyText, Field(max_length=64)]
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+    endpoint: Annotated[
+        Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"],
+        BeforeValidator(to_path),
+        Field(description="Of all lines. In a file that mixes endpoints, each line goes to its own `url`."),
+    ]
     completion_window: Window
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None

@@ -1,26 +1,33 @@
 """Reads a form as it arrives: returns its fields, and passes the file's bytes to a sink."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
 from fastapi import Request as HttpRequest
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from api.errors import ApiError, ClientGoneError, InvalidInputError
-from api.files.gunzip import Gunzip
+from api.files.decoding import Gunzip
 from api.files.multipart import Field, FilePiece, FileStart, MultipartReader
 
 # A refused body is read to its end if it has at most this many bytes; a longer one is cut off.
 MAX_DRAINED_BYTES = 512 << 20
 
 Sink = Callable[[bytes], Iterator[None]]
+OpenSink = Callable[[Mapping[str, str]], Sink]
 
 
 async def read_form(
-    http_request: HttpRequest, *, file_field: str, sink: Sink, give_way: Callable[[], Awaitable[None]]
+    http_request: HttpRequest,
+    *,
+    file_field: str,
+    open_sink: OpenSink,
+    give_way: Callable[[], Awaitable[None]],
 ) -> dict[str, str]:
     """Return the fields of a form; the file's field holds the file's name.
 
-    Awaits `give_way` after each piece of the sink's work.
+    `open_sink` is called in a thread when the file begins, with the fields that came before it. Awaits
+    `give_way` after each piece of the sink's work.
 
     A refused body is read to its end first, because a client that is still sending reads no answer.
 
@@ -32,7 +39,9 @@ async def read_form(
     """
     pieces = _body(http_request)
     try:
-        return await _read(http_request.headers.get("content-type", ""), pieces, file_field, sink, give_way)
+        return await _read(
+            http_request.headers.get("content-type", ""), pieces, file_field, open_sink, give_way
+        )
     except ApiError:
         await _drain(http_request)
         raise
@@ -44,18 +53,21 @@ async def _read(
     content_type: str,
     pieces: AsyncIterator[bytes],
     file_field: str,
-    sink: Sink,
+    open_sink: OpenSink,
     give_way: Callable[[], Awaitable[None]],
 ) -> dict[str, str]:
     reader = MultipartReader(content_type)
     fields: dict[str, str] = {}
+    sink: Sink | None = None
     async for data in pieces:
         for event in reader.feed(data):
-            if isinstance(event, FilePiece):
+            if not isinstance(event, FilePiece):
+                _add(fields, event, file_field)
+                if isinstance(event, FileStart):
+                    sink = await run_in_threadpool(open_sink, fields)
+            elif sink is not None:
                 for _ in sink(event.data):
                     await give_way()
-            else:
-                _add(fields, event, file_field)
     reader.close()
     if file_field not in fields:
         raise InvalidInputError(f"{file_field}: is required", param=file_field)

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from uuid import uuid4
 
 from api.errors import BodyTooLargeError, InvalidInputError, InvalidLinesError, StorageFullError
-from api.files.gunzip import MAGIC, Gunzip
+from api.files.decoding import HEAD_BYTES, MAGIC, Gunzip, Utf8
 from api.files.lines import Line, LineChecker, LineSplitter, LineTooLongError
 from worker.private import make_directory
 
@@ -35,8 +35,9 @@ class ReceivedFile:
     path: Path
     sha256: str
     num_bytes: int
-    num_lines: int
-    endpoint: str | None  # None: its lines differ
+    num_lines: int | None = None  # None: it is no input of a batch, so nobody has looked inside
+    endpoint: str | None = None  # of all right lines; None: they differ, or there are none
+    num_wrong_lines: int | None = None  # None: no line may be wrong
 
 
 def storage_full(error: Exception) -> StorageFullError:
@@ -119,14 +120,45 @@ class Spool:
         self.path.unlink(missing_ok=True)
 
 
-class Intake:
-    """A batch's input file while it arrives. Always close it."""
+class PlainIntake:
+    """A file of which only the bytes matter, while it arrives. Always close it."""
 
-    def __init__(self, directory: Path, limits: IntakeLimits, translate: Callable[[Line], object]) -> None:
-        self._checker = LineChecker(translate, limits.max_lines)
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        self._spool = Spool(directory, max_bytes)
+
+    def feed(self, data: bytes) -> Iterator[None]:
+        """Take some bytes; raises BodyTooLargeError over the limit."""
+        return self._spool.take(data)
+
+    def finish(self) -> ReceivedFile:
+        """End the file and return it."""
+        self._spool.flush()
+        return ReceivedFile(self._spool.path, self._spool.sha256, self._spool.num_bytes)
+
+    def close(self) -> None:
+        """Remove the file from the disk."""
+        self._spool.close()
+
+
+class Intake:
+    """A batch's input file while it arrives. Always close it.
+
+    `may_have_wrong_lines`: these are only counted, and fail when a batch runs.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        limits: IntakeLimits,
+        translate: Callable[[Line], object],
+        *,
+        may_have_wrong_lines: bool = False,
+    ) -> None:
+        self._checker = LineChecker(translate, limits.max_lines, may_have_wrong_lines=may_have_wrong_lines)
         self._splitter = LineSplitter(limits.max_line_bytes)
         self._head: bytes | None = b""  # until it is known whether this is gzip
         self._gunzip: Gunzip | None = None
+        self._utf8 = Utf8()
         self._spool = Spool(directory, limits.max_file_bytes)
 
     def feed(self, data: bytes) -> Iterator[None]:
@@ -140,7 +172,7 @@ class Intake:
         """
         if self._head is not None:
             self._head += data
-            if len(self._head) < len(MAGIC):
+            if len(self._head) < HEAD_BYTES:
                 return
             data, self._head = self._head, None
             if data.startswith(MAGIC):
@@ -162,6 +194,7 @@ class Intake:
             self._take(self._head)
         if self._gunzip:
             self._take(self._gunzip.close())
+        self._keep(self._utf8.close())
         self._check_lines(self._splitter.close())
         if self._checker.errors:
             raise InvalidLinesError(self._checker.errors)
@@ -175,6 +208,7 @@ class Intake:
             num_bytes=self._spool.num_bytes,
             num_lines=self._checker.num_lines,
             endpoint=next(iter(urls)) if len(urls) == 1 else None,
+            num_wrong_lines=self._checker.num_wrong,
         )
 
     def close(self) -> None:
@@ -182,6 +216,9 @@ class Intake:
         self._spool.close()
 
     def _take(self, piece: bytes) -> None:
+        self._keep(self._utf8.feed(piece))
+
+    def _keep(self, piece: bytes) -> None:
         self._spool.write(piece)
         self._check_lines(self._splitter.feed(piece))
 

@@ -1,5 +1,6 @@
 """Splits a batch's input file into lines, and reads and checks each of them."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -16,6 +17,10 @@ FIELDS = frozenset({"custom_id", "method", "url", "body"})
 MAX_ERRORS = 100  # wrong lines in one answer
 MAX_MESSAGE_CHARACTERS = 500  # of the message about one
 SPARE_BLANK_LINES = 4096  # that a file may have beyond one per request
+
+# The path of an endpoint, perhaps after the address of a server, and perhaps with a slash at its end.
+URL = re.compile(r"(?:https?://[^/?#\s]+)?(?:(?:/[^?#\s]*)?/v1)?(/[a-z_]+(?:/[a-z_]+)*)/?")
+MAX_URL_CHARACTERS = 512
 
 _custom_id = TypeAdapter(Annotated[NonEmptyText, Field(max_length=64)])
 
@@ -45,14 +50,14 @@ class Line:
 
 
 class LineSplitter:
-    """Cuts a stream into lines, numbered from 1. A line over `max_bytes` becomes a LineTooLongError."""
+    """Cuts a stream into lines, numbered from `first`. One over `max_bytes` becomes a LineTooLongError."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, *, first: int = 1) -> None:
         self._max_bytes = max_bytes
         self.offset = 0  # of the byte after the last line that was yielded or skipped
         self._rest = b""
         self._num_dropped = 0  # bytes dropped so far of a line that is too long
-        self.number = 0
+        self.number = first - 1  # of the last line
         self.num_blank = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[int, "bytes | LineTooLongError"]]:
@@ -96,6 +101,14 @@ class LineTooLongError(WrongLineError):
         super().__init__("line_too_long", f"the line is longer than the limit of {max_bytes} bytes")
 
 
+class RepeatedIdError(WrongLineError):
+    """An earlier line has the same custom_id."""
+
+    def __init__(self, custom_id: str) -> None:
+        message = f"custom_id: an earlier line has the same custom_id {custom_id!r}"
+        super().__init__("duplicate_custom_id", message, "custom_id")
+
+
 def _stripped(line: bytes, number: int) -> bytes:
     return (line.removeprefix(BOM) if number == 1 else line).strip()
 
@@ -126,17 +139,38 @@ def read_line(text: bytes | LineTooLongError) -> Line:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise WrongLineError(code_of(first), f"custom_id: {explain(first)}", "custom_id") from error
-    if value.get("method") != "POST":
+    method = value.get("method")
+    if not isinstance(method, str) or method.upper() != "POST":
         raise WrongLineError("invalid_method", "method: must be 'POST'", "method")
     if unknown := value.keys() - FIELDS:
         param = min(unknown)[:MAX_NAME_CHARACTERS]
         raise WrongLineError("unknown_field", f"{param}: is not a known field; check its spelling", param)
-    url, body = value.get("url"), value.get("body")
+    url, body = to_path(value.get("url")), value.get("body")
     if not isinstance(url, str):
         raise WrongLineError("invalid_url", "url: must be a path such as /v1/chat/completions", "url")
     if not isinstance(body, dict):
         raise WrongLineError("invalid_body", "body: must be an object", "body")
     return Line(custom_id, url, body)
+
+
+def to_path(url: Any) -> Any:
+    """Return the path that a url names, as this API spells it; anything else as it is.
+
+    Files made for other servers have whole URLs, such as `https://api.openai.com/v1/embeddings`, and some
+    leave `/v1` out.
+    """
+    is_url = isinstance(url, str) and len(url) <= MAX_URL_CHARACTERS
+    match = URL.fullmatch(url) if is_url else None
+    return url if match is None else f"/v1{match[1]}"
+
+
+def custom_id_of(text: bytes | LineTooLongError) -> str | None:
+    """Return the custom_id of a wrong line, if it has one."""
+    try:
+        custom_id = from_json(b"" if isinstance(text, LineTooLongError) else text)["custom_id"]
+        return _custom_id.validate_python(custom_id, strict=True)
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
 @dataclass(slots=True)
@@ -145,10 +179,15 @@ class LineChecker:
 
     translate: Callable[[Line], object]  # raises WrongLineError
     max_lines: int
+    may_have_wrong_lines: bool = False  # they are only counted
     num_lines: int = 0
+    num_wrong: int | None = field(init=False)  # None: no line may be wrong
     urls: set[str] = field(default_factory=set)
     errors: list[LineError] = field(default_factory=list)
     _custom_ids: set[bytes] = field(default_factory=set)  # bytes take less room than str
+
+    def __post_init__(self) -> None:
+        self.num_wrong = 0 if self.may_have_wrong_lines else None
 
     def check(self, number: int, text: bytes | LineTooLongError) -> bool:
         """Check a line and add its error to `errors`; return False if checking further is of no use."""
@@ -160,7 +199,10 @@ class LineChecker:
         try:
             self._check(text)
         except WrongLineError as error:
-            self.errors.append(error.at(number))
+            if self.num_wrong is None:
+                self.errors.append(error.at(number))
+            else:
+                self.num_wrong += 1
         return len(self.errors) < MAX_ERRORS
 
     def check_blank(self, number: int, num_blank: int) -> bool:
@@ -175,11 +217,7 @@ class LineChecker:
         line = read_line(text)
         key = line.custom_id.encode()
         if key in self._custom_ids:
-            raise WrongLineError(
-                "duplicate_custom_id",
-                f"custom_id: an earlier line has the same custom_id {line.custom_id!r}",
-                "custom_id",
-            )
+            raise RepeatedIdError(line.custom_id)
         self._custom_ids.add(key)
-        self.urls.add(line.url)
         self.translate(line)
+        self.urls.add(line.url)

@@ -12,7 +12,16 @@ from threading import Event
 from api.blobs.store import BlobError, MissingBlobError
 from api.dependencies import Services
 from api.errors import LineError
-from api.files.lines import MAX_ERRORS, Line, LineSplitter, LineTooLongError, WrongLineError, read_line
+from api.files.lines import (
+    MAX_ERRORS,
+    Line,
+    LineSplitter,
+    LineTooLongError,
+    RepeatedIdError,
+    WrongLineError,
+    custom_id_of,
+    read_line,
+)
 from api.files.translator import Translator
 from worker.store.database.renewing import renewing
 from worker.store.files import batch_files, files
@@ -20,6 +29,7 @@ from worker.store.files.batch_files import FilesClaim
 from worker.store.files.files import FileView
 from worker.store.requests.earlier import Earlier
 from worker.store.requests.requests import NewRequest
+from worker.values.results import RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -75,17 +85,19 @@ class BatchReader:
 
     def _read(self, held: FilesClaim, file: FileView) -> None:
         translate = Translator(self.services.checkpoint, self.services.settings.max_prompt_bytes)
-        model = self.services.checkpoint.model.label
-        was_checked = (file.endpoint, file.model) == (held.endpoint, model)
-        if not was_checked and (errors := self._errors(held, file, translate)):
+        if not self._was_checked(held, file) and (errors := self._errors(held, file, translate)):
             self._refuse(held, errors)
             return
-        splitter = LineSplitter(self.services.settings.max_line_bytes)
-        requests = (translate(read_line(line)) for _, line in self._lines(splitter, file, held.read_offset))
+        splitter = LineSplitter(self.services.settings.max_line_bytes, first=held.read_lines + 1)
+        requests = (
+            (number, self._to_request(held, file, translate, number, line))
+            for number, line in self._lines(splitter, file, held.read_offset)
+        )
 
         def read() -> _Chunk:
             found = list(islice(requests, CHUNK_LINES))
-            return _Chunk(found, held.read_offset + splitter.offset)
+            numbers, given = [number for number, _ in found], [request for _, request in found]
+            return _Chunk(given, numbers, held.read_offset + splitter.offset, splitter.number)
 
         # Storing takes as long as reading, so the next lines are read while these are stored.
         with ThreadPoolExecutor(1) as ahead:
@@ -98,20 +110,52 @@ class BatchReader:
                     return
                 if number + 1 < TURN_CHUNKS:
                     coming = ahead.submit(read)
-                if not self._store(held, chunk):
+                if not self._store(held, chunk, may_repeat=file.num_wrong_lines is not None):
                     return
                 if self.stopping.is_set():
                     break
         self._put_back(held, timedelta())
 
-    def _store(self, held: FilesClaim, chunk: "_Chunk") -> int | None:
+    def _was_checked(self, held: FilesClaim, file: FileView) -> bool:
+        """Return whether no line can be wrong for this batch, or each that is fails alone.
+
+        The lines of a mixed file, which has no endpoint of its own, go each to the endpoint that it names.
+        """
+        if file.endpoint not in {None, held.endpoint}:
+            return False
+        return file.num_wrong_lines is not None or file.model == self.services.checkpoint.model.label
+
+    @staticmethod
+    def _to_request(
+        held: FilesClaim,
+        file: FileView,
+        translate: Translator,
+        number: int,
+        text: bytes | LineTooLongError,
+    ) -> NewRequest:
+        try:
+            line = read_line(text)
+            request = translate(line)
+        except WrongLineError as error:
+            if file.num_wrong_lines is None:
+                raise
+            return _to_wrong(custom_id_of(text), number, error)
+        return request if line.url == held.endpoint else replace(request, endpoint=line.url)
+
+    def _store(self, held: FilesClaim, chunk: "_Chunk", *, may_repeat: bool) -> int | None:
         earlier = self._earlier.setdefault(held.batch_id, Earlier())
         with self.services.store.transaction() as session:
+            given = chunk.requests
+            if may_repeat:
+                ids = {request.custom_id for request in given if request.custom_id is not None}
+                known = batch_files.known_custom_ids(session, held.batch_id, ids)
+                given = _without_repeats(given, chunk.numbers, known)
             num_left = batch_files.add_requests(
                 session,
                 held,
-                chunk.requests,
+                given,
                 read_offset=chunk.read_offset,
+                read_lines=chunk.read_lines,
                 shard_size=self.services.settings.shard_size,
                 lease=LEASE,
                 earlier=earlier,
@@ -135,7 +179,7 @@ class BatchReader:
         for number, text in self._lines(LineSplitter(self.services.settings.max_line_bytes), file, 0):
             try:
                 line = read_line(text)
-                _check_endpoint(line, held.endpoint)
+                _check_endpoint(line, file, held.endpoint)
                 translate(line)
             except WrongLineError as error:
                 errors.append(error.at(number))
@@ -158,13 +202,40 @@ class BatchReader:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """The requests of some lines, and the offset of the byte after these lines."""
+    """The requests of some lines, and what was read of the file with these lines."""
 
     requests: Sequence[NewRequest]
+    numbers: Sequence[int]  # of the lines
     read_offset: int
+    read_lines: int
 
 
-def _check_endpoint(line: Line, endpoint: str) -> None:
-    if line.url != endpoint:
+def _to_wrong(custom_id: str | None, number: int, error: WrongLineError) -> NewRequest:
+    """Return the request of a wrong line: it fails at once, with the number of its line."""
+    told = error.at(number)
+    problem = RequestError(told.code, f"line {number}: {told.message}")
+    return NewRequest(prompt="", max_tokens=0, custom_id=custom_id, error=problem)
+
+
+def _without_repeats(
+    given: Sequence[NewRequest], numbers: Sequence[int], known: set[str]
+) -> Sequence[NewRequest]:
+    """Return the requests of lines; one whose custom_id an earlier request has is wrong, and has none."""
+    found = []
+    for number, request in zip(numbers, given, strict=True):
+        custom_id = request.custom_id
+        if custom_id is None or custom_id not in known:
+            found.append(request)
+        elif request.error is None:
+            found.append(_to_wrong(None, number, RepeatedIdError(custom_id)))
+        else:
+            found.append(replace(request, custom_id=None))
+        if custom_id is not None:
+            known.add(custom_id)
+    return found
+
+
+def _check_endpoint(line: Line, file: FileView, endpoint: str) -> None:
+    if file.endpoint is not None and line.url != endpoint:
         message = f"url: must be the batch's endpoint {endpoint}, but is {line.url[:100]}"
         raise WrongLineError("mismatched_endpoint", message, "url")

@@ -1,6 +1,8 @@
 """Serves /v1/files to unmodified OpenAI clients: put in, look, read, delete."""
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
@@ -10,16 +12,28 @@ from fastapi.responses import StreamingResponse
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from api.dependencies import READ, SUBMIT, ServicesDependency
+from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import OPENAI_STATUSES, InvalidInputError, RangeError, documented
 from api.files import service
-from api.files.form import read_form
-from api.files.schemas import HOUR, MONTH, ExpiresAfter, FileDeleted, FileList, FileObject, to_file
+from api.files.form import Sink, read_form
+from api.files.intake import Intake, PlainIntake
+from api.files.schemas import (
+    HOUR,
+    MONTH,
+    PURPOSES,
+    ExpiresAfter,
+    FileDeleted,
+    FileList,
+    FileObject,
+    to_file,
+)
 from api.inputs.cursors import After
 from api.inputs.schema import Text
 from api.wrong_fields import code_of, explain
+from worker.store.files.files import BATCH_INPUT, BATCH_OUTPUT, FileView
 
 JSON_LINES = "application/jsonl"
+FIELDS = frozenset({"purpose", "wrong_lines", "file", "expires_after[anchor]", "expires_after[seconds]"})
 RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 router = APIRouter(prefix="/v1/files", tags=["files"], dependencies=[OPENAI_STATUSES])
@@ -36,7 +50,8 @@ FORM: dict[str, Any] = {
                     "type": "object",
                     "required": ["purpose", "file"],
                     "properties": {
-                        "purpose": {"type": "string", "enum": ["batch"]},
+                        "purpose": {"type": "string", "enum": list(PURPOSES)},
+                        "wrong_lines": {"type": "string", "enum": ["refuse", "fail"]},
                         "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
                         "expires_after[seconds]": _seconds,
                         "file": {"type": "string", "format": "binary", "description": "May be gzip."},
@@ -57,20 +72,20 @@ FORM: dict[str, Any] = {
     summary="Put a file in",
 )
 async def create_file(http_request: HttpRequest, services: ServicesDependency) -> FileObject:
-    """Take in a batch's input: JSON lines, checked as they arrive. An error names up to 100 wrong lines."""
+    """Take in a file. A batch's input is JSON lines, checked as they arrive; an error names up to 100 lines.
+
+    `purpose` and `wrong_lines` come before `file`, as clients send them. `wrong_lines=fail` accepts wrong
+    lines, and each becomes a failed request of a batch.
+    """
     await run_in_threadpool(service.check_room, services)
-    intake = await run_in_threadpool(service.intake, services)
+    incoming = _Incoming(services)
     try:
         form = await read_form(
-            http_request, file_field="file", sink=intake.feed, give_way=services.traffic.give_way
+            http_request, file_field="file", open_sink=incoming.open, give_way=services.traffic.give_way
         )
-        lifetime = _check_fields(form)
-        received = await run_in_threadpool(intake.finish)
-        view = await run_in_threadpool(
-            service.keep, services, received, filename=form["file"], lifetime_seconds=lifetime
-        )
+        view = await run_in_threadpool(incoming.keep, form)
     finally:
-        await run_in_threadpool(intake.close)
+        await run_in_threadpool(incoming.close)
     return to_file(view)
 
 
@@ -125,6 +140,7 @@ def get_content(
 ) -> StreamingResponse:
     """Stream a file's bytes, or the requested range of them."""
     view = service.get(services, file_id)
+    is_lines = view.purpose in {BATCH_INPUT, BATCH_OUTPUT}
     start, end = (0, view.num_bytes) if wanted is None else _range(wanted, view.num_bytes)
     is_part = (start, end) != (0, view.num_bytes)
     headers = {"accept-ranges": "bytes", "content-length": str(end - start), "etag": f'"{view.sha256}"'}
@@ -133,7 +149,7 @@ def get_content(
     return StreamingResponse(
         service.read(services, view, start, end),
         status_code=HTTPStatus.PARTIAL_CONTENT if is_part else HTTPStatus.OK,
-        media_type=JSON_LINES,
+        media_type=JSON_LINES if is_lines else "application/octet-stream",
         headers=headers,
     )
 
@@ -150,16 +166,61 @@ def delete_file(file_id: FileId, services: ServicesDependency) -> FileDeleted:
     return FileDeleted(id=file_id)
 
 
+@dataclass(slots=True)
+class _Incoming:
+    """A file that arrives in a form. Always close it."""
+
+    services: Services
+    purpose: str = BATCH_INPUT
+    wrong_lines: str | None = None
+    intake: Intake | PlainIntake | None = None
+
+    def open(self, form: Mapping[str, str]) -> Sink:
+        """Return the sink of the file, by the fields that came before it."""
+        self.purpose = _choice(form, "purpose", PURPOSES) or BATCH_INPUT
+        self.wrong_lines = _choice(form, "wrong_lines", ("refuse", "fail"))
+        self.intake = service.intake(self.services, self.purpose, self.wrong_lines)
+        return self.intake.feed
+
+    def keep(self, form: dict[str, str]) -> FileView:
+        """Check the whole form, and store the file."""
+        lifetime = _check_fields(form)
+        for name, used in (("purpose", self.purpose), ("wrong_lines", self.wrong_lines)):
+            if form.get(name) != used:
+                raise InvalidInputError(f"{name}: must come before the file in the form", param=name)
+        assert self.intake is not None  # noqa: S101 - a form without a file was refused
+        return service.keep(
+            self.services,
+            self.intake.finish(),
+            purpose=self.purpose,
+            filename=form["file"],
+            lifetime_seconds=lifetime,
+        )
+
+    def close(self) -> None:
+        """Remove the file from the spool."""
+        if self.intake is not None:
+            self.intake.close()
+
+
+def _choice(form: Mapping[str, str], name: str, allowed: Sequence[str]) -> str | None:
+    given = form.get(name)
+    if given is not None and given not in allowed:
+        known = ", ".join(map(repr, allowed))
+        raise InvalidInputError(f"{name}: must be one of {known}, but is {given!r}", param=name)
+    return given
+
+
 def _check_fields(form: dict[str, str]) -> int | None:
     """Check a form's fields; return how long the file is to be kept, in seconds."""
-    if unknown := form.keys() - {"purpose", "file", "expires_after[anchor]", "expires_after[seconds]"}:
+    if unknown := form.keys() - FIELDS:
         name = min(unknown)
         raise InvalidInputError(
             f"{name}: is not a known field; check its spelling", param=name, code="unknown_field"
         )
-    if form.get("purpose") != "batch":
-        given = repr(form["purpose"]) if "purpose" in form else "missing"
-        raise InvalidInputError(f"purpose: must be 'batch', but is {given}", param="purpose")
+    if _choice(form, "purpose", PURPOSES) is None:
+        raise InvalidInputError("purpose: is required", param="purpose")
+    _choice(form, "wrong_lines", ("refuse", "fail"))
     parts = {name[14:-1]: value for name, value in form.items() if name.startswith("expires_after[")}
     if not parts:
         return None

@@ -10,7 +10,16 @@ from worker.store.files.uploads import PartView, UploadView
 
 HOUR, MONTH = 3600, 30 * 86400
 
-Purpose = Literal["batch"]
+# A batch reads its requests from files of the first purpose; the others are stored as they are.
+PURPOSES = ("batch", "assistants", "evals", "fine-tune", "user_data", "vision")
+Purpose = Literal["batch", "assistants", "evals", "fine-tune", "user_data", "vision"]
+WrongLines = Annotated[
+    Literal["refuse", "fail"],
+    Field(
+        description="What becomes of the wrong lines of a batch's input: `refuse` refuses the file, `fail`"
+        " makes each a failed request of the batch. Default: HEADRACE_WRONG_LINES."
+    ),
+]
 LifetimeSeconds = Annotated[int, Field(ge=HOUR, le=MONTH)]
 
 
@@ -32,7 +41,7 @@ class FileObject(BaseModel):
     filename: str
     purpose: str
     status: Literal["processed"] = "processed"
-    status_details: None = None
+    status_details: str | None = Field(default=None, description="How many wrong lines will fail, if any.")
 
 
 class FileList(BaseModel):
@@ -91,6 +100,7 @@ class UploadCompletion(Schema):
 
     part_ids: Annotated[list[Annotated[NonEmptyText, Field(max_length=64)]], Field(min_length=1)]
     md5: Annotated[str, Field(pattern="^[0-9a-fA-F]{32}$", description="Of the whole file.")] | None = None
+    wrong_lines: WrongLines | None = None
 
 
 def to_file(view: FileView) -> FileObject:
@@ -102,7 +112,15 @@ def to_file(view: FileView) -> FileObject:
         expires_at=None if view.expires_at is None else int(view.expires_at.timestamp()),
         filename=view.filename,
         purpose=view.purpose,
+        status_details=_told(view.num_wrong_lines),
     )
+
+
+def _told(num_wrong_lines: int | None) -> str | None:
+    if not num_wrong_lines:
+        return None
+    are = "line is" if num_wrong_lines == 1 else "lines are"
+    return f"{num_wrong_lines} {are} wrong and will fail in a batch."
 
 
 def to_upload(view: UploadView, file: FileView | None = None) -> UploadObject:

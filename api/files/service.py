@@ -11,7 +11,7 @@ from api.blobs.choice import BLOBS
 from api.blobs.store import MissingBlobError, StorageError
 from api.dependencies import Services
 from api.errors import ConflictError, NotFoundError, StorageFullError
-from api.files.intake import Intake, IntakeLimits, ReceivedFile, storage_full, sweep
+from api.files.intake import Intake, IntakeLimits, PlainIntake, ReceivedFile, storage_full, sweep
 from api.files.translator import Translator
 from api.inputs.cursors import cut
 from worker.private import make_private
@@ -27,17 +27,32 @@ def prepare(services: Services) -> None:
     sweep(services.spool)
 
 
-def intake(services: Services) -> Intake:
-    """Return an Intake for a batch's input file; raises StorageFullError."""
+def intake(services: Services, purpose: str, wrong_lines: str | None = None) -> Intake | PlainIntake:
+    """Return an intake for a file of this purpose; raises StorageFullError.
+
+    `wrong_lines` says what becomes of them in the input of a batch; None: what the setting says.
+    """
     config = services.settings
+    if purpose != files.BATCH_INPUT:
+        return PlainIntake(services.spool, config.max_file_bytes)
     limits = IntakeLimits(config.max_file_bytes, config.max_line_bytes, config.max_requests_per_batch)
-    return Intake(services.spool, limits, Translator(services.checkpoint, config.max_prompt_bytes))
+    return Intake(
+        services.spool,
+        limits,
+        Translator(services.checkpoint, config.max_prompt_bytes),
+        may_have_wrong_lines=(wrong_lines or config.wrong_lines) == "fail",
+    )
 
 
 def keep(
-    services: Services, received: ReceivedFile, *, filename: str, lifetime_seconds: int | None
+    services: Services,
+    received: ReceivedFile,
+    *,
+    purpose: str,
+    filename: str,
+    lifetime_seconds: int | None,
 ) -> FileView:
-    """Store a received batch input: its blob, then its row.
+    """Store a received file: its blob, then its row.
 
     Raises:
         StorageFullError: the blob cannot be kept.
@@ -45,7 +60,7 @@ def keep(
 
     """
     check_room(services, received.num_bytes)
-    new = to_row(services, received, filename=filename, lifetime_seconds=lifetime_seconds)
+    new = to_row(services, received, purpose=purpose, filename=filename, lifetime_seconds=lifetime_seconds)
     keep_blob(services, received.path, received.sha256)
     with services.store.transaction() as session:
         name_blob(services, session, received.path, received.sha256)
@@ -65,17 +80,23 @@ def check_room(services: Services, num_bytes: int = 1) -> None:
 
 
 def to_row(
-    services: Services, received: ReceivedFile, *, filename: str, lifetime_seconds: int | None
+    services: Services,
+    received: ReceivedFile,
+    *,
+    purpose: str,
+    filename: str,
+    lifetime_seconds: int | None,
 ) -> NewFile:
-    """Return the row of a received batch input."""
+    """Return the row of a received file."""
     return NewFile(
-        purpose=files.BATCH_INPUT,
+        purpose=purpose,
         filename=filename,
         sha256=received.sha256,
         num_bytes=received.num_bytes,
         num_lines=received.num_lines,
         endpoint=received.endpoint,
-        model=services.checkpoint.model.label,
+        num_wrong_lines=received.num_wrong_lines,
+        model=None if received.num_lines is None else services.checkpoint.model.label,
         lifetime=None if lifetime_seconds is None else timedelta(seconds=lifetime_seconds),
     )
 

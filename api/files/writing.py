@@ -82,8 +82,8 @@ class ResultWriter:
 
     def _write(self, held: FilesClaim, output: Spool, error: Spool) -> bool:
         """Write every result; return False if the claim is lost or the process must stop."""
-        endpoint = Endpoint(held.endpoint)
         for result in self._results(held):
+            endpoint = Endpoint(result.endpoint or held.endpoint)
             line = to_line(self.services.checkpoint, endpoint, held.batch_id, result)
             spool = output if result.outcome is Outcome.COMPLETED else error
             spool.write(json_lines.dumps(line).encode() + b"\n")

@@ -22,4 +22,5 @@ def failure(result: ResultView) -> ApiError | None:
     """Return the error of a request without a complete output; None if it has one."""
     if result.outcome is Outcome.COMPLETED:
         return None
-    return RequestFailedError(result.error_message or "The request failed.", code=result.error_code)
+    message = result.error_message or "The request failed."
+    return RequestFailedError(message, code=result.error_code, is_its_fault=result.is_wrong_line)

@@ -67,7 +67,12 @@ async def add_part(
     await run_in_threadpool(service.check_open, services, upload_id)
     spool: Spool = await run_in_threadpool(service.spool, services)
     try:
-        await read_form(http_request, file_field="data", sink=spool.take, give_way=services.traffic.give_way)
+        await read_form(
+            http_request,
+            file_field="data",
+            open_sink=lambda _: spool.take,
+            give_way=services.traffic.give_way,
+        )
         return to_part(await run_in_threadpool(service.add_part, services, upload_id, spool))
     finally:
         await run_in_threadpool(spool.close)

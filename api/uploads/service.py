@@ -102,7 +102,7 @@ def complete(
         upload = _pending(upload, upload_id)
         known = uploads.parts(session, upload_id)
     parts = _chosen(completion.part_ids, known, upload)
-    intake = file_service.intake(services)
+    intake = file_service.intake(services, upload.purpose, completion.wrong_lines)
     try:
         digest = hashlib.md5(usedforsecurity=False)
         for piece in _pieces(services, parts):
@@ -185,7 +185,11 @@ def _finish(
         file_service.name_blob(services, session, received.path, received.sha256)
         quotas.check_files(session, received.num_bytes - upload.num_bytes)  # the announced bytes count
         new = file_service.to_row(
-            services, received, filename=upload.filename, lifetime_seconds=upload.file_lifetime_seconds
+            services,
+            received,
+            purpose=upload.purpose,
+            filename=upload.filename,
+            lifetime_seconds=upload.file_lifetime_seconds,
         )
         file = files.add(session, new)
         uploads.end(session, upload.id, UploadStatus.COMPLETED, file.id)

@@ -166,8 +166,8 @@ def test_a_file_for_another_endpoint_fails_by_line(
     client: TestClient, store: Store, reader: BatchReader, create: Any
 ) -> None:
     chat = {"model": "served", "messages": [{"role": "user", "content": "hi"}]}
-    mixed = lines(1) + line("chat", url="/v1/chat/completions", body=chat) + line("last")
-    batch = create(mixed, callback_url="https://example.com/hook")
+    other = b"\n" + line("chat", url="/v1/chat/completions", body=chat)
+    batch = create(other, callback_url="https://example.com/hook")
     reader.turn()
     failed = look(client, batch)
     assert (failed["status"], failed["request_counts"]["total"]) == ("failed", 0)
@@ -185,10 +185,10 @@ def test_every_line_for_another_endpoint_is_told(
 ) -> None:
     chat = {"model": "served", "messages": [{"role": "user", "content": "hi"}]}
     others = b"".join(line(f"c{i}", url="/v1/chat/completions", body=chat) for i in range(120))
-    batch = create(lines(2) + others)
+    batch = create(others)
     reader.turn()
     errors = look(client, batch)["errors"]
-    assert (errors["object"], [one["line"] for one in errors["data"]]) == ("list", list(range(3, 103)))
+    assert (errors["object"], [one["line"] for one in errors["data"]]) == ("list", list(range(1, 101)))
     assert {(one["code"], one["param"]) for one in errors["data"]} == {("mismatched_endpoint", "url")}
 
 

@@ -175,7 +175,8 @@ def test_limits_hold(config: Settings, put: Put, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"purpose": "assistants"}, "purpose"),
+        ({"purpose": "batch_output"}, "purpose"),
+        ({"wrong_lines": "skip"}, "wrong_lines"),
         ({"other": "x"}, "other"),
         ({"expires_after[anchor]": "created_at"}, "expires_after[seconds]"),
         ({"expires_after[anchor]": "now", "expires_after[seconds]": "7200"}, "expires_after[anchor]"),
@@ -247,7 +248,7 @@ def test_a_client_that_goes_away_is_no_error_of_ours() -> None:
         read_form,
         HttpRequest(scope, receive),
         file_field="file",
-        sink=lambda _: iter(()),
+        open_sink=lambda _: lambda _: iter(()),
         give_way=Traffic().give_way,
     )
     with pytest.raises(ClientGoneError):

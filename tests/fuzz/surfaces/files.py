@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from api.errors import ApiError, BodyTooLargeError, InvalidInputError
-from api.files.gunzip import PIECE_BYTES, Gunzip
+from api.files.decoding import PIECE_BYTES, Gunzip
 from api.files.intake import Intake, IntakeLimits
 from api.files.lines import LineChecker, LineSplitter, LineTooLongError, WrongLineError, read_line
 from api.files.multipart import Event, Field, FilePiece, FileStart, MultipartReader

@@ -164,6 +164,21 @@ def add_shards(
     return its_shards
 
 
+def add_finished_shard(session: Session, batch: BatchRow, num_requests: int) -> int:
+    """Insert a shard for requests that fail before any worker sees them; return its id."""
+    added = insert(ShardRow).values(
+        batch_id=batch.id,
+        tenant_id=batch.tenant_id,
+        position=0,
+        state=ShardState.FINISHED,
+        priority=batch.priority,
+        expires_at=batch.expires_at,
+        model_fingerprint=batch.model_fingerprint or "",
+        num_requests=num_requests,
+    )
+    return session.scalars(added.returning(ShardRow.id)).one()
+
+
 def _add_empty_shards(
     session: Session,
     shards: Sequence[NewShard],

@@ -49,7 +49,7 @@ def retry(session: Session, batch_id: str, *, with_cancelled: bool, shard_size: 
     chosen = (
         select(RequestRow.id)
         .join(ResultRow, ResultRow.request_id == RequestRow.id)
-        .where(RequestRow.batch_id == batch_id, ResultRow.outcome.in_(outcomes))
+        .where(RequestRow.batch_id == batch_id, ResultRow.outcome.in_(outcomes), ~RequestRow.is_wrong_line)
     )
     sums = _sums(session, chosen)
     if not sums["num_requests"]:

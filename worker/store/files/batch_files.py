@@ -3,7 +3,7 @@
 Both happen under a lease with a fence, as for shards. Lock order: the batch, then its row here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -14,14 +14,15 @@ from sqlalchemy.orm import Session
 
 from worker.contract.models import Model
 from worker.contract.states import LIVE_STATUSES, BatchStatus, FilesStage, Lane
-from worker.store.batches import batches, journal
+from worker.store.batches import batches, journal, stop_rules
 from worker.store.database.notify import wake_dispatcher, wake_files
 from worker.store.database.session import tenant_of
-from worker.store.requests import copies, models
+from worker.store.requests import copies, missing, models
 from worker.store.requests.earlier import Earlier
 from worker.store.requests.requests import NewRequest
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.files import BatchFilesRow
+from worker.store.rows.requests import RequestRow
 from worker.store.rows.views import view_of
 from worker.store.tenants import quotas
 from worker.store.tenants.quotas import Demand
@@ -66,6 +67,7 @@ class FilesClaim:
     endpoint: str
     input_file_id: str
     read_offset: int
+    read_lines: int
     output_lifetime: timedelta | None
 
 
@@ -195,22 +197,32 @@ def add_requests(
     given: Sequence[NewRequest],
     *,
     read_offset: int,
+    read_lines: int = 0,
     shard_size: int,
     lease: timedelta,
     earlier: Earlier | None = None,
 ) -> int | None:
     """Store the next lines of a batch's input as requests; return how many lines are left.
 
-    None: the claim is lost. Requests identical to one that `earlier` knows are not run again. After the last
-    line the batch can complete, or ends now if it was cancelled meanwhile.
+    None: the claim is lost. A request with an error fails at once. Requests identical to one that `earlier`
+    knows are not run again. After the last line the batch can complete, or ends now if it was cancelled.
     """
     batch = batches.lock(session, held.batch_id)
-    if batch is None or not _move(session, held, read_offset=read_offset, due_at=func.now() + lease):
+    progress = {"read_offset": read_offset, "read_lines": read_lines, "due_at": func.now() + lease}
+    if batch is None or not _move(session, held, **progress):
         return None
     defaults = SamplingParams.from_json(batch.params)
-    digests = [batches.digest_of(request, defaults) for request in given]
+    wrong = [index for index, request in enumerate(given) if request.error is not None]
+    digests = [
+        None if request.error is not None else batches.digest_of(request, defaults) for request in given
+    ]
     priorities = [batches.priority_of(request, batch.priority) for request in given]
     joined = [None] * len(given) if earlier is None else earlier.join(session, digests, priorities)
+    if wrong:
+        shard_id = batches.add_finished_shard(session, batch, len(wrong))
+        for index in wrong:
+            joined[index] = shard_id
+    first_position = batch.num_requests - batch.num_unread
     shard_ids = batches.add_shards(
         session,
         batch.id,
@@ -220,7 +232,7 @@ def add_requests(
         priority=batch.priority,
         expires_at=batch.expires_at,
         model_fingerprint=batch.model_fingerprint,
-        first_position=batch.num_requests - batch.num_unread,
+        first_position=first_position,
         digests=digests,
         joined=joined,
     )
@@ -234,6 +246,10 @@ def add_requests(
         later = {digest for digest, shard_id in those if digest is not None and shard_id is not None}
         if later:
             copies.answer_later_ones(session, batch, set(shard_ids), later)
+    if wrong:
+        errors = {first_position + index: error for index in wrong if (error := given[index].error)}
+        missing.fail(session, batch, errors)
+        stop_rules.apply(session, batch)
     if not batch.num_unread:
         journal.changed(session, "batch read from its file", batch, file=held.input_file_id)
         _give_up(session, held, stage=FilesStage.RUNNING, read_at=func.now(), due_at=func.now())
@@ -241,6 +257,14 @@ def add_requests(
         batches.settle(session, batch)
     wake_dispatcher(session)
     return batch.num_unread
+
+
+def known_custom_ids(session: Session, batch_id: str, custom_ids: Collection[str]) -> set[str]:
+    """Return those of these ids that requests of a batch have."""
+    if not custom_ids:
+        return set()
+    is_known = (RequestRow.batch_id == batch_id, RequestRow.custom_id.in_(custom_ids))
+    return set(session.scalars(select(RequestRow.custom_id).where(*is_known)))
 
 
 def stop_reading(session: Session, held: FilesClaim, errors: list[dict[str, Any]]) -> None:

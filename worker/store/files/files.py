@@ -32,6 +32,7 @@ class NewFile:
     num_bytes: int
     num_lines: int | None = None
     endpoint: str | None = None
+    num_wrong_lines: int | None = None
     model: str | None = None
     lifetime: timedelta | None = None
 
@@ -47,6 +48,7 @@ class FileView:
     num_bytes: int
     num_lines: int | None
     endpoint: str | None
+    num_wrong_lines: int | None  # None: no line may be wrong
     model: str | None
     created_at: datetime
     expires_at: datetime | None
@@ -65,6 +67,7 @@ def add(session: Session, new: NewFile) -> FileView:
             num_bytes=new.num_bytes,
             num_lines=new.num_lines,
             endpoint=new.endpoint,
+            num_wrong_lines=new.num_wrong_lines,
             model=new.model,
             expires_at=None if new.lifetime is None else func.now() + new.lifetime,
         )

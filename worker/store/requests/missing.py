@@ -1,6 +1,6 @@
 """Writes the results of requests that will not run, or not to their end."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Subquery, bindparam, case, func, insert, literal, select
@@ -45,6 +45,32 @@ def settle(
     session.execute(insert(ResultRow).from_select(["request_id", "batch_id", "sequence", *columns], missing))
     tally.add(session, batch)
     partial_outputs.forget_ended(session, batch.id)
+
+
+def fail(session: Session, batch: BatchRow, errors: Mapping[int, RequestError]) -> None:
+    """Fail requests of a locked batch that have never run, by position, and count them in the batch."""
+    at = (RequestRow.batch_id == batch.id, RequestRow.position.in_(errors))
+    found = session.execute(
+        select(RequestRow.id, RequestRow.position).where(*at).order_by(RequestRow.position)
+    )
+    session.execute(
+        insert(ResultRow),
+        [
+            {
+                "request_id": request_id,
+                "batch_id": batch.id,
+                "sequence": sequence,
+                "outcome": Outcome.FAILED,
+                "num_prompt_tokens": 0,
+                "num_cached_tokens": 0,
+                "num_output_tokens": 0,
+                "error_code": errors[position].code,
+                "error_message": errors[position].message,
+            }
+            for sequence, (request_id, position) in enumerate(found, batch.num_settled + 1)
+        ],
+    )
+    tally.add(session, batch)
 
 
 def _columns(kept: Subquery, outcome: Outcome, error: RequestError) -> dict[str, ColumnElement[Any]]:

@@ -17,13 +17,14 @@ from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import PartialOutputRow, RequestRow, ResultRow
 from worker.values.caching import CacheMode
 from worker.values.requests import Params, Prompt, RequestKind, kind_of, max_output_tokens, params_from_json
-from worker.values.results import NewResult, PartialOutput, storable
+from worker.values.results import NewResult, PartialOutput, RequestError, storable
 from worker.values.sampling import SamplingParams
 
 COPY_REQUESTS = """
     COPY requests (
         batch_id, shard_id, position, custom_id, kind, prompt, inputs, add_special_tokens, params,
-        is_streamed, max_tokens, num_prompt_tokens, timeout_seconds, digest, cache
+        is_streamed, max_tokens, num_prompt_tokens, timeout_seconds, digest, cache,
+        endpoint, is_wrong_line
     ) FROM STDIN
 """
 # Equal for identical requests of a shard; a request without a digest equals no other.
@@ -55,6 +56,8 @@ class NewRequest:
     cache: CacheMode | None = None  # None: the batch's
     priority: int | None = None  # None: the batch's
     timeout_seconds: float | None = None  # from the batch's acceptance to the result; None: no limit
+    endpoint: str | None = None  # of a line of a file; None: the batch's
+    error: RequestError | None = None  # of a wrong line: it fails at once
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -129,6 +132,8 @@ def copy_in(
                     request.timeout_seconds,
                     digest,
                     request.cache,
+                    request.endpoint,
+                    request.error is not None,
                 )
             )
     timed = {

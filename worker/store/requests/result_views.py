@@ -46,6 +46,8 @@ class ResultView:
     seconds: DeviceSeconds = DeviceSeconds()
     model: ServedModelView | None = None  # the one that made it
     parsing: Parsing | None = None  # how its request wants outputs parsed
+    endpoint: str | None = None  # of its line in a file; None: its batch's
+    is_wrong_line: bool = False
 
     @property
     def latency(self) -> timedelta:
@@ -61,7 +63,15 @@ class ResultView:
 def page(session: Session, batch_id: str, *, after: int, limit: int) -> list[ResultView]:
     """Return at most `limit` results after sequence number `after`, in order of completion."""
     rows = session.execute(
-        select(ResultRow, RequestRow.position, RequestRow.custom_id, BatchRow.created_at, _PARSING)
+        select(
+            ResultRow,
+            RequestRow.position,
+            RequestRow.custom_id,
+            RequestRow.endpoint,
+            RequestRow.is_wrong_line,
+            BatchRow.created_at,
+            _PARSING,
+        )
         .join(RequestRow, RequestRow.id == ResultRow.request_id)
         .join(BatchRow, BatchRow.id == ResultRow.batch_id)
         .where(ResultRow.batch_id == batch_id, ResultRow.sequence > after)
@@ -75,13 +85,15 @@ def page(session: Session, batch_id: str, *, after: int, limit: int) -> list[Res
             row,
             position=position,
             custom_id=custom_id,
+            endpoint=endpoint,
+            is_wrong_line=is_wrong_line,
             payload=None if row.payload is None else Payload.from_json(row.payload),
             seconds=DeviceSeconds(row.prefill_seconds, row.decode_seconds, row.padding_seconds),
             accepted_at=accepted_at,
             model=None if row.model_id is None else made_by.get(row.model_id),
             parsing=None if parsing is None else Parsing.from_json(parsing),
         )
-        for row, position, custom_id, accepted_at, parsing in rows
+        for row, position, custom_id, endpoint, is_wrong_line, accepted_at, parsing in rows
     ]
 
 

@@ -27,6 +27,7 @@ class FileRow(Owned, TableRow):
     num_bytes: Mapped[int]
     num_lines: Mapped[int | None]  # for the input of a batch
     endpoint: Mapped[str | None]  # of all lines of a batch's input; None if they differ
+    num_wrong_lines: Mapped[int | None]  # which fail alone; None: no line may be wrong
     model: Mapped[str | None]  # against which the lines were checked
     created_at: Mapped[datetime] = created_now()
     expires_at: Mapped[datetime | None]
@@ -90,6 +91,7 @@ class BatchFilesRow(TableRow):
     errors: Mapped[list[Any] | None]  # why the input could not be run
 
     read_offset: Mapped[int] = mapped_column(server_default="0")  # bytes of the input, already requests
+    read_lines: Mapped[int] = mapped_column(server_default="0")  # lines of these bytes, blank ones included
     fence: Mapped[int] = mapped_column(server_default="0")  # rises when a claim starts or is given up
     due_at: Mapped[datetime] = mapped_column(server_default=func.now())  # while claimed: the end of the lease
     read_at: Mapped[datetime | None]  # when its last line had become a request

@@ -7,6 +7,7 @@ from sqlalchemy import (
     ForeignKey,
     Identity,
     Index,
+    false,
     func,
     text,
 )
@@ -66,6 +67,8 @@ class RequestRow(TableRow):
     # Identical requests of a shard share it; None: it runs by itself.
     digest: Mapped[bytes | None] = mapped_column(info=ASKED_FOR)
     cache: Mapped[CacheMode | None] = mapped_column(info=ASKED_FOR)  # None: the batch's
+    endpoint: Mapped[str | None]  # of its line; None: its batch's
+    is_wrong_line: Mapped[bool] = mapped_column(server_default=false())  # it failed before it could run
 
 
 class PartialOutputRow(TableRow):
