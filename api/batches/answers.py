@@ -9,6 +9,7 @@ from api.batches.progress_schemas import EtaRange, RequestAttemptAnswer
 from api.batches.result_schemas import (
     ChoiceAnswer,
     ParsedMessage,
+    RequestAnswer,
     RequestErrorAnswer,
     RequestUsage,
     ResultAnswer,
@@ -25,6 +26,7 @@ from api.parsing.messages import finish_reason, to_message
 from worker.store.batches.batch_views import BatchView
 from worker.store.requests.attempts import RequestAttemptView
 from worker.store.requests.models import ServedModelView
+from worker.store.requests.request_views import RequestView
 from worker.store.requests.result_views import ResultView
 from worker.store.webhooks.delivery_log import DeliveryView
 from worker.values.logprobs import Logprobs
@@ -117,7 +119,10 @@ def _to_callback(view: BatchView, delivery: DeliveryView | None) -> Callback | N
 
 
 def to_result(
-    row: ResultView, checkpoint: Checkpoint, attempts: Sequence[RequestAttemptView] = ()
+    row: ResultView,
+    checkpoint: Checkpoint,
+    attempts: Sequence[RequestAttemptView] = (),
+    request: RequestView | None = None,
 ) -> ResultAnswer:
     """Return one result as the client sees it; the checkpoint spells the tokens."""
     payload = row.payload or Payload()
@@ -146,6 +151,7 @@ def to_result(
         source=row.source,
         similarity=row.similarity,
         error=_to_error(row),
+        request=None if request is None else RequestAnswer.model_validate(request),
         attempts=[RequestAttemptAnswer.model_validate(one, from_attributes=True) for one in attempts],
         **to_times(row),
     )

@@ -1,7 +1,7 @@
 """Defines a Result as a client reads it."""
 
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -97,6 +97,16 @@ class Times(BaseModel):
     latency_ms: float = Field(description="from created_at to completed_at")
 
 
+class RequestAnswer(BaseModel):
+    """A request as it was stored."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    prompt: str | None = Field(description="as the model reads it: messages are in the chat template")
+    inputs: list[Any] | None = Field(description="several prompts, or token ids, instead of prompt")
+    max_tokens: int
+
+
 class ResultAnswer(Times):
     """One request's outcome."""
 
@@ -125,10 +135,11 @@ class ResultAnswer(Times):
     attempts: list[RequestAttemptAnswer] = Field(
         default_factory=list, description="tries before this outcome that were cut short, and why"
     )
+    request: RequestAnswer | None = Field(default=None, description="if `include=request` asks for it")
 
 
 class ResultPage(BaseModel):
-    """Results in order of completion. Pass `next` as `after` to read on."""
+    """Results, in order of completion unless `order` asks for another. Pass `next` as `after` to read on."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -11,9 +11,10 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.batches import service
-from api.batches.following import LOOK_SECONDS, result_lines
+from api.batches.following import LOOK_SECONDS, columns_of, result_lines, result_table
 from api.batches.result_schemas import ResultPage
 from api.batches.schemas import BatchAccepted, BatchAnswer, BatchPage, BatchStats, BatchSubmission
+from api.batches.service import Reading
 from api.dependencies import (
     CONTROL_BATCH,
     READ_BATCH,
@@ -25,12 +26,14 @@ from api.dependencies import (
     Services,
     ServicesDependency,
 )
-from api.errors import ClientGoneError, documented
+from api.errors import ClientGoneError, InvalidInputError, documented
 from api.guards.large_bodies import OnceRoute
 from api.inputs.cursors import After
+from api.tables import CSV, PARQUET, CsvTable, ParquetTable, has_parquet
 from worker.contract.states import BatchStatus
 
 JSON_LINES = "application/x-ndjson"
+ACCEPTED = {"jsonl": JSON_LINES, "csv": CSV, "parquet": PARQUET}
 MAX_WAIT_SECONDS = 60
 LONGEST_LOOK_SECONDS = 2.0
 CANCEL_SECONDS, CANCEL_LOOK_SECONDS = 0.5, 0.05
@@ -103,7 +106,13 @@ async def get_batch(
     "/{batch_id}/results",
     dependencies=[READ_BATCH],
     responses={
-        HTTPStatus.OK: {"content": {JSON_LINES: {"schema": {"type": "string"}}}},
+        HTTPStatus.OK: {
+            "content": {
+                JSON_LINES: {"schema": {"type": "string"}},
+                CSV: {"schema": {"type": "string"}},
+                PARQUET: {"schema": {"type": "string", "format": "binary"}},
+            }
+        },
         **documented(401, 403, 404, 422, 429, 503),
     },
     response_model=ResultPage,
@@ -115,8 +124,19 @@ async def get_results(
     services: BatchDependency,
     after: Annotated[int, Query(ge=0, lt=2**63, description="The `next` of the page before.")] = 0,
     limit: Annotated[
-        int, Query(ge=1, le=1000, description="Results a page; JSON lines have no pages.")
+        int, Query(ge=1, le=1000, description="Results a page; JSON lines and tables have no pages.")
     ] = 100,
+    order: Annotated[
+        Literal["completion", "input"],
+        Query(description="`input`: as submitted, up to the first request without a result yet."),
+    ] = "completion",
+    include: Annotated[
+        Literal["request"] | None, Query(description="`request`: each result with its prompt.")
+    ] = None,
+    form: Annotated[
+        Literal["json", "jsonl", "csv", "parquet"] | None,
+        Query(alias="format", description="`json` has pages; all others hold every result after `after`."),
+    ] = None,
     follow: Annotated[bool, Query(description="Stream JSON lines until the batch has ended.")] = False,
     wait: Annotated[
         float,
@@ -128,27 +148,48 @@ async def get_results(
         ),
     ] = 0,
 ) -> ResultPage | StreamingResponse:
-    """Return results in order of completion: a page of JSON, or JSON lines if `Accept` asks for them.
+    """Return results: a page of JSON, or JSON lines, CSV or Parquet if `format` or `Accept` asks for them.
 
-    If the lines end early, the last one is an object with only `error`.
+    If JSON lines end early, the last one is an object with only `error`. A table that ends early ends with
+    its connection.
     """
-    wants_lines = follow or JSON_LINES in http_request.headers.get("accept", "")
+    reading = Reading(after, in_input_order=order == "input", with_requests=include == "request")
+    wanted = _format(form, http_request.headers.get("accept", ""), follow=follow)
     if wait and not follow:
-        await _wait_for_news(http_request, services, batch_id, after, wait)
-    found = await run_in_threadpool(
-        service.page, services, batch_id, after=after, limit=1 if wants_lines else limit
-    )
-    if wants_lines:
-        lines = result_lines(services, batch_id, after=after, follow=follow)
+        await _wait_for_news(http_request, services, batch_id, reading, wait)
+    one_page = wanted == "json"
+    found = await run_in_threadpool(service.page, services, batch_id, reading, limit=limit if one_page else 1)
+    if one_page:
+        return found
+    if wanted == "jsonl":
+        lines = result_lines(services, batch_id, reading, follow=follow)
         return StreamingResponse(lines, media_type=JSON_LINES)
-    return found
+    kind = CsvTable if wanted == "csv" else ParquetTable
+    table = await run_in_threadpool(kind, columns_of(reading))
+    headers = {"content-disposition": f'attachment; filename="{batch_id}.{wanted}"'}
+    pieces = result_table(services, batch_id, reading, table, follow=follow)
+    return StreamingResponse(pieces, media_type=table.media_type, headers=headers)
+
+
+def _format(form: str | None, accept: str, *, follow: bool) -> str:
+    """Return the format of results that a client asks for."""
+    for name, media_type in ACCEPTED.items():
+        if form is None and media_type in accept:
+            form = name
+    form = form or ("jsonl" if follow else "json")
+    if form == "json" and follow:
+        raise InvalidInputError("format: pages of JSON do not follow a batch; leave it out", param="format")
+    if form == "parquet" and not has_parquet():
+        message = "format: this server cannot write Parquet; its operator can install headrace[parquet]"
+        raise InvalidInputError(message, param="format")
+    return form
 
 
 async def _wait_for_news(
-    http_request: HttpRequest, services: Services, batch_id: str, after: int, seconds: float
+    http_request: HttpRequest, services: Services, batch_id: str, reading: Reading, seconds: float
 ) -> None:
     deadline, pause = time.monotonic() + seconds, LOOK_SECONDS
-    while not await run_in_threadpool(service.has_news, services, batch_id, after=after):
+    while not await run_in_threadpool(service.has_news, services, batch_id, reading):
         left = deadline - time.monotonic()
         if left <= 0:
             return

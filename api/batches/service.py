@@ -1,6 +1,6 @@
 """Submits, reads, lists and cancels batches. Each function is one transaction, or one page."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from api.batches.answers import to_answer, to_result
@@ -20,11 +20,24 @@ from worker.store.batches import batch_views, batches, idempotency
 from worker.store.batches.batch_views import BatchView
 from worker.store.batches.batches import NewBatch
 from worker.store.counts import batch_counts, usage
-from worker.store.requests import attempts, result_views
+from worker.store.requests import attempts, request_views, result_views
 from worker.store.webhooks import delivery_log
 from worker.values.results import num_bytes
 
 PAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a client reads results: from a cursor on, in an order, with their requests or without."""
+
+    after: int = 0
+    in_input_order: bool = False
+    with_requests: bool = False
+
+    def after_page(self, cursor: int) -> "Reading":
+        """Return the reading that goes on at this cursor."""
+        return replace(self, after=cursor)
 
 
 def submit(services: Services, submission: BatchSubmission, key: IdempotencyKey | None) -> BatchView:
@@ -115,7 +128,7 @@ def cancel(services: Services, batch_id: str) -> None:
         note(services, session, "batch.cancel", batch_id)
 
 
-def page(services: Services, batch_id: str, *, after: int, limit: int) -> ResultPage:
+def page(services: Services, batch_id: str, reading: Reading, *, limit: int) -> ResultPage:
     """Return the results after a cursor, whether there are more, and the batch's status.
 
     Raises:
@@ -133,21 +146,31 @@ def page(services: Services, batch_id: str, *, after: int, limit: int) -> Result
                 param="batch_id",
                 code="results_dropped",
             )
-        found = result_views.page(session, batch_id, after=after, limit=limit + 1)
-        rows, has_more = cut(found, limit)
-        tries = attempts.of_requests(session, [row.request_id for row in rows])
+        read = result_views.page_of_input if reading.in_input_order else result_views.page
+        rows, has_more = cut(read(session, batch_id, after=reading.after, limit=limit + 1), limit)
+        ids = [row.request_id for row in rows]
+        tries = attempts.of_requests(session, ids)
+        requests = request_views.of_results(session, ids) if reading.with_requests else {}
+    cursor = reading.after
+    if rows:
+        cursor = rows[-1].position + 1 if reading.in_input_order else rows[-1].sequence
     return ResultPage(
-        data=[to_result(row, services.checkpoint, tries.get(row.request_id, ())) for row in rows],
-        next=rows[-1].sequence if rows else after,
+        data=[
+            to_result(row, services.checkpoint, tries.get(row.request_id, ()), requests.get(row.request_id))
+            for row in rows
+        ],
+        next=cursor,
         has_more=has_more,
         status=view.status,
     )
 
 
-def has_news(services: Services, batch_id: str, *, after: int) -> bool:
+def has_news(services: Services, batch_id: str, reading: Reading) -> bool:
     """Return whether a reader at this cursor can stop waiting: a result is there, or none will come."""
     with services.store.look() as session:
-        return result_views.has_news(session, batch_id, after=after)
+        return result_views.has_news(
+            session, batch_id, after=reading.after, in_input_order=reading.in_input_order
+        )
 
 
 def batch_page(services: Services, *, after: str | None, limit: int, status: BatchStatus | None) -> BatchPage:

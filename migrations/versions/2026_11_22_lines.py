@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0018_data"
-down_revision = "0013_times"
+down_revision = "0014_costs"
 branch_labels = None
 depends_on = None
 

@@ -10,13 +10,14 @@ import pytest
 from fastapi.testclient import TestClient
 from httpx import Response
 
-from api.dependencies import Services
 from api.files import reading
 from api.files.reading import BatchReader
 from api.files.writing import ResultWriter
+from api.main import create_app
 from tests.api.files.test_file_batches import content, look, sql
 from tests.fixtures.batches import held, run_to_the_end
 from tests.fixtures.inputs import body, line, lines
+from worker.settings import Settings
 from worker.store.database.session import Store
 
 Put = Callable[..., Response]
@@ -106,23 +107,21 @@ def test_wrong_lines_count_for_max_failed(
 
 
 def test_the_setting_decides_where_the_form_does_not(
-    services: Services, client: TestClient, put: Put, monkeypatch: pytest.MonkeyPatch
+    client: TestClient,  # noqa: ARG001 - empties the tables
+    config: Settings,
 ) -> None:
-    monkeypatch.setattr(services.settings, "wrong_lines", "fail")
-    assert put(WRONG).status_code == 200
-    assert put(WRONG, wrong_lines="refuse").status_code == 400
-    parts = {
-        "purpose": "batch",
-        "filename": "in.jsonl",
-        "bytes": len(WRONG),
-        "mime_type": "application/jsonl",
-    }
-    for wanted, status in (("refuse", 400), ("fail", 200)):
-        upload = client.post("/v1/uploads", json=parts).json()["id"]
-        part = client.post(f"/v1/uploads/{upload}/parts", files={"data": ("x", WRONG)}).json()["id"]
-        completion = {"part_ids": [part], "wrong_lines": wanted}
-        answer = client.post(f"/v1/uploads/{upload}/complete", json=completion)
-        assert answer.status_code == status, answer.text
+    with TestClient(create_app(config.model_copy(update={"wrong_lines": "fail"}))) as own:
+        for fields, status in (({}, 200), ({"wrong_lines": "refuse"}, 400)):
+            answer = own.post(
+                "/v1/files", data={"purpose": "batch"} | fields, files={"file": ("in.jsonl", WRONG)}
+            )
+            assert answer.status_code == status, answer.text
+        announced = {"purpose": "batch", "filename": "x", "bytes": len(WRONG), "mime_type": "text/plain"}
+        for fields, status in (({"wrong_lines": "refuse"}, 400), ({}, 200)):
+            upload = own.post("/v1/uploads", json=announced).json()["id"]
+            part = own.post(f"/v1/uploads/{upload}/parts", files={"data": ("x", WRONG)}).json()["id"]
+            answer = own.post(f"/v1/uploads/{upload}/complete", json={"part_ids": [part]} | fields)
+            assert answer.status_code == status, answer.text
 
 
 def test_every_line_of_a_mixed_file_goes_to_its_own_endpoint(

@@ -1,7 +1,10 @@
-"""Reads results in order of completion, or only their outputs in order of the requests."""
+"""Reads results, in order of completion or of the requests, or only their outputs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import takewhile
+from typing import Any
 
 from sqlalchemy import cast, exists, func, or_, select
 from sqlalchemy.dialects.postgresql import JSONPATH
@@ -19,6 +22,16 @@ from worker.values.parsing import Parsing
 from worker.values.results import DeviceSeconds, Output, Payload
 
 _PARSING = func.coalesce(RequestRow.params, BatchRow.params)["parsing"]
+# What `_to_views` takes.
+VIEWED = (
+    ResultRow,
+    RequestRow.position,
+    RequestRow.custom_id,
+    RequestRow.endpoint,
+    RequestRow.is_wrong_line,
+    BatchRow.created_at,
+    _PARSING,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +75,36 @@ class ResultView:
 
 def page(session: Session, batch_id: str, *, after: int, limit: int) -> list[ResultView]:
     """Return at most `limit` results after sequence number `after`, in order of completion."""
-    rows = session.execute(
-        select(
-            ResultRow,
-            RequestRow.position,
-            RequestRow.custom_id,
-            RequestRow.endpoint,
-            RequestRow.is_wrong_line,
-            BatchRow.created_at,
-            _PARSING,
-        )
+    query = (
+        select(*VIEWED)
         .join(RequestRow, RequestRow.id == ResultRow.request_id)
         .join(BatchRow, BatchRow.id == ResultRow.batch_id)
         .where(ResultRow.batch_id == batch_id, ResultRow.sequence > after)
         .order_by(ResultRow.sequence)
         .limit(limit)
-    ).all()
+    )
+    return _to_views(session, [tuple(row) for row in session.execute(query)])
+
+
+def page_of_input(session: Session, batch_id: str, *, after: int, limit: int) -> list[ResultView]:
+    """Return at most `limit` results in order of the requests, without the first `after` requests.
+
+    They end before the first request that has no result yet, so that a cursor never skips one.
+    """
+    query = (
+        select(*VIEWED)
+        .select_from(RequestRow)
+        .join(BatchRow, BatchRow.id == RequestRow.batch_id)
+        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .where(RequestRow.batch_id == batch_id, RequestRow.position >= after)
+        .order_by(RequestRow.position)
+        .limit(limit)
+    )
+    rows = [tuple(row) for row in session.execute(query)]
+    return _to_views(session, list(takewhile(lambda row: row[0] is not None, rows)))
+
+
+def _to_views(session: Session, rows: Sequence[tuple[Any, ...]]) -> list[ResultView]:
     made_by = models.of_results(session, {row.model_id for row, *_ in rows})
     return [
         view_of(
@@ -97,9 +124,15 @@ def page(session: Session, batch_id: str, *, after: int, limit: int) -> list[Res
     ]
 
 
-def has_news(session: Session, batch_id: str, *, after: int) -> bool:
-    """Return whether results follow sequence number `after`, or the batch has ended or does not exist."""
+def has_news(session: Session, batch_id: str, *, after: int, in_input_order: bool = False) -> bool:
+    """Return whether a page after cursor `after` has results, or the batch has ended or does not exist."""
     newer = exists().where(ResultRow.batch_id == batch_id, ResultRow.sequence > after)
+    if in_input_order:
+        newer = exists().where(
+            RequestRow.batch_id == batch_id,
+            RequestRow.position == after,
+            ResultRow.request_id == RequestRow.id,
+        )
     has_ended = BatchRow.status.in_([status for status in BatchStatus if status.is_terminal])
     found = session.scalar(select(or_(has_ended, newer)).where(BatchRow.id == batch_id))
     return found is not False
