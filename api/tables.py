@@ -120,6 +120,11 @@ class ParquetTable:
             self._waiting = []
 
 
+def open_table(form: str, columns: Mapping[str, Column]) -> Table:
+    """Return a new table in a format: `csv` or `parquet`."""
+    return CsvTable(columns) if form == "csv" else ParquetTable(columns)
+
+
 class _Written(io.RawIOBase):
     """A file that is written to, and whose bytes are taken away."""
 

@@ -29,7 +29,7 @@ from api.dependencies import (
 from api.errors import ClientGoneError, InvalidInputError, documented
 from api.guards.large_bodies import OnceRoute
 from api.inputs.cursors import After
-from api.tables import CSV, PARQUET, CsvTable, ParquetTable, has_parquet
+from api.tables import CSV, PARQUET, has_parquet, open_table
 from worker.contract.states import BatchStatus
 
 JSON_LINES = "application/x-ndjson"
@@ -164,8 +164,7 @@ async def get_results(
     if wanted == "jsonl":
         lines = result_lines(services, batch_id, reading, follow=follow)
         return StreamingResponse(lines, media_type=JSON_LINES)
-    kind = CsvTable if wanted == "csv" else ParquetTable
-    table = await run_in_threadpool(kind, columns_of(reading))
+    table = await run_in_threadpool(open_table, wanted, columns_of(reading))
     headers = {"content-disposition": f'attachment; filename="{batch_id}.{wanted}"'}
     pieces = result_table(services, batch_id, reading, table, follow=follow)
     return StreamingResponse(pieces, media_type=table.media_type, headers=headers)

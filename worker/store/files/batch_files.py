@@ -212,16 +212,10 @@ def add_requests(
     if batch is None or not _move(session, held, **progress):
         return None
     defaults = SamplingParams.from_json(batch.params)
-    wrong = [index for index, request in enumerate(given) if request.error is not None]
-    digests = [
-        None if request.error is not None else batches.digest_of(request, defaults) for request in given
-    ]
+    digests = [batches.digest_of(request, defaults) for request in given]
     priorities = [batches.priority_of(request, batch.priority) for request in given]
     joined = [None] * len(given) if earlier is None else earlier.join(session, digests, priorities)
-    if wrong:
-        shard_id = batches.add_finished_shard(session, batch, len(wrong))
-        for index in wrong:
-            joined[index] = shard_id
+    joined = _apart(session, batch, given, joined)
     first_position = batch.num_requests - batch.num_unread
     shard_ids = batches.add_shards(
         session,
@@ -246,10 +240,7 @@ def add_requests(
         later = {digest for digest, shard_id in those if digest is not None and shard_id is not None}
         if later:
             copies.answer_later_ones(session, batch, set(shard_ids), later)
-    if wrong:
-        errors = {first_position + index: error for index in wrong if (error := given[index].error)}
-        missing.fail(session, batch, errors)
-        stop_rules.apply(session, batch)
+    _fail_wrong(session, batch, given, first_position)
     if not batch.num_unread:
         journal.changed(session, "batch read from its file", batch, file=held.input_file_id)
         _give_up(session, held, stage=FilesStage.RUNNING, read_at=func.now(), due_at=func.now())
@@ -257,6 +248,30 @@ def add_requests(
         batches.settle(session, batch)
     wake_dispatcher(session)
     return batch.num_unread
+
+
+def _apart(
+    session: Session, batch: BatchRow, given: Sequence[NewRequest], joined: list[int | None]
+) -> list[int | None]:
+    """Return the shards that requests join, and for those of wrong lines one that no worker claims."""
+    num_wrong = sum(request.error is not None for request in given)
+    if not num_wrong:
+        return joined
+    shard_id = batches.add_finished_shard(session, batch, num_wrong)
+    places = zip(given, joined, strict=True)
+    return [there if request.error is None else shard_id for request, there in places]
+
+
+def _fail_wrong(session: Session, batch: BatchRow, given: Sequence[NewRequest], first_position: int) -> None:
+    """Give the stored requests of wrong lines their results, and apply the stop rules."""
+    errors = {
+        position: request.error
+        for position, request in enumerate(given, first_position)
+        if request.error is not None
+    }
+    if errors:
+        missing.fail(session, batch, errors)
+        stop_rules.apply(session, batch)
 
 
 def known_custom_ids(session: Session, batch_id: str, custom_ids: Collection[str]) -> set[str]:
