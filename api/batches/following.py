@@ -40,7 +40,7 @@ COLUMNS = {
     "latency_ms": Column.NUMBER,
 }
 # And of their requests, if asked for.
-REQUEST_COLUMNS = {"prompt": Column.TEXT, "max_tokens": Column.INTEGER}
+REQUEST_COLUMNS = {"prompt": Column.TEXT, "max_tokens": Column.INTEGER, "metadata": Column.TEXT}  # JSON
 SAME = ("index", "custom_id", "output", "finish_reason", "embedding", "sequence", "created_at", "started_at",
         "completed_at", "latency_ms")  # fmt: skip
 
@@ -103,6 +103,7 @@ def _to_row(result: ResultAnswer) -> dict[str, Any]:
     if request is not None:
         row["prompt"] = request.prompt if request.inputs is None else json.dumps(request.inputs)
         row["max_tokens"] = request.max_tokens
+        row["metadata"] = None if request.metadata is None else json.dumps(request.metadata)
     return row
 
 

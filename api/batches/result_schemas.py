@@ -105,6 +105,7 @@ class RequestAnswer(BaseModel):
     prompt: str | None = Field(description="as the model reads it: messages are in the chat template")
     inputs: list[Any] | None = Field(description="several prompts, or token ids, instead of prompt")
     max_tokens: int
+    metadata: dict[str, Any] | None = Field(description="of the line's body, in a batch made from a file")
 
 
 class ResultAnswer(Times):

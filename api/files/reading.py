@@ -140,7 +140,12 @@ class BatchReader:
             if file.num_wrong_lines is None:
                 raise
             return _to_wrong(custom_id_of(text), number, error)
-        return request if line.url == held.endpoint else replace(request, endpoint=line.url)
+        metadata = line.body.get("metadata")
+        return replace(
+            request,
+            endpoint=None if line.url == held.endpoint else line.url,
+            metadata=metadata if isinstance(metadata, dict) and metadata else None,
+        )
 
     def _store(self, held: FilesClaim, chunk: "_Chunk", *, may_repeat: bool) -> int | None:
         earlier = self._earlier.setdefault(held.batch_id, Earlier())

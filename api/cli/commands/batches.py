@@ -4,7 +4,8 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from enum import StrEnum
 from http import HTTPStatus
 from itertools import chain, islice
 from pathlib import Path
@@ -20,6 +21,21 @@ from worker.contract.states import BatchStatus
 
 CUT_OFF = '{"error":'  # the last line begins so if the lines end early; no result does
 COMPLETION_SECONDS = 2.0
+
+
+class ResultOrder(StrEnum):
+    """The order of results."""
+
+    COMPLETION = "completion"
+    INPUT = "input"
+
+
+class ResultFormat(StrEnum):
+    """The format of results."""
+
+    JSONL = "jsonl"
+    CSV = "csv"
+    PARQUET = "parquet"
 
 
 def complete_batch(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -111,18 +127,31 @@ def results(
         bool,
         typer.Option("--openai", help="Print the output and error files of a batch made from a file."),
     ] = False,
+    order: Annotated[
+        ResultOrder, typer.Option(help="`input`: in the order of the requests.")
+    ] = ResultOrder.COMPLETION,
+    with_requests: Annotated[
+        bool, typer.Option("--with-requests", help="Print each result with its prompt and metadata.")
+    ] = False,
+    form: Annotated[
+        ResultFormat, typer.Option("--format", help="JSON lines, or a table.")
+    ] = ResultFormat.JSONL,
     as_json: AsJson = False,  # noqa: ARG001 - results are JSON lines with and without it
 ) -> None:
-    """Print results in order of completion, as JSON lines; also while the batch runs."""
+    """Print results as JSON lines, CSV or Parquet; also while the batch runs."""
     api = connection(context)
-    if as_files and (follow or after):
-        fail("--openai prints whole files: it goes with neither --follow nor --after.")
+    params: dict[str, Any] = {"after": after, "order": order.value, "format": form.value}
+    params |= ({"follow": 1} if follow else {}) | ({"include": "request"} if with_requests else {})
+    if as_files and params != {"after": 0, "order": "completion", "format": "jsonl"}:
+        fail("--openai prints whole files: it goes with no other option but --output.")
     if output is not None:
         _check_writable(output)
+    if form is not ResultFormat.JSONL:
+        _print_table(api, batch_id, params, output)
+        return
     if as_files:
         lines = _lines(api, _file_paths(api, batch_id))
     else:
-        params = {"after": after} | ({"follow": 1} if follow else {})
         lines = _lines(api, [f"/v1/batch/{batch_id}/results"], **params)
     if output is None:
         for line in lines:
@@ -137,6 +166,19 @@ def results(
                 file.flush()
     except OSError as error:
         fail(f"Cannot write to {output}: {error.strerror}. The batch keeps its results: read them again.")
+
+
+def _print_table(api: Connection, batch_id: str, params: dict[str, Any], output: Path | None) -> None:
+    """Write a table of results to a file, or to standard output."""
+    if output is None and params["format"] == ResultFormat.PARQUET and sys.stdout.isatty():
+        fail("Parquet is no text: name a file with --output.")
+    with api.stream(f"/v1/batch/{batch_id}/results", **params) as answer:
+        try:
+            with nullcontext(sys.stdout.buffer) if output is None else output.open("wb") as file:
+                for piece in answer.iter_bytes():
+                    file.write(piece)
+        except OSError as error:
+            fail(f"Cannot write to {output}: {error.strerror}. The batch keeps its results: read them again.")
 
 
 def _check_writable(path: Path) -> None:

@@ -4,18 +4,21 @@ import gzip
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO, StringIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Annotated, Any, BinaryIO
 
 import typer
 
 from api.cli.commands.batches import show_batch
+from api.cli.commands.table_options import given_form
 from api.cli.connection import Connection, RefusedError, connection, given
 from api.cli.openai_file import check_options, endpoint_of, submit_file
 from api.cli.prompt_file import PromptFile, PromptFileError, json_or_text, read_openai_lines, read_prompts
 from api.cli.show import AsJson, fail, print_json, print_record
+from api.cli.table_file import LineForm, write_lines
 from api.cli.watch import wait_for_files, watch
 
 STDIN_NAMES = {"-", "-.jsonl"}
@@ -24,8 +27,9 @@ File = Annotated[
     Path,
     typer.Argument(
         help="A .jsonl file (an object with `prompt` or `messages` on each line, or OpenAI's batch format,"
-        " which is uploaded), a .csv file whose header names a column `prompt`, or a text file with a prompt"
-        " on each line. Each may be compressed (.gz). `-` reads standard input.",
+        " which is uploaded), a .csv file whose header names a column `prompt`, a text file with a prompt on"
+        " each line, or, with --prompt, a table as .parquet, .csv or .jsonl. Each may be"
+        " compressed (.gz). `-` reads standard input.",
         allow_dash=True,
     ),
 ]
@@ -64,29 +68,21 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Submit a file of prompts as a batch, and print its id."""
-    asked = given(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        callback_url=callback_url,
-        completion_window=completion_window,
-        priority=priority,
-    ) | _read_options(options)
+    asked = given(callback_url=callback_url, completion_window=completion_window, priority=priority)
+    of_requests = given(max_tokens=max_tokens, temperature=temperature) | _read_options(options)
     headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
     api = connection(context)
-    with _reading(file) as source:
-        if source.endpoint is None:
-            batch = _post(api, "/v1/batch/async", source.prompts(), asked, headers)
-            batch_id = batch["batch_id"]
+    with _told_plainly(file):
+        if form := given_form(context, of_requests):
+            batch = _submit_table(api, file, form, asked, headers)
         else:
-            with source.opened() as opened:
-                batch = submit_file(
-                    api, opened, name=source.name, endpoint=source.endpoint, options=asked, headers=headers
-                )
-            batch_id = batch["id"]
+            batch = _submit_prompts(api, file, asked | of_requests, headers)
+    is_from_file = "id" in batch
+    batch_id = batch["id" if is_from_file else "batch_id"]
     if follow:
         sys.stderr.write(f"{batch_id}\n")
         ended = watch(api, batch_id)
-        if source.endpoint is not None:
+        if is_from_file:
             ended |= wait_for_files(api, batch_id)
         show_batch(ended, as_json=as_json)
         raise typer.Exit(0 if ended["status"] == "completed" else 1)
@@ -94,6 +90,32 @@ def submit(
         print_json(batch)
     else:
         sys.stdout.write(f"{batch_id}\n")
+
+
+def _submit_prompts(
+    api: Connection, file: Path, asked: dict[str, Any], headers: dict[str, str]
+) -> dict[str, Any]:
+    with _reading(file) as source:
+        if source.endpoint is None:
+            return _post(api, "/v1/batch/async", source.prompts(), asked, headers)
+        with source.opened() as opened:
+            return submit_file(
+                api, opened, name=source.name, endpoint=source.endpoint, options=asked, headers=headers
+            )
+
+
+def _submit_table(
+    api: Connection, file: Path, form: LineForm, asked: dict[str, Any], headers: dict[str, str]
+) -> dict[str, Any]:
+    """Write the lines of a table to a temporary file, and upload that."""
+    if "model" not in form.body:
+        served = api.call("GET", "/v1/models")["data"][0]["id"]
+        form = replace(form, body={"model": served} | dict(form.body))
+    with TemporaryFile() as lines:
+        write_lines(file, form, lines)
+        lines.seek(0)
+        name = f"{file.name}.jsonl"
+        return submit_file(api, lines, name=name, endpoint=form.endpoint, options=asked, headers=headers)
 
 
 def _post(
@@ -124,7 +146,7 @@ def estimate(
     """Estimate the tokens, time and cost of a file of prompts without submitting it."""
     asked = given(max_tokens=max_tokens, temperature=temperature) | _read_options(options)
     api = connection(context)
-    with _reading(file) as source:
+    with _told_plainly(file), _reading(file) as source:
         if source.endpoint is None:
             answer = _post(api, "/v1/batch/estimate", source.prompts(), asked)
         else:
@@ -161,14 +183,20 @@ class SourceFile:
 
 @contextmanager
 def _reading(file: Path) -> Iterator[SourceFile]:
-    """Yield the file with its format, read off its first line; an error ends the command."""
+    """Yield the file with its format, read off its first line."""
+    with _text_of(file) as text:
+        first = next((line for line in text if line.strip()), "")
+        text.seek(0)
+        name = "-.jsonl" if str(file) == "-" and first.lstrip().startswith("{") else str(file)
+        is_jsonl = name.removesuffix(".gz").endswith(".jsonl")
+        yield SourceFile(name, endpoint_of(first) if is_jsonl else None, text)
+
+
+@contextmanager
+def _told_plainly(file: Path) -> Iterator[None]:
+    """End the command with a sentence if the file cannot be read."""
     try:
-        with _text_of(file) as text:
-            first = next((line for line in text if line.strip()), "")
-            text.seek(0)
-            name = "-.jsonl" if str(file) == "-" and first.lstrip().startswith("{") else str(file)
-            is_jsonl = name.removesuffix(".gz").endswith(".jsonl")
-            yield SourceFile(name, endpoint_of(first) if is_jsonl else None, text)
+        yield
     except UnicodeDecodeError as error:
         fail(f"{file} is not text in UTF-8: {error}")
     except PromptFileError as error:

@@ -75,7 +75,10 @@ def test_whoever_follows_or_waits_in_order_skips_nothing(
 
 
 def test_a_result_brings_its_request_on_request(client: TestClient, store: Store) -> None:
-    asked = [NewRequest("é,\n", max_tokens=3), NewRequest("", max_tokens=1, inputs=("a", "b"))]
+    asked = [
+        NewRequest("é,\n", max_tokens=3),
+        NewRequest("", max_tokens=1, inputs=("a", "b"), metadata={"label": "\0x"}),
+    ]
     with store.transaction() as session:
         batch_id = batches.submit(session, NewBatch(SamplingParams(max_tokens=3), asked), shard_size=2)
     run_to_the_end(store, held(store, 1))
@@ -83,8 +86,8 @@ def test_a_result_brings_its_request_on_request(client: TestClient, store: Store
     assert [one["request"] for one in client.get(url).json()["data"]] == [None, None]
     found = client.get(url, params={"include": "request"}).json()["data"]
     assert [one["request"] for one in found] == [
-        {"prompt": "é,\n", "inputs": None, "max_tokens": 3},
-        {"prompt": None, "inputs": ["a", "b"], "max_tokens": 1},
+        {"prompt": "é,\n", "inputs": None, "max_tokens": 3, "metadata": None},
+        {"prompt": None, "inputs": ["a", "b"], "max_tokens": 1, "metadata": {"label": "\0x"}},
     ]
     table = client.get(url, params={"include": "request", "format": "csv"}).text
     rows = list(csv.DictReader(io.StringIO(table, newline="")))

@@ -1,5 +1,6 @@
 """Reads requests as they were stored, beside their results."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ class RequestView:
     prompt: str | None  # None: it has `inputs`, or its line was wrong
     inputs: list[Any] | None  # several prompts, or token ids
     max_tokens: int
+    metadata: dict[str, Any] | None
 
 
 def of_results(session: Session, request_ids: Sequence[int]) -> dict[int, RequestView]:
@@ -27,11 +29,15 @@ def of_results(session: Session, request_ids: Sequence[int]) -> dict[int, Reques
         RequestRow.inputs,
         RequestRow.max_tokens,
         RequestRow.is_wrong_line,
+        RequestRow.metadata_,
     )
     rows = session.execute(select(*columns).where(RequestRow.id.in_(request_ids)))
     return {
         row.id: RequestView(
-            None if row.inputs is not None or row.is_wrong_line else row.prompt, row.inputs, row.max_tokens
+            None if row.inputs is not None or row.is_wrong_line else row.prompt,
+            row.inputs,
+            row.max_tokens,
+            None if row.metadata_ is None else json.loads(row.metadata_),
         )
         for row in rows
     }

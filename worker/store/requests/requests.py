@@ -24,7 +24,7 @@ COPY_REQUESTS = """
     COPY requests (
         batch_id, shard_id, position, custom_id, kind, prompt, inputs, add_special_tokens, params,
         is_streamed, max_tokens, num_prompt_tokens, timeout_seconds, digest, cache,
-        endpoint, is_wrong_line
+        endpoint, is_wrong_line, metadata
     ) FROM STDIN
 """
 # Equal for identical requests of a shard; a request without a digest equals no other.
@@ -58,6 +58,7 @@ class NewRequest:
     timeout_seconds: float | None = None  # from the batch's acceptance to the result; None: no limit
     endpoint: str | None = None  # of a line of a file; None: the batch's
     error: RequestError | None = None  # of a wrong line: it fails at once
+    metadata: dict[str, Any] | None = None  # returned with the result
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -134,6 +135,7 @@ def copy_in(
                     request.cache,
                     request.endpoint,
                     request.error is not None,
+                    None if request.metadata is None else json.dumps(request.metadata),
                 )
             )
     timed = {

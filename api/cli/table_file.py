@@ -1,0 +1,153 @@
+"""Turns the rows of a table into lines of OpenAI's batch format: Parquet, CSV or JSON lines, and a template.
+
+No more than a piece of the table is in memory at once.
+"""
+
+import csv
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import Formatter
+from typing import IO, Any, BinaryIO
+
+from api.cli.prompt_file import MAX_CELL_CHARACTERS, PromptFileError
+
+PARQUET_ROWS = 1024  # read at once
+
+Row = Mapping[str, Any]
+
+
+class Template:
+    """A prompt with names of columns in braces, such as `Label: {text}`. `{{` stands for a brace."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            parts = list(Formatter().parse(text))
+        except ValueError as error:
+            raise PromptFileError(f"--prompt: {error}. Write {{{{ and }}}} for braces.") from error
+        if any(spec or conversion for _, _, spec, conversion in parts):
+            raise PromptFileError("--prompt: write only the name of a column between braces.")
+        self._parts = [(literal, name) for literal, name, _, _ in parts]
+        self.columns = {name for _, name in self._parts if name is not None}
+
+    def fill(self, row: Row) -> str:
+        """Return the prompt of a row; an empty cell leaves nothing. Raises KeyError for an unknown column."""
+        return "".join(literal + ("" if name is None else _text(row[name])) for literal, name in self._parts)
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class LineForm:
+    """How a row becomes a line. `custom_id` and `keep` name columns; `keep=None` keeps all others."""
+
+    template: Template
+    body: Mapping[str, Any]  # of every line
+    custom_id: str | None = None
+    keep: tuple[str, ...] | None = None
+    is_chat: bool = False
+    system: str | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint that runs the lines."""
+        return "/v1/chat/completions" if self.is_chat else "/v1/completions"
+
+    def to_line(self, index: int, row: Row) -> dict[str, Any]:
+        """Return the line of a row; raises KeyError for an unknown column."""
+        prompt = self.template.fill(row)
+        keep = self.keep
+        if keep is None:
+            used = self.template.columns | {self.custom_id}
+            keep = tuple(name for name in row if name not in used)
+        kept = {name: row[name] for name in keep}
+        asked: dict[str, Any] = {"prompt": prompt}
+        if self.is_chat:
+            messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+            asked = {"messages": [*messages, {"role": "user", "content": prompt}]}
+        return {
+            "custom_id": f"row-{index}" if self.custom_id is None else _text(row[self.custom_id]),
+            "method": "POST",
+            "url": self.endpoint,
+            "body": {**self.body, **asked} | ({"metadata": kept} if kept else {}),
+        }
+
+
+def write_lines(file: Path, form: LineForm, target: BinaryIO) -> int:
+    """Write a line for each row of a table; return their number.
+
+    Raises:
+        PromptFileError: the file is no table, has no rows, or lacks a column.
+        OSError: the file cannot be read.
+
+    """
+    index = -1
+    for index, row in enumerate(_rows(file)):
+        try:
+            line = form.to_line(index, row)
+        except KeyError as error:
+            columns = ", ".join(row)
+            message = f"{file}, row {index + 1}: there is no column {error}. The columns are {columns}."
+            raise PromptFileError(message) from error
+        target.write(json.dumps(line, default=str).encode() + b"\n")
+    if index < 0:
+        raise PromptFileError(f"{file} has no rows.")
+    return index + 1
+
+
+def _rows(file: Path) -> Iterator[Row]:
+    kind = file.with_suffix("").suffix if file.suffix == ".gz" else file.suffix
+    if kind == ".parquet":
+        yield from _parquet_rows(file)
+        return
+    if kind not in {".csv", ".jsonl"}:
+        raise PromptFileError(f"{file}: --prompt takes a .parquet, .csv or .jsonl file.")
+    opened = gzip.open if file.suffix == ".gz" else open
+    with opened(file, "rt", encoding="utf-8-sig", newline="") as text:
+        yield from (_csv_rows(file, text) if kind == ".csv" else _json_rows(file, text))
+
+
+def _csv_rows(file: Path, text: IO[str]) -> Iterator[Row]:
+    csv.field_size_limit(MAX_CELL_CHARACTERS)
+    rows = csv.DictReader(text, strict=True)
+    try:
+        for row in rows:
+            if None in row or None in row.values():
+                raise PromptFileError(
+                    f"{file}, line {rows.line_num}: the row and the header differ in their number of cells."
+                )
+            yield row
+    except csv.Error as error:
+        raise PromptFileError(f"{file}, line {rows.line_num}: this is not CSV: {error}") from error
+
+
+def _json_rows(file: Path, text: IO[str]) -> Iterator[Row]:
+    for number, line in enumerate(text, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise PromptFileError(f"{file}, line {number}: this is not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise PromptFileError(f"{file}, line {number}: a line must be a JSON object.")
+        yield row
+
+
+def _parquet_rows(file: Path) -> Iterator[Row]:
+    try:
+        # Imported here, because it is large, and few need it.
+        import pyarrow as pa  # noqa: PLC0415
+        import pyarrow.parquet as pq  # noqa: PLC0415
+    except ModuleNotFoundError:
+        raise PromptFileError(f"{file}: Parquet needs another library: install headrace[parquet].") from None
+    try:
+        with pq.ParquetFile(file) as table:
+            for batch in table.iter_batches(batch_size=PARQUET_ROWS):
+                yield from batch.to_pylist()
+    except pa.ArrowInvalid as error:
+        raise PromptFileError(f"{file}: this is not Parquet: {error}") from error

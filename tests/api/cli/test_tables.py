@@ -1,0 +1,138 @@
+"""Tables in and out of the command line: rows become requests by a template, and results become a table."""
+
+import csv
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from api.cli.prompt_file import PromptFileError
+from api.cli.table_file import LineForm, Template, write_lines
+from tests.fixtures.batches import held, run_to_the_end
+from tests.fixtures.deployment import eventually
+from tests.fixtures.shell import Shell
+from worker.store.database.session import Store
+
+ROWS = [{"text": "one", "id": "a", "label": 1}, {"text": 'two "x", {y}', "id": "b", "label": None}]
+
+
+def lines_of(file: Path, prompt: str, **changes: Any) -> list[dict[str, Any]]:
+    written = io.BytesIO()
+    form = LineForm(Template(prompt), **({"body": {"model": "m"}} | changes))
+    write_lines(file, form, written)
+    return [json.loads(line) for line in written.getvalue().splitlines()]
+
+
+def write_table(file: Path) -> None:
+    if file.name.endswith(".parquet"):
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        pq.write_table(pa.Table.from_pylist(ROWS), file)
+        return
+    written = io.StringIO(newline="")
+    if ".csv" in file.name:
+        table = csv.DictWriter(written, list(ROWS[0]))
+        table.writeheader()
+        table.writerows(ROWS)
+    else:
+        written.write("\n\n".join(map(json.dumps, ROWS)))
+    content = written.getvalue().encode("utf-8-sig")
+    file.write_bytes(gzip.compress(content) if file.suffix == ".gz" else content)
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.csv", "t.csv.gz", "t.jsonl", "t.jsonl.gz"])
+def test_rows_become_lines_by_a_template(tmp_path: Path, name: str) -> None:
+    write_table(tmp_path / name)
+    first, second = lines_of(tmp_path / name, "{{Label}}: {text}")
+    labels = ("1", "") if ".csv" in name else (1, None)
+    assert (first["custom_id"], first["url"]) == ("row-0", "/v1/completions")
+    assert first["body"] == {
+        "model": "m", "prompt": "{Label}: one", "metadata": {"id": "a", "label": labels[0]}
+    }  # fmt: skip
+    assert second["body"]["prompt"] == '{Label}: two "x", {y}'
+    assert second["body"]["metadata"]["label"] == labels[1]
+
+
+def test_a_column_gives_the_ids_and_some_are_kept(tmp_path: Path) -> None:
+    write_table(tmp_path / "t.csv")
+    _, second = lines_of(
+        tmp_path / "t.csv", "{label}{text}", custom_id="id", keep=("id",), is_chat=True, system="Be brief."
+    )
+    assert (second["custom_id"], second["url"]) == ("b", "/v1/chat/completions")
+    assert second["body"] == {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": 'two "x", {y}'},
+        ],
+        "metadata": {"id": "b"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "prompt", "told"),
+    [
+        ("t.csv", b"text\none\n", "{label}", "row 1: there is no column 'label'. The columns are text."),
+        ("t.csv", b"text\n", "{text}", "has no rows"),
+        ("t.csv", b"text,id\none\n", "{text}", "line 2: the row and the header differ"),
+        ("t.jsonl", b'{"text": 1}\n[1]\n', "{text}", "line 2: a line must be a JSON object"),
+        ("t.jsonl", b'{"text": 1}\n{\n', "{text}", "line 2: this is not JSON"),
+        ("t.parquet", b"no parquet", "{text}", "this is not Parquet"),
+        ("t.txt", b"one\n", "{text}", "takes a .parquet, .csv or .jsonl file"),
+        ("t.csv", b"text\none\n", "{text", "--prompt"),
+        ("t.csv", b"text\none\n", "{text.x[0]}", "there is no column 'text.x[0]'"),
+        ("t.csv", b"text\none\n", "{text!r}", "only the name of a column"),
+    ],
+)
+def test_a_wrong_table_is_told_in_a_sentence(
+    tmp_path: Path, name: str, content: bytes, prompt: str, told: str
+) -> None:
+    if name == "t.parquet":
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(PromptFileError) as error:
+        lines_of(tmp_path / name, prompt)
+    assert told in str(error.value)
+
+
+@pytest.mark.usefixtures("files")
+def test_a_table_is_submitted_and_comes_back_as_one(shell: Shell, store: Store, tmp_path: Path) -> None:
+    key = shell.run("keys", "create").stdout.strip()
+    write_table(tmp_path / "t.jsonl")
+    submitted = shell.run(
+        "submit",
+        str(tmp_path / "t.jsonl"),
+        "--prompt",
+        "{text}",
+        "--max-tokens",
+        "5",
+        "--set",
+        "seed=1",
+        key=key,
+    )
+    assert submitted.returncode == 0, submitted.stderr
+    batch_id = submitted.stdout.strip()
+
+    def is_read() -> bool:
+        with store.transaction() as session:
+            return session.scalar(text("SELECT num_unread FROM batches")) == 0
+
+    eventually(is_read)
+    run_to_the_end(store, held(store, 1))
+    out = tmp_path / "out.csv"
+    shown = shell.run(
+        "results", batch_id, "--order", "input", "--with-requests", "--format", "csv", "-o", str(out), key=key
+    )
+    assert shown.returncode == 0, shown.stderr
+    rows = list(csv.DictReader(io.StringIO(out.read_text(), newline="")))
+    assert [(row["custom_id"], row["prompt"], row["output"]) for row in rows] == [
+        ("row-0", "one", "out one"),
+        ("row-1", 'two "x", {y}', 'out two "x", {y}'),
+    ]
+    assert json.loads(rows[1]["metadata"]) == {"id": "b", "label": None}
+    refused = shell.run("submit", str(tmp_path / "t.jsonl"), "--prompt", "{txt}", key=key)
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "there is no column 'txt'" in refused.stderr
