@@ -143,7 +143,9 @@ def results(
     params: dict[str, Any] = {"after": after, "order": order.value, "format": form.value}
     params |= ({"follow": 1} if follow else {}) | ({"include": "request"} if with_requests else {})
     if as_files and params != {"after": 0, "order": "completion", "format": "jsonl"}:
-        fail("--openai prints whole files: it goes with no other option but --output.")
+        fail(
+            "--openai prints whole files: it goes with neither --follow, --after, --order, --format nor --with-requests."
+        )
     if output is not None:
         _check_writable(output)
     if form is not ResultFormat.JSONL:
