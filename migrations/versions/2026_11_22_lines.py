@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0018_data"
-down_revision = "0016_messages"
+down_revision = "0015_responses"
 branch_labels = None
 depends_on = None
 
