@@ -143,9 +143,7 @@ def results(
     params: dict[str, Any] = {"after": after, "order": order.value, "format": form.value}
     params |= ({"follow": 1} if follow else {}) | ({"include": "request"} if with_requests else {})
     if as_files and params != {"after": 0, "order": "completion", "format": "jsonl"}:
-        fail(
-            "--openai prints whole files: it goes with neither --follow, --after, --order, --format nor --with-requests."
-        )
+        fail("--openai prints whole files: it goes with neither --follow nor --after nor a form of results.")
     if output is not None:
         _check_writable(output)
     if form is not ResultFormat.JSONL:
