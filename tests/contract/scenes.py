@@ -11,6 +11,7 @@ import httpx
 import openai
 from openai import OpenAI
 
+from tests.contract import response_scenes
 from tests.fixtures.receiver import receiver
 
 MODEL = ""
@@ -249,7 +250,8 @@ def tools(client: OpenAI) -> None:
 
 
 SCENES: dict[str, Callable[[OpenAI], None]] = {
-    scene.__name__: scene for scene in (batch, failures, uploads, cancel, retries, tools)
+    scene.__name__: scene
+    for scene in (batch, failures, uploads, cancel, retries, tools, *response_scenes.SCENES)
 }
 
 if __name__ == "__main__":
