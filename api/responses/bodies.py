@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, JsonValue
+from pydantic import BeforeValidator, Field, JsonValue, Tag
 
 from api.batches.schemas import Metadata
 from api.inputs.foreign import Ignored, Unsupported
@@ -20,7 +20,16 @@ from api.inputs.sampling import (
     TopK,
     TopP,
 )
-from api.inputs.schema import JsonObject, NonEmptyText, Schema, Text, TimeoutSeconds
+from api.inputs.schema import (
+    JsonObject,
+    NonEmptyText,
+    Schema,
+    Text,
+    TimeoutSeconds,
+    one_of,
+    text_or_object,
+)
+from api.inputs.tools import MAX_TOOLS, FunctionDefinition, FunctionName, IsFunction
 from api.openai.bodies import OwnPriority
 from api.responses.items import Input
 
@@ -51,6 +60,7 @@ REPEATED = {
 }
 REPEATED |= {"max_output_tokens", "temperature", "top_p", "top_logprobs", "text", "reasoning", "truncation"}
 REPEATED |= {"user", "safety_identifier", "prompt_cache_key", "max_tool_calls", "parallel_tool_calls"}
+REPEATED |= {"tools", "tool_choice"}
 # Sampling parameters that a chat takes under the same name.
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "min_tokens"}
 SAMPLING |= {"repetition_penalty", "frequency_penalty", "presence_penalty"}
@@ -83,6 +93,37 @@ class Reasoning(Schema):
     generate_summary: Ignored = None
     context: Ignored = None
     mode: Ignored = None
+
+
+class FunctionTool(FunctionDefinition):
+    """A function that the model may call."""
+
+    type: IsFunction
+    defer_loading: Ignored = None
+    allowed_callers: Ignored = None
+    output_schema: Ignored = None
+
+
+def _only_functions(value: object) -> object:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind != "function":
+        raise ValueError(
+            f"tools of the type {kind[:40]!r} are not supported; define a function, and run it yourself"
+        )
+    return value
+
+
+class CalledTool(Schema):
+    """The function that must be called."""
+
+    type: IsFunction
+    name: FunctionName
+
+
+ResponseToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("text")] | Annotated[CalledTool, Tag("object")],
+    one_of("`none`, `auto`, `required` or a function", text_or_object),
+]
 
 
 class ResponseStreamOptions(Schema):
@@ -149,9 +190,18 @@ class ResponseBody(Schema):
     prompt_cache_retention: Ignored = None
     prompt_cache_options: Ignored = None
     max_tool_calls: OfNoEffect[Annotated[int, Field(ge=1, lt=2**31)]] = None
-    parallel_tool_calls: bool | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    tools: Unsupported = None
+    tools: (
+        Annotated[
+            list[Annotated[FunctionTool, BeforeValidator(_only_functions)]], Field(max_length=MAX_TOOLS)
+        ]
+        | None
+    ) = None
+    tool_choice: ResponseToolChoice | None = Field(
+        default=None, description="Default: `auto` with tools. `required`, or a function, forces a call."
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="Whether a response may call several functions. Default: true."
+    )
     conversation: Unsupported = None
     prompt: Unsupported = None
     context_management: Unsupported = None
@@ -182,4 +232,8 @@ class ResponseBody(Schema):
     def echo(self) -> dict[str, JsonValue]:
         """Return the fields that the response repeats, as they were sent."""
         kept = self.model_dump(mode="json", by_alias=True, exclude_none=True, include=REPEATED)
-        return {name: value for name, value in kept.items() if name in self.model_fields_set}
+        found = {name: value for name, value in kept.items() if name in self.model_fields_set}
+        if self.tools:
+            names = {"type", "name", "description", "parameters", "strict"}
+            found["tools"] = [tool.model_dump(mode="json", include=names) for tool in self.tools]
+        return found

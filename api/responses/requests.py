@@ -11,9 +11,10 @@ from api.errors import InvalidInputError, invalid_input
 from api.inputs.checkpoint import Checkpoint
 from api.inputs.prompts import fit
 from api.inputs.sampling import refusal
+from api.inputs.tools import FunctionDefinition
 from api.openai import requests as chats
 from api.openai.bodies import Endpoint, read_body
-from api.responses.bodies import SAMPLING, JsonSchemaText, ResponseBody
+from api.responses.bodies import SAMPLING, CalledTool, JsonSchemaText, ResponseBody
 from api.responses.items import stored_items, to_messages
 from worker.store.requests.requests import NewRequest
 from worker.values.sampling import SamplingParams
@@ -27,7 +28,7 @@ NAMES = {
     r"reasoning_effort": "reasoning.effort",
     r"verbosity": "text.verbosity",
     r"truncate_prompt_tokens: -1 to lose the beginning of it": "truncation: auto to lose its oldest turns",
-    r"(tools\[\d+\])\.function": r"\1",
+    r"(tools\[\d+\]|tool_choice)\.function": r"\1",
 }
 IN_A_LINE = {
     "stream": "must not be true: a batch cannot be streamed",
@@ -128,16 +129,37 @@ def _to_chat(body: ResponseBody) -> dict[str, Any]:
         chat |= {"logprobs": True, "top_logprobs": body.num_logprobs}
     if body.reasoning is not None and body.reasoning.effort is not None:
         chat["reasoning_effort"] = body.reasoning.effort
-    if body.text is not None:
-        if body.text.verbosity is not None:
-            chat["verbosity"] = body.text.verbosity
-        if (form := body.text.format) is not None:
-            chat["response_format"] = (
-                {"type": form.type, "json_schema": form.model_dump(by_alias=True, exclude={"type"})}
-                if isinstance(form, JsonSchemaText)
-                else form.model_dump(by_alias=True, exclude_none=True)
-            )
-    return chat
+    return chat | _tools(body) | _form(body)
+
+
+def _tools(body: ResponseBody) -> dict[str, Any]:
+    """Return the fields of a chat that offer tools."""
+    found: dict[str, Any] = {}
+    if body.tools:
+        functions = [tool.model_dump(include=set(FunctionDefinition.model_fields)) for tool in body.tools]
+        found["tools"] = [{"type": "function", "function": function} for function in functions]
+    if body.parallel_tool_calls is not None:
+        found["parallel_tool_calls"] = body.parallel_tool_calls
+    if isinstance(body.tool_choice, CalledTool):
+        found["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
+    elif body.tool_choice is not None:
+        found["tool_choice"] = body.tool_choice
+    return found
+
+
+def _form(body: ResponseBody) -> dict[str, Any]:
+    """Return the fields of a chat that say what form its text has."""
+    found: dict[str, Any] = {}
+    if body.text is None:
+        return found
+    if body.text.verbosity is not None:
+        found["verbosity"] = body.text.verbosity
+    if (form := body.text.format) is not None:
+        written = form.model_dump(by_alias=True, exclude_none=True)
+        if isinstance(form, JsonSchemaText):
+            written = {"type": written.pop("type"), "json_schema": written}
+        found["response_format"] = written
+    return found
 
 
 def _is_rule(item: dict[str, Any]) -> bool:

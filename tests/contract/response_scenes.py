@@ -126,6 +126,27 @@ def parsed_responses(client: OpenAI) -> None:
         assert isinstance(found.output_parsed, Person)
 
 
+def response_tools(client: OpenAI) -> None:
+    """A function that must be called is, with arguments that fit; its output goes back in."""
+    schema = {"type": "object", "properties": {"n": {"enum": [7]}}, "required": ["n"]}
+    schema |= {"additionalProperties": False}
+    tool = {"type": "function", "name": "roll", "parameters": schema, "strict": True}
+    asked = {"model": model_of(client), "input": "dice?", "tools": [tool]}
+    asked |= {"tool_choice": {"type": "function", "name": "roll"}, "parallel_tool_calls": False}
+    made = client.responses.create(**asked)
+    (called,) = Response.model_validate(made.to_dict()).output
+    assert (called.type, called.name, json.loads(called.arguments)) == ("function_call", "roll", {"n": 7})
+    with client.responses.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        (streamed,) = stream.get_final_response().output
+    assert "response.function_call_arguments.delta" in kinds
+    assert (streamed.name, streamed.parsed_arguments) == ("roll", {"n": 7})
+    told = [{"type": "function_call_output", "call_id": called.call_id, "output": "six"}]
+    after = ask(client, input=told, previous_response_id=made.id, max_output_tokens=3)
+    items = client.responses.input_items.list(after.id, order="asc")
+    assert [item.type for item in items] == ["message", "function_call", "function_call_output"]
+
+
 def background(client: OpenAI) -> None:
     """A background response is a batch of one: poll it, cancel it, read its events again."""
     queued = ask(client, background=True)
@@ -177,4 +198,4 @@ def response_lines(client: OpenAI) -> None:
         assert found.usage.output_tokens <= 5
 
 
-SCENES = (responses, response_streams, parsed_responses, background, response_lines)
+SCENES = (responses, response_streams, response_tools, parsed_responses, background, response_lines)

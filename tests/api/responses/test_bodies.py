@@ -19,7 +19,7 @@ from worker.store.database.session import Store
         ({"stream_options": {}, "stream": True, "max_output_tokens": 0}, "max_output_tokens", "at least 1"),
         ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "input and instructions"),
-        ({"tools": [{"type": "web_search"}]}, "tools", ""),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]", "define a function"),
         ({"input": []}, "input", "must not be empty"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "previous_response_id"),
         ({"input": [{"type": "image_generation_call"}]}, "input[0]", "'image_generation_call'"),
