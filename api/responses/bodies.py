@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, JsonValue, Tag
 from api.batches.schemas import Metadata
 from api.inputs.foreign import Ignored, Unsupported
 from api.inputs.formats import JsonObjectResponse, TextResponse
+from api.inputs.reasoning import ThinkingBudget
 from api.inputs.sampling import (
     FrequencyPenalty,
     MaxTokens,
@@ -61,9 +62,10 @@ REPEATED = {
 REPEATED |= {"max_output_tokens", "temperature", "top_p", "top_logprobs", "text", "reasoning", "truncation"}
 REPEATED |= {"user", "safety_identifier", "prompt_cache_key", "max_tool_calls", "parallel_tool_calls"}
 REPEATED |= {"tools", "tool_choice"}
-# Sampling parameters that a chat takes under the same name.
+# Parameters that a chat takes under the same name.
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "min_tokens"}
 SAMPLING |= {"repetition_penalty", "frequency_penalty", "presence_penalty"}
+SAMPLING |= {"chat_template_kwargs", "thinking_budget"}
 
 
 class JsonSchemaText(Schema):
@@ -182,6 +184,12 @@ class ResponseBody(Schema):
         description="`auto` drops the oldest turns of a conversation that does not fit the model's context.",
     )
     metadata: Metadata | None = None
+    chat_template_kwargs: JsonObject | None = Field(
+        default=None, description="Variables of the model's chat template, such as `enable_thinking`."
+    )
+    thinking_budget: ThinkingBudget | None = Field(
+        default=None, description="Most tokens of reasoning; then the model has to answer."
+    )
     priority: OwnPriority = None
     timeout_seconds: TimeoutSeconds | None = None
     user: OfNoEffect[Text] = None

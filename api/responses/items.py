@@ -176,18 +176,26 @@ def _texts(content: str | Sequence[ResponsePart]) -> list[str]:
 def to_messages(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return stored items as the messages of a chat.
 
-    Calls of functions belong to the assistant's message before them. Reasoning is left out, as chat
-    templates leave it out of earlier turns.
+    Reasoning belongs to the assistant's message after it, calls of functions to the one before them.
     """
     messages: list[dict[str, Any]] = []
+    thought: dict[str, str] = {}
     for item in items:
         match item["type"]:
+            case "reasoning":
+                text = "\n".join(part["text"] for part in item["content"] or item["summary"])
+                thought = {"reasoning_content": text} if text else {}
             case "message":
                 content = "\n".join(part["text"] for part in item["content"])
-                messages.append({"role": item["role"], "content": content})
+                message = {"role": item["role"], "content": content}
+                if item["role"] == "assistant":
+                    message |= thought
+                    thought = {}
+                messages.append(message)
             case "function_call":
-                if not messages or messages[-1]["role"] != "assistant":
-                    messages.append({"role": "assistant", "content": None})
+                if thought or not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": None, **thought})
+                    thought = {}
                 call = {"name": item["name"], "arguments": item["arguments"]}
                 messages[-1].setdefault("tool_calls", []).append(
                     {"id": item["call_id"], "type": "function", "function": call}

@@ -145,6 +145,21 @@ def test_calls_are_items_and_events_however_their_text_comes(checkpoint: Checkpo
         assert "".join(event["delta"] for event in told[1:-2]) == told[-2]["arguments"] == item.arguments
 
 
+def test_earlier_reasoning_goes_with_the_message_after_it() -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": []}
+    thought["content"] = [{"type": "reasoning_text", "text": "Hm."}]
+    given = [
+        {"role": "user", "content": "a"},
+        thought,
+        {"role": "assistant", "content": "b"},
+        thought,
+        CALLED,
+    ]
+    said = to_messages(stored_items(ResponseBody(model="m", input=given).input, "x"))
+    assert [message.get("reasoning_content") for message in said] == [None, "Hm.", "Hm."]
+    assert said[2]["tool_calls"][0]["id"] == "call_1"
+
+
 def test_reasoning_is_an_item_of_its_own(checkpoint: Checkpoint) -> None:
     text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
     result = replace(RESULT, output=text, finish_reason="stop", payload=None, parsing=Parsing(Family.HARMONY))
