@@ -115,7 +115,7 @@ def _only_functions(value: object) -> object:
     return value
 
 
-class CalledTool(Schema):
+class ChosenFunction(Schema):
     """The function that must be called."""
 
     type: IsFunction
@@ -123,7 +123,7 @@ class CalledTool(Schema):
 
 
 ResponseToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("text")] | Annotated[CalledTool, Tag("object")],
+    Annotated[Literal["none", "auto", "required"], Tag("text")] | Annotated[ChosenFunction, Tag("object")],
     one_of("`none`, `auto`, `required` or a function", text_or_object),
 ]
 

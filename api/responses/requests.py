@@ -14,7 +14,7 @@ from api.inputs.sampling import refusal
 from api.inputs.tools import FunctionDefinition
 from api.openai import requests as chats
 from api.openai.bodies import Endpoint, read_body
-from api.responses.bodies import SAMPLING, CalledTool, JsonSchemaText, ResponseBody
+from api.responses.bodies import SAMPLING, ChosenFunction, JsonSchemaText, ResponseBody
 from api.responses.items import stored_items, to_messages
 from worker.store.requests.requests import NewRequest
 from worker.values.sampling import SamplingParams
@@ -140,7 +140,7 @@ def _tools(body: ResponseBody) -> dict[str, Any]:
         found["tools"] = [{"type": "function", "function": function} for function in functions]
     if body.parallel_tool_calls is not None:
         found["parallel_tool_calls"] = body.parallel_tool_calls
-    if isinstance(body.tool_choice, CalledTool):
+    if isinstance(body.tool_choice, ChosenFunction):
         found["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
     elif body.tool_choice is not None:
         found["tool_choice"] = body.tool_choice
