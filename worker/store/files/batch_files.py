@@ -214,8 +214,8 @@ def add_requests(
     defaults = SamplingParams.from_json(batch.params)
     digests = [batches.digest_of(request, defaults) for request in given]
     priorities = [batches.priority_of(request, batch.priority) for request in given]
-    joined = [None] * len(given) if earlier is None else earlier.join(session, digests, priorities)
-    joined = _apart(session, batch, given, joined)
+    known = [None] * len(given) if earlier is None else earlier.join(session, digests, priorities)
+    joined = _apart(session, batch, given, known)
     first_position = batch.num_requests - batch.num_unread
     shard_ids = batches.add_shards(
         session,
@@ -251,8 +251,8 @@ def add_requests(
 
 
 def _apart(
-    session: Session, batch: BatchRow, given: Sequence[NewRequest], joined: list[int | None]
-) -> list[int | None]:
+    session: Session, batch: BatchRow, given: Sequence[NewRequest], joined: Sequence[int | None]
+) -> Sequence[int | None]:
     """Return the shards that requests join, and for those of wrong lines one that no worker claims."""
     num_wrong = sum(request.error is not None for request in given)
     if not num_wrong:
