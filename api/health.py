@@ -1,15 +1,17 @@
-"""Serves /health (this process runs) and /ready (a batch sent now would be stored, queued and run)."""
+"""Serves /health (this process runs), /ready (a batch sent now would be stored, queued and run), /version."""
 
 import logging
 from http import HTTPStatus
 from typing import Literal
 
 from fastapi import APIRouter, Response
+from fastapi import Request as HttpRequest
 from pydantic import BaseModel
 from redis import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
-from api.dependencies import DeploymentDependency, Services
+from api.dependencies import READ, DeploymentDependency, Services
+from api.errors import documented
 from worker.contract.messages import GPU_QUEUE
 from worker.store.watching import workers
 
@@ -33,6 +35,20 @@ class Readiness(BaseModel):
     database: Check
     broker: Check
     worker: Check
+
+
+class Version(BaseModel):
+    """The version of this server."""
+
+    version: str
+
+
+@router.get(
+    "/version", dependencies=[READ], responses=documented(401, 403, 429), summary="Which version is this?"
+)
+def version(http_request: HttpRequest) -> Version:
+    """Return the version of this server."""
+    return Version(version=http_request.app.version)
 
 
 @router.get("/health", summary="Is the API up?")

@@ -31,6 +31,7 @@ from api.metrics import routes as metrics
 from api.openai import routes as openai
 from api.responses import routes as responses
 from api.tenants import routes as tenants
+from api.tokenization import routes as tokenization
 from api.uploads import routes as uploads
 from api.usage import routes as usage
 from api.webhooks import routes as webhooks
@@ -49,6 +50,7 @@ ROUTERS = (
     documentation.router,
     generate.router,
     openai.router,
+    tokenization.router,
     anthropic.router,
     message_batches.router,
     responses.router,

@@ -139,7 +139,7 @@ class GrowingOutputs:
         if choice.has_gap or delta.offset != len(choice.told):
             choice.has_gap = True
             return False
-        if not (delta.text or delta.finish_reason or delta.logprobs):
+        if not (delta.text or delta.finish_reason or delta.logprobs or delta.token_ids):
             return False
         choice.told += delta.text
         choice.num_tokens += delta.num_tokens
@@ -172,6 +172,7 @@ class GrowingOutputs:
                     text,
                     logprobs=logprobs,
                     finish_reason=whole.finish_reason,
+                    token_ids=whole.token_ids[choice.num_tokens :],
                 )
                 choice.is_finished = True
 

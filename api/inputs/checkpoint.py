@@ -86,6 +86,12 @@ class Spelling(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to a text."""
 
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+
+    def is_special(self, token_id: int) -> bool:
+        """Return whether a token marks something and adds nothing to a text."""
+
 
 class NumberSpelling:
     """Writes tokens of a model whose tokenizer is not loaded, as `token_id:17`."""
@@ -97,6 +103,14 @@ class NumberSpelling:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the same as bytes."""
         return self.token_text(token_id).encode()
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """Return the numbers of tokens."""
+        return "".join(map(self.token_text, token_ids))
+
+    def is_special(self, token_id: int) -> bool:  # noqa: ARG002
+        """Return False: nothing is known of these tokens."""
+        return False
 
 
 class Checkpoint:
@@ -128,6 +142,7 @@ class Checkpoint:
         self._is_byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
         self._template_variables = {key: _token_text(config.get(key)) for key in TOKEN_NAMES}
         source, tool_source = _template_sources(config.get("chat_template"))
+        self.chat_template = source
         self._template = None if source is None else ENVIRONMENT.from_string(source)
         self._tool_template = None if tool_source is None else ENVIRONMENT.from_string(tool_source)
         # What the chat template reads.
@@ -238,10 +253,40 @@ class Checkpoint:
         return "tools" in self.template_variables
 
     @cached_property
+    def _special_token_ids(self) -> frozenset[int]:
+        return frozenset(self.special_tokens.values())
+
+    @cached_property
     def special_tokens(self) -> Mapping[str, int]:
         """The ids of the tokens that are no text, by their names."""
         added = self._tokenizer.get_added_tokens_decoder()
         return {token.content: token_id for token_id, token in added.items() if token.special}
+
+    def token_name(self, token_id: int) -> str:
+        """Return a token as the vocabulary writes it."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
+    def marker(self, name: str) -> str | None:
+        """Return the text of one of TOKEN_NAMES; None if the model has none."""
+        if name == "eos_token" and not self._template_variables[name]:
+            return next(map(self.token_name, self._end_token_ids), None)
+        return self._template_variables[name] or None
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+        return self.decode(token_ids, skip_special_tokens=True)
+
+    def is_special(self, token_id: int) -> bool:
+        """Return whether a token marks something and adds nothing to a text."""
+        return token_id in self._special_token_ids
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a text, as the engine sees them."""
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of tokens."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def render_chat(
         self,

@@ -32,7 +32,8 @@ def fit(
     for i, request in enumerate(requests):
         for j, prompt in enumerate(request.prompts):
             if not isinstance(prompt, str):
-                counts[i][j] = _count_ids(checkpoint, prompt, _path(request, name(i), j))
+                check_token_ids(checkpoint, prompt, _path(request, name(i), j))
+                counts[i][j] = len(prompt)
             else:
                 check_size(prompt, max_prompt_bytes, _path(request, name(i), j))
                 texts[request.add_special_tokens].append((i, j, prompt))
@@ -60,7 +61,7 @@ def _fitted(
     checkpoint: Checkpoint, request: NewRequest, params: Params, counts: Sequence[int], name: str
 ) -> NewRequest:
     context = checkpoint.max_model_len
-    is_generating = isinstance(params, SamplingParams)
+    is_generating = isinstance(params, SamplingParams) and request.max_tokens > 0
     must_fit = isinstance(params, SamplingParams) and params.must_fit
     if isinstance(params, SamplingParams):
         counts = [params.kept_prompt_tokens(count, context) for count in counts]
@@ -85,12 +86,12 @@ def _fitted(
     return replace(request, num_prompt_tokens=sum(counts), max_tokens=max_tokens)
 
 
-def _count_ids(checkpoint: Checkpoint, token_ids: Sequence[int], path: str) -> int:
+def check_token_ids(checkpoint: Checkpoint, token_ids: Sequence[int], path: str) -> None:
+    """Raise InvalidInputError if a token is not in the model's vocabulary."""
     most = checkpoint.vocab_size - 1
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= most:
         wrong = next(token for token in token_ids if not 0 <= token <= most)
         raise InvalidInputError(f"{path}: token id {wrong} is not in the vocabulary, 0 to {most}", param=path)
-    return len(token_ids)
 
 
 def _path(request: NewRequest, name: str, index: int) -> str:

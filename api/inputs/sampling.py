@@ -17,7 +17,7 @@ MAX_STOP_STRINGS = 16
 TOKEN_ID = re.compile("-?[0-9]{1,10}")
 # Parameters that have a field of the same name and meaning.
 PLAIN_FIELDS = SamplingParams.__dataclass_fields__.keys() - {
-    "format", "logprobs", "must_fit", "optimization", "parsing", "thinking_budget",
+    "format", "logprobs", "must_fit", "optimization", "parsing", "prompt_logprobs", "thinking_budget",
 }  # fmt: skip
 
 MaxTokens = Annotated[
@@ -96,6 +96,11 @@ class CommonSamplingFields(FormatFields):
         """The number of most likely tokens to report beside each token; None: no logprobs at all."""
         return None
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The number of most likely tokens to report beside each token of the prompt; None: no logprobs."""
+        return self.prompt_logprobs
+
 
 class SamplingFields(CommonSamplingFields):
     """The sampling fields. A field that is left out has the batch's value, or the default."""
@@ -122,8 +127,8 @@ def to_params(
         for name in PLAIN_FIELDS & fields.model_fields_set
         if (value := getattr(fields, name)) is not None
     }
-    if fields.num_logprobs is not None:
-        changes["logprobs"] = fields.num_logprobs
+    counts = {"logprobs": fields.num_logprobs, "prompt_logprobs": fields.num_prompt_logprobs}
+    changes |= {name: count for name, count in counts.items() if count is not None}
     if "max_tokens" in changes:
         changes["must_fit"] = True
     if "stop" in changes:

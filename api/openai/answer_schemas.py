@@ -63,6 +63,26 @@ class AssistantMessage(BaseModel):
     function_call: FunctionCall | None = Field(default=None, description="if the request has `functions`")
 
 
+OfTokens = list[int] | None
+TOKEN_IDS = Field(default=None, description="If `return_token_ids` is set; with the token that ended it.")
+PROMPT_TOKEN_IDS = Field(default=None, description="If `return_token_ids` is set.")
+
+
+class RankedToken(BaseModel):
+    """A logprob of a prompt's token, or of a likely one in its place."""
+
+    logprob: float
+    rank: int | None = Field(description="among all tokens, 1 for the likeliest")
+    decoded_token: str
+
+
+PROMPT_LOGPROBS = Field(
+    default=None,
+    description="If `prompt_logprobs` is set: for each token of the prompt, by token id, its own logprob and"
+    " those of the likeliest tokens. The first token has none.",
+)
+
+
 class ChatChoice(BaseModel):
     """One output."""
 
@@ -70,6 +90,7 @@ class ChatChoice(BaseModel):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: str
+    token_ids: OfTokens = TOKEN_IDS
 
 
 class _Completed(BaseModel):
@@ -78,9 +99,6 @@ class _Completed(BaseModel):
     model: str
     usage: CompletionUsage
     system_fingerprint: str | None
-    prompt_logprobs: list[list[ChosenToken]] | None = Field(
-        default=None, description="Of each prompt's tokens after the first."
-    )
 
 
 class ChatCompletion(_Completed):
@@ -88,14 +106,16 @@ class ChatCompletion(_Completed):
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
+    prompt_logprobs: list[dict[str, RankedToken] | None] | None = PROMPT_LOGPROBS
+    prompt_token_ids: OfTokens = PROMPT_TOKEN_IDS
 
 
 class CompletionLogprobs(BaseModel):
-    """The tokens of a choice."""
+    """The tokens of a choice. With `echo`, its prompt's come first, of which the first has no logprob."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -106,6 +126,9 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str
+    prompt_logprobs: list[dict[str, RankedToken] | None] | None = PROMPT_LOGPROBS
+    prompt_token_ids: OfTokens = PROMPT_TOKEN_IDS
+    token_ids: OfTokens = TOKEN_IDS
 
 
 class TextCompletion(_Completed):
@@ -147,6 +170,8 @@ class ModelAnswer(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str = Field(description="the model that answers to this name")
+    parent: None
     max_model_len: int
     type: Literal["model"]
     display_name: str

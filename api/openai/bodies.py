@@ -148,6 +148,12 @@ class Streamed(ForeignFields):
         description="Put the tokenizer's special tokens around the prompt. Default: true for a prompt, false"
         " for a chat, whose template writes them.",
     )
+    return_token_ids: bool | None = Field(
+        default=None, description="The answer has the ids of the tokens of prompts and choices."
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        default=None, description="Logprobs spell each token as its id: `token_id:17`."
+    )
 
 
 OlderChoice = Annotated[
@@ -187,8 +193,17 @@ class CompletionBody(SamplingFields, Streamed):
     """A request for completions of one or several prompts."""
 
     prompt: Prompts
-    echo: Unsupported = None
+    echo: bool | None = Field(
+        default=None,
+        description="Each choice begins with its prompt; its logprobs, if asked for, with the prompt's. With"
+        " `max_tokens: 0` it is the prompt alone.",
+    )
     suffix: Unsupported = None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The number of most likely tokens to report beside each token of the prompt; None: no logprobs."""
+        return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
 
 
 class EmbeddingBody(Schema):

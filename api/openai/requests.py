@@ -159,6 +159,8 @@ def _completion(checkpoint: Checkpoint, body: CompletionBody, custom_id: str | N
 def _check_stream(body: ChatBody | CompletionBody, path: str) -> None:
     if body.stream_options is not None and not body.stream:
         raise refusal(path, "stream_options", "requires stream to be true")
+    if body.stream and body.prompt_logprobs is not None:
+        raise refusal(path, "prompt_logprobs", "cannot be streamed; leave out stream")
     if body.stream and body.best_of is not None and body.best_of > (body.n or 1):
         raise refusal(
             path, "best_of", "must be at most n in a stream, as the best outputs are known only at the end"

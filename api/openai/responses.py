@@ -2,20 +2,22 @@
 
 import base64
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from api.generate.outputs import choices_of, num_reasoning_tokens
-from api.inputs.checkpoint import Checkpoint, Spelling
+from api.inputs.checkpoint import Checkpoint, NumberSpelling, Spelling
 from api.openai.answer_schemas import ModelAnswer
 from api.openai.bodies import Endpoint
+from api.openai.logprobs import TextOffsets, to_chat_logprobs, to_completion_logprobs, to_prompt_logprobs
 from api.parsing.messages import finish_reason, to_message
 from worker.store.requests.models import ServedModelView
 from worker.store.requests.result_views import ResultView
 from worker.values.caching import Source
 from worker.values.logprobs import Logprobs
 from worker.values.parsing import Parsing
+from worker.values.requests import Prompt
 from worker.values.results import Choice, Payload, to_floats
 
 ID_PREFIXES = {Endpoint.CHAT_COMPLETIONS: "chatcmpl-", Endpoint.COMPLETIONS: "cmpl-"}
@@ -45,23 +47,19 @@ def to_response(
             **_origin(result),
         }
     spelling = checkpoint.spelling_of(None if model is None else model.fingerprint)
-    own_id = response_id(endpoint, batch_id, result.position)
-    if endpoint is Endpoint.CHAT_COMPLETIONS:
-        to_choice = partial(_to_chat_choice, parsing=result.parsing, own_id=own_id)
-    else:
-        to_choice = partial(_to_completion_choice)
-    body = {
-        "id": own_id,
+    writer = _Writer(spelling, payload, result.parsing, response_id(endpoint, batch_id, result.position))
+    choices = choices_of(result)
+    is_chat = endpoint is Endpoint.CHAT_COMPLETIONS
+    return {
+        "id": writer.own_id,
         "object": OBJECTS[endpoint],
         "created": int(result.created_at.timestamp()),
         **made_by,
-        "choices": [to_choice(spelling, index, choice) for index, choice in enumerate(choices_of(result))],
+        "choices": writer.chat_choices(choices) if is_chat else writer.completion_choices(choices),
         "usage": to_usage(result),
+        **(writer.of_prompt(0) if is_chat else {}),
         **_origin(result),
     }
-    if payload.prompt_logprobs:
-        body["prompt_logprobs"] = [to_token_logprobs(spelling, one) for one in payload.prompt_logprobs]
-    return body
 
 
 def system_fingerprint(model: ServedModelView) -> str:
@@ -108,6 +106,8 @@ def to_model(checkpoint: Checkpoint, name: str) -> ModelAnswer:
         object="model",
         created=checkpoint.created,
         owned_by=MODEL_OWNER,
+        root=checkpoint.name,
+        parent=None,
         max_model_len=checkpoint.max_model_len,
         type="model",
         display_name=name,
@@ -117,18 +117,91 @@ def to_model(checkpoint: Checkpoint, name: str) -> ModelAnswer:
     )
 
 
-def _to_chat_choice(
-    spelling: Spelling, index: int, choice: Choice, *, parsing: Parsing | None, own_id: str
-) -> dict[str, Any]:
-    logprobs = None if choice.logprobs is None else to_chat_logprobs(spelling, choice.logprobs)
-    message = to_message(choice.text, parsing, seed=call_seed(own_id, index))
-    has_calls = "tool_calls" in message or "function_call" in message
-    return {
-        "index": index,
-        "message": message,
-        "logprobs": logprobs,
-        "finish_reason": finish_reason(choice.finish_reason, parsing, has_calls=has_calls),
-    }
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Writes the choices of one result."""
+
+    spelling: Spelling
+    payload: Payload
+    parsing: Parsing | None
+    own_id: str  # of the answer
+
+    def chat_choices(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+        """Return the choices of a chat."""
+        return [self._chat_choice(index, choice) for index, choice in enumerate(choices)]
+
+    def completion_choices(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+        """Return the choices of all prompts, each after the text of its prompt if the answer repeats it."""
+        found = []
+        each = len(choices) // self._num_prompts
+        for index, choice in enumerate(choices):
+            part = index // each
+            echo = self._echo(part)
+            found.append(
+                {
+                    "index": index,
+                    "text": echo + choice.text,
+                    "logprobs": self._completion_logprobs(part, echo, choice),
+                    "finish_reason": choice.finish_reason,
+                    **self.of_prompt(part),
+                    **self._token_ids(choice),
+                }
+            )
+        return found
+
+    def of_prompt(self, part: int) -> dict[str, Any]:
+        """Return what was asked for of the prompt's tokens, unless the logprobs of an echo have it."""
+        payload, found = self.payload, dict[str, Any]()
+        if payload.prompt_logprobs and not self._has_echoed_logprobs:
+            found["prompt_logprobs"] = to_prompt_logprobs(self.spelling, payload.prompt_logprobs[part])
+        if payload.has_token_ids and payload.prompt_token_ids:
+            found["prompt_token_ids"] = list(payload.prompt_token_ids[part])
+        return found
+
+    def _chat_choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        logprobs = choice.logprobs
+        message = to_message(choice.text, self.parsing, seed=call_seed(self.own_id, index))
+        has_calls = "tool_calls" in message or "function_call" in message
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": None if logprobs is None else to_chat_logprobs(self._token_spelling, logprobs),
+            "finish_reason": finish_reason(choice.finish_reason, self.parsing, has_calls=has_calls),
+            **self._token_ids(choice),
+        }
+
+    @property
+    def _num_prompts(self) -> int:
+        payload = self.payload
+        return max(1, *map(len, (payload.echoes, payload.prompt_logprobs, payload.prompt_token_ids)))
+
+    @property
+    def _has_echoed_logprobs(self) -> bool:
+        choices = self.payload.choices
+        return bool(self.payload.echoes and choices) and choices[0].logprobs is not None
+
+    @property
+    def _token_spelling(self) -> Spelling:
+        return NumberSpelling() if self.payload.has_tokens_as_ids else self.spelling
+
+    def _echo(self, part: int) -> str:
+        return to_echo(self.spelling, self.payload.echoes[part]) if self.payload.echoes else ""
+
+    def _token_ids(self, choice: Choice) -> dict[str, Any]:
+        return {"token_ids": list(choice.token_ids)} if self.payload.has_token_ids else {}
+
+    def _completion_logprobs(self, part: int, echo: str, choice: Choice) -> dict[str, Any] | None:
+        logprobs = choice.logprobs
+        if logprobs is None:
+            return None
+        offsets = TextOffsets(self.spelling, start=len(echo), text=choice.text).push(_ids(logprobs))
+        first = None
+        if self._has_echoed_logprobs:
+            logprobs = self.payload.prompt_logprobs[part] + logprobs
+            prompt = self.payload.prompt_token_ids[part]
+            first = prompt[0]
+            offsets = TextOffsets(self.spelling, text=echo).push(prompt) + offsets
+        return to_completion_logprobs(self._token_spelling, logprobs, offsets, first_token_id=first)
 
 
 def call_seed(own_id: str, index: int) -> str:
@@ -136,61 +209,13 @@ def call_seed(own_id: str, index: int) -> str:
     return f"{own_id}-{index}"
 
 
-def _to_completion_choice(spelling: Spelling, index: int, choice: Choice) -> dict[str, Any]:
-    logprobs = None if choice.logprobs is None else to_completion_logprobs(spelling, choice.logprobs)
-    return {
-        "index": index,
-        "text": choice.text,
-        "logprobs": logprobs,
-        "finish_reason": choice.finish_reason,
-    }
+def to_echo(spelling: Spelling, prompt: Prompt) -> str:
+    """Return the text of a prompt that an answer repeats."""
+    return prompt if isinstance(prompt, str) else spelling.text_of(prompt)
 
 
-def to_chat_logprobs(spelling: Spelling, logprobs: Logprobs) -> dict[str, Any]:
-    """Return the logprobs of a chat choice, or of a part of it."""
-    return {"content": to_token_logprobs(spelling, logprobs), "refusal": None}
-
-
-def to_token_logprobs(spelling: Spelling, logprobs: Logprobs) -> list[dict[str, Any]]:
-    """Return each token with its logprob and the most likely tokens at its position."""
-    return [
-        _to_token(spelling, token.token_id, token.logprob)
-        | {
-            "top_logprobs": [
-                _to_token(spelling, other, logprob)
-                for other, logprob in (token.top_and_own if token.top else ())
-            ]
-        }
-        for token in logprobs
-    ]
-
-
-def to_completion_logprobs(spelling: Spelling, logprobs: Logprobs, *, offset: int = 0) -> dict[str, Any]:
-    """Return the logprobs of a completion's choice; `offset` is where its text begins."""
-    texts = [spelling.token_text(token.token_id) for token in logprobs]
-    return {
-        "tokens": texts,
-        "token_logprobs": [token.logprob for token in logprobs],
-        "top_logprobs": [
-            {spelling.token_text(other): logprob for other, logprob in token.top_and_own}
-            | {text: token.logprob}  # comes last, as another token may be spelled alike
-            for text, token in zip(texts, logprobs, strict=True)
-        ],
-        "text_offset": _offsets(texts, offset),
-    }
-
-
-def _offsets(texts: Sequence[str], offset: int) -> list[int]:
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
-    return offsets
-
-
-def _to_token(spelling: Spelling, token_id: int, logprob: float) -> dict[str, Any]:
-    spelled = spelling.token_bytes(token_id)
-    return {"token": spelled.decode(errors="replace"), "logprob": logprob, "bytes": list(spelled)}
+def _ids(logprobs: Logprobs) -> list[int]:
+    return [token.token_id for token in logprobs]
 
 
 def _to_vector(vector: bytes, payload: Payload) -> list[float] | str:

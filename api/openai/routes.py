@@ -26,8 +26,6 @@ from api.openai.requests import check_model, prompts_field, to_request
 from api.openai.responses import to_model, to_response
 from api.openai.streaming import chunks
 from worker.store.batches.batches import NewBatch
-from worker.store.requests.requests import NewRequest
-from worker.values.parsing import Parsing
 from worker.values.sampling import SamplingParams
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=OnceRoute, dependencies=[OPENAI_STATUSES])
@@ -116,11 +114,6 @@ async def _complete(
     return await respond(_stream(services, http_request, endpoint, batch, options))
 
 
-def parsing_of(request: NewRequest) -> Parsing | None:
-    """Return how the outputs of a request are parsed."""
-    return request.params.parsing if isinstance(request.params, SamplingParams) else None
-
-
 def _to_batch(services: Services, body: Body) -> NewBatch:
     request = to_request(services.checkpoint, body)
     field = prompts_field(body)
@@ -163,8 +156,7 @@ async def _stream(
             endpoint,
             options,
             wait_seconds=services.settings.wait_seconds,
-            num_prompt_tokens=batch.requests[0].num_prompt_tokens,
-            parsing=parsing_of(batch.requests[0]),
+            request=batch.requests[0],
         )
         async for chunk in found:
             yield chunk

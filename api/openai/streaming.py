@@ -10,18 +10,11 @@ from api.generate.outputs import failure
 from api.generate.waiting import GrowingOutputs, InteractiveWork
 from api.inputs.checkpoint import Checkpoint
 from api.openai.bodies import Endpoint, StreamOptions
-from api.openai.responses import (
-    call_seed,
-    response_id,
-    to_chat_logprobs,
-    to_completion_logprobs,
-    to_usage,
-    to_usage_so_far,
-)
-from api.parsing.messages import GrowingMessage, finish_reason
+from api.openai.growing import GrowingChat, GrowingCompletion, asked_of
+from api.openai.responses import response_id, to_response, to_usage, to_usage_so_far
+from worker.store.requests.requests import NewRequest
+from worker.store.requests.result_views import ResultView
 from worker.values.delta import Delta
-from worker.values.logprobs import Logprobs
-from worker.values.parsing import Parsing
 
 
 async def chunks(
@@ -31,22 +24,19 @@ async def chunks(
     options: StreamOptions,
     *,
     wait_seconds: float,
-    num_prompt_tokens: int,
-    parsing: Parsing | None = None,
+    request: NewRequest,
 ) -> AsyncIterator[str]:
     """Yield the events of a completion until [DONE]; errors on the way are events too."""
-    chunk = _ChunkWriter(work, checkpoint, endpoint, options, num_prompt_tokens, parsing)
-    outputs = GrowingOutputs()
+    chunk = _ChunkWriter(work, checkpoint, endpoint, options, request)
     try:
         async for delta in work.told(wait_seconds):
-            if outputs.take(delta) and (written := chunk.write(delta, outputs.num_tokens)):
+            if written := chunk.take(delta):
                 yield written
         (result,) = await work.results(wait_seconds)
         if (failed := failure(result)) is not None:
             raise failed
-        for delta in outputs.rest(result):
-            outputs.num_tokens = result.num_output_tokens
-            yield chunk.write(delta, outputs.num_tokens)
+        for written in chunk.rest(result):
+            yield written
     except ApiError as error:
         yield error_event(error)
         return
@@ -64,24 +54,46 @@ class _ChunkWriter:
         checkpoint: Checkpoint,
         endpoint: Endpoint,
         options: StreamOptions,
-        num_prompt_tokens: int,
-        parsing: Parsing | None,
+        request: NewRequest,
     ) -> None:
         self.base = _frame(work, checkpoint, endpoint, options)
+        self._work = work
         self._checkpoint = checkpoint
+        self._endpoint = endpoint
         self._has_usage = options.continuous_usage_stats
-        self._num_prompt_tokens = num_prompt_tokens
-        self._chat = None
-        if endpoint is Endpoint.CHAT_COMPLETIONS:
-            self._chat = _GrowingChat(checkpoint, parsing, own_id=self.base["id"])
+        self._num_prompt_tokens = request.num_prompt_tokens
+        self._outputs = GrowingOutputs()
+        asked = asked_of(request)
+        # The logprobs of a prompt are in no Delta, so the choices that repeat them are written whole.
+        self._needs_result = asked.echo and asked.logprobs is not None
+        self._growing: GrowingChat | GrowingCompletion = (
+            GrowingChat(checkpoint, request, own_id=self.base["id"])
+            if endpoint is Endpoint.CHAT_COMPLETIONS
+            else GrowingCompletion(checkpoint, request)
+        )
 
-    def write(self, delta: Delta, num_tokens: int) -> str:
+    def take(self, delta: Delta) -> str:
         """Return the events of a part of a choice; none while the meaning of its text is not certain."""
+        return "" if self._needs_result or not self._outputs.take(delta) else self._write(delta)
+
+    def rest(self, result: ResultView) -> Iterator[str]:
+        """Yield the events that are left when the result is there."""
+        self._outputs.num_tokens = result.num_output_tokens
+        if self._needs_result:
+            whole = to_response(self._checkpoint, self._endpoint, result, batch_id=self._work.batch_id)
+            for choice in whole["choices"]:
+                yield self._event({"choices": [choice]})
+            return
+        for delta in self._outputs.rest(result):
+            yield self._write(delta)
+
+    def _write(self, delta: Delta) -> str:
+        return "".join(map(self._event, self._growing.feed(delta)))
+
+    def _event(self, fields: dict[str, Any]) -> str:
         if self._has_usage:
-            self.base["usage"] = to_usage_so_far(self._num_prompt_tokens, num_tokens)
-        if self._chat is None:
-            return event(self.base | {"choices": [_completion_choice(self._checkpoint, delta)]})
-        return "".join(event(self.base | {"choices": [choice]}) for choice in self._chat.feed(delta))
+            self.base["usage"] = to_usage_so_far(self._num_prompt_tokens, self._outputs.num_tokens)
+        return event(self.base | fields)
 
 
 def _frame(
@@ -96,49 +108,3 @@ def _frame(
         "model": checkpoint.name,
         "system_fingerprint": None,
     } | ({"usage": None} if options.include_usage else {})
-
-
-class _GrowingChat:
-    """The choices of a chat completion, each told in chunks."""
-
-    def __init__(self, checkpoint: Checkpoint, parsing: Parsing | None, *, own_id: str) -> None:
-        self._checkpoint = checkpoint
-        self._parsing = parsing
-        self._own_id = own_id
-        self._messages: dict[int, GrowingMessage] = {}
-        self._waiting: dict[int, Logprobs] = {}  # of tokens whose text is not certain yet
-
-    def feed(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        """Yield the choices of the chunks that a part of an output makes."""
-        index = delta.index
-        message = self._messages.setdefault(
-            index, GrowingMessage(self._parsing, seed=call_seed(self._own_id, index))
-        )
-        logprobs = self._waiting.pop(index, ()) + (delta.logprobs or ())
-        is_end = delta.finish_reason is not None
-        found = message.feed(delta.text, is_end=is_end)
-        if not found:
-            self._waiting[index] = logprobs
-        for i, written in enumerate(found):
-            is_last = is_end and i == len(found) - 1
-            reason = delta.finish_reason if is_last else None
-            yield {
-                "index": index,
-                "delta": written,
-                "logprobs": to_chat_logprobs(self._checkpoint, logprobs)
-                if i == 0 and delta.logprobs is not None
-                else None,
-                "finish_reason": finish_reason(reason, self._parsing, has_calls=message.has_calls),
-            }
-
-
-def _completion_choice(checkpoint: Checkpoint, delta: Delta) -> dict[str, Any]:
-    logprobs = None
-    if delta.logprobs is not None:
-        logprobs = to_completion_logprobs(checkpoint, delta.logprobs, offset=delta.offset)
-    return {
-        "index": delta.index,
-        "text": delta.text,
-        "logprobs": logprobs,
-        "finish_reason": delta.finish_reason,
-    }

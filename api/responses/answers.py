@@ -7,7 +7,7 @@ from typing import Any
 
 from api.generate.outputs import choices_of, num_reasoning_tokens
 from api.inputs.checkpoint import Checkpoint
-from api.openai.responses import to_token_logprobs
+from api.openai.logprobs import to_token_logprobs
 from api.responses.output import OutputWriter
 from worker.contract.states import BatchStatus
 from worker.store.batches.batch_views import BatchView

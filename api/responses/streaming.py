@@ -14,7 +14,7 @@ from api.dependencies import Services
 from api.errors import ON_THE_WAY, ApiError, ClientGoneError, on_the_way
 from api.generate.waiting import LONGEST_LOOK_SECONDS, LOOK_SECONDS, GrowingOutputs, InteractiveWork
 from api.inputs.checkpoint import Checkpoint
-from api.openai.responses import to_token_logprobs
+from api.openai.logprobs import to_token_logprobs
 from api.responses import service
 from api.responses.answers import Asked, ended, unfinished
 from api.responses.output import Event, OutputWriter

@@ -164,6 +164,7 @@ class Engine:
             self._take(late)
             self._scheduler.advance(plan)
             self._readings.end(plan)
+            self._generations.end_read(plan)
             self._take(self._steps.finish())
         return self._collect()
 
@@ -183,6 +184,7 @@ class Engine:
             self._scheduler.took(plan, seconds)
             self._readings.charged(plan)
             self._generations.take(chosen.sequences, token_ids)
+            self._generations.charged(plan)
 
     def _shrink(self, plan: StepPlan, error: OutOfMemoryError) -> None:
         """Continue with smaller Steps; a request that does not fit the smallest Step fails alone."""
@@ -190,7 +192,7 @@ class Engine:
         if self._scheduler.shrink(plan):
             return
         sequence = plan.entries[0].sequence
-        if not sequence.is_generating:
+        if sequence.request_id not in self._generations:
             raise error
         self._scheduler.limits.reset()
         self._generations.fail(sequence.request_id, f"the device ran out of memory: {error}")

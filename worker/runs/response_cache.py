@@ -70,9 +70,12 @@ class ResponseCache:
 
     def _mode(self, held: Claim, request: ShardRequest) -> CacheMode:
         mode = CacheMode.OFF if request.digest is None else request.cache or held.cache
-        if mode is CacheMode.SEMANTIC and not held.may_use_semantic_cache:
-            return CacheMode.EXACT  # the tenant's right was withdrawn since
-        return mode
+        if mode is not CacheMode.SEMANTIC:
+            return mode
+        params = request.params
+        has_own_prompt = isinstance(params, SamplingParams) and params.repeats_prompt
+        # The tenant's right may have been withdrawn since.
+        return CacheMode.SEMANTIC if held.may_use_semantic_cache and not has_own_prompt else CacheMode.EXACT
 
     def _entry(self, held: Claim, request: ShardRequest) -> CacheEntry:
         group = sampling_digest(request.params, max_tokens=request.max_tokens)

@@ -152,17 +152,27 @@ def to_result(
             result = failed(request, outcome.error, code=code, num_output_tokens=num_output_tokens(outcomes))
             return replace(result, started_at=_first_start(outcomes))
     completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
+    params = request.params
+    asked = params if isinstance(params, SamplingParams) else SamplingParams()
     payload = Payload(
         choices=tuple(choice for completion in completions for choice in completion.choices),
         prompt_logprobs=tuple(
             completion.prompt_logprobs for completion in completions if completion.prompt_logprobs is not None
         ),
+        prompt_token_ids=tuple(
+            completion.prompt_token_ids
+            for completion in completions
+            if completion.prompt_token_ids is not None
+        ),
+        echoes=request.prompts if asked.echo else (),
+        has_token_ids=asked.return_token_ids,
+        has_tokens_as_ids=asked.return_tokens_as_token_ids,
         embeddings=tuple(
             struct.pack(f"<{len(outcome.vector)}f", *outcome.vector)
             for outcome in outcomes
             if isinstance(outcome, Embedding)
         ),
-        is_base64=isinstance(request.params, EmbeddingParams) and request.params.encoding == "base64",
+        is_base64=isinstance(params, EmbeddingParams) and params.encoding == "base64",
         num_reasoning_tokens=sum(
             choice.num_reasoning_tokens for completion in completions for choice in completion.choices
         ),
@@ -172,7 +182,7 @@ def to_result(
     )
     first = payload.choices[0] if payload.choices else None
     is_plain = len(payload.choices) == 1 and payload.choices[0].logprobs is None
-    if first is not None and is_plain and not payload.prompt_logprobs:
+    if first is not None and is_plain and not asked.repeats_prompt:
         payload = replace(payload, choices=(), stop=first.stop)  # the result's own columns have the rest
     return NewResult(
         request_id=request.id,

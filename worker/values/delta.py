@@ -20,6 +20,7 @@ class Delta:
     num_tokens: int = 0  # new ones
     logprobs: Logprobs | None = None  # of the new tokens, if asked for
     finish_reason: FinishReason | None = None  # on the choice's last Delta only
+    token_ids: tuple[int, ...] = ()  # of the new tokens, if asked for
 
     def to_json(self) -> str:
         """Return the text of a message that `from_json` reads back."""
@@ -34,6 +35,8 @@ class Delta:
             value["logprobs"] = [token.to_json() for token in self.logprobs]
         if self.finish_reason is not None:
             value["finish_reason"] = self.finish_reason
+        if self.token_ids:
+            value["token_ids"] = self.token_ids
         return json.dumps(value)
 
     @classmethod
@@ -48,4 +51,5 @@ class Delta:
             num_tokens=value["num_tokens"],
             logprobs=None if logprobs is None else tuple(map(TokenLogprob.from_json, logprobs)),
             finish_reason=None if reason is None else FinishReason(reason),
+            token_ids=tuple(value.get("token_ids", ())),
         )

@@ -16,6 +16,7 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), likeliest first
+    rank: int | None = None  # among all tokens, 1 for the likeliest; known of a prompt's tokens only
 
     @property
     def top_and_own(self) -> tuple[tuple[int, float], ...]:
@@ -26,13 +27,14 @@ class TokenLogprob:
 
     def to_json(self) -> list[Any]:
         """Return a JSON array that `from_json` reads back."""
-        return [self.token_id, finite(self.logprob), [[token, finite(one)] for token, one in self.top]]
+        rank = () if self.rank is None else (self.rank,)
+        return [self.token_id, finite(self.logprob), [[token, finite(one)] for token, one in self.top], *rank]
 
     @classmethod
     def from_json(cls, value: list[Any]) -> Self:
         """Rebuild what `to_json` wrote."""
-        token_id, logprob, top = value
-        return cls(token_id, logprob, tuple((token, one) for token, one in top))
+        token_id, logprob, top, *rank = value
+        return cls(token_id, logprob, tuple((token, one) for token, one in top), *rank)
 
 
 Logprobs = tuple[TokenLogprob, ...]

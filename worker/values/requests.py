@@ -1,5 +1,6 @@
 """Define the kinds of request, and the parameters that each is stored with."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Literal, Self
@@ -67,6 +68,11 @@ _BY_KIND: dict[RequestKind, type[Params]] = {
     RequestKind.EMBEDDING: EmbeddingParams,
     RequestKind.SCORING: ScoringParams,
 }
+
+
+def to_prompts(inputs: Iterable[Any]) -> tuple[Prompt, ...]:
+    """Return the prompts of a stored list."""
+    return tuple(one if isinstance(one, str) else tuple(one) for one in inputs)
 
 
 def params_from_json(kind: RequestKind, value: dict[str, Any]) -> Params:

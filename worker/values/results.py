@@ -10,6 +10,7 @@ from typing import Any, Self
 from worker.values.caching import Source
 from worker.values.logprobs import Logprobs, TokenLogprob, finite
 from worker.values.outcomes import FinishReason, Outcome
+from worker.values.requests import Prompt, to_prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,9 @@ class Choice:
     text: str  # without the token that ended it
     finish_reason: FinishReason
     logprobs: Logprobs | None = None  # of each token, if asked for
-    token_ids: tuple[int, ...] = ()  # with the token that ended it; known to the engine, not stored
-    num_reasoning_tokens: int = 0  # likewise
+    # With the token that ended it; known to the engine, and stored if asked for.
+    token_ids: tuple[int, ...] = ()
+    num_reasoning_tokens: int = 0  # known to the engine, not stored
     stop: str | None = None  # the stop string that ended it; None: something else did
 
 
@@ -94,6 +96,10 @@ class Payload:
 
     choices: tuple[Choice, ...] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()  # by prompt; of each token after the first
+    prompt_token_ids: tuple[tuple[int, ...], ...] = ()  # by prompt, if asked for
+    echoes: tuple[Prompt, ...] = ()  # the prompts as they were sent, if the answer repeats them
+    has_token_ids: bool = False  # the client reads the token ids of prompts and choices
+    has_tokens_as_ids: bool = False  # the client reads each token of logprobs as its id
     embeddings: tuple[bytes, ...] = ()  # by prompt; little-endian float32 values
     is_base64: bool = False  # the client reads embeddings as base64
     scores: tuple[ContinuationScore, ...] = ()
@@ -107,9 +113,14 @@ class Payload:
                 {"text": storable(choice.text), "finish_reason": choice.finish_reason}
                 | ({} if choice.logprobs is None else {"logprobs": _to_json(choice.logprobs)})
                 | ({} if choice.stop is None else {"stop": choice.stop})
+                | ({"token_ids": choice.token_ids} if self.has_token_ids else {})
                 for choice in self.choices
             ],
             "prompt_logprobs": [_to_json(logprobs) for logprobs in self.prompt_logprobs],
+            "prompt_token_ids": self.prompt_token_ids,
+            "echoes": self.echoes,
+            "has_token_ids": self.has_token_ids,
+            "has_tokens_as_ids": self.has_tokens_as_ids,
             "embeddings": [base64.b64encode(vector).decode() for vector in self.embeddings],
             "is_base64": self.is_base64,
             "scores": [
@@ -130,11 +141,16 @@ class Payload:
                     choice["text"],
                     FinishReason(choice["finish_reason"]),
                     None if (found := choice.get("logprobs")) is None else _from_json(found),
+                    token_ids=tuple(choice.get("token_ids", ())),
                     stop=choice.get("stop"),
                 )
                 for choice in value.get("choices", ())
             ),
             prompt_logprobs=tuple(_from_json(logprobs) for logprobs in value.get("prompt_logprobs", ())),
+            prompt_token_ids=tuple(map(tuple, value.get("prompt_token_ids", ()))),
+            echoes=to_prompts(value.get("echoes", ())),
+            has_token_ids=value.get("has_token_ids", False),
+            has_tokens_as_ids=value.get("has_tokens_as_ids", False),
             embeddings=tuple(base64.b64decode(vector) for vector in value.get("embeddings", ())),
             is_base64=value.get("is_base64", False),
             scores=tuple(

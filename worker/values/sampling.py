@@ -16,7 +16,7 @@ CHOICES = Interval(ge=1, le=128)  # of one prompt
 PENALTY = Interval(ge=-2, le=2)
 # Values that each parameter may have. The API's schemas and `SamplingParams.check` both use them.
 RANGES: Mapping[str, Interval] = {
-    "max_tokens": Interval(ge=1, lt=2**31),
+    "max_tokens": Interval(ge=0, lt=2**31),
     "temperature": Interval(ge=0, le=2),
     "top_p": Interval(gt=0, le=1),
     "top_k": Interval(ge=0, le=1_000_000),
@@ -93,6 +93,10 @@ class SamplingParams:
 
     Choices: `n` is their number. Each has a seed derived from `seed`; the first uses `seed` itself. `best_of`
     generates that many and keeps the `n` with the highest mean logprob, best first.
+
+    Answer: `echo` repeats the prompt before each output. `return_token_ids` reports the ids of the tokens of
+    the prompt and of each choice. `return_tokens_as_token_ids` spells tokens in logprobs as `token_id:17`.
+    With `max_tokens=0` nothing is generated, so the request has to ask for `echo` or for `prompt_logprobs`.
     """
 
     max_tokens: int = 256
@@ -120,6 +124,9 @@ class SamplingParams:
     format: OutputFormat | None = None
     thinking_budget: int | None = None  # most tokens of thoughts; then the engine ends them
     parsing: Parsing | None = None  # of the output, where it is answered; None: its text is the answer
+    echo: bool = False
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     optimization: Optimization = Optimization.FULL
 
     @property
@@ -148,6 +155,16 @@ class SamplingParams:
     def needs_logprobs(self) -> bool:
         """Return whether the logprob of each chosen token is needed."""
         return self.logprobs is not None or self.num_choices > self.n
+
+    @property
+    def needs_prompt_token_ids(self) -> bool:
+        """Return whether the result says which tokens the prompt became."""
+        return self.return_token_ids or (self.echo and self.prompt_logprobs is not None)
+
+    @property
+    def repeats_prompt(self) -> bool:
+        """Return whether the answer says something of its own prompt, so that none of another prompt fits."""
+        return self.echo or self.return_token_ids or self.prompt_logprobs is not None
 
     @property
     def has_logit_rules(self) -> bool:
@@ -181,6 +198,8 @@ class SamplingParams:
             raise ParameterError("min_tokens", "must be at most max_tokens")
         if self.truncate_prompt_tokens == 0:
             raise ParameterError("truncate_prompt_tokens", "must be -1, or at least 1")
+        if not (self.max_tokens or self.echo or self.prompt_logprobs is not None):
+            raise ParameterError("max_tokens", "must be at least 1, unless echo or prompt_logprobs is set")
 
     def to_json(self) -> dict[str, Any]:
         """Return what differs from the defaults, as a JSON object that `from_json` reads back."""

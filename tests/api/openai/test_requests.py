@@ -153,7 +153,9 @@ def test_what_changes_no_output_is_accepted(checkpoint: Checkpoint) -> None:
             "response_format.json_schema",
         ),
         (COMPLETIONS, {"prompt": ""}, "prompt"),
-        (COMPLETIONS, {"prompt": "x", "echo": True}, "echo"),
+        (COMPLETIONS, {"prompt": "x", "echo": 1}, "echo"),
+        (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, "max_tokens"),
+        (CHAT, {"messages": HELLO, "echo": True}, "echo"),
         (COMPLETIONS, {"prompt": "x", "suffix": "y"}, "suffix"),
         (COMPLETIONS, {"prompt": "x", "n": 3, "best_of": 2}, "best_of"),
         (EMBEDDINGS, {"input": []}, "input"),
@@ -173,10 +175,40 @@ def test_what_is_not_built_is_refused_by_name(
     assert str(raised.value.param).startswith(f"line 3.{param}")
 
 
+def test_an_echo_and_tokens(checkpoint: Checkpoint) -> None:
+    """The logprobs that go with an echo are asked for once; more may be asked for of the prompt alone."""
+    found = asked(checkpoint, COMPLETIONS, prompt="x", echo=True, logprobs=2, max_tokens=0, suffix=None)
+    expected = SamplingParams(
+        max_tokens=0, must_fit=True, temperature=1, logprobs=2, prompt_logprobs=2, echo=True
+    )
+    assert (found.params, found.max_tokens) == (expected, 0)
+    assert SamplingParams.from_json(expected.to_json()) == expected
+    own = asked(checkpoint, COMPLETIONS, prompt="x", echo=True, logprobs=2, prompt_logprobs=5).params
+    assert isinstance(own, SamplingParams)
+    assert (own.logprobs, own.prompt_logprobs) == (2, 5)
+    plain = asked(checkpoint, COMPLETIONS, prompt="x", echo=False, logprobs=2).params
+    assert plain == SamplingParams(max_tokens=16, temperature=1, logprobs=2)
+    wanted = {"return_token_ids": True, "return_tokens_as_token_ids": True, "prompt_logprobs": 0}
+    for endpoint, body in ((CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "x"})):
+        params = asked(checkpoint, endpoint, **body, **wanted).params
+        assert isinstance(params, SamplingParams)
+        assert (params.return_token_ids, params.return_tokens_as_token_ids) == (True, True)
+        assert params.prompt_logprobs == 0
+
+
 def test_what_best_of_keeps_cannot_be_streamed(checkpoint: Checkpoint) -> None:
     with pytest.raises(ApiError) as raised:
         asked(checkpoint, COMPLETIONS, prompt="x", stream=True, best_of=2)
     assert raised.value.param == "best_of"
+
+
+@pytest.mark.parametrize(("endpoint", "body"), [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "x"})])
+def test_logprobs_of_a_prompt_cannot_be_streamed(
+    checkpoint: Checkpoint, endpoint: Endpoint, body: dict[str, Any]
+) -> None:
+    with pytest.raises(ApiError) as raised:
+        asked(checkpoint, endpoint, **body, prompt_logprobs=0, stream=True)
+    assert raised.value.param == "prompt_logprobs"
 
 
 def test_another_model_is_not_found(checkpoint: Checkpoint) -> None:

@@ -1,6 +1,7 @@
 """The bodies, read back by the types of OpenAI's own client."""
 
 import base64
+import json
 import struct
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from api.generate.outputs import failure
 from api.inputs.checkpoint import Checkpoint
 from api.openai.bodies import Endpoint
 from api.openai.responses import to_model, to_response
-from tests.fixtures.checkpoint import write_checkpoint
+from tests.fixtures.checkpoint import CONTEXT, write_checkpoint
 from worker.store.requests.result_views import ResultView
 from worker.values.caching import Source
 from worker.values.logprobs import TokenLogprob
@@ -97,18 +98,96 @@ def test_the_token_that_was_drawn_is_among_the_likeliest(checkpoint: Checkpoint)
     logprobs = (
         TokenLogprob(c, -3.0, ((a, -0.5), (b, -1.0))),
         TokenLogprob(first, -0.2, ((first, -0.2), (second, -4.0))),
+        TokenLogprob(second, -5.0, ((first, -0.1),)),
     )
     result = replace(RESULT, payload=Payload((Choice("c", FinishReason.STOP, logprobs),)))
     text = Completion.model_validate(to_response(checkpoint, COMPLETIONS, result, batch_id="batch_ab"))
     assert text.choices[0].logprobs is not None
-    assert text.choices[0].logprobs.top_logprobs == [{"a": -0.5, "b": -1.0, "c": -3.0}, {"\ufffd": -0.2}]
+    assert text.choices[0].logprobs.top_logprobs == [
+        {"a": -0.5, "b": -1.0, "c": -3.0},
+        {"\ufffd": -0.2, f"token_id:{second}": -4.0},
+        {f"token_id:{first}": -0.1, "\ufffd": -5.0},
+    ]
     chat = ChatCompletion.model_validate(to_response(checkpoint, CHAT, result, batch_id="batch_ab"))
     assert chat.choices[0].logprobs is not None
     content = chat.choices[0].logprobs.content or []
     assert [[one.token for one in token.top_logprobs] for token in content] == [
         ["a", "b", "c"],
         ["\ufffd", "\ufffd"],
+        ["\ufffd", "\ufffd"],
     ]
+
+
+def test_an_echo(checkpoint: Checkpoint) -> None:
+    """Each choice begins with its prompt, whose first token has no logprob; both are one text."""
+    a, b, space = checkpoint.encode("ab ", add_special_tokens=True)
+    cut = checkpoint.encode("é", add_special_tokens=True)
+    prompt = (TokenLogprob(b, -1.5, ((a, -0.5),), 2),)
+    payload = Payload(
+        (
+            Choice("é", FinishReason.STOP, tuple(TokenLogprob(token, -1.0) for token in cut)),
+            Choice("b", FinishReason.LENGTH, (TokenLogprob(b, -2.0),)),
+            Choice("", FinishReason.LENGTH, ()),
+            Choice("", FinishReason.LENGTH, ()),
+        ),
+        prompt_logprobs=(prompt, prompt),
+        prompt_token_ids=((a, b), (space, b)),
+        echoes=("ab", (space, b)),
+    )
+    assert Payload.from_json(json.loads(json.dumps(payload.to_json()))) == payload
+    result = replace(RESULT, payload=payload)
+    choices = to_response(checkpoint, COMPLETIONS, result, batch_id="batch_ab")["choices"]
+    assert [choice["text"] for choice in choices] == ["abé", "abb", " b", " b"]
+    first, second, third, _ = (choice["logprobs"] for choice in choices)
+    assert first == {
+        "tokens": ["a", "b", "\ufffd", "\ufffd"],
+        "token_logprobs": [None, -1.5, -1.0, -1.0],
+        "top_logprobs": [None, {"a": -0.5, "b": -1.5}, {"\ufffd": -1.0}, {"\ufffd": -1.0}],
+        "text_offset": [0, 1, 2, 2],
+    }
+    assert (second["text_offset"], third["text_offset"]) == ([0, 1, 2], [0, 1])
+    assert (third["tokens"], third["token_logprobs"]) == ([" ", "b"], [None, -1.5])
+    assert choices[0].keys() == {"index", "text", "logprobs", "finish_reason"}
+    numbers = replace(result, payload=replace(payload, has_tokens_as_ids=True))
+    said = to_response(checkpoint, COMPLETIONS, numbers, batch_id="batch_ab")["choices"][0]["logprobs"]
+    assert said["tokens"] == [f"token_id:{token}" for token in (a, b, *cut)]
+    assert said["top_logprobs"][1] == {f"token_id:{a}": -0.5, f"token_id:{b}": -1.5}
+    assert said["text_offset"] == first["text_offset"]
+
+
+def test_an_echo_alone(checkpoint: Checkpoint) -> None:
+    payload = Payload((Choice("!", FinishReason.STOP),), echoes=("ab",))
+    body = to_response(checkpoint, COMPLETIONS, replace(RESULT, payload=payload), batch_id="batch_ab")
+    assert body["choices"] == [{"index": 0, "text": "ab!", "logprobs": None, "finish_reason": "stop"}]
+
+
+def test_tokens_of_prompts_and_choices(checkpoint: Checkpoint) -> None:
+    """Where vLLM has them: beside the choice of a completion, and at the top of a chat."""
+    a, b = checkpoint.encode("ab", add_special_tokens=True)
+    top = ((a, -0.5),)
+    payload = Payload(
+        (Choice("b", FinishReason.STOP, token_ids=(b, 0)), Choice("", FinishReason.LENGTH)),
+        prompt_logprobs=((TokenLogprob(b, -3.5, top, 9), TokenLogprob(a, -0.5, top, 1)), ()),
+        prompt_token_ids=((a, b, a), (b,)),
+        has_token_ids=True,
+    )
+    assert Payload.from_json(json.loads(json.dumps(payload.to_json()))) == payload
+    result = replace(RESULT, payload=payload)
+    said = to_response(checkpoint, COMPLETIONS, result, batch_id="batch_ab")["choices"]
+    assert [choice["token_ids"] for choice in said] == [[b, 0], []]
+    assert [choice["prompt_token_ids"] for choice in said] == [[a, b, a], [b]]
+    likely = {"logprob": -0.5, "rank": 1, "decoded_token": "a"}
+    assert said[0]["prompt_logprobs"] == [
+        None,
+        {str(b): {"logprob": -3.5, "rank": 9, "decoded_token": "b"}, str(a): likely},
+        {str(a): likely},
+    ]
+    assert list(said[0]["prompt_logprobs"][1]) == [str(b), str(a)]  # its own first
+    assert said[1]["prompt_logprobs"] == [None]
+    one = replace(payload, choices=payload.choices[:1])
+    chat = to_response(checkpoint, CHAT, replace(RESULT, payload=one), batch_id="batch_ab")
+    assert (chat["prompt_token_ids"], chat["choices"][0]["token_ids"]) == ([a, b, a], [b, 0])
+    assert chat["prompt_logprobs"] == said[0]["prompt_logprobs"]
 
 
 @pytest.mark.parametrize("is_base64", [False, True])
@@ -125,7 +204,10 @@ def test_embeddings(checkpoint: Checkpoint, is_base64: bool) -> None:
 
 
 def test_models(checkpoint: Checkpoint) -> None:
-    assert Model.model_validate(to_model(checkpoint, checkpoint.name).model_dump()).id == checkpoint.name
+    found = to_model(checkpoint, "gpt-4")
+    assert Model.model_validate(found.model_dump()).id == "gpt-4"
+    assert (found.root, found.parent) == (checkpoint.name, None)
+    assert found.max_model_len == CONTEXT
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from api.errors import ApiError, InvalidInputError
 from api.inputs.checkpoint import Checkpoint
 from api.openai.bodies import Endpoint, read_body
+from api.openai.growing import GrowingChat
 from api.openai.requests import from_line, to_request
 from api.openai.responses import to_response
-from api.openai.streaming import _GrowingChat
 from tests.api.openai.test_responses import RESULT
 from tests.fixtures.checkpoint import TEMPLATE, write_checkpoint
 from worker.store.requests.requests import NewRequest
@@ -344,7 +344,8 @@ def test_a_stream_says_what_the_answer_says(load: Loader, size: int) -> None:
     result = replace(RESULT, output=TEXT, finish_reason="stop", parsing=BOTH)
     own_id = to_response(checkpoint, CHAT, result, batch_id="batch_ab")["id"]
     message = to_response(checkpoint, CHAT, result, batch_id="batch_ab")["choices"][0]["message"]
-    chat = _GrowingChat(checkpoint, BOTH, own_id=own_id)
+    request = NewRequest("x", 1, params=SamplingParams(parsing=BOTH))
+    chat = GrowingChat(checkpoint, request, own_id=own_id)
 
     def told() -> Iterator[dict[str, Any]]:
         for start in range(0, len(TEXT), size):
@@ -354,7 +355,8 @@ def test_a_stream_says_what_the_answer_says(load: Loader, size: int) -> None:
 
     content, calls, reasons, roles = "", list[dict[str, Any]](), list[str](), list[str]()
     frame = {"id": own_id, "object": "chat.completion.chunk", "created": 1, "model": "m"}
-    for choice in told():
+    for fields in told():
+        (choice,) = fields["choices"]
         ChatCompletionChunk.model_validate(frame | {"choices": [choice]})
         delta = choice["delta"]
         roles += [delta["role"]] if "role" in delta else []

@@ -62,7 +62,8 @@ def _push_prompt(
 ) -> None:
     for rows in torch.split(hidden, at_once):
         token_ids = readout.next_token_ids[readout.next_row :][: len(rows)]
-        readout.push(token_logprobs(logits_of(rows), token_ids, [readout.count] * len(rows)))
+        counts = [readout.count] * len(rows)
+        readout.push(token_logprobs(logits_of(rows), token_ids, counts, with_ranks=True))
 
 
 def _score(

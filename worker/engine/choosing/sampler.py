@@ -125,17 +125,26 @@ def _on_host(chosen: Tensor) -> list[int]:
     return tokens
 
 
-def token_logprobs(logits: Tensor, token_ids: Sequences[int], counts: Sequences[int]) -> list[TokenLogprob]:
+def token_logprobs(
+    logits: Tensor, token_ids: Sequences[int], counts: Sequences[int], *, with_ranks: bool = False
+) -> list[TokenLogprob]:
     """Return, for each row of `logits`, the logprob of its token and of its `counts` likeliest tokens."""
     logprobs = logits.float().log_softmax(dim=-1)
-    chosen = (
-        logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1)).squeeze(1).tolist()
-    )
+    chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1))
+    ranks: list[int | None] = [None] * len(token_ids)
+    if with_ranks:
+        ranks = (1 + (logprobs > chosen).sum(dim=-1)).tolist()
     values, indices = logprobs.topk(min(max(counts), logits.shape[1]), dim=-1)
     return [
-        TokenLogprob(token_id, one, tuple(zip(ids[:count], tops[:count], strict=True)))
-        for token_id, one, ids, tops, count in zip(
-            token_ids, chosen, indices.tolist(), values.tolist(), counts, strict=True
+        TokenLogprob(token_id, one, tuple(zip(ids[:count], tops[:count], strict=True)), rank)
+        for token_id, one, ids, tops, count, rank in zip(
+            token_ids,
+            chosen.squeeze(1).tolist(),
+            indices.tolist(),
+            values.tolist(),
+            counts,
+            ranks,
+            strict=True,
         )
     ]
 

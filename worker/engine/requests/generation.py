@@ -54,6 +54,7 @@ class Completion:
     num_cached_tokens: int
     num_output_tokens: int  # of all choices, also those that `best_of` did not keep
     prompt_logprobs: Logprobs | None = None  # of each prompt token after the first, if asked for
+    prompt_token_ids: tuple[int, ...] | None = None  # if the params need them
     error: str | None = None
     is_too_long: bool = False  # the error: the prompt is too long for the model
     seconds: DeviceSeconds = DeviceSeconds()  # its share of the time of its Steps

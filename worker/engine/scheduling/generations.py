@@ -5,10 +5,12 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Items
 from functools import partial
+from math import isnan
 
 from worker.engine.requests.errors import InvalidRequestError, TooLongError
 from worker.engine.requests.generation import Completion, GenerationRequest
 from worker.engine.requests.stats import ModelInfo
+from worker.engine.scheduling.plan import StepPlan
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.engine.sequences.open_request import OpenRequest, open_request
 from worker.engine.sequences.sequence import Sequence, SequenceState
@@ -19,6 +21,8 @@ from worker.engine.text.thinking import new_thoughts
 from worker.engine.text.tokenizer import Tokenizer
 from worker.values.delta import Delta
 from worker.values.outcomes import FinishReason
+
+NOT_FINITE = "the model's logits are not finite numbers"
 
 
 class Generations:
@@ -44,6 +48,9 @@ class Generations:
         self._arrivals = arrivals
         self._open: dict[Hashable, OpenRequest] = {}
         self._outputs: dict[Sequence, Output] = {}  # of Sequences that have not ended
+        self._read: list[
+            tuple[StepPlan, OpenRequest]
+        ] = []  # without output, by Steps that are not charged yet
         self._num_new_tokens: Counter[Hashable] = Counter()
         self._completions: list[Completion] = []
         self._deltas: list[Delta] = []
@@ -113,7 +120,7 @@ class Generations:
             if token_id is None:
                 # Its Blocks may hold the same bad values as its logits, so no other Sequence may share them.
                 self._scheduler.block_pool.clear_cache()
-                self.fail(sequence.request_id, "the model's logits are not finite numbers")
+                self.fail(sequence.request_id, NOT_FINITE)
                 continue
             self._num_new_tokens[sequence.request_id] += 1
             if not sequence.num_output_tokens:
@@ -128,9 +135,27 @@ class Generations:
                 self._end(sequence, reason)
                 opened = self._open[sequence.request_id]
                 if not opened.unfinished:
-                    self._close(opened.completion())
+                    self._complete(opened)
             elif output.stream is not None and (delta := output.stream.push(token_id)) is not None:
                 self._deltas.append(delta)
+
+    def end_read(self, plan: StepPlan) -> None:
+        """End the Sequences that generate nothing and whose prompt this Step has computed."""
+        for entry in plan.entries:
+            sequence = entry.sequence
+            if sequence.is_generating or sequence.num_uncomputed_tokens or sequence not in self._outputs:
+                continue
+            self._end(sequence, FinishReason.LENGTH)
+            opened = self._open[sequence.request_id]
+            if not opened.unfinished:
+                self._read.append((plan, opened))
+
+    def charged(self, plan: StepPlan) -> None:
+        """Close the requests that `end_read` has ended with this Step: its share of time is known now."""
+        for ended_by, opened in self._read:
+            if ended_by is plan and self._open.get(opened.id) is opened:  # not cancelled in between
+                self._complete(opened)
+        self._read = [one for one in self._read if one[0] is not plan]
 
     def collect(self) -> tuple[Counter[Hashable], tuple[Completion, ...], tuple[Delta, ...]]:
         """Return the numbers of new tokens by request, the Completions and the Deltas since the last call."""
@@ -162,6 +187,15 @@ class Generations:
         self._open[sequence.request_id].choices[sequence] = choice
         if output.stream is not None:
             self._deltas.append(output.stream.close(choice))
+
+    def _complete(self, opened: OpenRequest) -> None:
+        """Close a request whose choices have all ended."""
+        completion = opened.completion()
+        if any(isnan(one.logprob) for one in completion.prompt_logprobs or ()):
+            self._scheduler.block_pool.clear_cache()
+            self.fail(opened.id, NOT_FINITE)
+        else:
+            self._close(completion)
 
     def _close(self, completion: Completion) -> None:
         del self._open[completion.id]

@@ -107,7 +107,7 @@ class ReadingQueue:
             return
         for entry in plan.entries:
             sequence = entry.sequence
-            if not (sequence.is_generating or sequence.num_uncomputed_tokens):
+            if sequence.request_id in self._readings and not sequence.num_uncomputed_tokens:
                 self._scheduler.finish(sequence)
                 self._num_unread[sequence.request_id] -= 1
                 if not self._num_unread[sequence.request_id]:

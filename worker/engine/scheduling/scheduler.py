@@ -158,7 +158,8 @@ class Scheduler:
 
         `reason` is why a generation ended; its output length is learned from STOP and LENGTH.
         """
-        if reason in {FinishReason.STOP, FinishReason.LENGTH} and not sequence.is_urgent:
+        is_whole = reason in {FinishReason.STOP, FinishReason.LENGTH}
+        if is_whole and sequence.is_generating and not sequence.is_urgent:
             self._admission.learn(sequence, is_cut=reason is FinishReason.LENGTH)
         self._is_settled = False
         if sequence.state is SequenceState.RUNNING:

@@ -49,6 +49,9 @@ class OpenRequest:
             num_cached_tokens=min(first.num_cached_tokens or 0, first.num_prompt_tokens),
             num_output_tokens=self.num_output_tokens,
             prompt_logprobs=tuple(readout.logprobs) if isinstance(readout, PromptReadout) else None,
+            prompt_token_ids=(
+                tuple(first.token_ids[: first.num_prompt_tokens]) if params.needs_prompt_token_ids else None
+            ),
             seconds=device_seconds(self.sequences),
             started_at=self.started_at,
             first_token_at=min(
@@ -100,6 +103,7 @@ def open_request(
             stop_token_ids=stop_token_ids,
             max_length=min(len(prompt) + params.max_tokens, info.max_model_len),
             readout=readout if index == 0 else None,
+            is_generating=params.max_tokens > 0,
             job=request.job,
             share=request.share,
             is_shareable=params.optimization is Optimization.FULL,
@@ -128,10 +132,10 @@ def _mean_logprob(sequence: Sequence) -> float:
 def _check(prompt: list[int], params: SamplingParams, info: ModelInfo) -> None:
     if not prompt:
         raise InvalidRequestError("the prompt is empty")
-    if len(prompt) >= info.max_model_len:
+    if len(prompt) + min(1, params.max_tokens) > info.max_model_len:
         raise TooLongError(
-            f"the prompt has {len(prompt)} tokens; this model takes at most {info.max_model_len - 1}, "
-            "so that one token can follow"
+            f"the prompt has {len(prompt)} tokens; this model takes at most"
+            f" {info.max_model_len - min(1, params.max_tokens)}, so that the output fits"
         )
     check_token_ids(prompt, "the prompt has", info)
     if params.must_fit and len(prompt) + params.max_tokens > info.max_model_len:

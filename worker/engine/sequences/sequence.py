@@ -55,7 +55,7 @@ class Sequence:
     row: int | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of each output token, if asked for
     readout: Readout | None = None  # collects other results from its rows
-    is_generating: bool = True  # False: only the readout is needed
+    is_generating: bool = True  # False: no token follows its own; it ends when they are computed
     is_shareable: bool = True  # its Blocks may go to the prefix cache
     is_urgent: bool = False  # somebody waits for it: it runs before all others
     is_alone: bool = False  # its Steps hold no other Sequence

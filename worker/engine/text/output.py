@@ -128,7 +128,12 @@ class OutputStream:
         logprobs = None
         if sequence.params.logprobs is not None:
             logprobs = tuple(sequence.logprobs[self._num_tokens :])
-        delta = Delta(sequence.request_id, self._index, self._num_told, text, num_tokens, logprobs, reason)
+        token_ids: tuple[int, ...] = ()
+        if sequence.params.return_token_ids:
+            token_ids = tuple(sequence.token_ids[sequence.num_prompt_tokens + self._num_tokens :])
+        delta = Delta(
+            sequence.request_id, self._index, self._num_told, text, num_tokens, logprobs, reason, token_ids
+        )
         self._num_told += len(text)
         self._num_tokens += num_tokens
         return delta

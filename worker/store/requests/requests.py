@@ -16,7 +16,15 @@ from worker.store.requests import partial_outputs, timeouts
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import PartialOutputRow, RequestRow, ResultRow
 from worker.values.caching import CacheMode
-from worker.values.requests import Params, Prompt, RequestKind, kind_of, max_output_tokens, params_from_json
+from worker.values.requests import (
+    Params,
+    Prompt,
+    RequestKind,
+    kind_of,
+    max_output_tokens,
+    params_from_json,
+    to_prompts,
+)
 from worker.values.results import NewResult, PartialOutput, RequestError, storable
 from worker.values.sampling import SamplingParams
 
@@ -221,11 +229,6 @@ class _Known:
             self.kind, self.value = kind, value
             self.params = params_from_json(kind, value)
         return self.params
-
-
-def to_prompts(inputs: Sequence[Any]) -> tuple[Prompt, ...]:
-    """Return the prompts of a stored list."""
-    return tuple(one if isinstance(one, str) else tuple(one) for one in inputs)
 
 
 def _to_partial(kept: PartialOutputRow | None) -> PartialOutput | None:

@@ -16,12 +16,12 @@ from worker.contract.states import AttemptCause, Lane, ShardState
 from worker.store.batches import batches, journal
 from worker.store.database.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
 from worker.store.requests import attempts
-from worker.store.requests.requests import NewRequest, to_prompts
+from worker.store.requests.requests import NewRequest
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import PartialOutputRow, RequestRow, ResultRow
 from worker.store.rows.shards import ShardRow
 from worker.store.shards.shards import NOBODYS
-from worker.values.requests import params_from_json
+from worker.values.requests import params_from_json, to_prompts
 from worker.values.sampling import SamplingParams
 
 LIVE = (ShardState.READY, ShardState.RUNNING)

@@ -21,6 +21,7 @@ def assert_right(checkpoint: Path, completion: Completion, prompt: tuple[int, ..
         expected = load_reference(checkpoint)(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
     for row, token, one in zip(expected, prompt[1:], completion.prompt_logprobs, strict=True):
         assert one.logprob == pytest.approx(row[token].item(), abs=1e-4)
+        assert one.rank == 1 + int((row > row[token]).sum())
         values, indices = row.topk(count)
         assert [token_id for token_id, _ in one.top] == indices.tolist()
         assert [value for _, value in one.top] == pytest.approx(values.tolist(), abs=1e-4)
@@ -87,13 +88,19 @@ def _run_watched(engine: Engine, requests: list[GenerationRequest]) -> tuple[lis
     return sorted(completions, key=lambda completion: int(str(completion.id))), lengths
 
 
-@pytest.mark.parametrize(("mate_length", "is_partial"), [(2, False), (21, True)], ids=["after", "within"])
-def test_preempted_after_and_within_the_prompt(tiny_llama: Path, mate_length: int, is_partial: bool) -> None:
+@pytest.mark.parametrize(
+    ("mate_length", "max_tokens", "is_partial"),
+    [(2, 12, False), (21, 12, True), (21, 0, True)],
+    ids=["after", "within", "without an output"],
+)
+def test_preempted_after_and_within_the_prompt(
+    tiny_llama: Path, mate_length: int, max_tokens: int, is_partial: bool
+) -> None:
     mates = [
         GenerationRequest(index, (0, *range(30 * index + 31, 30 * index + 30 + mate_length)), greedy(24))
         for index in range(5)
     ]
-    requests = [*mates, GenerationRequest(5, PROMPT, greedy(12, prompt_logprobs=2))]
+    requests = [*mates, GenerationRequest(5, PROMPT, greedy(max_tokens, prompt_logprobs=2))]
     # How many Blocks are too few at the right moment is the scheduler's to decide.
     for num_blocks in range(60, 20, -2):
         engine = make_engine(
@@ -112,6 +119,70 @@ def test_preempted_after_and_within_the_prompt(tiny_llama: Path, mate_length: in
         if any(0 < length < 40 if is_partial else length == 40 for length in lengths):
             return
     raise AssertionError("never preempted at that moment")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"max_tokens_per_step": 9}, {"max_num_sequences": 1}, {"enable_prefix_cache": False}],
+    ids=["plain", "chunked", "one at a time", "no prefix cache"],
+)
+def test_without_an_output(tiny_llama: Path, overrides: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is generated, so a prompt may fill the context; what runs beside it is not disturbed."""
+    monkeypatch.setattr(row_reader, "MAX_LOGITS", 7 * 320)
+    engine = make_engine(tiny_llama, **overrides)
+    longest = (0, *(5 + (index * 31) % 300 for index in range(engine.model_info.max_model_len - 1)))
+    prompts = [longest, PROMPT, PROMPT[:1], PROMPT[:23], PROMPT]
+    options = [greedy(0, prompt_logprobs=2, n=2), greedy(0, prompt_logprobs=0), greedy(0, prompt_logprobs=1)]
+    options += [greedy(6), greedy(0, echo=True)]
+    requests = [
+        GenerationRequest(index, *one) for index, one in enumerate(zip(prompts, options, strict=True))
+    ]
+    completions = run(engine, requests)
+    for index, count in enumerate((2, 0, 1)):
+        assert_right(tiny_llama, completions[index], prompts[index], count)
+    for index in (0, 1, 2, 4):
+        one = completions[index]
+        assert {(choice.text, choice.token_ids, choice.finish_reason) for choice in one.choices} == {
+            ("", (), "length")
+        }
+        assert (one.num_output_tokens, one.num_prompt_tokens) == (0, len(prompts[index]))
+        assert one.seconds.prefill > 0 == one.seconds.decode
+    assert len(completions[0].choices) == 2
+    assert completions[3].token_ids == reference_tokens(tiny_llama, prompts[3], 6)
+    assert completions[4].prompt_logprobs is None
+    assert not engine.has_unfinished
+    assert engine.num_running == engine.num_waiting == 0
+
+
+def test_cancelled_without_an_output(tiny_llama: Path) -> None:
+    engine = make_engine(tiny_llama, max_tokens_per_step=9)
+    engine.add(GenerationRequest(0, PROMPT, greedy(0, prompt_logprobs=2)))
+    engine.step()
+    engine.cancel(0)
+    (completion,) = engine.step().completions
+    assert (completion.finish_reason, len(completion.prompt_logprobs or ())) == ("cancelled", 9)
+    engine.check_integrity()
+    assert not engine.has_unfinished
+
+
+def test_what_is_not_finite_fails(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(tiny_llama)
+    logits_of = engine._runner._model.logits
+    monkeypatch.setattr(engine._runner._model, "logits", lambda hidden: logits_of(hidden) * float("nan"))
+    (completion,) = run(engine, requests_for([PROMPT], greedy(0, prompt_logprobs=2)))
+    assert completion.error == "the model's logits are not finite numbers"
+
+
+def test_the_tokens_of_the_prompt_are_told_where_asked_for(tiny_llama: Path) -> None:
+    asking = [greedy(2, return_token_ids=True), greedy(2, echo=True, prompt_logprobs=0), greedy(2, echo=True)]
+    requests = [GenerationRequest(index, PROMPT, params) for index, params in enumerate(asking)]
+    found = run(make_engine(tiny_llama), requests)
+    assert [one.prompt_token_ids for one in found] == [PROMPT, PROMPT, None]
+
+
+def test_nothing_asked_for() -> None:
+    with pytest.raises(ParameterError, match="max_tokens must be at least 1, unless echo or prompt_logprobs"):
+        SamplingParams(max_tokens=0).check()
 
 
 def test_out_of_range() -> None:

@@ -1,0 +1,1 @@
+"""Turns texts into the tokens of the served model, and back."""
