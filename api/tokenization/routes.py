@@ -5,10 +5,10 @@ from fastapi import APIRouter
 from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import OPENAI_STATUSES, documented
 from api.guards.large_bodies import OnceRoute
-from api.inputs.checkpoint import TOKEN_NAMES, ChatTemplateError
+from api.inputs.checkpoint import TOKEN_NAMES
 from api.inputs.prompts import check_size, check_token_ids
-from api.inputs.sampling import refusal
-from api.openai.requests import check_model
+from api.openai.bodies import ChatBody
+from api.openai.requests import check_model, to_request
 from api.tokenization.schemas import DetokenizeBody, Detokenized, TokenizeBody, Tokenized, TokenizerInfo
 
 router = APIRouter(tags=["openai"], route_class=OnceRoute, dependencies=[OPENAI_STATUSES])
@@ -64,8 +64,12 @@ def _text(services: Services, body: TokenizeBody) -> tuple[str, bool]:
     """Return the text to tokenize, and whether it is a conversation's."""
     if body.prompt is not None:
         return body.prompt, False
-    try:
-        messages = [message.for_template() for message in body.messages or ()]
-        return services.checkpoint.render_chat(messages), True
-    except ChatTemplateError as error:
-        raise refusal("", "messages", str(error)) from error
+    chat = ChatBody(
+        model=services.checkpoint.name,
+        messages=body.messages or [],
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    return to_request(services.checkpoint, chat).prompt, True

@@ -5,7 +5,8 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from api.inputs.sampling import TokenId
-from api.inputs.schema import NonEmptyText, Schema, Text
+from api.inputs.schema import JsonObject, NonEmptyText, Schema, Text
+from api.inputs.tools import ToolDefinition
 from api.openai.bodies import ChatMessage
 
 
@@ -17,6 +18,16 @@ class TokenizeBody(Schema):
     model: NonEmptyText | None = None
     prompt: Text | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=128)] | None = None
+    add_generation_prompt: bool | None = Field(
+        default=None, description="false: the prompt does not begin the model's turn."
+    )
+    continue_final_message: bool | None = Field(
+        default=None, description="The prompt ends within the last message."
+    )
+    chat_template_kwargs: JsonObject | None = Field(
+        default=None, description="Variables of the model's chat template."
+    )
     add_special_tokens: bool | None = Field(
         default=None,
         description="Whether the tokenizer adds its special tokens. Default: to a prompt, not to messages.",

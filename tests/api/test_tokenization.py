@@ -31,6 +31,8 @@ def test_a_conversation(client: TestClient, checkpoint: Checkpoint) -> None:
     said = client.post("/tokenize", json={"messages": messages}).json()
     assert checkpoint.text_of(said["tokens"]) == checkpoint.render_chat(messages) == "<user>hi<assistant>"
     assert said["token_strs"] is None
+    bare = client.post("/tokenize", json={"messages": messages, "add_generation_prompt": False}).json()
+    assert checkpoint.text_of(bare["tokens"]) == "<user>hi"
 
 
 def test_special_tokens_are_added_to_a_prompt_only(
