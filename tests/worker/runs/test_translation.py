@@ -42,6 +42,9 @@ EVERYTHING = SamplingParams(
     prompt_logprobs=0,
     n=2,
     best_of=3,
+    echo=True,
+    return_token_ids=True,
+    return_tokens_as_token_ids=True,
     optimization=Optimization.BASIC,
     parsing=Parsing(Family.HERMES, ("f",), thinking=Thinking(ThinkingStyle.TAGS, is_open=True)),
     thinking_budget=5,
@@ -90,6 +93,9 @@ def test_the_digests_of_stored_requests_stay_as_they_are() -> None:
         "skip_special_tokens",
         "parsing",
         "thinking_budget",
+        "echo",
+        "return_token_ids",
+        "return_tokens_as_token_ids",
     }
     defaults = {field.name: field.default for field in fields(SamplingParams) if field.name in newer}
     older = replace(EVERYTHING, **defaults)
@@ -191,7 +197,7 @@ def test_logprobs_come_along_and_survive_the_store() -> None:
     stored = Payload.from_json(payload.to_json())
     assert stored.prompt_logprobs == payload.prompt_logprobs
     finite = (logprobs[0], TokenLogprob(6, -9999.0))
-    assert stored.choices == (Choice("a\ufffd", FinishReason.LENGTH, finite),)
+    assert stored.choices == (Choice("a\ufffd", FinishReason.LENGTH, finite, (5, 6)),)
 
 
 def test_readings_become_results_and_survive_the_store() -> None:
