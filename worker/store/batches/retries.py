@@ -2,7 +2,7 @@
 
 from uuid import uuid4
 
-from sqlalchemy import Select, Text, case, cast, func, insert, literal, null, select
+from sqlalchemy import Select, Text, case, cast, func, insert, inspect, literal, null, select
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Session
 
@@ -146,6 +146,7 @@ def _copy_requests(
     Each request keeps its priority. `first_positions` maps each priority to its first shard's position.
     """
     kept = columns_copied_by(Copier.RETRY, RequestRow)
+    columns = [inspect(RequestRow).columns[name].name for name in kept]
     place = (func.row_number().over(order_by=RequestRow.position) - 1).label("place")
     among = func.row_number().over(partition_by=ShardRow.priority, order_by=RequestRow.position) - 1
     first = case(first_positions, value=ShardRow.priority)
@@ -160,7 +161,7 @@ def _copy_requests(
     is_its_shard = (ShardRow.batch_id == new_id) & (ShardRow.position == old.c.shard)
     session.execute(
         insert(RequestRow).from_select(
-            ["batch_id", "shard_id", "position", *kept],
+            ["batch_id", "shard_id", "position", *columns],
             select(literal(new_id), ShardRow.id, old.c.place, *(old.c[name] for name in kept)).join(
                 ShardRow, is_its_shard
             ),
