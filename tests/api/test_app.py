@@ -55,6 +55,10 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
     assert set(document["paths"]) == {
         "/health",
         "/metrics",
+        "/tokenize",
+        "/detokenize",
+        "/tokenizer_info",
+        "/version",
         "/v1/cache",
         "/v1/cache/stats",
         "/v1/metrics",
