@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from api.guards import slow_clients
 from api.guards.slow_clients import ImpatientProtocol
-from api.inputs import sampling
+from api.inputs import formats
 from api.main import create_app
 from tests.fixtures.access import bearer, make_key
 from worker.settings import Settings
@@ -135,13 +135,13 @@ def test_what_cannot_be_kept_is_refused_at_the_door(client: TestClient, fields: 
 
 
 def test_a_grammar_that_is_too_long_is_not_kept_in_memory(client: TestClient) -> None:
-    sampling._compile_problem.cache_clear()
+    formats._compile_problem.cache_clear()
     for schema in ({"const": "x" * MAX_SOURCE_CHARACTERS}, {"const": "x"}):
         body = {"prompts": ["fox"], "response_format": schema_of(schema)}
         answer = client.post("/v1/batch/async", json=body)
         assert answer.status_code == (202 if len(schema["const"]) == 1 else 422)
     assert "larger than the limit" not in answer.text
-    assert sampling._compile_problem.cache_info().currsize == 1
+    assert formats._compile_problem.cache_info().currsize == 1
 
 
 def test_browsers_are_told_what_not_to_do(client: TestClient) -> None:

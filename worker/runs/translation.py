@@ -151,10 +151,35 @@ def to_result(
             code = "context_length_exceeded" if outcome.is_too_long else "generation_failed"
             result = failed(request, outcome.error, code=code, num_output_tokens=num_output_tokens(outcomes))
             return replace(result, started_at=_first_start(outcomes))
+    payload = _payload(request, outcomes)
+    first = payload.choices[0] if payload.choices else None
+    is_plain = len(payload.choices) == 1 and payload.choices[0].logprobs is None
+    repeats_prompt = isinstance(request.params, SamplingParams) and request.params.repeats_prompt
+    if first is not None and is_plain and not repeats_prompt:
+        payload = replace(payload, choices=(), stop=first.stop)  # the result's own columns have the rest
+    return NewResult(
+        request_id=request.id,
+        outcome=Outcome.COMPLETED,
+        output=None if first is None else first.text,
+        finish_reason=None if first is None else first.finish_reason,
+        num_prompt_tokens=sum(outcome.num_prompt_tokens for outcome in outcomes),
+        num_cached_tokens=sum(outcome.num_cached_tokens for outcome in outcomes),
+        num_output_tokens=num_output_tokens(outcomes),
+        payload=None if payload == Payload() else payload,
+        seconds=_device_seconds(outcomes),
+        started_at=_first_start(outcomes),
+        first_token_at=_first_token(outcomes),
+        num_copies=request.num_copies,
+        keep=keep,
+    )
+
+
+def _payload(request: ShardRequest, outcomes: Sequence[Answer]) -> Payload:
+    """Return all that a result may hold beside its own columns."""
     completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
     params = request.params
     asked = params if isinstance(params, SamplingParams) else SamplingParams()
-    payload = Payload(
+    return Payload(
         choices=tuple(choice for completion in completions for choice in completion.choices),
         prompt_logprobs=tuple(
             completion.prompt_logprobs for completion in completions if completion.prompt_logprobs is not None
@@ -179,25 +204,6 @@ def to_result(
         scores=tuple(
             score for outcome in outcomes if isinstance(outcome, Scores) for score in outcome.continuations
         ),
-    )
-    first = payload.choices[0] if payload.choices else None
-    is_plain = len(payload.choices) == 1 and payload.choices[0].logprobs is None
-    if first is not None and is_plain and not asked.repeats_prompt:
-        payload = replace(payload, choices=(), stop=first.stop)  # the result's own columns have the rest
-    return NewResult(
-        request_id=request.id,
-        outcome=Outcome.COMPLETED,
-        output=None if first is None else first.text,
-        finish_reason=None if first is None else first.finish_reason,
-        num_prompt_tokens=sum(outcome.num_prompt_tokens for outcome in outcomes),
-        num_cached_tokens=sum(outcome.num_cached_tokens for outcome in outcomes),
-        num_output_tokens=num_output_tokens(outcomes),
-        payload=None if payload == Payload() else payload,
-        seconds=_device_seconds(outcomes),
-        started_at=_first_start(outcomes),
-        first_token_at=_first_token(outcomes),
-        num_copies=request.num_copies,
-        keep=keep,
     )
 
 

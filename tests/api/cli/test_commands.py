@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from api.cli.connection import Connection
 from tests.fixtures.batches import claim, held, run_to_the_end
 from tests.fixtures.deployment import eventually, free_port
 from tests.fixtures.shell import Shell, openai_line
@@ -114,18 +115,16 @@ def test_every_wrong_line_of_a_file_is_named(shell: Shell, config: Settings) -> 
 @pytest.mark.usefixtures("files")
 def test_every_line_that_a_batch_cannot_run_is_named(shell: Shell, config: Settings) -> None:
     key = shell.json("keys", "create")["key"]
-    name = config.model.name
-    chat = {"model": name, "messages": [{"role": "user", "content": "hi"}]}
-    other = (
-        json.dumps({"custom_id": "o", "method": "POST", "url": "/v1/chat/completions", "body": chat}) + "\n"
-    )
-    given = openai_line("a", model=name) + other + other.replace('"o"', '"p"')
-    done = shell.run("submit", "-", "--watch", key=key, given=given)
-    assert done.returncode == 1
-    problem = "url: must be the batch's endpoint /v1/completions, but is /v1/chat/completions"
-    assert done.stdout.splitlines()[-2:] == [f"line 2: {problem}", f"line 3: {problem}"]
-    batch_id = done.stderr.splitlines()[0]
-    assert shell.run("status", batch_id, key=key).stdout.splitlines()[-2:] == done.stdout.splitlines()[-2:]
+    api = Connection(shell.url, key)
+    lines = openai_line("a", model=config.model.name) + openai_line("b", model=config.model.name)
+    files = {"file": ("requests.jsonl", lines.encode())}
+    uploaded = api.call("POST", "/v1/files", data={"purpose": "batch"}, files=files)
+    asked = {"input_file_id": uploaded["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    batch = api.call("POST", "/v1/batches", json=asked)
+    shown = shell.run("status", batch["id"], "--watch", key=key).stdout.splitlines()
+    problem = "url: must be the batch's endpoint /v1/embeddings, but is /v1/completions"
+    assert shown[-2:] == [f"line 1: {problem}", f"line 2: {problem}"]
+    assert shell.run("status", batch["id"], key=key).stdout.splitlines()[-2:] == shown[-2:]
 
 
 def test_a_batch_that_is_too_large_for_a_body_is_told_the_way(shell: Shell, tmp_path: Path) -> None:
