@@ -18,15 +18,15 @@ class Solo:
 
     @contextmanager
     def enter(self, *, alone: bool, give_up: Callable[[], bool]) -> Iterator[bool]:
-        """Wait to enter, then yield True; yield False if `give_up` returns True first."""
+        """Wait to enter, then yield True; yield False if `give_up` returns True first.
+
+        `give_up` may take its time and may raise: nobody waits for it, and an error leaves no trace here.
+        """
+        is_in = False
         with self._changed:
             self._num_wanting += alone
-            is_in = self._wait(alone, give_up)
-            if is_in and alone:
-                self._is_taken = True
-            elif is_in:
-                self._num_together += 1
         try:
+            is_in = self._wait(alone, give_up)
             yield is_in
         finally:
             with self._changed:
@@ -39,7 +39,10 @@ class Solo:
 
     def _wait(self, alone: bool, give_up: Callable[[], bool]) -> bool:
         while not give_up():
-            if not (self._is_taken or (self._num_together if alone else self._num_wanting)):
-                return True
-            self._changed.wait(LOOK_SECONDS)
+            with self._changed:
+                if not (self._is_taken or (self._num_together if alone else self._num_wanting)):
+                    self._is_taken = alone
+                    self._num_together += not alone
+                    return True
+                self._changed.wait(LOOK_SECONDS)
         return False

@@ -1,5 +1,7 @@
 import threading
 
+import pytest
+
 from tests.fixtures.deployment import eventually
 from worker.runs.solo import Solo
 
@@ -72,3 +74,39 @@ def test_who_gives_up_holds_nobody_back() -> None:
     assert second.is_in.wait(WAIT_SECONDS)
     for one in (first, second):
         one.leave()
+
+
+def test_an_error_while_one_alone_waits_keeps_nobody_out() -> None:
+    solo = Solo()
+
+    def fail() -> bool:
+        raise ConnectionError("the database is away")
+
+    with pytest.raises(ConnectionError), solo.enter(alone=True, give_up=fail):
+        pass
+    together = Visitor(solo, alone=False)
+    assert together.is_in.wait(WAIT_SECONDS)
+    together.leave()
+
+
+def test_nobody_waits_for_the_question_whether_one_alone_gives_up() -> None:
+    solo = Solo()
+    together = Visitor(solo, alone=False)
+    assert together.is_in.wait(WAIT_SECONDS)
+    is_asked, answer = threading.Event(), threading.Event()
+
+    def ask() -> bool:
+        is_asked.set()
+        return answer.wait(2 * WAIT_SECONDS)
+
+    def visit() -> None:
+        with solo.enter(alone=True, give_up=ask):
+            pass
+
+    alone = threading.Thread(target=visit, daemon=True)
+    alone.start()
+    assert is_asked.wait(WAIT_SECONDS)
+    together.leave()
+    assert not together._thread.is_alive()
+    answer.set()
+    alone.join(WAIT_SECONDS)
