@@ -42,8 +42,8 @@ from worker.values.results import (
 
 # Fields that a batch's answer takes from its view as they are.
 SAME_FIELDS = (
-    "status", "retry_of", "max_failed", "max_total_tokens", "priority", "metadata",
-    "created_at", "started_at", "expires_at", "finished_at", "results_dropped_at",
+    "status", "retry_of", "max_failed", "max_total_tokens", "priority", "name", "metadata",
+    "start_after", "created_at", "started_at", "expires_at", "finished_at", "results_dropped_at",
 )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def to_answer(
         eta_seconds=None if eta is None else eta.seconds,
         eta_range=None if eta is None else EtaRange(low_seconds=eta.low, high_seconds=eta.high),
         waiting=explain(view, line),
-        paused=view.paused_at is not None and not view.status.is_terminal,
+        paused=view.is_paused,
         error=_to_error(view),
         callback=_to_callback(view, delivery),
         outputs=outputs,

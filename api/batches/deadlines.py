@@ -14,7 +14,8 @@ from worker.store.watching import queueing
 def check_deadline(session: Session, batch: NewBatch, forecast: Forecast | None) -> None:
     """Refuse a batch whose deadline is earlier than the low end of its forecast.
 
-    Without a forecast, because nothing was measured yet, every deadline in the future passes.
+    Without a forecast, because nothing was measured yet, every deadline in the future passes; of a batch that
+    starts later, every deadline after its start.
 
     Raises:
         InvalidInputError: the deadline is past, or cannot be met.
@@ -24,13 +25,16 @@ def check_deadline(session: Session, batch: NewBatch, forecast: Forecast | None)
         return
     param = "deadline" if batch.deadline is not None else "completion_window"
     now = queueing.read_clock(session)
-    expires_at = batch.deadline or now + (batch.completion_window or timedelta())
+    begin = batch.start_after or now
+    expires_at = batch.deadline or begin + (batch.completion_window or timedelta())
     left = (expires_at - now).total_seconds()
+    if left > 0 and expires_at <= begin:
+        raise InvalidInputError(f"{param}: must be later than start_after", param=param, code="deadline_past")
     if left <= 0:
         raise InvalidInputError(
             f"{param}: {_text(expires_at)} is in the past", param=param, code="deadline_past"
         )
-    if forecast is not None and forecast.seconds.low > left:
+    if batch.start_after is None and forecast is not None and forecast.seconds.low > left:
         raise InvalidInputError(
             f"{param}: the batch cannot end in time. It takes about {ceil(forecast.seconds.expected)} s"
             f" ({round(forecast.waiting_seconds)} s of that behind other work) and at least"

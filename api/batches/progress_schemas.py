@@ -20,6 +20,7 @@ class WaitingAnswer(BaseModel):
 
     reason: Literal[
         "paused",
+        "scheduled",
         "reading_file",
         "file_unread",
         "no_worker",

@@ -29,6 +29,7 @@ from api.dependencies import (
 from api.errors import ClientGoneError, InvalidInputError, documented
 from api.guards.large_bodies import OnceRoute
 from api.inputs.cursors import After
+from api.inputs.labels import SEARCH, LabelsDependency
 from api.tables import CSV, PARQUET, has_parquet, open_table
 from worker.contract.states import BatchStatus
 
@@ -59,16 +60,21 @@ def submit_batch(
 
 
 @router.get(
-    "", dependencies=[READ_BATCH], responses=documented(401, 403, 404, 422, 429, 503), summary="List batches"
+    "",
+    dependencies=[READ_BATCH],
+    responses=documented(401, 403, 404, 422, 429, 503),
+    openapi_extra=SEARCH,
+    summary="List batches",
 )
 def list_batches(
     services: ListedDependency,
+    labels: LabelsDependency,
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     status: Annotated[BatchStatus | None, Query(description="Only those.")] = None,
 ) -> BatchPage:
     """Return batches of one tenant or all, the newest first, without outputs."""
-    return service.batch_page(services, after=after, limit=limit, status=status)
+    return service.batch_page(services, after=after, limit=limit, status=status, labels=labels)
 
 
 # Declared before /{batch_id}, which would take `stats` for an id.

@@ -16,7 +16,9 @@ from pydantic import (
 
 from api.batches.progress_schemas import EtaRange, WaitingAnswer
 from api.batches.result_schemas import RequestErrorAnswer
+from api.batches.starts import StartAfter
 from api.figures import Cost, DeviceTime, LaneLatency, UsageFigures
+from api.inputs.labels import Metadata, Name
 from api.inputs.reasoning import ReasoningFields
 from api.inputs.sampling import SamplingFields
 from api.inputs.schema import NonEmptyText, Priority, Schema, Text, TimeoutSeconds
@@ -52,10 +54,6 @@ def _no_number(value: object) -> object:
 
 
 Window = Annotated[str, AfterValidator(_window)]
-Metadata = Annotated[
-    dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]],
-    Field(max_length=16),
-]
 MaxFailed = Annotated[
     int,
     Field(ge=0, lt=2**31, description="The batch stops once more requests than this have failed."),
@@ -175,6 +173,8 @@ class BatchSubmission(SamplingFields):
     callback_url: NonEmptyText | None = Field(
         default=None, description="Called once, signed by Standard Webhooks, when the batch has ended."
     )
+    name: Name | None = None
+    start_after: StartAfter | None = None
     priority: Priority = 0
     completion_window: Window | None = Field(
         default=None, description="What is not done by then expires: 90s, 30m, 24h, 7d. Default: no limit."
@@ -338,11 +338,15 @@ class BatchAnswer(BaseModel):
     eta_seconds: float | None = Field(description="null before there is anything to judge by, and at the end")
     eta_range: EtaRange | None = None
     waiting: WaitingAnswer | None = Field(default=None, description="null while it runs, and at the end")
-    paused: bool = False
+    paused: bool = Field(default=False, description="until you resume it")
+    start_after: datetime | None = Field(
+        default=None, description="when it starts, or started, by itself; null once it was paused or resumed"
+    )
     retry_of: str | None = None
     max_failed: int | None = None
     max_total_tokens: int | None = None
     priority: int
+    name: str | None = None
     metadata: dict[str, str]
     callback: Callback | None
     created_at: datetime

@@ -19,6 +19,7 @@ from worker.contract.states import BatchStatus
 from worker.store.batches import batch_views, batches, idempotency
 from worker.store.batches.batch_views import BatchView
 from worker.store.batches.batches import NewBatch
+from worker.store.batches.labels import Labels
 from worker.store.counts import batch_counts, usage
 from worker.store.requests import attempts, request_views, result_views
 from worker.store.webhooks import delivery_log
@@ -65,7 +66,7 @@ def store(
     """
     model = None if batch.model is None else batch.model.fingerprint
     forecast = services.read_forecaster(model).of_new(batch)
-    if forecast is not None:
+    if forecast is not None and batch.start_after is None:  # nobody knows what waits then
         batch = replace(batch, forecast_seconds=forecast.by_costs)
     with services.store.transaction() as session:
         batch_id = None
@@ -173,10 +174,12 @@ def has_news(services: Services, batch_id: str, reading: Reading) -> bool:
         )
 
 
-def batch_page(services: Services, *, after: str | None, limit: int, status: BatchStatus | None) -> BatchPage:
+def batch_page(
+    services: Services, *, after: str | None, limit: int, status: BatchStatus | None, labels: Labels
+) -> BatchPage:
     """Return a page of batches, newest first, starting after the batch `after`; raises UnknownCursorError."""
     with services.store.transaction() as session:
-        found = batch_views.page(session, after=after, limit=limit + 1, status=status)
+        found = batch_views.page(session, after=after, limit=limit + 1, status=status, labels=labels)
         page, has_more = cut(found, limit)
         deliveries = delivery_log.deliveries_of(session, [view.id for view in page])
     models = {view.model_fingerprint for view in page if not view.status.is_terminal}

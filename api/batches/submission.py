@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from api.batches.caching import batch_cache
 from api.batches.schemas import BatchRequest, BatchSubmission, parse_window
+from api.batches.starts import to_instant
 from api.dependencies import Services
 from api.errors import InvalidInputError
 from api.inputs.chat import ToolUse, to_chat, to_turns
@@ -41,7 +42,9 @@ def to_batch(services: Services, submission: BatchSubmission) -> NewBatch:
         requests=_to_requests(services, submission, params),
         callback_url=submission.callback_url,
         priority=submission.priority,
+        name=submission.name,
         metadata=dict(submission.metadata),
+        start_after=to_instant(services, submission.start_after),
         completion_window=None if window is None else parse_window(window),
         deadline=submission.deadline,
         max_failed=submission.max_failed,

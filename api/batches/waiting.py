@@ -1,6 +1,7 @@
 """Explains to a client why a batch is not running."""
 
 from dataclasses import dataclass
+from datetime import UTC
 
 from sqlalchemy.orm import Session
 
@@ -38,10 +39,8 @@ def explain(view: BatchView, line: PlaceInLine | None) -> WaitingAnswer | None:
     """Return why no request of a batch runs; None if the batch does not wait."""
     if line is None:
         return None
-    if view.status is BatchStatus.CANCELLING:
-        return WaitingAnswer(reason="stopping", message="the batch is stopping")
-    if view.paused_at is not None:
-        return WaitingAnswer(reason="paused", message="the batch is paused; resume it to go on")
+    if held_back := _held_back(view):
+        return held_back
     capacity = line.capacity
     is_served = capacity.num_ready or capacity.num_loading
     if capacity.num_others and not is_served and view.model_name and view.model_fingerprint:
@@ -66,3 +65,16 @@ def explain(view: BatchView, line: PlaceInLine | None) -> WaitingAnswer | None:
         message = f"{ahead.num_requests} requests of {ahead.num_batches} batches run before it"
         return WaitingAnswer(reason="in_line", message=message, **place)
     return WaitingAnswer(reason="starting", message="it starts as soon as a worker has room", **place)
+
+
+def _held_back(view: BatchView) -> WaitingAnswer | None:
+    """Return why a batch may not run whatever waits before it; None if it may."""
+    if view.status is BatchStatus.CANCELLING:
+        return WaitingAnswer(reason="stopping", message="the batch is stopping")
+    if view.is_scheduled and view.start_after is not None:
+        start = view.start_after.astimezone(UTC)
+        message = f"it starts at {start:%Y-%m-%dT%H:%M:%SZ}; resume it to start it now"
+        return WaitingAnswer(reason="scheduled", message=message)
+    if view.paused_at is not None:
+        return WaitingAnswer(reason="paused", message="the batch is paused; resume it to go on")
+    return None

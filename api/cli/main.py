@@ -12,7 +12,7 @@ from api.cli.commands import administration, keys, tenants, webhooks
 from api.cli.commands import batches as batch_commands
 from api.cli.commands import deployment as deployment_commands
 from api.cli.commands import submit as submit_command
-from api.cli.commands.table_options import TableCommand
+from api.cli.commands.submit_options import SubmitCommand
 from api.cli.connection import Connection, RefusedError, address
 from api.cli.show import fail
 
@@ -51,7 +51,7 @@ def connect(
 
 
 app.command("up", context_settings={"allow_extra_args": True})(deployment_commands.up)
-app.command("submit", cls=TableCommand)(submit_command.submit)
+app.command("submit", cls=SubmitCommand)(submit_command.submit)
 app.command("estimate")(submit_command.estimate)
 app.command("status")(batch_commands.status)
 app.command("list")(batch_commands.list_batches)

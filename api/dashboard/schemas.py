@@ -12,9 +12,11 @@ class LiveBatch(BaseModel):
     """A batch that waits or runs."""
 
     batch_id: str
+    name: str | None
     tenant: str
     status: BatchStatus
     paused: bool
+    start_after: datetime | None = Field(description="while it waits for that")
     progress: Share = Field(description="by tokens")
     requests: int
     requests_done: int = Field(description="that have a result")
@@ -29,6 +31,7 @@ class FailedBatch(BaseModel):
     """An ended batch in which something failed."""
 
     batch_id: str
+    name: str | None
     tenant: str
     status: BatchStatus
     requests: int

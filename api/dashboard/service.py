@@ -55,9 +55,11 @@ def _to_live(view: BatchView, forecaster: Forecaster) -> LiveBatch:
     eta = estimate(view, forecaster)
     return LiveBatch(
         batch_id=view.id,
+        name=view.name,
         tenant=view.tenant_id,
         status=view.status,
-        paused=view.paused_at is not None,
+        paused=view.is_paused,
+        start_after=view.start_after if view.is_scheduled else None,
         progress=round(view.progress, 4),
         requests=view.num_requests,
         requests_done=view.num_settled,
@@ -73,6 +75,7 @@ def _to_failed(failure: Failure) -> FailedBatch:
     view = failure.batch
     return FailedBatch(
         batch_id=view.id,
+        name=view.name,
         tenant=view.tenant_id,
         status=view.status,
         requests=view.num_requests,

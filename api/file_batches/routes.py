@@ -19,6 +19,7 @@ from api.errors import OPENAI_STATUSES, documented
 from api.file_batches import service
 from api.file_batches.schemas import FileBatch, FileBatchList, FileBatchSubmission
 from api.inputs.cursors import After
+from api.inputs.labels import SEARCH, LabelsDependency
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"], dependencies=[OPENAI_STATUSES])
 
@@ -46,15 +47,17 @@ def create_batch(
     "",
     dependencies=[READ],
     responses=documented(401, 403, 404, 422, 429, 503),
+    openapi_extra=SEARCH,
     summary="List batches made from files",
 )
 def list_batches(
     services: ServicesDependency,
+    labels: LabelsDependency,
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> FileBatchList:
     """Return batches, the newest first."""
-    data, has_more = service.page(services, after=after, limit=limit)
+    data, has_more = service.page(services, after=after, limit=limit, labels=labels)
     return FileBatchList(
         data=data,
         first_id=data[0].id if data else None,

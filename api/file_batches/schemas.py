@@ -11,13 +11,14 @@ from api.batches.schemas import (
     InputTokensDetails,
     MaxFailed,
     MaxTotalTokens,
-    Metadata,
     Similarity,
     Window,
 )
+from api.batches.starts import StartAfter
 from api.errors import LineError
 from api.files.lines import to_path
 from api.files.schemas import ExpiresAfter
+from api.inputs.labels import Metadata, Name
 from api.inputs.schema import NonEmptyText, Priority, Schema
 from worker.contract.states import BatchStatus, FilesStage
 from worker.store.batches.batch_views import BatchView
@@ -39,7 +40,9 @@ class FileBatchSubmission(Schema):
         Field(description="Of all lines. In a file that mixes endpoints, each line goes to its own `url`."),
     ]
     completion_window: Window
+    name: Name | None = Field(default=None, description="Default: the `name` in `metadata`.")
     metadata: Metadata | None = None
+    start_after: StartAfter | None = None
     output_expires_after: ExpiresAfter | None = None
     callback_url: NonEmptyText | None = Field(
         default=None, description="Called once when the batch has ended."
@@ -98,6 +101,8 @@ class FileBatch(BaseModel):
     cancelled_at: int | None
     request_counts: Counts
     usage: BatchUsage
+    name: str | None = None
+    start_after: int | None = None
     metadata: dict[str, str] | None
 
 
@@ -142,6 +147,8 @@ def to_file_batch(found: FileBatchView) -> FileBatch:
             output_tokens=view.output_tokens,
             total_tokens=view.input_tokens + view.output_tokens,
         ),
+        name=view.name,
+        start_after=_seconds(view.start_after),
         metadata=view.metadata or None,
     )
 

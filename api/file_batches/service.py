@@ -1,12 +1,13 @@
 """Creates, reads, lists and cancels batches made from files. Each function is one transaction."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
 from api.batches.caching import choose_cache
 from api.batches.operators import note
 from api.batches.schemas import parse_window
+from api.batches.starts import to_instant
 from api.dependencies import IdempotencyKey, Services
 from api.errors import InvalidInputError, KeyReusedError, NotFoundError
 from api.file_batches.schemas import FileBatch, FileBatchSubmission, to_file_batch
@@ -14,6 +15,7 @@ from api.inputs.cursors import cut
 from api.inputs.targets import check_url
 from worker.contract.models import Model
 from worker.store.batches import batches, idempotency
+from worker.store.batches.labels import Labels
 from worker.store.files import batch_files, file_batch_views, files
 from worker.store.files.batch_files import NewFileBatch
 from worker.values.caching import CacheMode
@@ -37,11 +39,12 @@ def create(
     """
     if submission.callback_url is not None:
         check_url(services.settings, submission.callback_url, param="callback_url")
+    start_after = to_instant(services, submission.start_after)
     with services.store.transaction() as session:
         batch_id = None if key is None else _find(session, key)
         if batch_id is None:
             cache = choose_cache(services, session, submission.cache)
-            new = _to_new(session, submission, cache, services.checkpoint.model)
+            new = _to_new(session, submission, cache, services.checkpoint.model, start_after)
             # Every submission takes this lock, so that a retry waits for the one with the lost answer.
             earlier = batch_files.find_same(session, new, within=RETRIES_WITHIN)
             batch_id = earlier if is_retry and key is None else None
@@ -77,10 +80,12 @@ def cancel(services: Services, batch_id: str) -> FileBatch:
         return _answer(session, batch_id)
 
 
-def page(services: Services, *, after: str | None, limit: int) -> tuple[list[FileBatch], bool]:
+def page(
+    services: Services, *, after: str | None, limit: int, labels: Labels
+) -> tuple[list[FileBatch], bool]:
     """Return a page of batches, newest first, and whether there are more; raises UnknownCursorError."""
     with services.store.transaction() as session:
-        found = file_batch_views.page(session, after=after, limit=limit + 1)
+        found = file_batch_views.page(session, after=after, limit=limit + 1, labels=labels)
     return cut([to_file_batch(view) for view in found], limit)
 
 
@@ -101,7 +106,11 @@ def _find(session: Session, key: IdempotencyKey) -> str | None:
 
 
 def _to_new(
-    session: Session, submission: FileBatchSubmission, cache: CacheMode, model: Model
+    session: Session,
+    submission: FileBatchSubmission,
+    cache: CacheMode,
+    model: Model,
+    start_after: datetime | None,
 ) -> NewFileBatch:
     file = files.get(session, submission.input_file_id)
     if file is None:
@@ -119,6 +128,7 @@ def _to_new(
         num_bytes=file.num_bytes,
         completion_window=submission.completion_window,
         window=parse_window(submission.completion_window),
+        name=submission.name or (submission.metadata or {}).get("name") or None,
         metadata=dict(submission.metadata or {}),
         callback_url=submission.callback_url,
         priority=submission.priority,
@@ -128,4 +138,5 @@ def _to_new(
         max_failed=submission.max_failed,
         max_total_tokens=submission.max_total_tokens,
         model=model,
+        start_after=start_after,
     )

@@ -7,9 +7,9 @@ from statistics import fmean, pstdev
 
 from api.forecasts.lengths import LEAST_DEVIATION, LearnedLengths, even_curve, within
 from api.forecasts.ranges import DEVIATIONS, Range
-from worker.store.batches import batches
 from worker.store.batches.batch_views import BatchView
 from worker.store.batches.batches import NewBatch
+from worker.store.requests.placement import digest_of
 from worker.store.requests.requests import NewRequest
 from worker.store.watching.outlook import Backlog
 from worker.values.sampling import SamplingParams
@@ -37,7 +37,7 @@ def distinct(batch: NewBatch) -> list[NewRequest]:
     seen: set[bytes] = set()
     found = []
     for request in batch.requests:
-        digest = batches.digest_of(request, batch.params)
+        digest = digest_of(request, batch.params)
         if digest is None or digest not in seen:
             found.append(request)
         if digest is not None:

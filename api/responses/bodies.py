@@ -4,9 +4,9 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, JsonValue, Tag
 
-from api.batches.schemas import Metadata
 from api.inputs.foreign import Ignored, Unsupported
 from api.inputs.formats import JsonObjectResponse, TextResponse
+from api.inputs.labels import Metadata
 from api.inputs.reasoning import ThinkingBudget
 from api.inputs.sampling import (
     FrequencyPenalty,

@@ -49,6 +49,7 @@ class BatchEnded:
     created_at: datetime
     batch_id: str
     status: BatchStatus
+    name: str | None  # as its customer calls it
     counts: Mapping[str, int]
     usage: Mapping[str, Any]
     metadata: Mapping[str, Any]
@@ -73,6 +74,7 @@ class BatchEnded:
             "counts": self.counts,
             "usage": self.usage,
             "error": None if self.error is None else asdict(self.error),
+            "name": self.name,
             "metadata": self.metadata,
             "links": links | {name: f"/v1/files/{id_}/content" for name, id_ in self.files.items()},
         }

@@ -1,4 +1,4 @@
-"""Sweep: return shards and deliveries of dead workers, end stopping batches, issue tickets for due rows.
+"""Sweep: return shards and deliveries of dead workers, end and start batches, issue tickets for due rows.
 
 Any number of dispatchers may run: each step locks the rows it changes and skips rows that another has locked.
 """
@@ -16,7 +16,7 @@ from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE, Ticket, gpu_que
 from worker.dispatcher.lost_workers import LostWorkers
 from worker.queue.broker import Broker
 from worker.queue.publish import publish
-from worker.store.batches import batches, idempotency, responses
+from worker.store.batches import batches, idempotency, responses, starts
 from worker.store.cache import response_cache
 from worker.store.counts import batch_counts, meters, usage
 from worker.store.database.session import Store
@@ -60,6 +60,8 @@ class Dispatcher:
         self._settle_timeouts()
         with self.store.transaction() as session:
             batches.settle_stopping(session, limit=SWEEP_LIMIT)
+        with self.store.transaction() as session:
+            starts.start_due(session, limit=SWEEP_LIMIT)
         self.issue()
         with self.store.transaction() as session:
             for batch_id in responses.unstored(session, limit=SWEEP_LIMIT):

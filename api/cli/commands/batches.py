@@ -9,11 +9,13 @@ from enum import StrEnum
 from http import HTTPStatus
 from itertools import chain, islice
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import httpx
 import typer
 
+from api.cli.commands.submit_options import read_entries
 from api.cli.connection import Connection, RefusedError, address, connection, given, told
 from api.cli.show import AsJson, fail, print_json, print_record, print_table
 from api.cli.watch import wait_for_files, watch
@@ -83,22 +85,40 @@ def list_batches(
     wanted: Annotated[
         BatchStatus | None, typer.Option("--status", help="List only batches with this status.")
     ] = None,
+    name: Annotated[str | None, typer.Option(help="List only batches of this name.")] = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="List only batches with this metadata. May be repeated."),
+    ] = None,
     tenant: Annotated[
         str | None, typer.Option(help="An operator's option: the batches of this tenant, or `*` for all.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List batches, the newest first."""
-    params = given(limit=limit, after=after, status=wanted, tenant=tenant)
+    params = given(limit=limit, after=after, status=wanted, name=name, tenant=tenant)
+    entries = read_entries(metadata or ())
+    params |= {f"metadata[{key}]": value for key, value in entries.items()}
     page = connection(context).call("GET", "/v1/batch", params=params)
     if as_json:
         print_json(page)
         return
+    has_names = any(batch.get("name") for batch in page["data"])
     print_table(
-        ["BATCH", *(["TENANT"] if tenant else []), "STATUS", "PROGRESS", "DONE", "FAILED", "CREATED"],
+        [
+            "BATCH",
+            *(["NAME"] if has_names else []),
+            *(["TENANT"] if tenant else []),
+            "STATUS",
+            "PROGRESS",
+            "DONE",
+            "FAILED",
+            "CREATED",
+        ],
         (
             (
                 batch["batch_id"],
+                *([batch.get("name")] if has_names else []),
                 *([batch["tenant"]] if tenant else []),
                 batch["status"],
                 f"{batch['progress']:.0%}",
@@ -111,6 +131,8 @@ def list_batches(
     )
     if page.get("has_more") and page["data"]:
         only = "" if wanted is None else f" --status {wanted}"
+        only += "" if name is None else f" --name {quote(name)}"
+        only += "".join(f" --metadata {quote(entry)}" for entry in metadata or ())
         sys.stderr.write(f"more: headrace list{only} --after {page['data'][-1]['batch_id']}\n")
 
 

@@ -13,7 +13,7 @@ from typing import IO, Annotated, Any, BinaryIO
 import typer
 
 from api.cli.commands.batches import show_batch
-from api.cli.commands.table_options import given_form
+from api.cli.commands.submit_options import given_fields, given_form
 from api.cli.connection import Connection, RefusedError, connection, given
 from api.cli.openai_file import check_options, endpoint_of, submit_file
 from api.cli.prompt_file import PromptFile, PromptFileError, json_or_text, read_openai_lines, read_prompts
@@ -69,6 +69,7 @@ def submit(
 ) -> None:
     """Submit a file of prompts as a batch, and print its id."""
     asked = given(callback_url=callback_url, completion_window=completion_window, priority=priority)
+    asked |= given_fields(context)
     of_requests = given(max_tokens=max_tokens, temperature=temperature) | _read_options(options)
     headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
     api = connection(context)

@@ -22,6 +22,8 @@ const formats = {
   ago: (value) => `${duration(secondsSince(value))} ago`,
   until: (value) => (secondsSince(value) < 0 ? duration(-secondsSince(value)) : NOTHING),
   paused: (value) => (value ? ", paused" : ""),
+  name: (value) => ` ${value}`,
+  start: (value) => `, starts in ${duration(-secondsSince(value))}`,
   text: (value) => String(value),
 };
 

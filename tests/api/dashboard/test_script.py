@@ -66,10 +66,10 @@ def test_with_no_data_at_all_the_page_is_there_and_says_so() -> None:
 def test_a_row_says_what_its_batch_has() -> None:
     batch = {"batch_id": "batch_1", "tenant": "<b>", "status": "processing", "paused": True, "progress": 0.5}
     batch |= {"requests": 4, "requests_done": 2, "requests_failed": 0, "tokens": 1234}
-    batch |= {"tokens_per_second": None, "eta_seconds": 3700.4}
+    batch |= {"tokens_per_second": None, "eta_seconds": 3700.4, "name": "a <b>"}
     found = run({"overview": {"batches": [batch]}, "metrics": {"tokens_per_second": 33.34}})
     (row,) = found["rows"]["overview.batches"]
-    assert row == f"batch_1 <b> processing, paused 50 % 2 4 0 1,234 {NOTHING} 1 h 1 min"
+    assert row == f"batch_1 a <b> <b> processing, paused 50 % 2 4 0 1,234 {NOTHING} 1 h 1 min"
     assert found["values"]["metrics.tokens_per_second"] == "33.3"
 
 

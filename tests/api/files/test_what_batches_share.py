@@ -11,6 +11,7 @@ import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 from httpx import Response
+from sqlalchemy import text
 
 from api.files import reading
 from api.files.reading import BatchReader
@@ -18,10 +19,11 @@ from api.files.writing import ResultWriter
 from api.main import create_app
 from tests.api.files.test_file_batches import content, look, sql
 from tests.fixtures.access import allow_semantic_cache
-from tests.fixtures.batches import LEASE, held, result, run_to_the_end
+from tests.fixtures.batches import LEASE, claim, held, result, run_to_the_end
 from tests.fixtures.deployment import eventually, free_port
 from tests.fixtures.inputs import body, line, lines
 from worker.settings import Settings
+from worker.store.batches import starts
 from worker.store.database.session import Store
 from worker.store.shards import shards
 from worker.store.shards.shards import Progress
@@ -135,3 +137,36 @@ def test_a_line_may_have_a_priority_of_its_own(store: Store, reader: BatchReader
         store, "SELECT prompt, priority FROM requests r JOIN shards s ON s.id = shard_id ORDER BY r.id"
     )
     assert found == [("one", 2), ("two", 5)]
+
+
+def test_a_name_may_come_in_the_metadata(client: TestClient, store: Store, create: Any) -> None:
+    plain = create(lines(1), name="own", metadata={"name": "other", "run": "1"})
+    named = create(lines(1), metadata={"name": "nightly", "run": "1"})
+    unnamed = create(lines(1), metadata={"name": ""})
+    assert [one["name"] for one in (plain, named, unnamed)] == ["own", "nightly", None]
+
+    def found(query: str) -> list[str]:
+        return [one["id"] for one in client.get(f"/v1/batches?{query}").json()["data"]]
+
+    assert found("name=nightly") == [named["id"]]
+    assert found("metadata[run]=1") == [named["id"], plain["id"]]
+    assert found(f"metadata[run]=1&limit=1&after={named['id']}") == [plain["id"]]
+    with store.transaction() as session:
+        session.execute(text("UPDATE batches SET tenant_id = 'theirs' WHERE name = 'nightly'"))
+    assert found("name=nightly") == []
+
+
+def test_a_file_is_read_before_its_batch_may_start(
+    client: TestClient, store: Store, reader: BatchReader, create: Any
+) -> None:
+    batch = create(lines(2), start_after=7200, completion_window="1h")
+    assert batch["expires_at"] - batch["start_after"] == 3600
+    assert reader.turn()
+    waiting = client.get(f"/v1/batch/{batch['id']}").json()["waiting"]
+    assert waiting["reason"] == "scheduled"
+    assert claim(store, 1) is None
+    with store.transaction() as session:
+        session.execute(text("UPDATE batches SET start_after = now()"))
+    with store.transaction() as session:
+        assert starts.start_due(session, limit=10) == 1
+    assert claim(store, 1) is not None

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from worker.contract.access import NOBODY
 from worker.contract.states import BatchStatus, Lane, ShardState
+from worker.store.batches.labels import ANY, Labels
 from worker.store.database import cursors
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.shards import ShardRow
@@ -29,6 +30,7 @@ class BatchView:
     model_name: str | None  # None: any worker may run it
     model_fingerprint: str | None
     priority: int
+    name: str | None
     metadata: dict[str, Any]
     endpoint: str | None
     input_file_id: str | None
@@ -56,6 +58,7 @@ class BatchView:
     results_dropped_at: datetime | None
     read_at: datetime
     paused_at: datetime | None
+    start_after: datetime | None
     max_failed: int | None
     max_total_tokens: int | None
     error_code: str | None
@@ -75,6 +78,17 @@ class BatchView:
     def num_pending(self) -> int:
         """The number of requests that have no result yet."""
         return self.num_requests - self.num_settled
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Return whether it waits for the time of its start."""
+        is_paused = self.paused_at is not None and not self.status.is_terminal
+        return is_paused and self.start_after is not None
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether it waits until its customer resumes it."""
+        return self.paused_at is not None and not self.status.is_terminal and not self.is_scheduled
 
     @property
     def progress(self) -> float:
@@ -105,7 +119,12 @@ def get_many(session: Session, batch_ids: Sequence[str]) -> dict[str, BatchView]
 
 
 def page(
-    session: Session, *, after: str | None, limit: int, status: BatchStatus | None = None
+    session: Session,
+    *,
+    after: str | None,
+    limit: int,
+    status: BatchStatus | None = None,
+    labels: Labels = ANY,
 ) -> list[BatchView]:
     """Return batches of the batch lane that follow batch `after`, the newest first.
 
@@ -113,7 +132,7 @@ def page(
         UnknownCursorError: there is no batch `after`.
 
     """
-    query = views().where(BatchRow.lane == Lane.BATCH, BatchRow.tenant_id != NOBODY)
+    query = views().where(BatchRow.lane == Lane.BATCH, BatchRow.tenant_id != NOBODY, *labels.conditions())
     if status is not None:
         query = query.where(BatchRow.status == status)
     order = (BatchRow.created_at, BatchRow.id)

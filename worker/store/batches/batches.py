@@ -13,19 +13,19 @@ from worker.contract.distributions import reading_name
 from worker.contract.models import Model
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, ShardState
 from worker.contract.usage import BATCHES_ENDED
-from worker.store.batches import journal
+from worker.store.batches import journal, starts
 from worker.store.counts import batch_counts, usage
 from worker.store.database.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
 from worker.store.database.session import tenant_of
 from worker.store.requests import missing, models, requests
-from worker.store.requests.placement import NewShard, Placement
+from worker.store.requests.placement import NewShard, Placement, digest_of, priority_of
 from worker.store.requests.requests import NewRequest
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.shards import ShardRow
 from worker.store.tenants import quotas
 from worker.store.tenants.quotas import Demand
 from worker.store.webhooks import webhooks
-from worker.values.caching import DEFAULT_SIMILARITY, CacheMode, request_digest
+from worker.values.caching import DEFAULT_SIMILARITY, CacheMode
 from worker.values.outcomes import Outcome
 from worker.values.results import RequestError
 from worker.values.sampling import SamplingParams
@@ -42,8 +42,10 @@ class NewBatch:
     requests: Sequence[NewRequest]
     callback_url: str | None = None
     priority: int = 0
+    name: str | None = None
     metadata: dict[str, Any] | None = None
-    completion_window: timedelta | None = None
+    start_after: datetime | None = None  # None: at once
+    completion_window: timedelta | None = None  # from its start
     deadline: datetime | None = None  # instead of `completion_window`
     max_failed: int | None = None
     max_total_tokens: int | None = None
@@ -83,6 +85,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
             lane=batch.lane,
             endpoint=batch.endpoint,
             params=batch.params.to_json(),
+            name=batch.name,
             metadata_=batch.metadata or {},
             priority=batch.priority,
             callback_url=batch.callback_url,
@@ -90,13 +93,14 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
             num_prompt_tokens=num_prompt_tokens,
             max_output_tokens=max_output_tokens,
             stored_bytes=stored_bytes,
-            expires_at=batch.deadline if window is None else func.now() + window,
+            expires_at=batch.deadline if window is None else starts.end_of_window(batch.start_after, window),
             forecast_seconds=batch.forecast_seconds,
             max_failed=batch.max_failed,
             max_total_tokens=batch.max_total_tokens,
             cache=batch.cache,
             cache_similarity=batch.cache_similarity if batch.cache is CacheMode.SEMANTIC else None,
             **models.columns_of(batch.model),
+            **starts.columns_of(batch.start_after),
         )
         .returning(BatchRow.expires_at)
     )
@@ -209,24 +213,6 @@ def _add_empty_shards(
             for position, shard in enumerate(shards, first)
         ],
     ).all()
-
-
-def priority_of(request: NewRequest, batch_priority: int) -> int:
-    """Return the priority with which a request runs."""
-    return batch_priority if request.priority is None else request.priority
-
-
-def digest_of(request: NewRequest, batch_params: SamplingParams) -> bytes | None:
-    """Return the digest that identical requests share; None if the answer may differ, or is an error."""
-    if request.error is not None:
-        return None
-    return request_digest(
-        request.prompts,
-        request.params or batch_params,
-        max_tokens=request.max_tokens,
-        add_special_tokens=request.add_special_tokens,
-        timeout_seconds=request.timeout_seconds,
-    )
 
 
 def lock(session: Session, batch_id: str, *, skip_locked: bool = False) -> BatchRow | None:

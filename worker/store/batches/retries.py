@@ -90,7 +90,8 @@ def _sums(session: Session, chosen: Select[int]) -> dict[str, int]:
 
 def _copy_batch(session: Session, batch: BatchRow, sums: dict[str, int]) -> BatchRow:
     """Insert a batch with what the customer asked for, over so many requests."""
-    window = None if batch.expires_at is None else batch.expires_at - batch.created_at
+    began_at = max(filter(None, (batch.created_at, batch.start_after)))
+    window = None if batch.expires_at is None else batch.expires_at - began_at
     asked_for = {column: getattr(batch, column) for column in columns_copied_by(Copier.RETRY, BatchRow)}
     own = {
         "id": f"batch_{uuid4().hex}",

@@ -5,7 +5,7 @@ Both happen under a lease with a fence, as for shards. Lock order: the batch, th
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -14,11 +14,12 @@ from sqlalchemy.orm import Session
 
 from worker.contract.models import Model
 from worker.contract.states import LIVE_STATUSES, BatchStatus, FilesStage, Lane
-from worker.store.batches import batches, journal, stop_rules
+from worker.store.batches import batches, journal, starts, stop_rules
 from worker.store.database.notify import wake_dispatcher, wake_files
 from worker.store.database.session import tenant_of
 from worker.store.requests import copies, missing, models
 from worker.store.requests.earlier import Earlier
+from worker.store.requests.placement import digest_of, priority_of
 from worker.store.requests.requests import NewRequest
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.files import BatchFilesRow
@@ -46,6 +47,7 @@ class NewFileBatch:
     num_bytes: int
     completion_window: str
     window: timedelta
+    name: str | None
     metadata: dict[str, Any]
     callback_url: str | None
     priority: int
@@ -55,6 +57,7 @@ class NewFileBatch:
     max_failed: int | None = None
     max_total_tokens: int | None = None
     model: Model | None = None  # that must run it; None: any
+    start_after: datetime | None = None  # None: at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ def submit(session: Session, new: NewFileBatch) -> str:
             stored_bytes=new.num_bytes,
             status=BatchStatus.PENDING,
             params=SamplingParams().to_json(),
+            name=new.name,
             metadata_=new.metadata,
             priority=new.priority,
             callback_url=new.callback_url,
@@ -107,8 +111,9 @@ def submit(session: Session, new: NewFileBatch) -> str:
             cache_similarity=new.cache_similarity if new.cache is CacheMode.SEMANTIC else None,
             max_failed=new.max_failed,
             max_total_tokens=new.max_total_tokens,
-            expires_at=func.now() + new.window,
+            expires_at=starts.end_of_window(new.start_after, new.window),
             **models.columns_of(new.model),
+            **starts.columns_of(new.start_after),
         )
     )
     lifetime = new.output_lifetime
@@ -144,6 +149,7 @@ def find_same(session: Session, new: NewFileBatch, *, within: timedelta) -> str 
             BatchFilesRow.input_file_id == new.input_file_id,
             BatchFilesRow.endpoint == new.endpoint,
             BatchFilesRow.completion_window == new.completion_window,
+            BatchRow.name.is_not_distinct_from(new.name),
             BatchRow.metadata_ == new.metadata,
             BatchRow.created_at > func.now() - within,
         )
@@ -212,8 +218,8 @@ def add_requests(
     if batch is None or not _move(session, held, **progress):
         return None
     defaults = SamplingParams.from_json(batch.params)
-    digests = [batches.digest_of(request, defaults) for request in given]
-    priorities = [batches.priority_of(request, batch.priority) for request in given]
+    digests = [digest_of(request, defaults) for request in given]
+    priorities = [priority_of(request, batch.priority) for request in given]
     known = [None] * len(given) if earlier is None else earlier.join(session, digests, priorities)
     joined = _apart(session, batch, given, known)
     first_position = batch.num_requests - batch.num_unread

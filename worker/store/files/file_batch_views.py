@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from worker.contract.states import FilesStage
 from worker.store.batches import batch_views
 from worker.store.batches.batch_views import BatchView
+from worker.store.batches.labels import ANY, Labels
 from worker.store.database import cursors
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.files import BatchFilesRow
@@ -46,10 +47,11 @@ def get(session: Session, batch_id: str) -> FileBatchView | None:
     return None if found is None else _view(*found)
 
 
-def page(session: Session, *, after: str | None, limit: int) -> list[FileBatchView]:
+def page(session: Session, *, after: str | None, limit: int, labels: Labels = ANY) -> list[FileBatchView]:
     """Return the batches after batch `after`, newest first; raises UnknownCursorError."""
     order = (BatchRow.created_at, BatchRow.id)
-    query = cursors.follow(session, _views(), order, after=after, limit=limit)
+    query = _views().where(*labels.conditions())
+    query = cursors.follow(session, query, order, after=after, limit=limit)
     return [_view(*found) for found in session.execute(query)]
 
 

@@ -8,6 +8,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from worker.store.requests.requests import NewRequest
+from worker.values.caching import request_digest
+from worker.values.sampling import SamplingParams
+
 # The most different requests that are kept in memory, as a batch may have more. A copy runs again if more
 # than this many different requests have come since the last identical one.
 MAX_REMEMBERED = 100_000
@@ -61,3 +65,21 @@ class Placement:
             if len(self._shard_by_digest) > MAX_REMEMBERED:
                 self._shard_by_digest.popitem(last=False)
         return shard
+
+
+def priority_of(request: NewRequest, batch_priority: int) -> int:
+    """Return the priority with which a request runs."""
+    return batch_priority if request.priority is None else request.priority
+
+
+def digest_of(request: NewRequest, batch_params: SamplingParams) -> bytes | None:
+    """Return the digest that identical requests share; None if the answer may differ, or is an error."""
+    if request.error is not None:
+        return None
+    return request_digest(
+        request.prompts,
+        request.params or batch_params,
+        max_tokens=request.max_tokens,
+        add_special_tokens=request.add_special_tokens,
+        timeout_seconds=request.timeout_seconds,
+    )

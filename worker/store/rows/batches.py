@@ -21,6 +21,9 @@ ASKED_FOR = copied_by(Copier.RETRY)  # by the customer
 # Condition of finished batches with a failure, which an operator wants to see.
 HAS_FAILED = "finished_at IS NOT NULL AND (num_failed > 0 OR status IN ('expired', 'failed'))"
 
+# Condition of batches that wait for the time of their start.
+IS_SCHEDULED = "start_after IS NOT NULL AND paused_at IS NOT NULL AND status IN ('pending')"
+
 
 class BatchRow(Owned, TableRow):
     """A batch as its customer submitted it, with counts of its results and its usage."""
@@ -46,6 +49,21 @@ class BatchRow(Owned, TableRow):
             postgresql_where=text("endpoint IS NOT NULL"),
         ),
         Index("batches_failures_index", "finished_at", postgresql_where=text(HAS_FAILED)),
+        Index(
+            "batches_name_index",
+            "tenant_id",
+            "name",
+            "created_at",
+            "id",
+            postgresql_where=text("name IS NOT NULL"),
+        ),
+        Index(
+            "batches_metadata_index",
+            "metadata",
+            postgresql_using="gin",
+            postgresql_ops={"metadata": "jsonb_path_ops"},
+        ),
+        Index("batches_scheduled_index", "start_after", postgresql_where=text(IS_SCHEDULED)),
         {"postgresql_with": {"fillfactor": 80, "autovacuum_vacuum_scale_factor": 0.02}},
     )
 
@@ -53,6 +71,7 @@ class BatchRow(Owned, TableRow):
     status: Mapped[BatchStatus]
     lane: Mapped[Lane] = mapped_column(server_default=Lane.BATCH.value)
     params: Mapped[dict[str, Any]] = mapped_column(info=ASKED_FOR)  # for requests without their own
+    name: Mapped[str | None] = mapped_column(info=ASKED_FOR)  # as its customer calls it; others may share it
     metadata_: Mapped[dict[str, Any]] = mapped_column("metadata", info=ASKED_FOR)
     priority: Mapped[int] = mapped_column(server_default="0", info=ASKED_FOR)  # higher runs sooner
     callback_url: Mapped[str | None] = mapped_column(info=ASKED_FOR)
@@ -94,6 +113,8 @@ class BatchRow(Owned, TableRow):
     expires_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
     paused_at: Mapped[datetime | None]  # None: it may run
+    # Not copied by a retry, which starts at once. While it is paused too: when it is to start by itself.
+    start_after: Mapped[datetime | None]
     results_dropped_at: Mapped[datetime | None]  # when retention deleted its requests and results
 
     max_failed: Mapped[int | None] = mapped_column(info=ASKED_FOR)  # more failed requests stop it

@@ -32,16 +32,17 @@ class Done(Enum):
 def pause(session: Session, batch_id: str) -> Done:
     """Pause a batch; its workers release its shards with their partial outputs.
 
-    The completion window keeps running.
+    The completion window keeps running. A batch that was to start later waits until it is resumed.
     """
     batch = batches.lock(session, batch_id)
     if batch is None:
         return Done.NO_BATCH
     if batches.is_stopping(session, batch):
         return Done.BATCH_HAS_ENDED
-    if batch.paused_at is None:
+    if batch.paused_at is None or batch.start_after is not None:
         journal.changed(session, "batch paused", batch)
         batch.paused_at = func.now()
+        batch.start_after = None  # it does not start by itself any more
         batch.forecast_seconds = None  # its duration depends on the customer now
         session.flush()
         # Its tickets must not take other batches' places in the window.
@@ -59,7 +60,7 @@ def pause(session: Session, batch_id: str) -> Done:
 
 
 def resume(session: Session, batch_id: str) -> Done:
-    """Resume a paused batch; a batch that is not paused stays as it is."""
+    """Resume a paused batch, or start one that was to start later; another stays as it is."""
     batch = batches.lock(session, batch_id)
     if batch is None:
         return Done.NO_BATCH
@@ -67,7 +68,7 @@ def resume(session: Session, batch_id: str) -> Done:
         return Done.BATCH_HAS_ENDED
     if batch.paused_at is not None:
         journal.changed(session, "batch resumed", batch)
-    batch.paused_at = None
+    batch.paused_at = batch.start_after = None
     session.flush()
     wake_dispatcher(session)
     return Done.YES

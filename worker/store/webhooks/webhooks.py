@@ -32,6 +32,7 @@ def record_end(session: Session, batch: BatchRow, files: Mapping[str, str | None
         created_at=batch.finished_at,
         batch_id=batch.id,
         status=batch.status,
+        name=batch.name,
         counts={
             "total": batch.num_requests,
             "pending": 0,

@@ -9,7 +9,8 @@ from sqlalchemy import event, text
 from sqlalchemy.orm import Session
 
 from tests.fixtures.batches import LEASE, result
-from worker.store.batches import batch_views, batches, idempotency
+from worker.store.batches import batch_views, batches, idempotency, starts
+from worker.store.batches.labels import Labels
 from worker.store.cache import response_cache
 from worker.store.counts import batch_counts
 from worker.store.database.session import Store
@@ -27,10 +28,11 @@ NUM_BATCHES = 5_000  # of 10 requests and one shard each; the last 200 are live,
 
 FILL = """
     SET LOCAL session_replication_role = replica;
-    INSERT INTO batches (id, status, params, metadata, num_requests, num_completed, num_prompt_tokens,
+    INSERT INTO batches (id, status, params, name, metadata, num_requests, num_completed, num_prompt_tokens,
                          max_output_tokens, created_at, started_at, finished_at)
         SELECT 'batch_' || b, CASE WHEN b <= 4800 THEN 'completed' WHEN b <= 4820 THEN 'processing'
-               ELSE 'pending' END, '{"max_tokens": 9, "stop": []}', '{}', 10,
+               ELSE 'pending' END, '{"max_tokens": 9, "stop": []}', 'run ' || b % 999,
+               jsonb_build_object('run', CAST(b AS text)), 10,
                CASE WHEN b <= 4800 THEN 10 ELSE 0 END, 30, 90,
                now() - make_interval(mins => 30000 - b), now(),
                CASE WHEN b <= 4800 THEN now() - make_interval(mins => 30000 - b) END
@@ -107,6 +109,12 @@ HOT: dict[str, Callable[[Session], Any]] = {
     ),
     "tickets: interactive": lambda session: shards.ready_interactive(session, limit=16),
     "poll a batch": lambda session: batch_views.get(session, "batch_4810"),
+    "list by name": lambda session: batch_views.page(
+        session, after=None, limit=20, labels=Labels(name="run 7")
+    ),
+    "list by metadata": lambda session: batch_views.page(
+        session, after=None, limit=20, labels=Labels(metadata={"run": "7"})
+    ),
     "poll its delivery": lambda session: delivery_log.delivery_of(session, "batch_100"),
     "outputs of a small batch": lambda session: result_views.outputs(session, "batch_100"),
     "page of results": lambda session: result_views.page(session, "batch_100", after=4, limit=3),
@@ -117,6 +125,7 @@ HOT: dict[str, Callable[[Session], Any]] = {
         session, 4810, "batch_4810", max_attempts=5
     ),
     "sweep: stopping batches": lambda session: batches.settle_stopping(session, limit=100),
+    "sweep: batches to start": lambda session: starts.start_due(session, limit=100),
     "sweep: deliveries": lambda session: deliveries.return_expired(session, limit=100),
     "sweep: keys": idempotency.forget_the_old,
     "sweep: old results": lambda session: retention.drop_old_results(
