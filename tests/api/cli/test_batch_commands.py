@@ -134,6 +134,29 @@ def test_a_batch_that_failed_without_a_failed_request_shows_why(shell: Shell, st
     assert row.split()[1:5] == ["failed", "50%", "1/2", "max_total_tokens_reached"]
 
 
+def test_a_batch_is_named_scheduled_and_found(shell: Shell, key: str) -> None:
+    options = [
+        "--name",
+        "nightly run",
+        "--metadata",
+        "set=x=y",
+        "--metadata",
+        "run=1",
+        "--start-after",
+        "3600",
+    ]
+    batch_id = shell.run("submit", "-", *options, key=key, given="one\n").stdout.strip()
+    submit(shell, key)
+    shown = json.loads(shell.run("status", batch_id, "--json", key=key).stdout)
+    assert (shown["name"], shown["metadata"]) == ("nightly run", {"set": "x=y", "run": "1"})
+    assert shown["waiting"]["reason"] == "scheduled"
+    found = shell.run("list", "--name", "nightly run", "--metadata", "run=1", key=key).stdout.splitlines()
+    assert (len(found), found[0].split()[:2]) == (2, ["BATCH", "NAME"])
+    assert "nightly run" in found[1]
+    assert "NAME" not in shell.run("list", "--limit", "1", key=key).stdout
+    assert "write KEY=VALUE" in shell.run("list", "--metadata", "run", key=key).stderr
+
+
 @pytest.mark.parametrize("command", ["status", "submit"])
 def test_ctrl_c_says_that_the_batch_goes_on(shell: Shell, key: str, command: str) -> None:
     def interrupt(_: float) -> None:

@@ -98,13 +98,22 @@ def test_a_wrong_table_is_told_in_a_sentence(
     assert told in str(error.value)
 
 
+def read_table(file: Path) -> list[dict[str, Any]]:
+    if file.suffix == ".parquet":
+        return list(pytest.importorskip("pyarrow.parquet").read_table(file).to_pylist())
+    return list(csv.DictReader(io.StringIO(file.read_text(), newline="")))
+
+
 @pytest.mark.usefixtures("files")
-def test_a_table_is_submitted_and_comes_back_as_one(shell: Shell, store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "form"), [("t.jsonl", "csv"), ("t.parquet", "parquet")])
+def test_a_table_is_submitted_and_comes_back_as_one(
+    shell: Shell, store: Store, tmp_path: Path, name: str, form: str
+) -> None:
     key = shell.run("keys", "create").stdout.strip()
-    write_table(tmp_path / "t.jsonl")
+    write_table(tmp_path / name)
     submitted = shell.run(
         "submit",
-        str(tmp_path / "t.jsonl"),
+        str(tmp_path / name),
         "--prompt",
         "{text}",
         "--max-tokens",
@@ -122,17 +131,17 @@ def test_a_table_is_submitted_and_comes_back_as_one(shell: Shell, store: Store, 
 
     eventually(is_read)
     run_to_the_end(store, held(store, 1))
-    out = tmp_path / "out.csv"
+    out = tmp_path / f"out.{form}"
     shown = shell.run(
-        "results", batch_id, "--order", "input", "--with-requests", "--format", "csv", "-o", str(out), key=key
+        "results", batch_id, "--order", "input", "--with-requests", "--format", form, "-o", str(out), key=key
     )
     assert shown.returncode == 0, shown.stderr
-    rows = list(csv.DictReader(io.StringIO(out.read_text(), newline="")))
+    rows = read_table(out)
     assert [(row["custom_id"], row["prompt"], row["output"]) for row in rows] == [
         ("row-0", "one", "out one"),
         ("row-1", 'two "x", {y}', 'out two "x", {y}'),
     ]
     assert json.loads(rows[1]["metadata"]) == {"id": "b", "label": None}
-    refused = shell.run("submit", str(tmp_path / "t.jsonl"), "--prompt", "{txt}", key=key)
+    refused = shell.run("submit", str(tmp_path / name), "--prompt", "{txt}", key=key)
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
     assert "there is no column 'txt'" in refused.stderr
