@@ -4,6 +4,7 @@ An operator ends when its slowest thread ends, and a thread that shares its core
 So two threads beside one busy process do less than one thread does. Linux only: elsewhere the number stays.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -17,7 +18,6 @@ LOOK_SECONDS = 0.25
 # A thread is dropped when more than half of its core is taken, and comes back when three quarters are free.
 SHARE_TO_KEEP = 0.5
 SHARE_TO_GROW = 0.75
-QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
 # Columns of /proc/stat after the core's name. Time that the hypervisor gave to others counts as busy; time of
 # guests is in `user` already.
 IDLE, IO_WAIT, STEAL = 3, 4, 7
@@ -38,12 +38,14 @@ class FreeCores:
         most: int,
         *,
         num_cores: int | None = None,
+        quota: float | None = None,
         read: Callable[[], CpuTimes | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_threads = most
         self._most = most
-        self._num_cores = num_cores or usable_cores()
+        self._num_cores = num_cores or count_cores()
+        self._quota = quota or read_quota()
         self._read = read or read_cpu_times
         self._clock = clock
         self._others: float | None = None  # cores that other programs use, smoothed
@@ -62,7 +64,8 @@ class FreeCores:
             return
         others = (times.machine - before.machine - (times.own - before.own)) / elapsed
         self._others = others if self._others is None else (self._others + others) / 2
-        num_threads = self._fitting(self._num_cores - self._others)
+        # Others may use cores that a quota keeps from us anyway.
+        num_threads = self._fitting(min(self._quota, self._num_cores - self._others))
         if num_threads != self.num_threads:
             self.num_threads = num_threads
             torch.set_num_threads(num_threads)
@@ -73,14 +76,55 @@ class FreeCores:
         return max(1, min(self._most, max(min(self.num_threads, keep), grow)))
 
 
-def usable_cores() -> int:
-    """Return the number of cores that affinity and the control group's quota let this process use."""
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usable_cores(root: Path = Path("/")) -> int:
+    """Return the number of cores that affinity and control groups let this process use."""
+    return max(1, int(min(count_cores(root), read_quota(root))))
+
+
+def count_cores(root: Path = Path("/")) -> int:
+    """Return the number of cores with a CPU that this process may run on, by affinity and cpuset.
+
+    CPUs of one core (hyperthreads) share its arithmetic units, so a second thread there gains nothing.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    folder = root / "sys/devices/system/cpu"
+    cpus = os.sched_getaffinity(0)
+    return len({_text(folder / f"cpu{cpu}/topology/thread_siblings_list") or cpu for cpu in cpus})
+
+
+def read_quota(root: Path = Path("/")) -> float:
+    """Return how many cores' time control groups, of version 2 or 1, allow; infinite without a limit.
+
+    Each group limits all groups in it. A container may see the path that its group has on the host, where
+    nothing is, and its own group at the top.
+    """
+    least = math.inf
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / controllers
+        group = top / path.strip("/")
+        for folder in (group, *group.parents):
+            least = min(least, _limit_of(folder))
+            if folder == top:
+                break
+    return least
+
+
+def _limit_of(group: Path) -> float:
+    """Return the cores that one control group allows, of either version."""
+    words = _text(group / "cpu.max").split()
+    quota, period = words or (_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else math.inf
+
+
+def _text(file: Path) -> str:
     try:
-        quota, period = QUOTA_FILE.read_text().split()
-    except (OSError, ValueError):
-        return num_cores
-    return num_cores if quota == "max" else max(1, min(num_cores, int(quota) // int(period)))
+        return file.read_text().strip()
+    except OSError:
+        return ""
 
 
 def read_cpu_times() -> CpuTimes | None:
