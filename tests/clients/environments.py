@@ -18,6 +18,8 @@ CLIENTS = {
     "instructor": ("instructor==1.17.0",),
     "pydantic_ai": ("pydantic-ai-slim[openai]==2.68.0",),
     "llama_index": ("llama-index-llms-openai-like==0.8.1",),
+    # It also runs the checkpoint itself, to compare.
+    "lm_eval": ("lm_eval[api,hf]==0.4.13", "transformers==5.23.0", "torch==2.13.0"),
     "vllm_run_batch": ("openai==3.54.0",),
 }
 

@@ -113,3 +113,24 @@ def test_models_and_errors(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         client.chat.completions.create(model=MODEL, messages=HELLO, temperature=9)
     assert raised.value.param == "temperature"
+
+
+def test_a_response_its_stream_and_one_in_the_background(
+    client: OpenAI, eventually: Callable[..., Any]
+) -> None:
+    options: dict[str, Any] = {"model": MODEL, "input": "def read_lines(path):", "max_output_tokens": 12}
+    options["temperature"] = 0
+    whole = client.responses.create(**options)
+    events = list(client.responses.create(**options, stream=True))
+    assert (events[0].type, events[-1].type) == ("response.created", f"response.{whole.status}")
+    told = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert told == whole.output_text
+    next_one = client.responses.create(**options | {"input": "More."}, previous_response_id=whole.id)
+    assert len(client.responses.input_items.list(next_one.id).data) == 3
+    later = client.responses.create(**options, background=True)
+    eventually(lambda: client.responses.retrieve(later.id).status == whole.status)
+    assert client.responses.retrieve(later.id).output_text == whole.output_text
+    for response in (next_one, whole, later):
+        client.responses.delete(response.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(later.id)
