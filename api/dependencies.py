@@ -1,7 +1,7 @@
 """Gives routes their dependencies: the caller, and the services limited to the caller's tenant."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Annotated
 
@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.blobs.choice import blob_store
 from api.blobs.store import BlobStore
+from api.buckets.locations import Buckets
 from api.errors import PermissionDeniedError
 from api.forecasts.forecaster import Forecaster, Learned, read_forecaster
 from api.guards import auth
@@ -46,6 +47,7 @@ class Services:
     rate_limiter: RateLimiter
     blobs: BlobStore
     traffic: Traffic
+    buckets: Buckets = field(default_factory=Buckets)
     operator: str | None = None  # who acts on another tenant's batch, as the audit log names them
 
     def read_forecaster(self, model: str | None) -> Forecaster:
@@ -85,6 +87,7 @@ def open_services(config: Settings) -> Services:
         feeds=FeedReader(config.redis_url),
         rate_limiter=RateLimiter(config.redis_url),
         blobs=blob_store(config),
+        buckets=Buckets.load(config.buckets),
         traffic=Traffic(),
     )
 

@@ -83,6 +83,8 @@ class Settings(BaseSettings):
     # Where files are kept: s3://bucket/prefix, or None for a directory in data_dir.
     blob_url: Annotated[str, AfterValidator(_bucket_url)] | None = None
 
+    buckets: Path | None = None  # a TOML file of those that customers may use (api/buckets/locations.py)
+
     # The engine.
     model: Path = DEMO_MODEL
     # worker/values/parsing.py; None: as its chat template says.

@@ -67,7 +67,7 @@ async def result_table(
 ) -> AsyncIterator[bytes]:
     """Yield results as the bytes of a table. If they end early, so does the connection, without its end."""
     async for page in _pages(services, batch_id, reading, follow=follow):
-        if piece := await run_in_threadpool(table.write, [_to_row(result) for result in page]):
+        if piece := await run_in_threadpool(table.write, [to_row(result) for result in page]):
             yield piece
     yield await run_in_threadpool(table.close)
 
@@ -86,7 +86,8 @@ async def _pages(
             await asyncio.sleep(LOOK_SECONDS)
 
 
-def _to_row(result: ResultAnswer) -> dict[str, Any]:
+def to_row(result: ResultAnswer) -> dict[str, Any]:
+    """Return a result as a row of a table."""
     usage, error, request = result.usage, result.error, result.request
     row = {name: getattr(result, name) for name in SAME} | {
         "status": result.status.value,

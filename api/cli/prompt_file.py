@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from api.table_lines import MAX_CELL_CHARACTERS
+
 # The item of a submission that an error is about.
 ITEM = re.compile(r"\b(?:prompts|requests|lines)\[(\d+)\]")
 TEXT_COLUMNS = frozenset({"prompt", "custom_id", "kind", "pooling", "cache", "guided_regex"})
 PROMPT_COLUMNS = ("prompt", "messages")
-MAX_CELL_CHARACTERS = 1 << 24  # Python's own limit is smaller than a long prompt
 SHOWN_LINES = 5
 
 

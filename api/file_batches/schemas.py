@@ -1,9 +1,9 @@
 """Defines the bodies of /v1/batches in OpenAI's format. Times are Unix seconds."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from api.batches.schemas import (
     Cache,
@@ -15,25 +15,56 @@ from api.batches.schemas import (
     Window,
 )
 from api.batches.starts import StartAfter
+from api.buckets.locations import MAX_URI_CHARACTERS
 from api.errors import LineError
 from api.files.lines import to_path
 from api.files.schemas import ExpiresAfter
 from api.inputs.labels import Metadata, Name
-from api.inputs.schema import NonEmptyText, Priority, Schema
+from api.inputs.schema import JsonObject, NonEmptyText, Priority, Schema, Text
 from worker.contract.states import BatchStatus, FilesStage
 from worker.store.batches.batch_views import BatchView
 from worker.store.files.file_batch_views import BatchFilesView, FileBatchView
 from worker.values.caching import DEFAULT_SIMILARITY
 
+Uri = Annotated[NonEmptyText, Field(max_length=MAX_URI_CHARACTERS)]
 Status = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
 
 
-class FileBatchSubmission(Schema):
-    """A batch to make from an uploaded file."""
+class TableFields(Schema):
+    """How the rows of a table become requests."""
 
-    input_file_id: Annotated[NonEmptyText, Field(max_length=64)]
+    prompt: NonEmptyText = Field(description="With names of columns in braces: `Label: {text}`.")
+    custom_id: NonEmptyText | None = Field(
+        default=None, description="The column of unique ids. Default: row-0, row-1, and so on."
+    )
+    keep: Annotated[list[NonEmptyText], Field(max_length=1000)] | None = Field(
+        default=None,
+        description="Columns that come back as metadata beside the results. Default: every other column.",
+    )
+    system: Text | None = Field(default=None, description="The system message, for chats.")
+    body: JsonObject = Field(
+        default_factory=dict, description="What every request has beside its prompt, such as max_tokens."
+    )
+
+
+class FileBatchSubmission(Schema):
+    """A batch to make from an uploaded file, or from an object in a bucket."""
+
+    input_file_id: Annotated[NonEmptyText, Field(max_length=64)] | None = None
+    input_uri: Uri | None = Field(
+        default=None,
+        description="Instead of input_file_id: an object in a bucket that the operator allows, such as"
+        " s3://BUCKET/rows.jsonl. It is read before the answer. `.csv` and `.parquet` are tables.",
+    )
+    table: TableFields | None = None
+    output_uri: Uri | None = Field(
+        default=None,
+        description="Where the results are written too, in the order of the requests, before the batch has"
+        " ended: an object in such a bucket, as JSON lines, CSV or Parquet by its suffix. `{batch_id}` stands"
+        " for the batch's id.",
+    )
     endpoint: Annotated[
         Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"],
         BeforeValidator(to_path),
@@ -52,6 +83,14 @@ class FileBatchSubmission(Schema):
     max_total_tokens: MaxTotalTokens | None = None
     cache: Cache | None = None
     cache_similarity: Similarity = DEFAULT_SIMILARITY
+
+    @model_validator(mode="after")
+    def _has_one_input(self) -> Self:
+        if (self.input_file_id is None) == (self.input_uri is None):
+            raise ValueError("must have either input_file_id or input_uri")
+        if self.table is not None and self.input_uri is None:
+            raise ValueError("must have input_uri to have table")
+        return self
 
 
 class Errors(BaseModel):
@@ -86,6 +125,12 @@ class FileBatch(BaseModel):
     model: str | None
     errors: Errors | None
     input_file_id: str
+    input_uri: str | None = None
+    input_etag: str | None = Field(default=None, description="of the object at input_uri, as it was read")
+    output_uri: str | None = None
+    output_error: str | None = Field(
+        default=None, description="why the last try to write to output_uri failed; it is tried for an hour"
+    )
     completion_window: str
     status: Status
     output_file_id: str | None
@@ -127,6 +172,10 @@ def to_file_batch(found: FileBatchView) -> FileBatch:
         model=view.model_name,
         errors=_errors(view, its),
         input_file_id=its.input_file_id,
+        input_uri=its.input_uri,
+        input_etag=its.input_etag,
+        output_uri=its.output_uri,
+        output_error=its.output_error,
         completion_window=its.completion_window,
         status=status,
         output_file_id=its.output_file_id,

@@ -1,6 +1,7 @@
 """Creates, reads, lists and cancels batches made from files. Each function is one transaction."""
 
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
@@ -8,11 +9,16 @@ from api.batches.caching import choose_cache
 from api.batches.operators import note
 from api.batches.schemas import parse_window
 from api.batches.starts import to_instant
+from api.buckets.locations import Place
 from api.dependencies import IdempotencyKey, Services
 from api.errors import InvalidInputError, KeyReusedError, NotFoundError
 from api.file_batches.schemas import FileBatch, FileBatchSubmission, to_file_batch
+from api.files.exporting import form_of
+from api.files.fetching import Fetched, fetch
 from api.inputs.cursors import cut
 from api.inputs.targets import check_url
+from api.table_lines import LineForm, TableError, Template
+from worker.contract.access import DEFAULT_TENANT
 from worker.contract.models import Model
 from worker.store.batches import batches, idempotency
 from worker.store.batches.labels import Labels
@@ -31,20 +37,29 @@ def create(
 
     Raises:
         NotFoundError: no such file.
-        InvalidInputError: the file is not the input of a batch.
+        InvalidInputError: the file, or the object, is not the input of a batch.
+        NotConfiguredError: the deployment has no buckets.
         KeyReusedError: the idempotency key was used for another body.
-        PermissionDeniedError: the tenant may not use the semantic cache.
+        PermissionDeniedError: the tenant may not use the semantic cache, or a bucket.
+        StorageFullError: the bucket does not answer.
         QuotaExceededError: the batch is over a quota of the tenant.
 
     """
     if submission.callback_url is not None:
         check_url(services.settings, submission.callback_url, param="callback_url")
     start_after = to_instant(services, submission.start_after)
+    if submission.output_uri is not None:
+        form_of(_place(services, submission.output_uri, to_write=True, param="output_uri"))
+    fetched = None
+    if submission.input_uri is not None and not _is_known(services, key):
+        place = _place(services, submission.input_uri, to_write=False, param="input_uri")
+        fetched = fetch(services, place, _to_form(services, submission))
     with services.store.transaction() as session:
         batch_id = None if key is None else _find(session, key)
         if batch_id is None:
             cache = choose_cache(services, session, submission.cache)
-            new = _to_new(session, submission, cache, services.checkpoint.model, start_after)
+            new = _to_new(session, submission, fetched, cache, services.checkpoint.model)
+            new = replace(new, start_after=start_after)
             # Every submission takes this lock, so that a retry waits for the one with the lost answer.
             earlier = batch_files.find_same(session, new, within=RETRIES_WITHIN)
             batch_id = earlier if is_retry and key is None else None
@@ -96,6 +111,50 @@ def _answer(session: Session, batch_id: str) -> FileBatch:
     return to_file_batch(view)
 
 
+def _place(services: Services, uri: str, *, to_write: bool, param: str) -> Place:
+    return services.buckets.find(
+        uri, services.store.tenant_id or DEFAULT_TENANT, to_write=to_write, param=param
+    )
+
+
+def _is_known(services: Services, key: IdempotencyKey | None) -> bool:
+    """Return whether this key has made a batch, so that its input is not read again."""
+    if key is None:
+        return False
+    with services.store.transaction() as session:
+        return _find(session, key) is not None
+
+
+def _to_form(services: Services, submission: FileBatchSubmission) -> LineForm | None:
+    """Return how the rows of a table become lines; None: they are lines already.
+
+    Raises:
+        InvalidInputError: the template is wrong, or the endpoint takes no prompts.
+
+    """
+    table = submission.table
+    if table is None:
+        return None
+    if submission.endpoint not in {"/v1/chat/completions", "/v1/completions"}:
+        message = "table: goes with the endpoints /v1/chat/completions and /v1/completions"
+        raise InvalidInputError(message, param="table")
+    is_chat = submission.endpoint == "/v1/chat/completions"
+    if table.system is not None and not is_chat:
+        raise InvalidInputError("table.system: goes with /v1/chat/completions", param="table.system")
+    try:
+        template = Template(table.prompt)
+    except TableError as error:
+        raise InvalidInputError(f"table.prompt: {error}", param="table.prompt") from error
+    return LineForm(
+        template=template,
+        body={"model": services.checkpoint.name} | table.body,
+        custom_id=table.custom_id,
+        keep=None if table.keep is None else tuple(table.keep),
+        is_chat=is_chat,
+        system=table.system,
+    )
+
+
 def _find(session: Session, key: IdempotencyKey) -> str | None:
     try:
         return idempotency.find(session, key.key, key.fingerprint)
@@ -108,13 +167,14 @@ def _find(session: Session, key: IdempotencyKey) -> str | None:
 def _to_new(
     session: Session,
     submission: FileBatchSubmission,
+    fetched: Fetched | None,
     cache: CacheMode,
     model: Model,
-    start_after: datetime | None,
 ) -> NewFileBatch:
-    file = files.get(session, submission.input_file_id)
+    file_id = submission.input_file_id or ("" if fetched is None else fetched.file.id)
+    file = files.get(session, file_id)
     if file is None:
-        raise NotFoundError(f"There is no file {submission.input_file_id}.", param="input_file_id")
+        raise NotFoundError(f"There is no file {file_id}.", param="input_file_id")
     if file.num_lines is None:
         raise InvalidInputError(
             f"input_file_id: the purpose of {file.id} must be batch, but is {file.purpose}",
@@ -138,5 +198,7 @@ def _to_new(
         max_failed=submission.max_failed,
         max_total_tokens=submission.max_total_tokens,
         model=model,
-        start_after=start_after,
+        input_uri=submission.input_uri,
+        input_etag=None if fetched is None else fetched.etag,
+        output_uri=submission.output_uri,
     )

@@ -1,10 +1,11 @@
-"""Writes the results of ended batches into files, in order of completion."""
+"""Writes the results of ended batches into files, in order of completion, and to buckets of customers."""
 
 import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -12,9 +13,10 @@ from sqlalchemy.orm import Session
 
 from api import json_lines
 from api.blobs.store import StorageError
+from api.buckets.objects import BucketError
 from api.dependencies import Services
-from api.errors import StorageFullError
-from api.files import service
+from api.errors import ApiError, StorageFullError
+from api.files import exporting, service
 from api.files.endpoints import to_body
 from api.files.intake import Spool
 from api.generate.outputs import failure
@@ -36,6 +38,9 @@ RENEW_SECONDS = 1.5
 LONGEST_SECONDS = 3600.0
 PAGE = 1000
 RETRY_AFTER = timedelta(seconds=5)
+# Of tries to write to a customer's bucket, which go on for about an hour.
+MAX_TRIES = 18
+FIRST_PAUSE, LONGEST_PAUSE = 5, 300  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,12 @@ class ResultWriter:
                 at_most_seconds=LONGEST_SECONDS,
             ):
                 if self._write(held, output, error):
-                    self._finish(held, output, error)
+                    self._finish(held, output, error, self._export(held))
+        except BucketError as problem:
+            logger.warning("the results of %s are not in their bucket yet: %s", held.batch_id, problem)
+            after = timedelta(seconds=min(LONGEST_PAUSE, FIRST_PAUSE * 2**held.output_tries))
+            with self.services.store.transaction() as session:
+                batch_files.output_failed(session, held, str(problem), after=after)
         except (StorageFullError, StorageError) as problem:
             logger.warning("the files of %s are not written yet: %s", held.batch_id, problem)
             with self.services.store.transaction() as session:
@@ -83,8 +93,7 @@ class ResultWriter:
     def _write(self, held: FilesClaim, output: Spool, error: Spool) -> bool:
         """Write every result; return False if the claim is lost or the process must stop."""
         for result in self._results(held):
-            endpoint = Endpoint(result.endpoint or held.endpoint)
-            line = to_line(self.services.checkpoint, endpoint, held.batch_id, result)
+            line = self._to_line(held, result)
             spool = output if result.outcome is Outcome.COMPLETED else error
             spool.write(json_lines.dumps(line).encode() + b"\n")
         with self.services.store.transaction() as session:
@@ -92,6 +101,32 @@ class ResultWriter:
                 return batch_files.renew(session, held, lease=LEASE)
             batch_files.put_back(session, held)
             return False
+
+    def _to_line(self, held: FilesClaim, result: ResultView) -> dict[str, Any]:
+        endpoint = Endpoint(result.endpoint or held.endpoint)
+        return to_line(self.services.checkpoint, endpoint, held.batch_id, result)
+
+    def _export(self, held: FilesClaim) -> str | None:
+        """Write the results to the customer's bucket, if it is asked for; return why that failed for good.
+
+        Raises:
+            BucketError: it has failed, and is to be tried again.
+
+        """
+        if held.output_uri is None:
+            return None
+        try:
+            place = self.services.buckets.find(
+                held.output_uri, held.tenant_id, to_write=True, param=exporting.PARAM
+            )
+            exporting.export(self.services, held, place, partial(self._to_line, held))
+        except StorageFullError:
+            raise
+        except (ApiError, BucketError) as error:
+            if held.output_tries + 1 < MAX_TRIES:
+                raise BucketError(str(error)) from error
+            return str(error)
+        return None
 
     def _results(self, held: FilesClaim) -> Iterator[ResultView]:
         after = 0
@@ -105,14 +140,16 @@ class ResultWriter:
                 return
             after = found[-1].sequence
 
-    def _finish(self, held: FilesClaim, output: Spool, error: Spool) -> None:
+    def _finish(self, held: FilesClaim, output: Spool, error: Spool, output_error: str | None) -> None:
         for spool in (output, error):
             if spool.num_bytes:
                 spool.flush()
                 self.services.blobs.keep(spool.path, spool.sha256)
         with self.services.store.transaction() as session:
             written = WrittenFiles(
-                self._add(session, held, output, "output"), self._add(session, held, error, "error")
+                self._add(session, held, output, "output"),
+                self._add(session, held, error, "error"),
+                output_error,
             )
             if not batch_files.finish(session, held, written):
                 session.rollback()

@@ -56,6 +56,7 @@ class BatchEnded:
     outputs: list[Output] | None  # in the order of the requests; None: too many to send
     error: RequestError | None = None  # why it failed
     files: Mapping[str, str] = field(default_factory=dict)  # of a batch from a file: link name -> id
+    outside: Mapping[str, str | None] = field(default_factory=dict)  # output_uri, output_error
 
     @property
     def type(self) -> str:
@@ -78,6 +79,7 @@ class BatchEnded:
             "metadata": self.metadata,
             "links": links | {name: f"/v1/files/{id_}/content" for name, id_ in self.files.items()},
         }
+        data |= self.outside
         if self.outputs is not None:
             data["outputs"] = self.outputs
         event = {

@@ -15,11 +15,11 @@ import typer
 from api.cli.commands.batches import show_batch
 from api.cli.commands.submit_options import given_fields, given_form
 from api.cli.connection import Connection, RefusedError, connection, given
-from api.cli.openai_file import check_options, endpoint_of, submit_file
+from api.cli.openai_file import DEFAULT_WINDOW, UPLOAD_SECONDS, check_options, endpoint_of, submit_file
 from api.cli.prompt_file import PromptFile, PromptFileError, json_or_text, read_openai_lines, read_prompts
 from api.cli.show import AsJson, fail, print_json, print_record
-from api.cli.table_file import LineForm, write_lines
 from api.cli.watch import wait_for_files, watch
+from api.table_lines import LineForm, TableError, lines_of
 
 STDIN_NAMES = {"-", "-.jsonl"}
 
@@ -31,6 +31,15 @@ File = Annotated[
         " each line, or, with --prompt, a table as .parquet, .csv or .jsonl. Each may be"
         " compressed (.gz). `-` reads standard input.",
         allow_dash=True,
+    ),
+]
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE",
+        help="A file, as `headrace estimate` takes it, or the URI of an object in a bucket that the operator"
+        " allows: s3://BUCKET/rows.jsonl. With --prompt, a table as .parquet, .csv or .jsonl. `-` reads"
+        " standard input.",
     ),
 ]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="The most tokens that an output may have.")]
@@ -47,7 +56,7 @@ Option = Annotated[
 
 def submit(
     context: typer.Context,
-    file: File,
+    source: Source,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     options: Option = None,
@@ -67,14 +76,18 @@ def submit(
     follow: Annotated[bool, typer.Option("--watch", help="Show the progress until the batch ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Submit a file of prompts as a batch, and print its id."""
+    """Submit a file of prompts, or an object in a bucket, as a batch, and print its id."""
     asked = given(callback_url=callback_url, completion_window=completion_window, priority=priority)
     asked |= given_fields(context)
     of_requests = given(max_tokens=max_tokens, temperature=temperature) | _read_options(options)
     headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
     api = connection(context)
+    file = Path(source)
     with _told_plainly(file):
-        if form := given_form(context, of_requests):
+        form = given_form(context, of_requests)
+        if "://" in source:
+            batch = _submit_uri(api, source, form, asked | ({} if form else of_requests), headers)
+        elif form is not None:
             batch = _submit_table(api, file, form, asked, headers)
         else:
             batch = _submit_prompts(api, file, asked | of_requests, headers)
@@ -98,6 +111,8 @@ def _submit_prompts(
 ) -> dict[str, Any]:
     with _reading(file) as source:
         if source.endpoint is None:
+            if "output_uri" in asked:
+                fail("--output-uri goes with files in OpenAI's format, tables (--prompt) and URIs.")
             return _post(api, "/v1/batch/async", source.prompts(), asked, headers)
         with source.opened() as opened:
             return submit_file(
@@ -113,10 +128,25 @@ def _submit_table(
         served = api.call("GET", "/v1/models")["data"][0]["id"]
         form = replace(form, body={"model": served} | dict(form.body))
     with TemporaryFile() as lines:
-        write_lines(file, form, lines)
+        lines.writelines(lines_of(file, form))
         lines.seek(0)
         name = f"{file.name}.jsonl"
         return submit_file(api, lines, name=name, endpoint=form.endpoint, options=asked, headers=headers)
+
+
+def _submit_uri(
+    api: Connection, uri: str, form: LineForm | None, asked: dict[str, Any], headers: dict[str, str]
+) -> dict[str, Any]:
+    """Make a batch of an object in a bucket, which the API reads; `form` says how a row becomes a request."""
+    body: dict[str, Any] = {"input_uri": uri, "endpoint": "/v1/chat/completions"}
+    if form is not None:
+        table = given(prompt=form.template.text, custom_id=form.custom_id, keep=form.keep, system=form.system)
+        body |= {"endpoint": form.endpoint, "table": table | {"body": form.body}}
+    body |= {"completion_window": DEFAULT_WINDOW} | asked
+    batch: dict[str, Any] = api.call(
+        "POST", "/v1/batches", json=body, headers=headers, timeout=UPLOAD_SECONDS
+    )
+    return batch
 
 
 def _post(
@@ -200,7 +230,7 @@ def _told_plainly(file: Path) -> Iterator[None]:
         yield
     except UnicodeDecodeError as error:
         fail(f"{file} is not text in UTF-8: {error}")
-    except PromptFileError as error:
+    except (PromptFileError, TableError) as error:
         fail(str(error))
     except (OSError, EOFError) as error:
         fail(f"Cannot read {file}: {getattr(error, 'strerror', None) or error}")

@@ -11,7 +11,7 @@ from typer.main import get_command
 from api.cli.connection import given
 from api.cli.prompt_file import json_or_text
 from api.cli.show import fail
-from api.cli.table_file import LineForm, Template
+from api.table_lines import LineForm, Template
 
 META = "headrace.options"
 _of_tables, _of_batches = typer.Typer(add_completion=False), typer.Typer(add_completion=False)
@@ -43,7 +43,7 @@ def to_form(
         str | None, typer.Option(help="The system message of each chat; implies --chat.")
     ] = None,
 ) -> LineForm | None:
-    """Return the form of a table's lines; None without a template. Raises PromptFileError."""
+    """Return the form of a table's lines; None without a template. Raises TableError."""
     if prompt is None:
         return None
     return LineForm(
@@ -73,12 +73,21 @@ def to_fields(
             " number of seconds from now. Default: now.",
         ),
     ] = None,
+    output_uri: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI",
+            help="Write the results there too, as JSON lines, CSV or Parquet by the suffix:"
+            " s3://BUCKET/{batch_id}.parquet. For files in OpenAI's format, tables and URIs.",
+        ),
+    ] = None,
 ) -> dict[str, Any]:
     """Return the fields of a batch that the options ask for."""
     return given(
         name=name,
         metadata=read_entries(metadata) if metadata else None,
         start_after=None if start_after is None else json_or_text(start_after),
+        output_uri=output_uri,
     )
 
 
@@ -117,7 +126,7 @@ def given_fields(context: typer.Context) -> dict[str, Any]:
 
 
 def given_form(context: typer.Context, body: dict[str, Any]) -> LineForm | None:
-    """Return the form that the options ask for; None: the file is no table. Raises PromptFileError.
+    """Return the form that the options ask for; None: the file is no table. Raises TableError.
 
     `body` holds what every line shares.
     """

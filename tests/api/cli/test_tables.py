@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from api.cli.prompt_file import PromptFileError
-from api.cli.table_file import LineForm, Template, write_lines
+from api.table_lines import LineForm, TableError, Template
+from api.table_lines import lines_of as table_lines
 from tests.fixtures.batches import held, run_to_the_end
 from tests.fixtures.deployment import eventually
 from tests.fixtures.shell import Shell
@@ -21,10 +21,8 @@ ROWS = [{"text": "one", "id": "a", "label": 1}, {"text": 'two "x", {y}', "id": "
 
 
 def lines_of(file: Path, prompt: str, **changes: Any) -> list[dict[str, Any]]:
-    written = io.BytesIO()
     form = LineForm(Template(prompt), **({"body": {"model": "m"}} | changes))
-    write_lines(file, form, written)
-    return [json.loads(line) for line in written.getvalue().splitlines()]
+    return [json.loads(line) for line in table_lines(file, form)]
 
 
 def write_table(file: Path) -> None:
@@ -82,7 +80,7 @@ def test_a_column_gives_the_ids_and_some_are_kept(tmp_path: Path) -> None:
         ("t.jsonl", b'{"text": 1}\n{\n', "{text}", "line 2: this is not JSON"),
         ("t.parquet", b"no parquet", "{text}", "this is not Parquet"),
         ("t.txt", b"one\n", "{text}", "takes a .parquet, .csv or .jsonl file"),
-        ("t.csv", b"text\none\n", "{text", "--prompt"),
+        ("t.csv", b"text\none\n", "{text", "the template"),
         ("t.csv", b"text\none\n", "{text.x[0]}", "there is no column 'text.x[0]'"),
         ("t.csv", b"text\none\n", "{text!r}", "only the name of a column"),
     ],
@@ -93,7 +91,7 @@ def test_a_wrong_table_is_told_in_a_sentence(
     if name == "t.parquet":
         pytest.importorskip("pyarrow")
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(PromptFileError) as error:
+    with pytest.raises(TableError) as error:
         lines_of(tmp_path / name, prompt)
     assert told in str(error.value)
 

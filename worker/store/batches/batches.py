@@ -321,9 +321,17 @@ def fail(session: Session, batch: BatchRow, error: RequestError) -> None:
     report_end(session, batch)
 
 
-def report_end(session: Session, batch: BatchRow, files: Mapping[str, str | None] | None = None) -> None:
-    """Write the event of a batch that has ended for its customer; `files` hold its results, if any do."""
-    webhooks.record_end(session, batch, files)
+def report_end(
+    session: Session,
+    batch: BatchRow,
+    files: Mapping[str, str | None] | None = None,
+    outside: Mapping[str, str | None] | None = None,
+) -> None:
+    """Write the event of a batch that has ended for its customer; `files` hold its results, if any do.
+
+    `outside` says what was written to the customer's own bucket.
+    """
+    webhooks.record_end(session, batch, files, outside)
     wake_dispatcher(session)
 
 

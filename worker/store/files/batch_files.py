@@ -58,6 +58,9 @@ class NewFileBatch:
     max_total_tokens: int | None = None
     model: Model | None = None  # that must run it; None: any
     start_after: datetime | None = None  # None: at once
+    input_uri: str | None = None  # where the file came from, if not from an upload
+    input_etag: str | None = None
+    output_uri: str | None = None  # where the results go too
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class FilesClaim:
     read_offset: int
     read_lines: int
     output_lifetime: timedelta | None
+    output_uri: str | None
+    output_tries: int  # to write there, that failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,7 @@ class WrittenFiles:
 
     output_file_id: str | None
     error_file_id: str | None
+    output_error: str | None = None  # why they are not where the customer wanted them
 
 
 def submit(session: Session, new: NewFileBatch) -> str:
@@ -124,6 +130,9 @@ def submit(session: Session, new: NewFileBatch) -> str:
             endpoint=new.endpoint,
             input_file_id=new.input_file_id,
             completion_window=new.completion_window,
+            input_uri=new.input_uri,
+            input_etag=new.input_etag,
+            output_uri=new.output_uri and new.output_uri.replace("{batch_id}", batch_id),
             output_lifetime_seconds=None if lifetime is None else int(lifetime.total_seconds()),
         )
     )
@@ -140,13 +149,16 @@ def find_same(session: Session, new: NewFileBatch, *, within: timedelta) -> str 
 
     Locks the submission until the transaction ends, so the second of two at once waits for the first.
     """
-    same = f"{new.endpoint} {new.input_file_id} {new.completion_window}"
+    source, came_from = BatchFilesRow.input_file_id, new.input_file_id
+    if new.input_uri is not None:  # each time it is read into another file
+        source, came_from = BatchFilesRow.input_uri, new.input_uri
+    same = f"{new.endpoint} {came_from} {new.completion_window}"
     session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(same, 0))))
     return session.scalar(
         select(BatchFilesRow.batch_id)
         .join(BatchRow, BatchRow.id == BatchFilesRow.batch_id)
         .where(
-            BatchFilesRow.input_file_id == new.input_file_id,
+            source == came_from,
             BatchFilesRow.endpoint == new.endpoint,
             BatchFilesRow.completion_window == new.completion_window,
             BatchRow.name.is_not_distinct_from(new.name),
@@ -195,6 +207,12 @@ def renew(session: Session, held: FilesClaim, *, lease: timedelta) -> bool:
 def put_back(session: Session, held: FilesClaim, *, after: timedelta = timedelta()) -> None:
     """End a claim, and let the files be claimed again after a while."""
     _give_up(session, held, due_at=func.now() + after)
+
+
+def output_failed(session: Session, held: FilesClaim, problem: str, *, after: timedelta) -> None:
+    """Record a failed try to write to the customer's bucket, and end the claim until the next."""
+    tries = held.output_tries + 1
+    _give_up(session, held, output_tries=tries, output_error=problem, due_at=func.now() + after)
 
 
 def add_requests(
@@ -328,12 +346,16 @@ def finish(session: Session, held: FilesClaim, written: WrittenFiles) -> bool:
         stage=FilesStage.DONE,
         output_file_id=written.output_file_id,
         error_file_id=written.error_file_id,
+        output_error=written.output_error,
         written_at=func.now(),
     ):
         return False
     files = {"output_file": written.output_file_id, "error_file": written.error_file_id}
     journal.changed(session, "batch written to its files", batch, **files)
-    batches.report_end(session, batch, files)
+    outside = None
+    if held.output_uri is not None:
+        outside = {"output_uri": held.output_uri, "output_error": written.output_error}
+    batches.report_end(session, batch, files, outside)
     return True
 
 

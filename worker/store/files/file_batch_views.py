@@ -28,6 +28,10 @@ class BatchFilesView:
     output_file_id: str | None
     error_file_id: str | None
     errors: list[dict[str, Any]] | None
+    input_uri: str | None
+    input_etag: str | None
+    output_uri: str | None
+    output_error: str | None
     read_at: datetime | None
     written_at: datetime | None
     cancelled_at: datetime | None

@@ -89,6 +89,12 @@ class BatchFilesRow(TableRow):
     output_file_id: Mapped[str | None]
     error_file_id: Mapped[str | None]
     errors: Mapped[list[Any] | None]  # why the input could not be run
+    # In buckets of the customer. A retry has no files, so it copies none of these.
+    input_uri: Mapped[str | None]
+    input_etag: Mapped[str | None]
+    output_uri: Mapped[str | None]
+    output_tries: Mapped[int] = mapped_column(server_default="0")  # that failed
+    output_error: Mapped[str | None]  # of the last try; after the last one, the results are not there
 
     read_offset: Mapped[int] = mapped_column(server_default="0")  # bytes of the input, already requests
     read_lines: Mapped[int] = mapped_column(server_default="0")  # lines of these bytes, blank ones included

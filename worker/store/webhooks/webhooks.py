@@ -18,10 +18,16 @@ from worker.store.webhooks import deliveries, endpoints
 from worker.values.results import Output, RequestError, num_bytes
 
 
-def record_end(session: Session, batch: BatchRow, files: Mapping[str, str | None] | None = None) -> None:
+def record_end(
+    session: Session,
+    batch: BatchRow,
+    files: Mapping[str, str | None] | None = None,
+    outside: Mapping[str, str | None] | None = None,
+) -> None:
     """Write the event of a batch that has just ended, if it has a receiver.
 
-    `files`: ids of the files with its results, by the names of their links.
+    `files`: ids of the files with its results, by the names of their links. `outside`: `output_uri` and
+    `output_error` of results in the customer's own bucket.
     """
     tenant = batch.tenant_id
     receiver_of = _receivers(session, tenant, f"batch.{batch.status}", batch.callback_url)
@@ -50,6 +56,7 @@ def record_end(session: Session, batch: BatchRow, files: Mapping[str, str | None
         outputs=_inline_outputs(session, batch),
         error=None if batch.error_code is None else RequestError(batch.error_code, batch.error_message or ""),
         files={name: file_id for name, file_id in (files or {}).items() if file_id is not None},
+        outside=outside or {},
     )
     session.execute(
         insert(WebhookEventRow).values(

@@ -10,25 +10,29 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
-from typing import IO, Any, BinaryIO
-
-from api.cli.prompt_file import MAX_CELL_CHARACTERS, PromptFileError
+from typing import IO, Any
 
 PARQUET_ROWS = 1024  # read at once
+MAX_CELL_CHARACTERS = 1 << 24  # Python's own limit is smaller than a long prompt
 
 Row = Mapping[str, Any]
+
+
+class TableError(Exception):
+    """A file is no table, or does not fit its template. The message names the row."""
 
 
 class Template:
     """A prompt with names of columns in braces, such as `Label: {text}`. `{{` stands for a brace."""
 
     def __init__(self, text: str) -> None:
+        self.text = text
         try:
             parts = list(Formatter().parse(text))
         except ValueError as error:
-            raise PromptFileError(f"--prompt: {error}. Write {{{{ and }}}} for braces.") from error
+            raise TableError(f"the template: {error}. Write {{{{ and }}}} for braces.") from error
         if any(spec or conversion for _, _, spec, conversion in parts):
-            raise PromptFileError("--prompt: write only the name of a column between braces.")
+            raise TableError("the template: write only the name of a column between braces.")
         self._parts = [(literal, name) for literal, name, _, _ in parts]
         self.columns = {name for _, name in self._parts if name is not None}
 
@@ -77,77 +81,82 @@ class LineForm:
         }
 
 
-def write_lines(file: Path, form: LineForm, target: BinaryIO) -> int:
-    """Write a line for each row of a table; return their number.
+def lines_of(file: Path, form: LineForm, *, name: str | None = None) -> Iterator[bytes]:
+    """Yield a line for each row of a table. `name` has its suffix; default: that of the file.
 
     Raises:
-        PromptFileError: the file is no table, has no rows, or lacks a column.
+        TableError: the file is no table, has no rows, or lacks a column.
         OSError: the file cannot be read.
 
     """
+    name = name or str(file)
     index = -1
-    for index, row in enumerate(_rows(file)):
+    for index, row in enumerate(_rows(file, name)):
         try:
             line = form.to_line(index, row)
         except KeyError as error:
             columns = ", ".join(row)
-            message = f"{file}, row {index + 1}: there is no column {error}. The columns are {columns}."
-            raise PromptFileError(message) from error
-        target.write(json.dumps(line, default=str).encode() + b"\n")
+            message = f"{name}, row {index + 1}: there is no column {error}. The columns are {columns}."
+            raise TableError(message) from error
+        yield json.dumps(line, default=str).encode() + b"\n"
     if index < 0:
-        raise PromptFileError(f"{file} has no rows.")
-    return index + 1
+        raise TableError(f"{name} has no rows.")
 
 
-def _rows(file: Path) -> Iterator[Row]:
-    kind = file.with_suffix("").suffix if file.suffix == ".gz" else file.suffix
+def kind_of(name: str) -> str:
+    """Return the suffix that says how a table is written: `.parquet`, `.csv`, `.jsonl` or another."""
+    return Path(name.removesuffix(".gz")).suffix
+
+
+def _rows(file: Path, name: str) -> Iterator[Row]:
+    kind = kind_of(name)
     if kind == ".parquet":
-        yield from _parquet_rows(file)
+        yield from _parquet_rows(file, name)
         return
     if kind not in {".csv", ".jsonl"}:
-        raise PromptFileError(f"{file}: --prompt takes a .parquet, .csv or .jsonl file.")
-    opened = gzip.open if file.suffix == ".gz" else open
+        raise TableError(f"{name}: a template takes a .parquet, .csv or .jsonl file.")
+    opened = gzip.open if name.endswith(".gz") else open
     with opened(file, "rt", encoding="utf-8-sig", newline="") as text:
-        yield from (_csv_rows(file, text) if kind == ".csv" else _json_rows(file, text))
+        yield from (_csv_rows(name, text) if kind == ".csv" else _json_rows(name, text))
 
 
-def _csv_rows(file: Path, text: IO[str]) -> Iterator[Row]:
+def _csv_rows(name: str, text: IO[str]) -> Iterator[Row]:
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     rows = csv.DictReader(text, strict=True)
     try:
         for row in rows:
             if None in row or None in row.values():
-                raise PromptFileError(
-                    f"{file}, line {rows.line_num}: the row and the header differ in their number of cells."
+                raise TableError(
+                    f"{name}, line {rows.line_num}: the row and the header differ in their number of cells."
                 )
             yield row
     except csv.Error as error:
-        raise PromptFileError(f"{file}, line {rows.line_num}: this is not CSV: {error}") from error
+        raise TableError(f"{name}, line {rows.line_num}: this is not CSV: {error}") from error
 
 
-def _json_rows(file: Path, text: IO[str]) -> Iterator[Row]:
+def _json_rows(name: str, text: IO[str]) -> Iterator[Row]:
     for number, line in enumerate(text, 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise PromptFileError(f"{file}, line {number}: this is not JSON: {error}") from error
+            raise TableError(f"{name}, line {number}: this is not JSON: {error}") from error
         if not isinstance(row, dict):
-            raise PromptFileError(f"{file}, line {number}: a line must be a JSON object.")
+            raise TableError(f"{name}, line {number}: a line must be a JSON object.")
         yield row
 
 
-def _parquet_rows(file: Path) -> Iterator[Row]:
+def _parquet_rows(file: Path, name: str) -> Iterator[Row]:
     try:
         # Imported here, because it is large, and few need it.
         import pyarrow as pa  # noqa: PLC0415
         import pyarrow.parquet as pq  # noqa: PLC0415
     except ModuleNotFoundError:
-        raise PromptFileError(f"{file}: Parquet needs another library: install headrace[parquet].") from None
+        raise TableError(f"{name}: Parquet needs another library: install headrace[parquet].") from None
     try:
         with pq.ParquetFile(file) as table:
             for batch in table.iter_batches(batch_size=PARQUET_ROWS):
                 yield from batch.to_pylist()
     except pa.ArrowInvalid as error:
-        raise PromptFileError(f"{file}: this is not Parquet: {error}") from error
+        raise TableError(f"{name}: this is not Parquet: {error}") from error

@@ -1,0 +1,1 @@
+"""Reach the buckets of customers, as the operator allows them."""
