@@ -81,8 +81,12 @@ class LineForm:
         }
 
 
-def lines_of(file: Path, form: LineForm, *, name: str | None = None) -> Iterator[bytes]:
+def lines_of(
+    file: Path, form: LineForm, *, name: str | None = None, max_bytes: int | None = None
+) -> Iterator[bytes]:
     """Yield a line for each row of a table. `name` has its suffix; default: that of the file.
+
+    `max_bytes` limits a Parquet file, uncompressed; the caller limits the others.
 
     Raises:
         TableError: the file is no table, has no rows, or lacks a column.
@@ -91,7 +95,7 @@ def lines_of(file: Path, form: LineForm, *, name: str | None = None) -> Iterator
     """
     name = name or str(file)
     index = -1
-    for index, row in enumerate(_rows(file, name)):
+    for index, row in enumerate(_rows(file, name, max_bytes)):
         try:
             line = form.to_line(index, row)
         except KeyError as error:
@@ -108,10 +112,10 @@ def kind_of(name: str) -> str:
     return Path(name.removesuffix(".gz")).suffix
 
 
-def _rows(file: Path, name: str) -> Iterator[Row]:
+def _rows(file: Path, name: str, max_bytes: int | None) -> Iterator[Row]:
     kind = kind_of(name)
     if kind == ".parquet":
-        yield from _parquet_rows(file, name)
+        yield from _parquet_rows(file, name, max_bytes)
         return
     if kind not in {".csv", ".jsonl"}:
         raise TableError(f"{name}: a template takes a .parquet, .csv or .jsonl file.")
@@ -120,9 +124,16 @@ def _rows(file: Path, name: str) -> Iterator[Row]:
         yield from (_csv_rows(name, text) if kind == ".csv" else _json_rows(name, text))
 
 
+def _short_lines(name: str, text: IO[str]) -> Iterator[str]:
+    while line := text.readline(MAX_CELL_CHARACTERS + 1):
+        if len(line) > MAX_CELL_CHARACTERS:
+            raise TableError(f"{name}: a line is longer than {MAX_CELL_CHARACTERS} characters.")
+        yield line
+
+
 def _csv_rows(name: str, text: IO[str]) -> Iterator[Row]:
     csv.field_size_limit(MAX_CELL_CHARACTERS)
-    rows = csv.DictReader(text, strict=True)
+    rows = csv.DictReader(_short_lines(name, text), strict=True)
     try:
         for row in rows:
             if None in row or None in row.values():
@@ -135,19 +146,19 @@ def _csv_rows(name: str, text: IO[str]) -> Iterator[Row]:
 
 
 def _json_rows(name: str, text: IO[str]) -> Iterator[Row]:
-    for number, line in enumerate(text, 1):
+    for number, line in enumerate(_short_lines(name, text), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TableError(f"{name}, line {number}: this is not JSON: {error}") from error
         if not isinstance(row, dict):
             raise TableError(f"{name}, line {number}: a line must be a JSON object.")
         yield row
 
 
-def _parquet_rows(file: Path, name: str) -> Iterator[Row]:
+def _parquet_rows(file: Path, name: str, max_bytes: int | None) -> Iterator[Row]:
     try:
         # Imported here, because it is large, and few need it.
         import pyarrow as pa  # noqa: PLC0415
@@ -156,7 +167,12 @@ def _parquet_rows(file: Path, name: str) -> Iterator[Row]:
         raise TableError(f"{name}: Parquet needs another library: install headrace[parquet].") from None
     try:
         with pq.ParquetFile(file) as table:
+            groups = (table.metadata.row_group(i) for i in range(table.metadata.num_row_groups))
+            if max_bytes is not None and sum(group.total_byte_size for group in groups) > max_bytes:
+                raise TableError(f"{name}: is larger than {max_bytes} bytes, uncompressed.")
             for batch in table.iter_batches(batch_size=PARQUET_ROWS):
                 yield from batch.to_pylist()
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the content
+            raise
         raise TableError(f"{name}: this is not Parquet: {error}") from error

@@ -12,6 +12,7 @@ from api.buckets.objects import BucketError, FoundObject, MissingObjectError
 from api.dependencies import Services
 from api.errors import BodyTooLargeError, InvalidInputError, StorageFullError
 from api.files import service
+from api.files.decoding import Gunzip
 from api.files.intake import Intake, Spool
 from api.table_lines import LineForm, TableError, kind_of, lines_of
 from worker.store.files.files import BATCH_INPUT, FileView
@@ -77,13 +78,22 @@ def _feed(intake: Intake, pieces: Iterator[bytes]) -> None:
 def _table_lines(services: Services, place: Place, found: FoundObject, form: LineForm) -> Iterator[bytes]:
     """Yield the lines of a table, which is spooled first: the end of a Parquet file says what is in it."""
     with closing(Spool(services.spool, services.settings.max_file_bytes, name=PARAM)) as spool:
-        for piece in found.pieces:
+        is_packed = place.name.endswith(".gz")
+        for piece in _unpacked(found.pieces) if is_packed else found.pieces:
             spool.write(piece)
         spool.flush()
+        most = services.settings.max_file_bytes
         try:
-            yield from lines_of(spool.path, form, name=place.name)
+            yield from lines_of(spool.path, form, name=place.name.removesuffix(".gz"), max_bytes=most)
         except (TableError, UnicodeDecodeError, EOFError) as error:
             raise InvalidInputError(f"{PARAM}: {error}", param=PARAM) from error
+
+
+def _unpacked(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    gunzip = Gunzip()
+    for piece in pieces:
+        yield from gunzip.feed(piece)
+    yield gunzip.close()
 
 
 @contextmanager

@@ -1,9 +1,11 @@
 """Batches read their input from buckets of their customers, and write their results there."""
 
 import csv
+import gzip
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +85,7 @@ def run(store: Store, reader: BatchReader, *, first_fails: bool = False) -> None
             continue
         found = [result(one.id, output=f"out {one.prompts[0]}") for one in claimed.requests]
         failed = result(claimed.requests[0].id, outcome=Outcome.FAILED)
-        found[0] = writing.replace(failed, output=None, error=RequestError("engine_error", "it broke"))
+        found[0] = replace(failed, output=None, error=RequestError("engine_error", "it broke"))
         with store.transaction() as session:
             shards.save(session, [Progress(claimed, found, 0, is_last=True)], lease=LEASE)
 
@@ -113,7 +115,7 @@ def test_lines_come_from_a_bucket_and_results_go_there(
     assert (event["output_uri"], event["output_error"]) == (uri, None)
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet", "jsonl"])
 def test_a_table_comes_by_a_template_and_goes_as_one(
     client: TestClient, store: Store, s3: Any, reader: BatchReader, writer: ResultWriter, suffix: str
 ) -> None:
@@ -122,12 +124,13 @@ def test_a_table_comes_by_a_template_and_goes_as_one(
     if suffix == "parquet":
         pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         pq.write_table(pa.Table.from_pylist(rows), written)
-    elif suffix == "csv":
-        written.write(b"id,text,stars\na,one,5\nb,two,1\n")
+    elif suffix.startswith("csv"):
+        rows_of_csv = b"id,text,stars\na,one,5\nb,two,1\n"
+        written.write(gzip.compress(rows_of_csv) if suffix == "csv.gz" else rows_of_csv)
     else:
         written.write("\n".join(map(json.dumps, rows)).encode())
     s3.put_object(Bucket="mine", Key=f"rows.{suffix}", Body=written.getvalue())
-    form = "csv" if suffix == "jsonl" else suffix
+    form = "parquet" if suffix == "parquet" else "csv"
     table = {"prompt": "Label: {text}", "custom_id": "id", "body": {"max_tokens": 5}}
     create(client, input_uri=f"s3://mine/rows.{suffix}", table=table, output_uri=f"s3://mine/out.{form}")
     run(store, reader)
@@ -251,7 +254,7 @@ def test_what_is_not_allowed_is_refused(
 def test_a_bucket_is_its_tenants(client: TestClient, store: Store, s3: Any) -> None:
     s3.create_bucket(Bucket="theirs")
     s3.put_object(Bucket="theirs", Key="rows.jsonl", Body=lines(1))
-    client.app.state.services = writing.replace(  # type: ignore[attr-defined]
+    client.app.state.services = replace(  # type: ignore[attr-defined]
         client.app.state.services,
         settings=client.app.state.services.settings.model_copy(update={"auth": "keys"}),  # type: ignore[attr-defined]
     )
@@ -269,6 +272,10 @@ def test_wrong_lines_of_an_object_are_named(client: TestClient, s3: Any) -> None
     body = OURS | {"input_uri": "s3://mine/rows.csv", "table": {"prompt": "{label}"}}
     answer = client.post("/v1/batches", json=body)
     assert "rows.csv, row 1: there is no column 'label'" in answer.json()["error"]["message"]
+    zeros = gzip.compress(b"text\n" + bytes(200_000))
+    s3.put_object(Bucket="mine", Key="large.csv.gz", Body=zeros)
+    answer = client.post("/v1/batches", json=body | {"input_uri": "s3://mine/large.csv.gz"})
+    assert answer.status_code == 413, "unpacked, it is over the limit"
     s3.put_object(Bucket="mine", Key="large.jsonl", Body=b" " * 100_001)
     answer = client.post("/v1/batches", json=OURS | {"input_uri": "s3://mine/large.jsonl"})
     assert answer.status_code == 413
@@ -292,7 +299,7 @@ def test_a_lost_answer_makes_no_second_batch(client: TestClient, s3: Any) -> Non
 
 
 def test_without_a_list_there_are_no_buckets(client: TestClient, services: Services) -> None:
-    client.app.state.services = writing.replace(services, buckets=Buckets())  # type: ignore[attr-defined]
+    client.app.state.services = replace(services, buckets=Buckets())  # type: ignore[attr-defined]
     answer = client.post("/v1/batches", json=OURS | {"input_uri": "s3://mine/rows.jsonl"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (501, "no_buckets")
 
