@@ -66,7 +66,7 @@ class Place:
 class Buckets:
     """The buckets of a deployment."""
 
-    listed: Sequence[Bucket] = ()
+    listed: Sequence[Bucket] = ()  # the longest URL first
 
     @classmethod
     def load(cls, file: Path | None) -> "Buckets":
@@ -99,8 +99,10 @@ class Buckets:
             message = f"{param}: this deployment uses no buckets of customers; {HELP}"
             raise NotConfiguredError(message, param=param, code="no_buckets")
         _check(uri, param)
-        for bucket in self.listed:
-            if uri.startswith(f"{bucket.url}/") and bucket.admits(tenant, to_write=to_write):
+        holding = [bucket for bucket in self.listed if uri.startswith(f"{bucket.url}/")]
+        for bucket in holding:
+            # A rule about a prefix is not passed by through one about the whole bucket.
+            if bucket.url == holding[0].url and bucket.admits(tenant, to_write=to_write):
                 return Place(bucket, uri[len(bucket.url) + 1 :])
         verb = "write to" if to_write else "read from"
         message = f"{param}: {uri[:200]} is in no bucket that you may {verb}; {HELP}"

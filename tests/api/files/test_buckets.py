@@ -53,7 +53,11 @@ def s3(server: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def config(config: Settings, s3: Any, tmp_path: Path) -> Settings:
-    more = ('url = "s3://inputs/of"\naccess = "read"', 'url = "s3://theirs"\ntenants = ["acme"]')
+    more = (
+        'url = "s3://inputs/of"\naccess = "read"',
+        'url = "s3://theirs"\ntenants = ["acme"]',
+        'url = "s3://mine/private"\ntenants = ["acme"]',
+    )
     return config.model_copy(update={"buckets": write_bucket_list(tmp_path, s3, *more)})
 
 
@@ -232,6 +236,7 @@ def sql_now(store: Store) -> None:
         ({"input_uri": "s3://mineral/x.jsonl"}, 403, "input_uri"),
         ({"input_uri": "s3://theirs/x.jsonl"}, 403, "input_uri"),
         ({"input_uri": "s3://inputs/x.jsonl"}, 403, "input_uri"),
+        ({"input_uri": "s3://mine/private/x.jsonl"}, 403, "input_uri"),
         ({"input_uri": "s3://mine/none.jsonl"}, 400, "input_uri"),
         ({"input_uri": "s3://mine/rows.csv"}, 400, "table"),
         ({"input_uri": "s3://mine/x.jsonl", "table": {"prompt": "{"}}, 400, "table.prompt"),
