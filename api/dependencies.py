@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from api.blobs.choice import blob_store
 from api.blobs.store import BlobStore
 from api.buckets.locations import Buckets
+from api.buckets.objects import load_buckets
 from api.errors import PermissionDeniedError
 from api.forecasts.forecaster import Forecaster, Learned, read_forecaster
 from api.guards import auth
@@ -87,7 +88,7 @@ def open_services(config: Settings) -> Services:
         feeds=FeedReader(config.redis_url),
         rate_limiter=RateLimiter(config.redis_url),
         blobs=blob_store(config),
-        buckets=Buckets.load(config.buckets),
+        buckets=load_buckets(config.buckets),
         traffic=Traffic(),
     )
 

@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from api.buckets.locations import Place
+from api.buckets.locations import Bucket, Buckets, Place
+from worker.settings import refuse
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,21 @@ class FoundObject:
     pieces: Iterator[bytes]
 
 
+def load_buckets(file: Path | None) -> Buckets:
+    """Return the buckets that a TOML file lists; end the process if they cannot be used as it says."""
+    buckets = Buckets.load(file)
+    for bucket in buckets.listed:
+        if not _has_library():
+            refuse("HEADRACE_BUCKETS: buckets need another library: install headrace[s3]")
+        from obstore.exceptions import BaseError  # noqa: PLC0415 - a deployment without buckets need not have it
+
+        try:
+            _open(bucket)  # without a call
+        except (BaseError, ValueError) as error:
+            refuse(f"HEADRACE_BUCKETS: {bucket.url}: {str(error).partition(chr(10))[0]}")
+    return buckets
+
+
 def read(place: Place) -> FoundObject:
     """Open an object.
 
@@ -46,9 +62,9 @@ def read(place: Place) -> FoundObject:
 
     """
     with _told(place):
-        import obstore  # noqa: PLC0415 - a deployment without buckets need not have it
+        import obstore  # noqa: PLC0415
 
-        found = obstore.get(_open(place), place.key)
+        found = obstore.get(_open(place.bucket), place.key)
         stream = found.stream(min_chunk_size=READ_BYTES)
         return FoundObject(found.meta["size"], found.meta["e_tag"], _pieces(place, stream))
 
@@ -63,13 +79,12 @@ def write(place: Place, file: Path) -> None:
     with _told(place):
         import obstore  # noqa: PLC0415
 
-        obstore.put(_open(place), place.key, file, chunk_size=PART_BYTES, max_concurrency=2)
+        obstore.put(_open(place.bucket), place.key, file, chunk_size=PART_BYTES, max_concurrency=2)
 
 
-def _open(place: Place) -> Any:
+def _open(bucket: Bucket) -> Any:
     from obstore.store import from_url  # noqa: PLC0415
 
-    bucket = place.bucket
     return from_url(
         bucket.url,
         config=bucket.options,  # type: ignore[arg-type]
@@ -91,11 +106,13 @@ def _pieces(place: Place, stream: Iterator[Any]) -> Iterator[bytes]:
             yield bytes(piece)
 
 
+def _has_library() -> bool:
+    return find_spec("obstore") is not None
+
+
 @contextmanager
 def _told(place: Place) -> Iterator[None]:
     """Turn the errors of the store, whose texts name endpoints, into a customer's."""
-    if find_spec("obstore") is None:
-        raise BucketError("this server cannot use buckets; its operator can install headrace[s3]")
     from obstore import exceptions  # noqa: PLC0415
 
     try:

@@ -325,6 +325,7 @@ def test_a_large_object_goes_in_parts(s3: Any, services: Services, tmp_path: Pat
         ('[[bucket]]\nurl = "file:///etc"', "must be s3://"),
         ('[[bucket]]\nurl = "s3://"', "must be s3://"),
         ('[[bucket]]\nurl = "s3://a"\nsecret = "very"', "bucket.0.secret"),
+        ('[[bucket]]\nurl = "s3://a"\noptions = { no_such_option = "very" }', "s3://a"),
         ("[[bucket]", "is not TOML"),
         ("", "bucket"),
     ],
@@ -334,7 +335,7 @@ def test_a_wrong_list_ends_the_process(
 ) -> None:
     (tmp_path / "list.toml").write_text(listed)
     with pytest.raises(SystemExit):
-        Buckets.load(tmp_path / "list.toml")
+        objects.load_buckets(tmp_path / "list.toml")
     error = capsys.readouterr().err
     assert error.startswith("HEADRACE_BUCKETS: ")
     assert told in error
