@@ -240,16 +240,16 @@ def sql_now(store: Store) -> None:
         ({"input_uri": "s3://mine/none.jsonl"}, 400, "input_uri"),
         ({"input_uri": "s3://mine/rows.csv"}, 400, "table"),
         ({"input_uri": "s3://mine/x.jsonl", "table": {"prompt": "{"}}, 400, "table.prompt"),
-        ({"input_file_id": "file-1", "table": {"prompt": "x"}}, 400, None),
-        ({"input_file_id": "file-1", "input_uri": "s3://mine/x"}, 400, None),
-        ({}, 400, None),
+        ({"input_file_id": "file-1", "table": {"prompt": "x"}}, 400, "body"),
+        ({"input_file_id": "file-1", "input_uri": "s3://mine/x"}, 400, "body"),
+        ({}, 400, "body"),
         ({"input_file_id": "file-1", "output_uri": "s3://mine/out.txt"}, 400, "output_uri"),
         ({"input_file_id": "file-1", "output_uri": "s3://inputs/of/out.csv"}, 403, "output_uri"),
         ({"input_file_id": "file-1", "output_uri": "file:///tmp/out.csv"}, 400, "output_uri"),
     ],
 )
 def test_what_is_not_allowed_is_refused(
-    client: TestClient, body: dict[str, Any], status: int, param: str | None
+    client: TestClient, body: dict[str, Any], status: int, param: str
 ) -> None:
     answer = client.post("/v1/batches", json=OURS | body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
