@@ -85,16 +85,15 @@ def write(place: Place, file: Path) -> None:
 def _open(bucket: Bucket) -> Any:
     from obstore.store import from_url  # noqa: PLC0415
 
-    return from_url(
-        bucket.url,
-        config=bucket.options,  # type: ignore[arg-type]
-        client_options={
-            "allow_http": bucket.allow_http,
-            "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
-            "timeout": timedelta(seconds=ANSWER_SECONDS),
-        },
-        retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=RETRY_SECONDS)},
-    )
+    # Each kind of store has types of its own for these.
+    options: Any = bucket.options
+    client: Any = {
+        "allow_http": bucket.allow_http,
+        "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+        "timeout": timedelta(seconds=ANSWER_SECONDS),
+    }
+    retries: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
+    return from_url(bucket.url, config=options, client_options=client, retry_config=retries)
 
 
 def _pieces(place: Place, stream: Iterator[Any]) -> Iterator[bytes]:
