@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-interactive bench-gpu quality up format clean
+.PHONY: demo test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-gpu quality up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
@@ -69,6 +69,9 @@ bench: $(VENV)/.local ## the whole service against the bare engine
 LARGE ?= 1000000
 bench-service: $(VENV)/.local ## everything the service promises, measured; the last line is JSON
 	$(BIN)/python -m benchmarks.whole_service --large $(LARGE)
+
+bench-cpu: $(VENV)/.dev ## the engine on a CPU beside its peers and a busy process; the last line is JSON
+	$(BIN)/python -m benchmarks.cpu
 
 bench-interactive: $(VENV)/.local ## time to first token, idle and under a backlog of batches
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/bench} $(EMBEDDED) $(BIN)/python -m benchmarks.interactive

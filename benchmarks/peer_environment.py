@@ -105,14 +105,23 @@ def interpreter(environment: Path) -> Path:
     return python
 
 
+def is_installed(peer: Peer, folder: Path) -> bool:
+    """Return whether `install` has created the peer's environment in `folder`, with the same packages."""
+    done = folder / "installed.json"
+    return done.exists() and done.read_text(encoding="utf-8") == _wanted(peer)
+
+
+def _wanted(peer: Peer) -> str:
+    return json.dumps([peer.requirements, peer.unwanted, peer.build_environment])
+
+
 def install(peer: Peer, folder: Path) -> Path:
     """Create the peer's environment in `folder` unless it exists; return its interpreter.
 
     Each requirement also constrains the later ones, so that none of them replaces the torch installed first.
     """
     environment, done = folder / "environment", folder / "installed.json"
-    wanted = json.dumps([peer.requirements, peer.unwanted, peer.build_environment])
-    if done.exists() and done.read_text(encoding="utf-8") == wanted:
+    if is_installed(peer, folder):
         return interpreter(environment)
     done.unlink(missing_ok=True)
     shutil.rmtree(environment, ignore_errors=True)
@@ -129,7 +138,7 @@ def install(peer: Peer, folder: Path) -> Path:
     if peer.unwanted:
         run_logged([*pip, "uninstall", "--yes", *peer.unwanted], folder, {})
     run_logged([*pip, "freeze"], folder, {})
-    done.write_text(wanted, encoding="utf-8")
+    done.write_text(_wanted(peer), encoding="utf-8")
     return interpreter(environment)
 
 

