@@ -103,7 +103,7 @@ class Errors(BaseModel):
 class OutputTokensDetails(BaseModel):
     """Details of the output tokens."""
 
-    reasoning_tokens: Literal[0] = 0
+    reasoning_tokens: int
 
 
 class BatchUsage(BaseModel):
@@ -112,7 +112,7 @@ class BatchUsage(BaseModel):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+    output_tokens_details: OutputTokensDetails
     total_tokens: int
 
 
@@ -194,6 +194,7 @@ def to_file_batch(found: FileBatchView) -> FileBatch:
             input_tokens=view.input_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=view.cached_tokens),
             output_tokens=view.output_tokens,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=view.reasoning_tokens),
             total_tokens=view.input_tokens + view.output_tokens,
         ),
         name=view.name,

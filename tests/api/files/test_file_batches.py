@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 
@@ -16,13 +17,16 @@ from api.files import reading
 from api.files.reading import BatchReader
 from api.files.writing import ResultWriter
 from api.guards.auth import Caller
-from tests.fixtures.batches import held, run_to_the_end
+from tests.fixtures.batches import LEASE, held, result, run_to_the_end
 from tests.fixtures.inputs import body, line, lines
 from worker.contract.access import DEFAULT_TENANT, Scope
 from worker.store.batches import batches
 from worker.store.database.session import Store
 from worker.store.files import batch_files
 from worker.store.requests.requests import NewRequest
+from worker.store.shards import shards
+from worker.store.shards.shards import Progress
+from worker.values.results import Payload
 
 Put = Callable[..., Response]
 
@@ -347,3 +351,21 @@ def test_a_batch_whose_every_line_was_done_when_it_was_cancelled_is_completed(
     assert (done["status"], done["cancelled_at"], done["error_file_id"]) == ("completed", None, None)
     assert (done["request_counts"]["completed"], done["request_counts"]["cancelled"]) == (3, 0)
     assert sql(store, "SELECT type FROM webhook_events") == [("batch.completed",)]
+
+
+def test_usage_counts_tokens_of_reasoning(
+    client: TestClient, store: Store, reader: BatchReader, create: Any
+) -> None:
+    batch = create(lines(4))
+    assert reader.turn()
+    for (shard_id,) in sql(store, "SELECT id FROM shards ORDER BY id"):
+        claimed = held(store, shard_id)
+        payloads = [None, Payload(num_reasoning_tokens=5)]
+        results = [
+            replace(result(one.id), payload=payload)
+            for one, payload in zip(claimed.requests, payloads, strict=True)
+        ]
+        with store.transaction() as session:
+            shards.save(session, [Progress(claimed, results, 0, is_last=True)], lease=LEASE)
+    usage = look(client, batch)["usage"]
+    assert (usage["output_tokens"], usage["output_tokens_details"]) == (28, {"reasoning_tokens": 10})

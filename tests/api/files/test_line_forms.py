@@ -15,10 +15,13 @@ from api.files.reading import BatchReader
 from api.files.writing import ResultWriter
 from api.main import create_app
 from tests.api.files.test_file_batches import content, look, sql
-from tests.fixtures.batches import held, run_to_the_end
+from tests.fixtures.batches import LEASE, held, result, run_to_the_end
 from tests.fixtures.inputs import body, line, lines
 from worker.settings import Settings
 from worker.store.database.session import Store
+from worker.store.shards import shards
+from worker.store.shards.shards import Progress
+from worker.values.outcomes import Outcome
 
 Put = Callable[..., Response]
 CHAT = {"model": "served", "messages": [{"role": "user", "content": "hi"}]}
@@ -136,6 +139,38 @@ def test_every_line_of_a_mixed_file_goes_to_its_own_endpoint(
         one["custom_id"]: one["response"]["body"]["object"] for one in content(client, done["output_file_id"])
     }
     assert found == {"row-0": "text_completion", "chat": "chat.completion"}
+
+
+def test_the_retry_of_a_mixed_file_is_one(
+    client: TestClient, store: Store, reader: BatchReader, writer: ResultWriter, create: Any
+) -> None:
+    mixed = lines(2) + line("chat", url="/v1/chat/completions", body=CHAT)
+    lifetime = {"anchor": "created_at", "seconds": 7200}
+    batch = create(mixed, endpoint="/v1/completions", output_expires_after=lifetime)
+    assert reader.turn()
+    for (shard_id,) in sql(store, "SELECT id FROM shards ORDER BY id"):
+        claimed = held(store, shard_id)
+        failed = [result(one.id, outcome=Outcome.FAILED) for one in claimed.requests if one.position]
+        right = [result(one.id) for one in claimed.requests if not one.position]
+        with store.transaction() as session:
+            shards.save(session, [Progress(claimed, failed + right, 0, is_last=True)], lease=LEASE)
+    assert writer.turn()
+    before = look(client, batch)
+    retried = client.post(f"/v1/batch/{batch['id']}/retry").json()["batch_id"]
+    assert not reader.turn()
+    again = look(client, {"id": retried})
+    same = ("endpoint", "input_file_id", "completion_window", "metadata", "model")
+    assert [again[name] for name in same] == [before[name] for name in same]
+    assert (again["status"], again["request_counts"]["total"]) == ("in_progress", 2)
+    run(store, reader, writer)
+    done = look(client, {"id": retried})
+    assert (done["status"], done["error_file_id"]) == ("completed", None)
+    assert client.get(f"/v1/files/{done['output_file_id']}").json()["expires_at"] is not None
+    found = {
+        one["custom_id"]: one["response"]["body"]["object"] for one in content(client, done["output_file_id"])
+    }
+    assert found == {"row-1": "text_completion", "chat": "chat.completion"}
+    assert look(client, batch) == before
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ class BatchView:
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    reasoning_tokens: int
     max_output_tokens: int
     settled_max_tokens: int
     running_tokens: int

@@ -13,7 +13,7 @@ from worker.contract.distributions import reading_name
 from worker.contract.models import Model
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, ShardState
 from worker.contract.usage import BATCHES_ENDED
-from worker.store.batches import journal, starts
+from worker.store.batches import journal, starts, wrong_requests
 from worker.store.counts import batch_counts, usage
 from worker.store.database.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
 from worker.store.database.session import tenant_of
@@ -66,17 +66,49 @@ def new_id() -> str:
 def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
     """Write the batch, its shards and its requests; return the batch's id. The caller commits.
 
+    A request with an error fails at once.
+
     Raises:
         QuotaExceededError: the batch exceeds what its tenant may have now.
 
     """
     batch_id = batch.id or new_id()
+    expires_at = _insert(session, batch, batch_id)
+    row = None
+    joined: Sequence[int | None] = [None] * len(batch.requests)
+    if any(request.error is not None for request in batch.requests) and (row := lock(session, batch_id)):
+        joined = wrong_requests.apart(session, row, batch.requests, joined)
+    shard_ids = add_shards(
+        session,
+        batch_id,
+        batch.requests,
+        batch_params=batch.params,
+        shard_size=shard_size,
+        priority=batch.priority,
+        expires_at=expires_at,
+        model_fingerprint=None if batch.model is None else batch.model.fingerprint,
+        lane=batch.lane,
+        joined=joined,
+    )
+    if batch.lane is Lane.INTERACTIVE:
+        wake_interactive(session, sorted(set(shard_ids)))
+    else:
+        wake_dispatcher(session)
+    journal.accepted(session, batch_id, batch.lane, len(batch.requests), batch.priority, model=batch.model)
+    if row is not None:
+        wrong_requests.fail(session, row, batch.requests)
+        settle(session, row)
+    return batch_id
+
+
+def _insert(session: Session, batch: NewBatch, batch_id: str) -> datetime | None:
+    """Write the batch's own row, if its tenant may have it; return when it expires."""
     window = batch.completion_window
     num_prompt_tokens = sum(request.num_prompt_tokens for request in batch.requests)
     max_output_tokens = sum(request.max_output_tokens(batch.params) for request in batch.requests)
     stored_bytes = sum(request.num_bytes for request in batch.requests)
     quotas.check(session, Demand(len(batch.requests), num_prompt_tokens + max_output_tokens, stored_bytes))
-    expires_at = session.scalar(
+    return session.scalar(
         insert(BatchRow)
         .values(
             id=batch_id,
@@ -104,23 +136,6 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
         )
         .returning(BatchRow.expires_at)
     )
-    shard_ids = add_shards(
-        session,
-        batch_id,
-        batch.requests,
-        batch_params=batch.params,
-        shard_size=shard_size,
-        priority=batch.priority,
-        expires_at=expires_at,
-        model_fingerprint=None if batch.model is None else batch.model.fingerprint,
-        lane=batch.lane,
-    )
-    if batch.lane is Lane.INTERACTIVE:
-        wake_interactive(session, sorted(set(shard_ids)))
-    else:
-        wake_dispatcher(session)
-    journal.accepted(session, batch_id, batch.lane, len(batch.requests), batch.priority, model=batch.model)
-    return batch_id
 
 
 def add_shards(
@@ -166,21 +181,6 @@ def add_shards(
     its_shards = [shard_ids[next(places)] if there is None else there for there in joined]
     requests.copy_in(session, batch_id, given, its_shards, digests, first_position=first_position)
     return its_shards
-
-
-def add_finished_shard(session: Session, batch: BatchRow, num_requests: int) -> int:
-    """Insert a shard for requests that fail before any worker sees them; return its id."""
-    added = insert(ShardRow).values(
-        batch_id=batch.id,
-        tenant_id=batch.tenant_id,
-        position=0,
-        state=ShardState.FINISHED,
-        priority=batch.priority,
-        expires_at=batch.expires_at,
-        model_fingerprint=batch.model_fingerprint or "",
-        num_requests=num_requests,
-    )
-    return session.scalars(added.returning(ShardRow.id)).one()
 
 
 def _add_empty_shards(

@@ -1,17 +1,19 @@
 """Retries the failed requests of an ended batch as a new batch that is linked to it (docs/decisions/0010)."""
 
+from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import Select, Text, case, cast, func, insert, inspect, literal, null, select
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Session
 
-from worker.contract.states import BatchStatus, Lane, ShardState
+from worker.contract.states import BatchStatus, FilesStage, Lane, ShardState
 from worker.store.batches import batches, journal
 from worker.store.database.notify import wake_dispatcher
 from worker.store.requests import timeouts
 from worker.store.requests.requests import MAX_OUTPUT_TOKENS
 from worker.store.rows.batches import BatchRow
+from worker.store.rows.files import BatchFilesRow
 from worker.store.rows.requests import RequestRow, ResultRow
 from worker.store.rows.shards import ShardRow
 from worker.store.rows.table import Copier, columns_copied_by
@@ -57,6 +59,7 @@ def retry(session: Session, batch_id: str, *, with_cancelled: bool, shard_size: 
     tokens = sums["num_prompt_tokens"] + sums["max_output_tokens"]
     quotas.check(session, Demand(sums["num_requests"], tokens, sums["stored_bytes"]))
     new = _copy_batch(session, batch, sums)
+    _copy_files(session, batch.id, new.id)
     first_positions = _add_shards(session, new, chosen, shard_size=shard_size)
     _copy_requests(session, chosen, new.id, first_positions, shard_size=shard_size)
     timeouts.note(session, select(ShardRow.id).where(ShardRow.batch_id == new.id))
@@ -101,6 +104,21 @@ def _copy_batch(session: Session, batch: BatchRow, sums: dict[str, int]) -> Batc
         "expires_at": null() if window is None else func.now() + window,
     }
     return session.scalars(insert(BatchRow).values(asked_for | own | sums).returning(BatchRow)).one()
+
+
+def _copy_files(session: Session, batch_id: str, new_id: str) -> None:
+    """Have the results of the new batch written to files, if the old one's were."""
+    kept = columns_copied_by(Copier.RETRY, BatchFilesRow)
+    own: dict[str, Any] = {"batch_id": literal(new_id), "stage": literal(FilesStage.RUNNING.value)}
+    own["read_at"] = func.now()
+    session.execute(
+        insert(BatchFilesRow).from_select(
+            [*own, *kept],
+            select(*own.values(), *(getattr(BatchFilesRow, name) for name in kept)).where(
+                BatchFilesRow.batch_id == batch_id
+            ),
+        )
+    )
 
 
 def _add_shards(session: Session, new: BatchRow, chosen: Select[int], *, shard_size: int) -> dict[int, int]:

@@ -14,10 +14,10 @@ from sqlalchemy.orm import Session
 
 from worker.contract.models import Model
 from worker.contract.states import LIVE_STATUSES, BatchStatus, FilesStage, Lane
-from worker.store.batches import batches, journal, starts, stop_rules
+from worker.store.batches import batches, journal, starts, stop_rules, wrong_requests
 from worker.store.database.notify import wake_dispatcher, wake_files
 from worker.store.database.session import tenant_of
-from worker.store.requests import copies, missing, models
+from worker.store.requests import copies, models
 from worker.store.requests.earlier import Earlier
 from worker.store.requests.placement import digest_of, priority_of
 from worker.store.requests.requests import NewRequest
@@ -163,6 +163,7 @@ def find_same(session: Session, new: NewFileBatch, *, within: timedelta) -> str 
             BatchFilesRow.completion_window == new.completion_window,
             BatchRow.name.is_not_distinct_from(new.name),
             BatchRow.metadata_ == new.metadata,
+            BatchRow.retry_of.is_(None),
             BatchRow.created_at > func.now() - within,
         )
         .order_by(BatchRow.created_at.desc())
@@ -239,7 +240,7 @@ def add_requests(
     digests = [digest_of(request, defaults) for request in given]
     priorities = [priority_of(request, batch.priority) for request in given]
     known = [None] * len(given) if earlier is None else earlier.join(session, digests, priorities)
-    joined = _apart(session, batch, given, known)
+    joined = wrong_requests.apart(session, batch, given, known)
     first_position = batch.num_requests - batch.num_unread
     shard_ids = batches.add_shards(
         session,
@@ -264,7 +265,8 @@ def add_requests(
         later = {digest for digest, shard_id in those if digest is not None and shard_id is not None}
         if later:
             copies.answer_later_ones(session, batch, set(shard_ids), later)
-    _fail_wrong(session, batch, given, first_position)
+    if wrong_requests.fail(session, batch, given, first_position):
+        stop_rules.apply(session, batch)
     if not batch.num_unread:
         journal.changed(session, "batch read from its file", batch, file=held.input_file_id)
         _give_up(session, held, stage=FilesStage.RUNNING, read_at=func.now(), due_at=func.now())
@@ -272,30 +274,6 @@ def add_requests(
         batches.settle(session, batch)
     wake_dispatcher(session)
     return batch.num_unread
-
-
-def _apart(
-    session: Session, batch: BatchRow, given: Sequence[NewRequest], joined: Sequence[int | None]
-) -> Sequence[int | None]:
-    """Return the shards that requests join, and for those of wrong lines one that no worker claims."""
-    num_wrong = sum(request.error is not None for request in given)
-    if not num_wrong:
-        return joined
-    shard_id = batches.add_finished_shard(session, batch, num_wrong)
-    places = zip(given, joined, strict=True)
-    return [there if request.error is None else shard_id for request, there in places]
-
-
-def _fail_wrong(session: Session, batch: BatchRow, given: Sequence[NewRequest], first_position: int) -> None:
-    """Give the stored requests of wrong lines their results, and apply the stop rules."""
-    errors = {
-        position: request.error
-        for position, request in enumerate(given, first_position)
-        if request.error is not None
-    }
-    if errors:
-        missing.fail(session, batch, errors)
-        stop_rules.apply(session, batch)
 
 
 def known_custom_ids(session: Session, batch_id: str, custom_ids: Collection[str]) -> set[str]:

@@ -33,6 +33,7 @@ TALLY: Mapping[InstrumentedAttribute[Any], ColumnElement[Any]] = {
     BatchRow.input_tokens: func.sum(ResultRow.num_prompt_tokens),
     BatchRow.cached_tokens: func.sum(ResultRow.num_cached_tokens),
     BatchRow.output_tokens: func.sum(ResultRow.num_output_tokens),
+    BatchRow.reasoning_tokens: func.sum(ResultRow.payload["num_reasoning_tokens"].as_integer()),
     BatchRow.completed_output_tokens: func.sum(ResultRow.num_output_tokens).filter(IS_COMPLETED),
     BatchRow.stored_bytes: func.sum(func.octet_length(ResultRow.output)),
     BatchRow.prefill_seconds: func.sum(ResultRow.prefill_seconds),

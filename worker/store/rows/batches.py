@@ -83,7 +83,8 @@ class BatchRow(Owned, TableRow):
 
     # The route whose bodies its requests have, of a batch that came so in one call. None: any other batch.
     endpoint: Mapped[str | None] = mapped_column(info=ASKED_FOR)
-    input_file_id: Mapped[str | None]  # None: its requests came in the call
+    # None: its requests came in the call.
+    input_file_id: Mapped[str | None] = mapped_column(info=ASKED_FOR)
     num_unread: Mapped[int] = mapped_column(server_default="0")  # lines of that file, not yet requests
     num_requests: Mapped[int]
     num_completed: Mapped[int] = mapped_column(server_default="0")
@@ -96,6 +97,7 @@ class BatchRow(Owned, TableRow):
     input_tokens: Mapped[int] = mapped_column(server_default="0")  # usage of requests with a result
     cached_tokens: Mapped[int] = mapped_column(server_default="0")
     output_tokens: Mapped[int] = mapped_column(server_default="0")
+    reasoning_tokens: Mapped[int] = mapped_column(server_default="0")  # of the output tokens
     stored_bytes: Mapped[int] = mapped_column(server_default="0")  # prompts, and outputs so far
 
     cache: Mapped[CacheMode] = mapped_column(server_default=CacheMode.OFF, info=ASKED_FOR)

@@ -7,7 +7,9 @@ from sqlalchemy import ForeignKey, Index, func, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from worker.contract.states import FilesStage, UploadStatus
-from worker.store.rows.table import Owned, TableRow, created_now, is_in, one_of
+from worker.store.rows.table import Copier, Owned, TableRow, copied_by, created_now, is_in, one_of
+
+ASKED_FOR = copied_by(Copier.RETRY)  # by the customer
 
 
 class FileRow(Owned, TableRow):
@@ -82,10 +84,10 @@ class BatchFilesRow(TableRow):
 
     batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True)
     stage: Mapped[FilesStage] = mapped_column(one_of("stage", FilesStage))
-    endpoint: Mapped[str]
-    input_file_id: Mapped[str]
-    completion_window: Mapped[str]  # as the client gave it
-    output_lifetime_seconds: Mapped[int | None]
+    endpoint: Mapped[str] = mapped_column(info=ASKED_FOR)
+    input_file_id: Mapped[str] = mapped_column(info=ASKED_FOR)
+    completion_window: Mapped[str] = mapped_column(info=ASKED_FOR)  # as the client gave it
+    output_lifetime_seconds: Mapped[int | None] = mapped_column(info=ASKED_FOR)
     output_file_id: Mapped[str | None]
     error_file_id: Mapped[str | None]
     errors: Mapped[list[Any] | None]  # why the input could not be run

@@ -67,7 +67,7 @@ class RequestRow(TableRow):
     # Identical requests of a shard share it; None: it runs by itself.
     digest: Mapped[bytes | None] = mapped_column(info=ASKED_FOR)
     cache: Mapped[CacheMode | None] = mapped_column(info=ASKED_FOR)  # None: the batch's
-    endpoint: Mapped[str | None]  # of its line; None: its batch's
+    endpoint: Mapped[str | None] = mapped_column(info=ASKED_FOR)  # of its line; None: its batch's
     # JSON that the customer wants back with the result; text, because jsonb does not take all of it.
     metadata_: Mapped[str | None] = mapped_column("metadata", info=ASKED_FOR)
     is_wrong_line: Mapped[bool] = mapped_column(server_default=false())  # it failed before it could run
