@@ -1,10 +1,13 @@
 """Creates, reads, lists, cancels and deletes batches of messages."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
+
+from pydantic import ValidationError
 
 from api.anthropic.answer_schemas import MessageBatch, MessageBatchCounts, MessageBatchList
-from api.anthropic.bodies import MessageBatchRequest, NewMessageBatch
+from api.anthropic.bodies import MessageBatchRequest, NewMessage, NewMessageBatch
 from api.anthropic.requests import to_message_request
 from api.anthropic.responses import to_result_line
 from api.anthropic_errors import OWN_PATH
@@ -15,7 +18,7 @@ from api.batches.schemas import parse_window
 from api.batches.service import store
 from api.batches.submission import too_many_requests
 from api.dependencies import IdempotencyKey, Services
-from api.errors import ConflictError, InvalidInputError, NotFoundError
+from api.errors import ApiError, ConflictError, InvalidInputError, NotFoundError, invalid_input
 from api.inputs.cursors import cut
 from api.inputs.prompts import fit
 from api.inputs.sampling import refusal
@@ -27,6 +30,7 @@ from worker.store.batches.batch_views import BatchView
 from worker.store.batches.batches import NewBatch
 from worker.store.requests import result_views
 from worker.store.requests.requests import NewRequest
+from worker.values.results import RequestError
 from worker.values.sampling import SamplingParams
 
 PAGE = 500
@@ -42,13 +46,12 @@ def create(
     digest: str,
     is_retry: bool,
 ) -> MessageBatch:
-    """Check every request, then store the batch; answer a retry with the batch that it made before.
+    """Store the batch; answer a retry with the batch that it made before.
 
-    `digest` is the SHA-256 of the body.
+    A message that cannot be run has its result at once. `digest` is the SHA-256 of the body.
 
     Raises:
-        InvalidInputError: a field is wrong; nothing was stored.
-        ModelNotFoundError: a request names another model.
+        InvalidInputError: a field of the batch is wrong; nothing was stored.
         KeyReusedError: the idempotency key was used for another body.
 
     """
@@ -72,28 +75,60 @@ def create(
 
 
 def _to_requests(services: Services, given: list[MessageBatchRequest]) -> list[NewRequest]:
+    """Return the requests of messages; one whose `params` are wrong has an error."""
     most = services.settings.max_requests_per_batch
     if len(given) > most:
         raise too_many_requests("requests", most)
     first: dict[str, int] = {}
-    found = []
     for i, request in enumerate(given):
         if (earlier := first.setdefault(request.custom_id, i)) != i:
             param = f"requests[{i}].custom_id"
             raise InvalidInputError(f"{param}: is the same as requests[{earlier}].custom_id", param=param)
-        path = f"requests[{i}].params"
-        if request.params.stream:
-            raise refusal(path, "stream", "must not be true: a batch cannot be streamed")
-        found.append(
-            to_message_request(services.checkpoint, request.params, custom_id=request.custom_id, path=path)
-        )
+    found = [_unless_wrong(one.custom_id, partial(_to_request, services, one)) for one in given]
+    right = [request for request in found if request.error is None]
+    try:
+        fitted = iter(_fit(services, right))
+    except InvalidInputError:  # it does not say whose prompt
+        return [
+            request
+            if request.error is not None
+            else _unless_wrong(request.custom_id, partial(_fit_one, services, request))
+            for request in found
+        ]
+    return [request if request.error is not None else next(fitted) for request in found]
+
+
+def _to_request(services: Services, given: MessageBatchRequest) -> NewRequest:
+    try:
+        body = NewMessage.model_validate(given.params)
+    except ValidationError as error:
+        raise invalid_input(error.errors(include_url=False)[0], given.params) from error
+    if body.stream:
+        raise refusal("", "stream", "must not be true: a batch cannot be streamed")
+    return to_message_request(services.checkpoint, body, custom_id=given.custom_id)
+
+
+def _fit(services: Services, asked: list[NewRequest]) -> list[NewRequest]:
     return fit(
         services.checkpoint,
-        found,
+        asked,
         default=SamplingParams(),
         max_prompt_bytes=services.settings.max_prompt_bytes,
-        name=lambda i: f"requests[{i}].params.messages",
+        name=lambda _: "messages",
     )
+
+
+def _fit_one(services: Services, asked: NewRequest) -> NewRequest:
+    return _fit(services, [asked])[0]
+
+
+def _unless_wrong(custom_id: str | None, make: Callable[[], NewRequest]) -> NewRequest:
+    """Return a request, or one in its place that fails at once with the reason."""
+    try:
+        return make()
+    except ApiError as error:
+        problem = RequestError(error.code or "invalid_value", error.message)
+        return NewRequest(prompt="", max_tokens=0, custom_id=custom_id, error=problem)
 
 
 def get(services: Services, batch_id: str) -> MessageBatch:

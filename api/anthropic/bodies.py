@@ -195,7 +195,13 @@ class MessageBatchRequest(Schema):
     """One message of a batch."""
 
     custom_id: CustomId
-    params: NewMessage
+    params: Annotated[
+        JsonObject,
+        Field(
+            description="A body of /v1/messages, without `stream`. If it is wrong, its result is `errored`,"
+            " and the others run.",
+        ),
+    ]
 
 
 class NewMessageBatch(Schema):

@@ -33,10 +33,12 @@ class BatchWork:
 
 
 def distinct(batch: NewBatch) -> list[NewRequest]:
-    """Return the requests of a new batch that would run, without Duplicates."""
+    """Return the requests of a new batch that would run, without Duplicates and wrong ones."""
     seen: set[bytes] = set()
     found = []
     for request in batch.requests:
+        if request.error is not None:
+            continue
         digest = digest_of(request, batch.params)
         if digest is None or digest not in seen:
             found.append(request)

@@ -165,23 +165,62 @@ def test_a_retry_makes_no_second_batch_and_a_second_submission_does(client: Test
     [
         ({"custom_id": "row-0"}, "requests[1].custom_id"),
         ({"custom_id": "no spaces"}, "requests[1].custom_id"),
-        ({"params.stream": True}, "requests[1].params.stream"),
-        ({"params.max_tokens": 0}, "requests[1].params.max_tokens"),
-        ({"params.messages": [{"role": "user", "content": "x" * 99}]}, "requests[1].params.messages"),
+        ({"params": "hello"}, "requests[1].params"),
+        ({"more": 1}, "requests[1].more"),
     ],
 )
-def test_a_wrong_request_is_named_and_nothing_is_stored(
+def test_a_malformed_request_is_named_and_nothing_is_stored(
     client: TestClient, store: Store, change: dict[str, Any], param: str
 ) -> None:
     body = submission(client)
     ((name, value),) = change.items()
-    target = body["requests"][1]
-    if name.startswith("params."):
-        target = target["params"]
-    target[name.rpartition(".")[2]] = value
+    body["requests"][1][name] = value
     answer = client.post(BATCHES, json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert sql(store, "SELECT 1 FROM batches") == []
+
+
+@pytest.mark.parametrize(
+    ("params", "code", "said"),
+    [
+        ({"stream": True}, "invalid_value", "stream: must not be true"),
+        ({"max_tokens": 0}, "invalid_value", "max_tokens: "),
+        ({"temperature": 9}, "out_of_range", "temperature: "),
+        ({"messages": None}, "wrong_type", "messages: "),
+        ({"unknown": 1}, "unknown_field", "unknown: "),
+        ({"model": "claude-none"}, "model_not_found", "model: this server does not serve"),
+        ({"messages": [{"role": "user", "content": "x" * 99}]}, "context_length_exceeded", "messages: "),
+    ],
+)
+def test_a_wrong_message_fails_alone(
+    client: TestClient, store: Store, params: dict[str, Any], code: str, said: str
+) -> None:
+    body = submission(client)
+    body["requests"][1]["params"] |= params
+    batch = client.post(BATCHES, json=body).json()
+    counts = batch["request_counts"]
+    assert (counts["processing"], counts["succeeded"], counts["errored"]) == (2, 0, 1)
+    for (shard_id,) in sql(store, "SELECT id FROM shards WHERE state = 'ready' ORDER BY id"):
+        run_to_the_end(store, held(store, shard_id))
+    ended = client.get(f"{BATCHES}/{batch['id']}").json()
+    assert ended["processing_status"] == "ended"
+    found = results(client, ended)
+    assert [found[f"row-{i}"]["type"] for i in range(3)] == ["succeeded", "errored", "succeeded"]
+    error = found["row-1"]["error"]["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", code)
+    assert error["message"].startswith(said)
+    retried = client.post(f"/v1/batch/{batch['id']}/retry")
+    assert retried.status_code == 409, "what is wrong stays wrong"
+
+
+def test_a_batch_of_wrong_messages_ends_at_once(client: TestClient, store: Store) -> None:
+    body = submission(client, callback_url="https://example.com/hook")
+    for request in body["requests"]:
+        request["params"] = {}
+    batch = client.post(BATCHES, json=body).json()
+    assert (batch["processing_status"], batch["request_counts"]["errored"]) == ("ended", 3)
+    assert {one["type"] for one in results(client, batch).values()} == {"errored"}
+    assert sql(store, "SELECT type FROM webhook_events") == [("batch.completed",)]
 
 
 def test_other_batches_are_not_batches_of_messages(client: TestClient, store: Store) -> None:
