@@ -7,7 +7,6 @@ only what identifies them.
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -15,10 +14,10 @@ from typing import Any, Protocol, Self
 
 from jinja2 import TemplateError
 from jinja2.meta import find_undeclared_variables
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
+from api.inputs.templates import ENVIRONMENT, TEMPLATE_FAILURES
 from api.parsing.families import find_family, find_thinking_style
 from worker.contract.models import Model, identify
 from worker.values.grammar import vocabulary_of
@@ -34,39 +33,8 @@ PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 BYTES_BY_SYMBOL = {chr(byte): byte for byte in PRINTABLE} | {
     chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)) - set(PRINTABLE)))
 }
-# A template is a program: with messages it was not written for it can fail in any of these ways.
-TEMPLATE_FAILURES = (
-    TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 CUT = "\U0010fffc"  # where a prompt that continues a message ends; in no text
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # of tokenizers that fall back to bytes
-
-
-def _to_json(value: object, **options: Any) -> str:
-    """Write JSON as templates expect it: as it is, not escaped for HTML, in the order of its keys."""
-    return json.dumps(value, **{"ensure_ascii": False} | options)
-
-
-def _now(form: str) -> str:
-    """Return the time in a form of `strftime`; some templates tell the model the date."""
-    return datetime.now().astimezone().strftime(form)
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-ENVIRONMENT = ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-)
-ENVIRONMENT.filters["tojson"] = _to_json
-ENVIRONMENT.globals |= {"raise_exception": _raise_exception, "strftime_now": _now}
 
 
 class ModelDirectoryError(Exception):

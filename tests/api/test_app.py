@@ -246,6 +246,17 @@ def test_a_model_without_a_template_refuses_messages(tmp_path: Path) -> None:
         checkpoint.render_chat([{"role": "user", "content": "hi"}])
 
 
+def test_tags_of_what_an_assistant_has_said_are_left_out(tmp_path: Path) -> None:
+    template = (
+        "{% for message in messages %}{% set role = message.role %}<{{ role }}>"
+        "{%- generation -%} {% set role = 'x' %}{{ message.content }}{{ bos_token }} {%- endgeneration -%}"
+        "{{ role[0] }}{% endfor %}"
+    )
+    checkpoint = Checkpoint.load(write_checkpoint(tmp_path, chat_template=template))
+    assert checkpoint.render_chat([{"role": "user", "content": "hi"}]) == "<user>hiu"
+    assert {"messages", "bos_token"} == checkpoint.template_variables
+
+
 def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
     template = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
     checkpoint = Checkpoint.load(write_checkpoint(tmp_path, chat_template=template))
