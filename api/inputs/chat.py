@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 from api.inputs.checkpoint import ChatTemplateError, Checkpoint
@@ -12,7 +13,7 @@ from api.inputs.reasoning import ReasoningFields, template_variables, with_reaso
 from api.inputs.sampling import refusal
 from api.inputs.schema import storable
 from api.inputs.tools import FunctionDefinition, NamedToolChoice, ToolCall, ToolChoice, ToolFields
-from api.parsing.grammars import CallGrammar, json_rule
+from api.parsing.grammars import WITHOUT_GRAMMAR, CallGrammar, json_rule
 from api.parsing.parser import call_id
 from worker.values.endless_schema import is_endless
 from worker.values.grammar import ENDLESS, JSON_WHITESPACE, GrammarError
@@ -195,14 +196,43 @@ def _with_tools(
         if family is not Family.HARMONY:
             return params
         return replace(params, parsing=Parsing(family), skip_special_tokens=False)
-    if use.is_forced and family in {Family.GEMMA, Family.NONE}:
+    if use.is_forced and family in WITHOUT_GRAMMAR:
         family = Family.HERMES  # whose arguments are JSON, which a grammar can hold to a schema
     found = _to_format(checkpoint, family, use, params.format, path)
     return replace(
         params,
         format=params.format if found is None else found,
-        parsing=Parsing(family, tuple(one.name for one in use.callable), use.is_older),
+        parsing=Parsing(
+            family,
+            tuple(one.name for one in use.callable),
+            typed=_typed(use.callable) if family is Family.CODER else (),
+            is_older=use.is_older,
+        ),
         skip_special_tokens=False,
+    )
+
+
+def _typed(functions: Sequence[FunctionDefinition]) -> tuple[str, ...]:
+    """Return the parameters that are no texts, as `function.parameter`."""
+    found: list[str] = []
+    for function in functions:
+        properties = (function.parameters or {}).get("properties")
+        if isinstance(properties, dict):
+            found += [
+                f"{function.name}.{name}"
+                for name, schema in properties.items()
+                if isinstance(schema, dict) and not _is_text(schema)
+            ]
+    return tuple(found)
+
+
+def _is_text(schema: Mapping[str, Any]) -> bool:
+    """Return whether a schema, or a branch of it, is one of texts."""
+    listed = [schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)]
+    kinds = [one.get("type") for one in (schema, *chain(*listed)) if isinstance(one, dict)]
+    values = [schema.get("const"), *(schema["enum"] if isinstance(schema.get("enum"), list) else ())]
+    return any("string" in kind if isinstance(kind, list) else kind == "string" for kind in kinds) or any(
+        isinstance(value, str) for value in values
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from api.parsing import gemma, harmony, hermes, mistral
+from api.parsing import coder, deepseek, gemma, harmony, hermes, mistral
 from worker.values.parsing import Family
 from worker.values.thinking import CLOSINGS, OPENINGS, ThinkingStyle
 
@@ -11,6 +11,8 @@ MARKS: tuple[tuple[Family, tuple[str, ...]], ...] = (
     (Family.HARMONY, (harmony.CHANNEL,)),
     (Family.MISTRAL, (mistral.OPENING,)),
     (Family.GEMMA, tuple(gemma.DIALECTS)),
+    (Family.DEEPSEEK, (deepseek.CALLS,)),
+    (Family.CODER, (coder.FUNCTION,)),
     (Family.HERMES, (hermes.OPENING,)),
     (Family.LLAMA, ("<|python_tag|>", "<|start_header_id|>ipython", '{"name": function name, "parameters"')),
 )

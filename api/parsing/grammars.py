@@ -1,16 +1,23 @@
 """Writes grammars that hold a model to its family's form of tool calls, as Lark source for llguidance."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api.parsing import gemma, harmony, hermes, mistral
+from api.parsing import deepseek, gemma, harmony, hermes, mistral
 from worker.values.grammar import JSON_WHITESPACE
 from worker.values.parsing import Family
 
 # Keywords beside which `additionalProperties: false` would refuse what the schema allows.
 COMPOSING = {"$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties", "unevaluatedProperties"}
+# Families whose calls no grammar can hold to a schema, with the marks that begin them.
+WITHOUT_GRAMMAR: Mapping[Family, Collection[str]] = {
+    Family.CODER: (hermes.OPENING,),
+    Family.DEEPSEEK: (deepseek.CALLS,),
+    Family.GEMMA: tuple(gemma.DIALECTS),
+    Family.NONE: (),
+}
 ANY_OBJECT = {"type": "object"}
 TEXT = r"/(.|\n)*/"  # a special token is never part of it
 NO_OBJECT = r"/\s*([^{\s](.|\n)*)?/"
@@ -60,14 +67,14 @@ class CallGrammar:
         `content` is a rule that content must fit. Arguments must fit the schemas of strict tools, but where
         the family does not write them as JSON, they are free.
         """
-        is_json = self.family not in {Family.GEMMA, Family.NONE}
+        is_json = self.family not in WITHOUT_GRAMMAR
         if content is None and not (is_json and any(tool.is_strict for tool in self.tools)):
             return None
         if self.family is Family.HARMONY:
             channel, message = self._mark(harmony.CHANNEL), self._mark(harmony.MESSAGE)
             start = f'{self._before()} ({channel} "final" {message} {content or "text"} | calls)'
         elif not is_json:
-            marks = gemma.DIALECTS if self.family is Family.GEMMA else ()
+            marks = WITHOUT_GRAMMAR[self.family]
             start = " | ".join([content or "text", *(f"{self._mark(mark)} text" for mark in marks)])
         elif content is not None:
             start = f"{content} | calls"

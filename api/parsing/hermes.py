@@ -10,8 +10,13 @@ def parse(reader: TextReader) -> Reading:
     while mark := (yield from reader.copy_until(reader.content, OPENING)):
         reader.hold(mark)
         yield from reader.space()
-        if not (yield from reader.json_call()):
-            reader.give_up()
-            continue
-        yield from reader.space()
-        yield from reader.skip(CLOSING)
+        yield from parse_call(reader)
+
+
+def parse_call(reader: TextReader) -> Reading:
+    """Read what follows the mark of a call, which is content if it is none."""
+    if not (yield from reader.json_call()):
+        reader.give_up()
+        return
+    yield from reader.space()
+    yield from reader.skip(CLOSING)

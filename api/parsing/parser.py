@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import replace
 
-from api.parsing import gemma, harmony, hermes, llama, mistral, thinking
+from api.parsing import coder, deepseek, gemma, harmony, hermes, llama, mistral, thinking
 from api.parsing.pieces import ArgumentsPiece, ContentPiece, ParsedOutput, Piece, ReasoningPiece
 from api.parsing.reader import Reading, TextReader
 from worker.values.parsing import Family, Parsing
@@ -70,6 +70,10 @@ def _reading(reader: TextReader, parsing: Parsing | None) -> Reading:
             return llama.parse(reader, parsing.tools)
         case Family.MISTRAL:
             return mistral.parse(reader)
+        case Family.CODER:
+            return coder.parse(reader, parsing.typed)
+        case Family.DEEPSEEK:
+            return deepseek.parse(reader)
         case Family.GEMMA:
             return gemma.parse(reader)
         case _:

@@ -16,6 +16,8 @@ class Family(StrEnum):
     HERMES = "hermes"  # <tool_call>{"name": ..., "arguments": ...}</tool_call>; Qwen too
     LLAMA = "llama"  # {"name": ..., "parameters": ...}
     MISTRAL = "mistral"  # [TOOL_CALLS]
+    CODER = "coder"  # <function=name><parameter=key>, as Qwen3-Coder writes calls
+    DEEPSEEK = "deepseek"  # <｜tool▁calls▁begin｜>
     GEMMA = "gemma"  # call:name{key:value} between tags
     HARMONY = "harmony"  # channels, as gpt-oss writes them
     NONE = "none"  # no marks: all text is content
@@ -27,6 +29,8 @@ class Parsing:
 
     family: Family
     tools: tuple[str, ...] = ()  # names that may be called; without any, no call is looked for
+    # Of CODER, which writes no JSON: `function.parameter` of each that is no text.
+    typed: tuple[str, ...] = ()
     is_older: bool = False  # the client asked with `functions`, and reads `function_call`
     thinking: Thinking | None = None  # marks of the reasoning before the answer; None: no reasoning
     hides_reasoning: bool = False  # the client reads the answer only
@@ -45,6 +49,7 @@ class Parsing:
         known = {
             "family": Family(value["family"]),
             "tools": tuple(value.get("tools", ())),
+            "typed": tuple(value.get("typed", ())),
             "thinking": None if thinking is None else Thinking.from_json(thinking),
         }
         return cls(**value | known)

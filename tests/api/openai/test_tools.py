@@ -369,3 +369,23 @@ def test_a_stream_says_what_the_answer_says(load: Loader, size: int) -> None:
         reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
     assert (content, calls) == (message["content"], message["tool_calls"])
     assert (reasons, roles) == (["tool_calls"], ["assistant"])
+
+
+def test_of_a_family_that_writes_no_json_it_is_known_what_is_no_text(load: Loader) -> None:
+    properties = {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["C", "F"]},
+        "code": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "where": {"type": ["array", "null"]},
+        "odd": {"anyOf": 5, "enum": 7, "type": 3},
+        "any": True,
+    }
+    function = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    tool = {"type": "function", "function": function}
+    coder = load(HERMES + "{# <function=f> #}")
+    expected = Parsing(Family.CODER, ("f",), ("f.days", "f.where", "f.odd"))
+    assert sampling(asked(coder, tools=[tool])).parsing == expected
+    forced = sampling(asked(coder, tools=[WEATHER], tool_choice="required"))
+    assert forced.parsing == Parsing(Family.HERMES, ("get_weather",))
+    assert sampling(asked(load(HERMES), tools=[tool])).parsing == Parsing(Family.HERMES, ("f",))

@@ -18,6 +18,8 @@ from worker.values.parsing import Family
             Family.LLAMA,
         ),
         ("{%- if message.tool_calls %}[TOOL_CALLS][{{ x }}]{% endif %}", Family.MISTRAL),
+        ("{{ '<tool_call>\n<function=' + call.name + '>' }}", Family.CODER),
+        ("{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' }}", Family.DEEPSEEK),
         ("{{ '<start_function_call>call:' + name }}", Family.GEMMA),
         ("{{ '<|tool_call>call:' + name }}", Family.GEMMA),
         ("{{ '<|start|>assistant<|channel|>analysis<|message|>' }}", Family.HARMONY),

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from api.parsing import deepseek
 from api.parsing.parser import OutputParser, call_id, parse
 from api.parsing.pieces import ArgumentsPiece, CallPiece, ContentPiece, ParsedCall, ParsedOutput, Piece
 from worker.values.parsing import Family, Parsing
@@ -138,8 +139,71 @@ RECORDED: list[tuple[Family, str, str, str, list[tuple[str, str]]]] = [
         "Easy.",
         [],
     ),
+    (
+        Family.CODER,
+        (
+            "I will look.\n<tool_call>\n<function=get_weather>\n"
+            '<parameter=city>\nSão\n"Paulo" 5</parameter>\n<parameter=days>\n3\n</parameter>\n'
+            "<parameter=exact>True</parameter>\n<parameter=unit>\n7\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=get_time>\n</function>\n</tool_call>"
+        ),
+        "I will look.",
+        "",
+        [
+            ("get_weather", '{"city": "São\\n\\"Paulo\\" 5", "days": 3, "exact": true, "unit": "7"}'),
+            ("get_time", "{}"),
+        ],
+    ),
+    (
+        Family.CODER,
+        (
+            "<function=get_weather>\n<parameter=days>\nthree\n"
+            '<parameter=where>\n[1, {"a": null}]\n</function>'
+            ' done <tool_call>{"name": "get_time", "arguments": {}}</tool_call>'
+        ),
+        "done",
+        "",
+        [("get_weather", '{"days": "three", "where": [1, {"a": null}]}'), ("get_time", "{}")],
+    ),
+    (
+        Family.CODER,
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nLi",
+        "",
+        "",
+        [("get_weather", '{"city": "Li"')],
+    ),
+    (Family.CODER, "a <function=what is this> b", "a <function=what is this> b", "", []),
+    (
+        Family.DEEPSEEK,
+        (
+            "Sure.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+            '{"city": "Oslo"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time\n'
+            "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+        ),
+        "Sure.",
+        "",
+        [("get_weather", '{"city": "Oslo"}'), ("get_time", "{}")],
+    ),
+    (
+        Family.DEEPSEEK,
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather"
+            '<｜tool▁sep｜>{"city": "Oslo"}<｜tool▁call▁end｜>'
+            "<｜tool▁call▁begin｜>get_time<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+        ),
+        "",
+        "",
+        [("get_weather", '{"city": "Oslo"}'), ("get_time", "{}")],
+    ),
+    (
+        Family.DEEPSEEK,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>no call",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>no call",
+        "",
+        [],
+    ),
     (Family.NONE, "<tool_call> is text\n", "<tool_call> is text\n", "", []),
 ]
+TYPED = ("get_weather.days", "get_weather.exact", "get_weather.where")  # of the others, all values are texts
 
 
 def parts(text: str, parsing: Parsing | None, *cuts: int) -> ParsedOutput:
@@ -154,7 +218,7 @@ def parts(text: str, parsing: Parsing | None, *cuts: int) -> ParsedOutput:
 def test_a_recorded_output_is_parsed(
     family: Family, text: str, content: str, reasoning: str, calls: list[tuple[str, str]]
 ) -> None:
-    assert parse(text, Parsing(family, TOOLS), seed="s") == ParsedOutput(
+    assert parse(text, Parsing(family, TOOLS, TYPED), seed="s") == ParsedOutput(
         content,
         reasoning,
         tuple(
@@ -166,7 +230,7 @@ def test_a_recorded_output_is_parsed(
 
 @pytest.mark.parametrize(("family", "text"), [(family, text) for family, text, *_ in RECORDED])
 def test_however_it_is_cut_a_stream_says_the_same(family: Family, text: str) -> None:
-    parsing = Parsing(family, TOOLS)
+    parsing = Parsing(family, TOOLS, TYPED)
     whole = parse(text, parsing, seed="s")
     assert all(parts(text, parsing, cut) == whole for cut in range(len(text) + 1))
     assert parts(text, parsing, *range(1, len(text))) == whole
@@ -182,6 +246,8 @@ MARKS = st.sampled_from(
             "<|tool_call>",
             "<tool_call|>",
             '<|"|>',
+            *("<function=f>", "<parameter=a>", "</parameter>", "</function>"),
+            *(deepseek.CALLS, deepseek.CALL, deepseek.SEPARATOR, "```json", "```", deepseek.CALL_END),
         }
         | {"<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant", "<|call|>", "final", "analysis"}
         | {
@@ -265,5 +331,5 @@ def test_deep_nesting_ends_no_parser() -> None:
 
 
 def test_a_parsing_survives_storage() -> None:
-    for parsing in (Parsing(Family.LLAMA, ("f", "g"), is_older=True), Parsing(Family.NONE)):
+    for parsing in (Parsing(Family.CODER, ("f", "g"), ("f.a",), is_older=True), Parsing(Family.NONE)):
         assert Parsing.from_json(json.loads(json.dumps(parsing.to_json()))) == parsing
