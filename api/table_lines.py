@@ -172,7 +172,8 @@ def _parquet_rows(file: Path, name: str, max_bytes: int | None) -> Iterator[Row]
                 raise TableError(f"{name}: is larger than {max_bytes} bytes, uncompressed.")
             for batch in table.iter_batches(batch_size=PARQUET_ROWS):
                 yield from batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
+    # ValueError and OverflowError: of times that Python does not know.
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the content
             raise
         raise TableError(f"{name}: this is not Parquet: {error}") from error

@@ -1,6 +1,7 @@
 """Writes an output as the blocks of a message, whole or as the events that build them."""
 
 from collections.abc import Iterable, Iterator
+from math import isfinite
 from typing import Any
 
 from pydantic_core import from_json
@@ -42,7 +43,16 @@ def _to_input(arguments: str) -> dict[str, Any]:
         value = from_json(arguments, allow_partial=True)
     except ValueError:
         return {}
-    return value if isinstance(value, dict) else {}
+    return _finite(value) if isinstance(value, dict) else {}
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with null for NaN and infinite numbers, which a model may write and JSON has not."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 class GrowingBlocks:

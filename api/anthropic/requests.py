@@ -94,11 +94,6 @@ def _options(body: CountedMessage) -> dict[str, Any]:
         found["tool_choice"] = _to_choice(body.tool_choice)
         if body.tool_choice.disable_parallel_tool_use is not None:
             found["parallel_tool_calls"] = not body.tool_choice.disable_parallel_tool_use
-    if body.thinking is not None:
-        found["enable_thinking"] = body.thinking.type != "disabled"
-        found["thinking_budget"] = body.thinking.budget_tokens
-    if body.output_config is not None:
-        found["reasoning_effort"] = body.output_config.effort
     if (thinking := body.thinking) is not None:
         found["enable_thinking"] = {"enabled": True, "disabled": False}.get(thinking.type)
         found["thinking_budget"] = thinking.budget_tokens
@@ -173,8 +168,6 @@ def _parts(message: MessageTurn) -> Iterator[dict[str, Any]]:
             }
             for call in calls
         ]
-    if thoughts := _of_kind(blocks, PastThinking):
-        turn["reasoning_content"] = "\n".join(block.thinking for block in thoughts)
     if turn["content"] or calls or not _of_kind(blocks, PastToolResult):
         yield turn
 

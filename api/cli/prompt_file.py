@@ -100,7 +100,7 @@ def _read_lines(found: PromptFile, text: Iterable[str], read: Callable[[str], An
             continue
         try:
             found.add(number, read(line.rstrip("\r\n")))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PromptFileError(f"{found.name}, line {number}: {error}") from error
     return found
 
@@ -108,7 +108,7 @@ def _read_lines(found: PromptFile, text: Iterable[str], read: Callable[[str], An
 def _to_request(line: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"this is not JSON: {error}") from error
     if isinstance(value, str):
         return {"prompt": value}

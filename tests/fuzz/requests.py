@@ -29,6 +29,7 @@ def prepare(shot: Target) -> dict[str, list[str]]:
     """Make one of everything that has an id, so that routes find something."""
     client = shot.running.client
     made: dict[str, list[str]] = {"batch": [], "file": [], "upload": [], "endpoint": [], "event": ["evt_0"]}
+    made |= {"response": [], "messages": []}
     for _ in range(3):
         made["batch"].append(shot.running.submit(prompts=["quick", "brown"], max_tokens=3))
         lines = b"".join(
@@ -46,6 +47,11 @@ def prepare(shot: Target) -> dict[str, list[str]]:
         form = {"files": {"file": ("a.jsonl", lines)}, "data": {"purpose": "batch"}}
         made["file"].append(client.post("/v1/files", **form).raise_for_status().json()["id"])
         made["upload"].append(client.post("/v1/uploads", json=bodies.UPLOAD).raise_for_status().json()["id"])
+        for name, path, body in (
+            ("response", "/v1/responses", {"model": "model", "input": "fox", "background": True}),
+            ("messages", "/v1/messages/batches", JSON_ROUTES["/v1/messages/batches"]),
+        ):
+            made[name].append(client.post(path, json=body).raise_for_status().json()["id"])
         made["endpoint"].append(
             client.post("/v1/webhooks/endpoints", json={"url": "http://127.0.0.1:9/x", "enabled": False})
             .raise_for_status()

@@ -6,6 +6,7 @@ from typing import Any
 from tests.fuzz.surfaces import bodies
 
 GENERATE = bodies.SAMPLING | {"prompt": "fox", "max_tokens": 3}
+MESSAGE = bodies.MESSAGE | {"model": "model", "max_tokens": 3}
 JSON_ROUTES: Mapping[str, dict[str, Any]] = {
     "/v1/batch/async": bodies.SUBMISSION | {"callback_url": "http://127.0.0.1:9/hook"},
     "/v1/batch/estimate": bodies.SUBMISSION | {"callback_url": "http://127.0.0.1:9/hook"},
@@ -15,7 +16,13 @@ JSON_ROUTES: Mapping[str, dict[str, Any]] = {
     "/v1/chat/completions": bodies.CHAT | {"model": "model"},
     "/v1/completions": bodies.COMPLETION | {"model": "model"},
     "/v1/embeddings": bodies.EMBEDDING | {"model": "model"},
+    "/v1/chat/completions?tools": bodies.TOOL_CHAT | {"model": "model"},
     "/v1/responses": bodies.RESPONSE | {"model": "model"},
+    "/v1/messages": MESSAGE,
+    "/v1/messages/count_tokens": {name: MESSAGE[name] for name in ("model", "messages", "system", "tools")},
+    "/v1/messages/batches": {"requests": [{"custom_id": "a", "params": MESSAGE}], "priority": 1},
+    "/tokenize": bodies.TOKENS,
+    "/detokenize": {"tokens": [1, 2, 300]},
     "/v1/batches": bodies.FILE_BATCH,
     "/v1/uploads": bodies.UPLOAD,
     "/v1/uploads/{upload}/complete": {"part_ids": ["part_1"], "md5": "0" * 32},
@@ -35,6 +42,13 @@ READ_ROUTES: Mapping[str, tuple[str, ...]] = {
     "/v1/batch/stats": (),
     "/v1/batches": ("after", "limit"),
     "/v1/batches/{batch}": (),
+    "/v1/responses/{response}": ("stream", "starting_after", "include[]"),
+    "/v1/responses/{response}/input_items": ("after", "limit", "order"),
+    "/v1/messages/batches": ("before_id", "after_id", "limit"),
+    "/v1/messages/batches/{messages}": (),
+    "/v1/messages/batches/{messages}/results": (),
+    "/tokenizer_info": (),
+    "/version": (),
     "/v1/files": ("purpose", "limit", "after", "order"),
     "/v1/files/{file}": (),
     "/v1/files/{file}/content": (),
@@ -56,6 +70,10 @@ ACTIONS = (
     ("POST", "/v1/batch/{batch}/requests/0/cancel"),
     ("DELETE", "/v1/batch/{batch}"),
     ("POST", "/v1/batches/{batch}/cancel"),
+    ("POST", "/v1/responses/{response}/cancel"),
+    ("DELETE", "/v1/responses/{response}"),
+    ("POST", "/v1/messages/batches/{messages}/cancel"),
+    ("DELETE", "/v1/messages/batches/{messages}"),
     ("DELETE", "/v1/files/{file}"),
     ("POST", "/v1/uploads/{upload}/cancel"),
     ("POST", "/v1/webhooks/endpoints/{endpoint}/ping"),

@@ -2,6 +2,7 @@
 
 import gzip
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -232,7 +233,7 @@ def _told_plainly(file: Path) -> Iterator[None]:
         fail(f"{file} is not text in UTF-8: {error}")
     except (PromptFileError, TableError) as error:
         fail(str(error))
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:  # the last two: gzip that is cut off or damaged
         fail(f"Cannot read {file}: {getattr(error, 'strerror', None) or error}")
 
 

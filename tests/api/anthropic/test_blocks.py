@@ -44,6 +44,13 @@ def test_a_call_that_was_cut_off_has_the_arguments_so_far() -> None:
     assert to_blocks(cut, HERMES, seed="")[1]["input"] == {"where": "up", "deep": [1]}
 
 
+def test_numbers_that_json_has_not_are_null() -> None:
+    arguments = '{"a": [NaN, 1], "b": {"c": -Infinity}, "d": 1e999}'
+    text = f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>'
+    (call,) = to_blocks(text, HERMES, seed="")
+    assert json.dumps(call["input"], allow_nan=False) == '{"a": [null, 1], "b": {"c": null}, "d": null}'
+
+
 def test_an_output_without_text_has_an_empty_block() -> None:
     assert to_blocks("", None, seed="") == [{"type": "text", "text": "", "citations": None}]
 

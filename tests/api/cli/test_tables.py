@@ -78,6 +78,7 @@ def test_a_column_gives_the_ids_and_some_are_kept(tmp_path: Path) -> None:
         ("t.csv", b"text,id\none\n", "{text}", "line 2: the row and the header differ"),
         ("t.jsonl", b'{"text": 1}\n[1]\n', "{text}", "line 2: a line must be a JSON object"),
         ("t.jsonl", b'{"text": 1}\n{\n', "{text}", "line 2: this is not JSON"),
+        ("t.jsonl", b"[" * 100_000, "{text}", "line 1: this is not JSON"),
         ("t.parquet", b"no parquet", "{text}", "this is not Parquet"),
         ("t.txt", b"one\n", "{text}", "takes a .parquet, .csv or .jsonl file"),
         ("t.csv", b"text\none\n", "{text", "the template"),
@@ -100,6 +101,16 @@ def read_table(file: Path) -> list[dict[str, Any]]:
     if file.suffix == ".parquet":
         return list(pytest.importorskip("pyarrow.parquet").read_table(file).to_pylist())
     return list(csv.DictReader(io.StringIO(file.read_text(), newline="")))
+
+
+def test_damaged_gzip_is_told_in_a_sentence(shell: Shell, tmp_path: Path) -> None:
+    key = shell.run("keys", "create").stdout.strip()
+    whole = gzip.compress(json.dumps({"text": "one " * 900}).encode())
+    (tmp_path / "t.jsonl.gz").write_bytes(whole[:20] + b"\xff" * 20 + whole[40:])
+    for options in (["--prompt", "{text}"], []):
+        told = shell.run("submit", str(tmp_path / "t.jsonl.gz"), *options, key=key).stderr
+        assert told.startswith(f"Cannot read {tmp_path}/t.jsonl.gz: "), told
+        assert told.count("\n") == 1
 
 
 @pytest.mark.usefixtures("files")

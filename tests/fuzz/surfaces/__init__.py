@@ -7,25 +7,30 @@ accepted. Whatever it raises is a finding.
 from collections.abc import Callable
 
 from tests.fuzz.chaos import Chaos
-from tests.fuzz.surfaces import bodies, checkpoints, conversations, files, grammars, headers
+from tests.fuzz.surfaces import bodies, checkpoints, conversations, files, grammars, headers, outputs, tables
 
 Surface = Callable[[Chaos], bool]
 
 # With how many of a thousand inputs each has.
 SHARES: dict[Surface, int] = {
-    files.lines: 120,
-    files.line_json: 90,
-    files.gzipped: 70,
-    files.multipart: 100,
+    files.lines: 100,
+    files.line_json: 70,
+    files.gzipped: 50,
+    files.texts: 20,
+    files.multipart: 80,
     files.intake: 30,
-    bodies.submission: 70,
-    bodies.waiting: 70,
-    bodies.openai: 110,
-    bodies.others: 80,
+    bodies.submission: 60,
+    bodies.waiting: 60,
+    bodies.openai: 100,
+    bodies.anthropic: 30,
+    bodies.tokens: 10,
+    bodies.others: 40,
     grammars.schemas: 25,
     grammars.patterns: 25,
     grammars.choices: 10,
-    conversations.conversations: 50,
+    conversations.conversations: 40,
+    conversations.chats: 20,
+    outputs.outputs: 50,
     headers.ranges: 25,
     headers.windows: 15,
     headers.hosts: 20,
@@ -33,6 +38,7 @@ SHARES: dict[Surface, int] = {
     headers.answers: 30,
     headers.addresses: 30,
     headers.seals: 5,
+    tables.tables: 10,
     checkpoints.configs: 8,
     checkpoints.weights: 4,
     checkpoints.tokenizers: 3,

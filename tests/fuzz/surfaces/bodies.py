@@ -1,11 +1,14 @@
 """Bodies of JSON: from bytes to what would be stored, by the plain routes and by OpenAI's."""
 
 import json
+from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
+from api.anthropic.bodies import NewMessage
+from api.anthropic.requests import to_message_request
 from api.batches.schemas import BatchSubmission
 from api.batches.submission import to_batch
 from api.dependencies import Services
@@ -17,11 +20,14 @@ from api.generate import service as generate
 from api.generate.schemas import GenerateBody, PromptsBody, SyncBody
 from api.inputs.prompts import fit
 from api.openai.bodies import Endpoint
+from api.tokenization.routes import detokenize, tokenize
+from api.tokenization.schemas import DetokenizeBody, TokenizeBody
 from api.webhooks.schemas import EndpointChange, NewEndpointBody, Replay, Rotation
 from tests.fuzz.chaos import Chaos
 from tests.fuzz.surfaces.model import checkpoint
 from tests.fuzz.surfaces.storable import check_error, check_params, check_request, check_text
 from worker.settings import Settings
+from worker.store.requests.requests import NewRequest
 from worker.values.sampling import SamplingParams
 
 SAMPLING: dict[str, Any] = {
@@ -62,8 +68,44 @@ CHAT: dict[str, Any] = SAMPLING | {
     "user": "somebody",
     "modalities": ["text"],
     "tools": [],
+    "reasoning_effort": "low",
+    "thinking_budget": 5,
+    "include_reasoning": False,
+    "chat_template_kwargs": {"enable_thinking": False, "custom": [1, {"a": None}]},
+    "truncate_prompt_tokens": -1,
+    "return_token_ids": True,
 }
-COMPLETION: dict[str, Any] = SAMPLING | {"model": "tiny", "prompt": ["quick", "brown fox"], "logprobs": 1}
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}
+FUNCTION = {"name": "f", "description": "Do it.", "parameters": PARAMETERS}
+CALLS = [{"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": "b", "b": 3}'}}]
+TOOL_CHAT: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": None, "tool_calls": CALLS, "reasoning_content": "so"},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "42"}]},
+        {"role": "assistant", "content": "I", "reasoning": "think"},
+    ],
+    "tools": [
+        {"type": "function", "function": FUNCTION},
+        {"type": "function", "function": FUNCTION | {"name": "g", "strict": True}},
+    ],
+    "tool_choice": {"type": "function", "function": {"name": "f"}},
+    "parallel_tool_calls": False,
+    "max_tokens": 3,
+    "enable_thinking": True,
+    "thinking_token_budget": 4,
+    "verbosity": "medium",
+    "continue_final_message": True,
+    "add_generation_prompt": False,
+    "response_format": {"type": "json_object"},
+}
+COMPLETION: dict[str, Any] = SAMPLING | {
+    "model": "tiny",
+    "prompt": ["quick", "brown fox"],
+    "logprobs": 1,
+    "echo": True,
+}
 EMBEDDING: dict[str, Any] = {
     "model": "tiny",
     "input": [[1, 2, 3], [4]],
@@ -116,6 +158,37 @@ SUBMISSION: dict[str, Any] = SAMPLING | {
     "cache_similarity": 0.9,
     "metadata": {"run": "7"},
 }
+MESSAGE: dict[str, Any] = {
+    "model": "tiny",
+    "max_tokens": 5,
+    "system": [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "so", "signature": ""},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": "b"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "42", "is_error": True}],
+        },
+        {"role": "assistant", "content": "I"},
+    ],
+    "tools": [{"name": "f", "description": "Do it.", "input_schema": PARAMETERS, "strict": True}],
+    "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": PARAMETERS}},
+    "stop_sequences": ["end"],
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 3,
+    "metadata": {"user_id": "a"},
+}
+TOKENS: dict[str, Any] = {"prompt": "quick", "add_special_tokens": False, "return_token_strs": True}
 PROMPTS: dict[str, Any] = SAMPLING | {"prompts": ["quick", "brown fox"], "wait_seconds": 3.5}
 FILE_BATCH = {
     "input_file_id": "file-0123",
@@ -228,20 +301,58 @@ def openai(chaos: Chaos) -> bool:
     """Read what OpenAI's clients send."""
     endpoint = chaos.choice(list(Endpoint))
     valid = {
-        Endpoint.CHAT_COMPLETIONS: CHAT,
+        Endpoint.CHAT_COMPLETIONS: chaos.choice((CHAT, TOOL_CHAT)),
         Endpoint.COMPLETIONS: COMPLETION,
         Endpoint.EMBEDDINGS: EMBEDDING,
         Endpoint.RESPONSES: RESPONSE,
     }[endpoint]
     body = chaos.spoiled(_some(chaos, valid, keep=("model", "messages", "prompt", "input")))
+    return _is_fitting(lambda: from_line(checkpoint(), endpoint, body, custom_id=None))
+
+
+def anthropic(chaos: Chaos) -> bool:
+    """Read what Anthropic's clients send."""
+    body = _read(chaos, NewMessage, _some(chaos, MESSAGE, keep=("model", "messages", "max_tokens")))
+    if body is None:
+        return False
     try:
-        request = from_line(checkpoint(), endpoint, body, custom_id=None)
+        request = to_message_request(checkpoint(), body)
+    except ApiError as error:
+        check_error(error)
+        return False
+    assert request.params is not None
+    check_request(request, request.params)
+    return True
+
+
+def tokens(chaos: Chaos) -> bool:
+    """Read texts to tokenize, and tokens to write as text."""
+    if chaos.random() < 0.3:
+        numbers = _read(chaos, DetokenizeBody, {"tokens": [1, 2, 300], "model": "tiny"})
+        if numbers is not None:
+            try:
+                check_text(detokenize(numbers, services()).prompt.replace("\x00", ""))
+            except ApiError as error:
+                check_error(error)
+        return numbers is not None
+    chat = {name: TOOL_CHAT[name] for name in ("messages", "tools", "continue_final_message")}
+    body = _read(chaos, TokenizeBody, _some(chaos, chaos.choice((TOKENS, chat)), keep=("prompt", "messages")))
+    if body is None:
+        return False
+    try:
+        found = tokenize(body, services())
+    except ApiError as error:
+        check_error(error)
+        return False
+    assert found.count == len(found.tokens)
+    return True
+
+
+def _is_fitting(make: Callable[[], NewRequest]) -> bool:
+    """Return whether a request is made that fits the model and the store."""
+    try:
         (fitted,) = fit(
-            checkpoint(),
-            [request],
-            default=SamplingParams(),
-            max_prompt_bytes=2000,
-            name=lambda _: "input",
+            checkpoint(), [make()], default=SamplingParams(), max_prompt_bytes=2000, name=lambda _: "input"
         )
     except ApiError as error:
         check_error(error)

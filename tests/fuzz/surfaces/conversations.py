@@ -2,10 +2,15 @@
 
 from functools import cache
 
+from api.errors import ApiError
 from api.inputs.checkpoint import ChatTemplateError, Checkpoint
+from api.openai.bodies import Endpoint
+from api.openai.requests import from_line
 from tests.fixtures.checkpoint import TEMPLATE
 from tests.fixtures.tiny_llama import tiny_tokenizer
 from tests.fuzz.chaos import Chaos
+from tests.fuzz.surfaces.bodies import TOOL_CHAT
+from tests.fuzz.surfaces.storable import check_error, check_request
 from worker.contract.models import Model
 
 ALTERNATING = """
@@ -37,6 +42,31 @@ TEMPLATES = (TEMPLATE, TEMPLATE, ALTERNATING, THINKING, THINKING, *FAILING)
 WORDS = ("hello", "{{", "}}", "{% endfor %}", "{{ 7*7 }}", "</think>", "<|im_end|>", "\n", "{# #}", "%", "a")
 
 
+# Of the families of models that write calls and thoughts each in their own way.
+KNOWING_TOOLS = (
+    (
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}{{ m.content }}"
+        "{% for call in m.tool_calls or [] %}[TOOL_CALLS]{{ call.id }}{{ call.function.arguments.items() }}"
+        "{% endfor %}{% endfor %}"
+    ),
+    (
+        "{% for t in tools %}{{ t.function.name + t.function.description }}{% endfor %}{# <tool_call> #}"
+        "{% for m in messages %}{{ m.content + (m.reasoning_content or '') }}{% for call in m.tool_calls %}"
+        "{{ call.function | tojson }}{% endfor %}{% endfor %}"
+        "{% if add_generation_prompt %}<think>{% if enable_thinking is false %}</think>{% endif %}{% endif %}"
+    ),
+    "{{ tools }}{% for m in messages %}<|start_header_id|>ipython{{ m | tojson }}{% endfor %}",
+    (
+        "{{ tools }}{{ reasoning_effort }}{{ verbosity }}{% for m in messages %}<|channel|>{{ m.content }}"
+        "{{ m.thinking }}{% endfor %}"
+    ),
+    "{{ tools }}<start_function_call>{% for m in messages %}{{ m.content | upper }}{% endfor %}",
+)
+
+
+NEEDED = ("model", "messages", "tools")
+
+
 @cache
 def _checkpoint(template: str) -> Checkpoint:
     return Checkpoint(
@@ -49,6 +79,23 @@ def _checkpoint(template: str) -> Checkpoint:
         end_token_ids=(),
         config={"chat_template": template, "bos_token": "<s>", "eos_token": {"content": "</s>"}},
     )
+
+
+def chats(chaos: Chaos) -> bool:
+    """Read a conversation with tools and reasoning, through the templates of every family."""
+    template = chaos.choice((*KNOWING_TOOLS, TEMPLATE, THINKING))
+    keep = chaos.random()
+    body = {name: value for name, value in TOOL_CHAT.items() if name in NEEDED or chaos.random() < keep}
+    try:
+        request = from_line(
+            _checkpoint(template), Endpoint.CHAT_COMPLETIONS, chaos.spoiled(body), custom_id=None
+        )
+    except ApiError as error:
+        check_error(error)
+        return False
+    assert request.params is not None
+    check_request(request, request.params)
+    return True
 
 
 def conversations(chaos: Chaos) -> bool:

@@ -1,12 +1,13 @@
 """Files on their way in: lines, gzip, forms, each in pieces of any size."""
 
+import codecs
 import gzip
 import zlib
 from functools import cache
 from typing import Any
 
 from api.errors import ApiError, BodyTooLargeError, InvalidInputError
-from api.files.decoding import PIECE_BYTES, Gunzip
+from api.files.decoding import PIECE_BYTES, UTF_16, Gunzip, Utf8
 from api.files.intake import Intake, IntakeLimits
 from api.files.lines import LineChecker, LineSplitter, LineTooLongError, WrongLineError, read_line
 from api.files.multipart import Event, Field, FilePiece, FileStart, MultipartReader
@@ -97,6 +98,29 @@ def gzipped(chaos: Chaos) -> bool:
     padding = len(data) - len(data.rstrip(b"\x00"))
     assert any(bytes(unpacked) == _gunzip_all(data[: len(data) - cut]) for cut in range(padding + 1))
     return True
+
+
+def texts(chaos: Chaos) -> bool:
+    """Turn UTF-16 into UTF-8, the same however it is cut."""
+    encoding = chaos.choice(("utf-16", "utf-16-le", "utf-16-be", "utf-8", "utf-8-sig"))
+    data = _file(chaos).decode(errors="replace").encode(encoding)
+    if chaos.random() < 0.3:
+        data = chaos.choice((codecs.BOM_UTF16_BE, codecs.BOM_UTF16_LE, b"")) + data
+    data = chaos.damaged(data, chaos.choice((0, 0, 2)))
+    found = _utf8(chaos.cut(data))
+    assert found == _utf8([data])
+    if found is not None and data[:2] in UTF_16:
+        found.decode()
+    return found is not None
+
+
+def _utf8(pieces: list[bytes]) -> bytes | None:
+    try:
+        utf8 = Utf8()
+        return b"".join([*map(utf8.feed, pieces), utf8.close()])
+    except InvalidInputError as error:
+        check_error(error)
+        return None
 
 
 def _gunzip_all(data: bytes) -> bytes | None:
