@@ -18,7 +18,8 @@ PRICES = {
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = write_tiny_llama(tmp_path_factory.mktemp("tiny-llama"), max_position_embeddings=256)
     tools = "{% for tool in tools or [] %}<tool_call>{{ tool.function.name }}{% endfor %}"
-    (directory / "chat_template.jinja").write_text(tools + TEMPLATE)
+    thoughts = "{% if thinks %}<think>{% endif %}"
+    (directory / "chat_template.jinja").write_text(tools + TEMPLATE + thoughts)
     return directory
 
 
