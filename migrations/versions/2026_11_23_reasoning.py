@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0022_reasoning"
-down_revision = "0019_names"
+revision = "0023_reasoning"
+down_revision = "0022_buckets"
 branch_labels = None
 depends_on = None
 

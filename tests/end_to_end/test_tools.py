@@ -133,4 +133,4 @@ def test_requests_of_a_plain_batch_call_tools(running: Deployment) -> None:
     assert forced["finish_reason"] == "tool_calls"
     assert is_valid(forced["message"]["tool_calls"][0])
     assert forced["output"].startswith("<tool_call>")
-    assert (plain["message"], plain["output"] is None) == (None, False)
+    assert (plain["message"]["content"], plain["message"]["tool_calls"]) == (plain["output"], None)

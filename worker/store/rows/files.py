@@ -91,7 +91,7 @@ class BatchFilesRow(TableRow):
     output_file_id: Mapped[str | None]
     error_file_id: Mapped[str | None]
     errors: Mapped[list[Any] | None]  # why the input could not be run
-    # In buckets of the customer. A retry has no files, so it copies none of these.
+    # In buckets of the customer. A retry copies none of these: it would overwrite what is there.
     input_uri: Mapped[str | None]
     input_etag: Mapped[str | None]
     output_uri: Mapped[str | None]
