@@ -2,9 +2,7 @@
 
 import json
 
-import pytest
-
-from tests.fixtures.deployment import Deployment, eventually
+from tests.fixtures.deployment import Deployment
 from tests.fixtures.receiver import Receiver, receiver
 from worker.loops import EXIT_LOOP_FAILED
 
@@ -134,31 +132,4 @@ def test_a_stream_without_a_seed_goes_on_where_a_dead_worker_left_it(running: De
     (result,) = running.results(batch_id)
     assert texts == [choice["text"] for choice in result["choices"]]
     assert len(set(texts)) > 1
-    assert running.sql(f"SELECT attempts FROM shards WHERE batch_id = '{batch_id}'") == [(2,)]
-
-
-@pytest.mark.slow
-def test_a_background_response_outlives_its_worker(running: Deployment) -> None:
-    (model,) = running.client.get("/v1/models").json()["data"]
-    body = {"model": model["id"], "input": "x", "max_output_tokens": 200, "ignore_eos": True}
-    body |= {"temperature": 0, "background": True}
-    whole = running.client.post("/v1/responses", json=body | {"background": False}).json()
-    begun = running.client.post("/v1/responses", json=body, headers={"Idempotency-Key": "k"}).json()
-    assert begun["status"] in {"queued", "in_progress"}
-    running.kill_in_a_shard()
-    path = f"/v1/responses/{begun['id']}"
-    assert running.client.get(path).json()["status"] in {"queued", "in_progress"}
-    running.start("gpu")
-    eventually(lambda: running.client.get(path).json()["status"] == "incomplete")
-    done = running.client.get(path).json()
-    assert done["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert [item["content"][0]["text"] for item in done["output"]] == [
-        item["content"][0]["text"] for item in whole["output"]
-    ]
-    assert done["usage"]["output_tokens"] == 200
-    again = running.client.post("/v1/responses", json=body, headers={"Idempotency-Key": "k"}).json()
-    assert again["id"] == begun["id"]
-    events = running.client.get(path, params={"stream": "true"}).text
-    assert "response.incomplete" in events
-    batch_id = "batch_" + begun["id"].removeprefix("resp_")
     assert running.sql(f"SELECT attempts FROM shards WHERE batch_id = '{batch_id}'") == [(2,)]
