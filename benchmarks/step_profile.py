@@ -20,15 +20,16 @@ from types import FunctionType
 from typing import Any
 from unittest.mock import patch
 
-import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch import Tensor
 
 from benchmarks.offline import run_workload
 from benchmarks.workloads import WorkItem, read_workload, shifted
 from worker.engine.engine import Engine
+from worker.engine.models import decoder
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.decoder import Decoder
 from worker.engine.models.layers import mlp
+from worker.engine.models.layers.ends import Argmax, Embedding, argmax_of
 from worker.engine.models.layers.layer_end import ChainedEnd
 from worker.engine.models.layers.linear import ChainedLinear, Projection
 from worker.engine.requests.config import DTYPES, EngineConfig
@@ -48,6 +49,7 @@ METHODS: tuple[tuple[type, str, str], ...] = (
     (InputBuilder, "build", "build input"),
     (Decoder, "forward", "model host"),
     (Decoder, "logits", "model host"),
+    (ModelRunner, "_choose_on_cpu", "sampling"),
     # A chain is one call, so its parts cannot be told apart.
     (ChainedEnd, "__call__", "chains"),
 )
@@ -134,20 +136,30 @@ class TimedChainedLinear(ChainedLinear):
         return result
 
 
+def _timed(part: str, projection: Projection, stopwatch: Stopwatch) -> Projection:
+    if isinstance(projection, ChainedLinear):
+        return TimedChainedLinear(part, projection, stopwatch)
+    return TimedProjection(part, projection, stopwatch)
+
+
 @contextmanager
 def instrumented(stopwatch: Stopwatch) -> Iterator[None]:
     """Put the stopwatch around every part, for engines that are built and run in this context."""
-    linear, head = Weights.linear, Weights.head
+    linear, ends = Weights.linear, Weights.ends
 
     def timed_linear(self: Weights, names: list[str], *args: Any, **kwargs: Any) -> Projection:
-        kind = names[0].rsplit(".", 1)[-1]
         projection = linear(self, names, *args, **kwargs)
-        if isinstance(projection, ChainedLinear):
-            return TimedChainedLinear(PROJECTIONS.get(kind, kind), projection, stopwatch)
-        return TimedProjection(PROJECTIONS.get(kind, kind), projection, stopwatch)
+        kind = names[0].rsplit(".", 1)[-1]
+        return projection if kind == "lm_head" else _timed(PROJECTIONS.get(kind, kind), projection, stopwatch)
 
-    def timed_head(self: Weights, *args: Any, **kwargs: Any) -> Projection:
-        return TimedProjection("head", head(self, *args, **kwargs), stopwatch)
+    def timed_ends(self: Weights, *args: Any, **kwargs: Any) -> tuple[Embedding, Projection]:
+        embedding, head = ends(self, *args, **kwargs)
+        timed = head if argmax_of(head) else TimedProjection("head", head, stopwatch)
+        return stopwatch.around("embedding", embedding), timed
+
+    def timed_argmax(head: Projection) -> Argmax | None:
+        argmax = argmax_of(head)
+        return argmax and stopwatch.around("head", argmax)
 
     with ExitStack() as patches:
 
@@ -159,13 +171,13 @@ def instrumented(stopwatch: Stopwatch) -> Iterator[None]:
             put(owner, name, part)
         for name in SAMPLING:
             put(model_runner, name, "sampling")
-        put(F, "embedding", "embedding")
         for module, name, part in _kernel_imports():
             put(module, name, part)
         activations = {key: stopwatch.around("activation", run) for key, run in mlp.ACTIVATIONS.items()}
         patches.enter_context(patch.dict(mlp.ACTIVATIONS, activations))
         patches.enter_context(patch.object(Weights, "linear", timed_linear))
-        patches.enter_context(patch.object(Weights, "head", timed_head))
+        patches.enter_context(patch.object(Weights, "ends", timed_ends))
+        patches.enter_context(patch.object(decoder, "argmax_of", timed_argmax))
         yield
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -37,6 +38,12 @@ def inlined(function: _Function) -> _Function:
     """Inline a function into each kernel that calls it."""
     compiled: Any = numba.njit(inline="always", **_OPTIONS)(function)
     return cast("_Function", compiled)
+
+
+def has_feature(name: str) -> bool:
+    """Return whether kernels are compiled for a CPU with a feature, by LLVM's name for it."""
+    features: str = cpu_target.target_context.codegen()._tm_features  # noqa: SLF001  (Numba is pinned)
+    return f"+{name}" in features.split(",")
 
 
 def _one_process_at_a_time(compile_: Callable[[Any], Any], path: Path) -> Callable[[Any], Any]:

@@ -1,4 +1,4 @@
-"""Multiplies tokens by a quantized weight on a CPU, unpacking its levels in the cache.
+"""Multiplies tokens by a quantized or bfloat16 weight on a CPU, unpacking it in the cache.
 
 Weights are unpacked to float32, and sums are in float32 in one order, so a row has the same bits in any batch
 and on any number of threads.
@@ -6,8 +6,19 @@ and on any number of threads.
 
 from typing import Any, NamedTuple
 
+from kernels.argmax import keep_largest
 from kernels.compiled import Pointer, inlined, kernel
-from kernels.simd import bfloat16_at, float32_at, int8_at, load, store, uint8_at, uint32_at
+from kernels.simd import (
+    bfloat16_at,
+    float32_at,
+    int8_at,
+    int32_at,
+    int64_at,
+    load,
+    store,
+    uint8_at,
+    uint32_at,
+)
 from kernels.threads import fork, share
 from kernels.tile import ROWS_OF_FOUR_REGISTERS, Matrix, multiply_tile
 from kernels.weight_only_linear.unpack import (
@@ -33,8 +44,8 @@ class Call(NamedTuple):
     num_rows: int
     x: int  # float32
     data: int
-    eight_columns: int  # elements of the data that hold them for a tile: 64 words or 512 bytes
-    scales: int
+    eight_columns: int  # elements of the data that hold them for a tile: 64 or 256 words, or 512 bytes
+    scales: int  # 0: none
     is_bfloat16_scales: bool
     zero_points: int  # 0: none
     table: int  # 0: none
@@ -48,6 +59,8 @@ class Call(NamedTuple):
     is_bfloat16_out: bool
     scratch: int
     scratch_width: int  # of one part
+    largest: int = 0  # [num_parts, num_rows] float32; 0: the product itself is written
+    tokens: int = 0  # [num_parts, num_rows] int64
 
 
 @inlined
@@ -81,7 +94,8 @@ def _set_factors(group: int, factors: Pointer, call: Call) -> None:
 def _start_run(tile: int, column: int, end: int, scratch: Pointer, call: Call) -> tuple[int, int]:
     """Set the factors of a column's group; return the place of the column and how many of it share them."""
     group = column // call.group_size
-    _set_factors(tile * call.num_groups + group, scratch, call)
+    if call.scales:
+        _set_factors(tile * call.num_groups + group, scratch, call)
     start = (tile * call.in_features + column) * call.eight_columns // 8
     return start, min(end, (group + 1) * call.group_size) - column
 
@@ -123,8 +137,8 @@ def _add_panel(
 
 
 @inlined
-def _write(first: int, num_rows: int, tile: int, totals: Pointer, call: Call) -> None:
-    """Write the totals of some rows, with the bias."""
+def _write(first: int, num_rows: int, tile: int, part: int, totals: Pointer, call: Call) -> None:
+    """Write the totals of some rows, with the bias, or keep the largest."""
     begin = tile * TILE
     width = min(TILE, call.out_features - begin)
     for row in range(num_rows):
@@ -133,7 +147,11 @@ def _write(first: int, num_rows: int, tile: int, totals: Pointer, call: Call) ->
             for index in range(width):
                 bias = load(float32_at(call.bias), begin + index)
                 store(totals, at + index, load(totals, at + index) + bias)
-        if call.is_bfloat16_out:
+        if call.largest:
+            largest = float32_at(call.largest + part * call.num_rows * 4)
+            tokens = int64_at(call.tokens + part * call.num_rows * 8)
+            keep_largest(totals, at, width, begin, first + row, largest, tokens)
+        elif call.is_bfloat16_out:
             for index in range(width):
                 store(bfloat16_at(call.out), target + index, load(totals, at + index))
         else:
@@ -154,7 +172,7 @@ def _multiply(part: int, num_parts: int, source: Pointer, call: Call) -> None:
                 store(scratch, SCRATCH + index, 0)
             for begin in range(0, call.in_features, PANEL):
                 _add_panel(first, num_rows, tile, begin, source, scratch, call)
-            _write(first, num_rows, tile, scratch, call)
+            _write(first, num_rows, tile, part, scratch, call)
 
 
 @kernel
@@ -192,6 +210,13 @@ def multiply_int8(num_parts: int, numbers: Numbers) -> None:
     """Write the product of a Call, given as a plain tuple, with levels in int8."""
     call = Call(*numbers)
     fork(_multiply, num_parts, (int8_at(call.data), call))
+
+
+@kernel
+def multiply_bfloat16(num_parts: int, numbers: Numbers) -> None:
+    """Write the product of a Call, given as a plain tuple, with weights in bfloat16."""
+    call = Call(*numbers)
+    fork(_multiply, num_parts, (int32_at(call.data), call))
 
 
 @kernel

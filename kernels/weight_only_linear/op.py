@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels import device
+from kernels.argmax import merged
 from kernels.crossover import read_crossover
 from kernels.threads import num_threads
 from kernels.weight_only_linear import cpu
@@ -19,6 +20,7 @@ _Kernels = dict[torch.dtype, Callable[..., None]]
 _MULTIPLY: _Kernels = {
     torch.int32: cpu.multiply_four_bits,
     torch.int8: cpu.multiply_int8,
+    torch.bfloat16: cpu.multiply_bfloat16,
     torch.uint8: cpu.multiply_fp8,
 }
 _DEQUANTIZE: _Kernels = {
@@ -26,6 +28,8 @@ _DEQUANTIZE: _Kernels = {
     torch.int8: cpu.dequantize_int8,
     torch.uint8: cpu.dequantize_fp8,
 }
+# Elements of a tile that hold eight columns, as the kernel counts them: a pair of bfloat16 is one.
+_EIGHT_COLUMNS = {torch.int32: TILE, torch.int8: 8 * TILE, torch.uint8: 8 * TILE, torch.bfloat16: 4 * TILE}
 # Tokens from which a CPU that multiplies bfloat16 in hardware gets the weight in it. By its published rates;
 # our measurements have only had CPUs without.
 DENSE_TOKENS = 64
@@ -39,11 +43,7 @@ def weight_only_linear(x: Tensor, weight: LinearWeight | TiledWeight) -> Tensor:
     order does not depend on other tokens, except on a GPU by the regime, and on a CPU that multiplies
     bfloat16 in hardware for 64 or more tokens in it. Raises ValueError on anything else.
     """
-    if x.dim() != 2 or x.shape[1] != weight.in_features or x.stride(1) != 1:
-        raise ValueError(
-            f"weight_only_linear: x is {tuple(x.shape)} with strides {x.stride()}, "
-            f"but the weight takes {weight.in_features} columns"
-        )
+    _check(x, weight)
     if isinstance(weight, TiledWeight):
         return _on_cpu(x, weight)
     if x.dtype not in {torch.float16, torch.bfloat16} or not device.uses_triton(x):
@@ -54,12 +54,34 @@ def weight_only_linear(x: Tensor, weight: LinearWeight | TiledWeight) -> Tensor:
     return gpu.run(x, weight, table.choose(weight.format, x.shape[0]))
 
 
+def _check(x: Tensor, weight: LinearWeight | TiledWeight) -> None:
+    if x.dim() != 2 or x.shape[1] != weight.in_features or x.stride(1) != 1:
+        raise ValueError(
+            f"weight_only_linear: x is {tuple(x.shape)} with strides {x.stride()}, "
+            f"but the weight takes {weight.in_features} columns"
+        )
+
+
+def weight_only_argmax(x: Tensor, weight: TiledWeight) -> Tensor:
+    """Return the channel with the largest output of each row, int64 [num_tokens]; the first of equal ones.
+
+    It is -1 where that output is NaN or infinite. Outputs have the bits of `weight_only_linear` in float32.
+    """
+    _check(x, weight)
+    num_parts = _num_parts(weight)
+    largest = torch.full((num_parts, len(x)), -torch.inf)
+    tokens = torch.zeros(num_parts, len(x), dtype=torch.int64)
+    _run(_MULTIPLY, x.float().contiguous(), weight, largest, tokens)
+    return merged(largest, tokens)
+
+
 def _on_cpu(x: Tensor, weight: TiledWeight) -> Tensor:
     if x.dtype not in {torch.float32, torch.bfloat16} or x.device.type != "cpu":
         raise ValueError(
             f"weight_only_linear: x is {x.dtype} on {x.device}, not float32 or bfloat16 on a CPU"
         )
-    if x.dtype == torch.bfloat16 and len(x) >= DENSE_TOKENS and device.multiplies_bfloat16():
+    is_dense = x.dtype == torch.bfloat16 and len(x) >= DENSE_TOKENS and device.multiplies_bfloat16()
+    if is_dense and weight.data.dtype in _DEQUANTIZE:
         values = torch.empty(weight.in_features, weight.out_features, dtype=x.dtype)
         _run(_DEQUANTIZE, x.new_empty(0), weight, values)
         product = x @ values
@@ -69,26 +91,37 @@ def _on_cpu(x: Tensor, weight: TiledWeight) -> Tensor:
     return out
 
 
+def _num_parts(weight: TiledWeight) -> int:
+    return min(num_threads(weight.in_features * weight.out_features), weight.data.shape[0])
+
+
 def _run(
-    kernels: dict[torch.dtype, Callable[..., None]], x: Tensor, weight: TiledWeight, out: Tensor
+    kernels: dict[torch.dtype, Callable[..., None]],
+    x: Tensor,
+    weight: TiledWeight,
+    out: Tensor,
+    tokens: Tensor | None = None,
 ) -> None:
-    """Call a kernel on all tiles; `x` is float32, and empty to dequantize."""
-    num_tiles = weight.data.shape[0]
-    num_parts = min(num_threads(weight.in_features * weight.out_features), num_tiles)
+    """Call a kernel on all tiles; `x` is float32, and empty to dequantize.
+
+    With `tokens`, `out` takes each part's largest outputs, [num_parts, num_rows].
+    """
+    num_tiles, scales = weight.data.shape[0], weight.scales
+    num_parts = _num_parts(weight)
     width = cpu.SCRATCH + min(len(x), cpu.MOST_ROWS) * TILE
     scratch = torch.empty(num_parts, width)
     call = cpu.Call(
         num_rows=len(x),
         x=x.data_ptr(),
         data=weight.data.data_ptr(),
-        eight_columns=TILE if weight.table is not None else 8 * TILE,
-        scales=weight.scales.data_ptr(),
-        is_bfloat16_scales=weight.scales.dtype == torch.bfloat16,
+        eight_columns=_EIGHT_COLUMNS[weight.data.dtype],
+        scales=0 if scales is None else scales.data_ptr(),
+        is_bfloat16_scales=scales is not None and scales.dtype == torch.bfloat16,
         zero_points=0 if weight.zero_points is None else weight.zero_points.data_ptr(),
         table=0 if weight.table is None else weight.table.data_ptr(),
         bias=0 if weight.bias is None else weight.bias.data_ptr(),
         group_size=weight.group_size,
-        num_groups=weight.scales.shape[1],
+        num_groups=1 if scales is None else scales.shape[1],
         in_features=weight.in_features,
         out_features=weight.out_features,
         num_tiles=num_tiles,
@@ -96,5 +129,7 @@ def _run(
         is_bfloat16_out=out.dtype == torch.bfloat16,
         scratch=scratch.data_ptr(),
         scratch_width=width,
+        largest=0 if tokens is None else out.data_ptr(),
+        tokens=0 if tokens is None else tokens.data_ptr(),
     )
     kernels[weight.data.dtype](num_parts, tuple(call))

@@ -7,10 +7,11 @@ from kernels.quantization import QuantizedWeight
 
 
 def weight_only_linear(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, is_gated: bool = False
+    x: Tensor, weight: QuantizedWeight | Tensor, bias: Tensor | None = None, *, is_gated: bool = False
 ) -> Tensor:
     """Return the float32 reference result for a weight packed with this bias."""
-    out = x.float() @ weight.dequantize().T
+    values = weight.float() if isinstance(weight, Tensor) else weight.dequantize()
+    out = x.float() @ values.T
     if bias is not None:
         out = out + bias.float()
     if is_gated:

@@ -1,4 +1,4 @@
-"""Emits code that turns the levels of a tile into float32 weights, in registers of sixteen rows."""
+"""Emits code that turns what a tile holds into float32 weights, in registers of sixteen rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,11 +7,12 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from kernels.compiled import Pointer
+from kernels.compiled import Pointer, has_feature
 from kernels.simd import F32, I32, I64, LANES, intrinsic, lanes_of, load_lanes, store_lanes
 
 TILE = 64  # rows of a weight that lie together
 COLUMNS_OF_A_WORD = 8  # where levels have 4 bits
+COLUMNS_OF_A_PAIR = 2  # where weights are bfloat16
 # The most tokens for which levels are unpacked in registers rather than into a panel.
 MOST_DIRECT_ROWS = 4
 # Where the numbers of a group lie, counted from its first: scales, offsets, and the table of 16 values.
@@ -20,7 +21,7 @@ OFFSETS, TABLE, NUM_FACTORS = TILE, 2 * TILE, 2 * TILE + 16
 _REGISTERS = TILE // LANES
 _I8, _I16 = ir.IntType(8), ir.IntType(16)
 _FLOATS, _WORDS = lanes_of(F32, LANES), lanes_of(I32, LANES)
-# Turns the levels of one column, or of the eight of a word, into floats, by depth and register.
+# Turns the levels of one column, or of those of a word, into floats, by depth and register.
 _Levels = Callable[[Any, Any], list[list[Any]]]
 
 
@@ -34,7 +35,10 @@ def unpack(
     target: Pointer,
     target_start: Any,
 ) -> Any:
-    """Write `depth` columns of a tile as float32 [depth, 64]; they share the numbers in `factors`."""
+    """Write `depth` columns of a tile as float32 [depth, 64]; they share the numbers in `factors`.
+
+    Weights in bfloat16 have no factors.
+    """
     index = types.intp
     signature = types.void(index, source, index, factors, target, index)
 
@@ -49,7 +53,7 @@ def unpack(
                 to = builder.add(place, ir.Constant(I64, register * LANES))
                 store_lanes(builder, weight, builder.gep(target, [to]))
 
-        _for_each_column(context, builder, source.dtype, pointer, depth, numbers, write)
+        _for_each_column(builder, source.dtype, pointer, depth, numbers, write)
         return context.get_dummy_value()
 
     return signature, generate
@@ -93,7 +97,7 @@ def multiply_add(
                 builder.gep(sums, [builder.add(sums_start, ir.Constant(I64, LANES * place))])
                 for place in range(count * _REGISTERS)
             ]
-            _add_products(context, builder, source.dtype, pointer, depth, numbers, lines, places)
+            _add_products(builder, source.dtype, pointer, depth, numbers, lines, places)
             builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
@@ -102,7 +106,6 @@ def multiply_add(
 
 
 def _add_products(
-    context: Any,
     builder: Any,
     kind: Any,
     pointer: Any,
@@ -125,13 +128,12 @@ def _add_products(
                 total = totals[row * _REGISTERS + register]
                 builder.store(builder.call(fused, [value, weight, builder.load(total)]), total)
 
-    _for_each_column(context, builder, kind, pointer, depth, numbers, add)
+    _for_each_column(builder, kind, pointer, depth, numbers, add)
     for total, place in zip(totals, places, strict=True):
         store_lanes(builder, builder.load(total), place)
 
 
 def _for_each_column(
-    context: Any,
     builder: Any,
     kind: Any,
     pointer: Any,
@@ -145,26 +147,41 @@ def _for_each_column(
     def factor(start: int) -> Any:
         return load_lanes(builder, builder.gep(numbers, [ir.Constant(I64, start)]), LANES)
 
-    scales, offsets = (
-        [factor(start + LANES * register) for register in range(_REGISTERS)] for start in (0, OFFSETS)
-    )
-    if kind == types.uint32:
-        levels_of, at_once = _four_bits(context, builder, factor(TABLE)), COLUMNS_OF_A_WORD
+    def scaled(levels: list[Any]) -> list[Any]:
+        return [
+            builder.call(fused, [level, scale, offset])
+            for level, scale, offset in zip(levels, scales, offsets, strict=True)
+        ]
+
+    levels_of: _Levels
+    if kind == types.int32:
+        levels_of, at_once = _bfloat16, COLUMNS_OF_A_PAIR
     else:
-        levels_of, at_once = _int8 if kind == types.int8 else _fp8, 1
+        scales, offsets = (
+            [factor(start + LANES * register) for register in range(_REGISTERS)] for start in (0, OFFSETS)
+        )
+        if kind == types.uint32:
+            levels_of, at_once = _four_bits(builder, factor(TABLE)), COLUMNS_OF_A_WORD
+        else:
+            levels_of, at_once = _int8 if kind == types.int8 else _fp8, 1
     with cgutils.for_range(builder, builder.udiv(depth, ir.Constant(I64, at_once))) as loop:
         line = builder.gep(pointer, [builder.mul(loop.index, ir.Constant(I64, TILE))])
         first = builder.mul(loop.index, ir.Constant(I64, at_once))
         for number, levels in enumerate(levels_of(builder, line)):
-            weights = [
-                builder.call(fused, [level, scale, offset])
-                for level, scale, offset in zip(levels, scales, offsets, strict=True)
-            ]
+            weights = levels if kind == types.int32 else scaled(levels)
             use(builder.add(first, ir.Constant(I64, number)), weights)
 
 
 def _int8(builder: Any, line: Any) -> list[list[Any]]:
     return [[load_lanes(builder, one, LANES) for one in _runs(builder, line)]]
+
+
+def _bfloat16(builder: Any, line: Any) -> list[list[Any]]:
+    """Return the two columns of words, the first of which is in the low half."""
+    words = [builder.load(builder.bitcast(one, _WORDS.as_pointer()), align=4) for one in _runs(builder, line)]
+    shift, mask = ir.Constant(_WORDS, [16] * LANES), ir.Constant(_WORDS, [0xFFFF0000] * LANES)
+    halves = ([builder.shl(word, shift) for word in words], [builder.and_(word, mask) for word in words])
+    return [[builder.bitcast(word, _FLOATS) for word in half] for half in halves]
 
 
 def _fp8(builder: Any, line: Any) -> list[list[Any]]:
@@ -180,9 +197,10 @@ def _fp8(builder: Any, line: Any) -> list[list[Any]]:
     return [registers]
 
 
-def _four_bits(context: Any, builder: Any, table: Any) -> _Levels:
+def _four_bits(builder: Any, table: Any) -> _Levels:
     """Return what looks up the levels of words, of which each holds one row's for eight columns."""
-    look_up = _permutation(builder, table) if _has_permutation(context) else _choice(builder, table)
+    # With AVX512, one instruction picks from sixteen floats.
+    look_up = _permutation(builder, table) if has_feature("avx512f") else _choice(builder, table)
 
     def levels(builder: Any, line: Any) -> list[list[Any]]:
         words = [
@@ -194,11 +212,6 @@ def _four_bits(context: Any, builder: Any, table: Any) -> _Levels:
         ]
 
     return levels
-
-
-def _has_permutation(context: Any) -> bool:
-    """Return whether code is for a CPU that picks from sixteen floats in one instruction."""
-    return "+avx512f" in context.codegen()._tm_features  # noqa: SLF001  (Numba is pinned)
 
 
 def _permutation(builder: Any, table: Any) -> Callable[[Any], Any]:

@@ -198,6 +198,7 @@ TABLES = (
                 "every tile is written over the first", "call.out_features + begin\n", "call.out_features\n"
             ),
             Mutation("no bias", "load(totals, at + index) + bias", "load(totals, at + index)"),
+            Mutation("largest: of the first tile", "width, begin, first", "width, 0, first", only="largest"),
             Mutation(
                 "the first panel is left out",
                 "range(0, call.in_features, PANEL)",
@@ -227,6 +228,7 @@ TABLES = (
                 "[28 - 4 * depth] * LANES",
                 only="reference and int4-64",
             ),
+            Mutation("bf16: the wrong half", "0xFFFF0000", "0x0000FFFF", only="widened"),
             Mutation("fp8: the sign is an exponent", "0xBFFF", "0xFFFF", only="worth"),
         ),
     ),

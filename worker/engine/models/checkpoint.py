@@ -12,7 +12,8 @@ from torch import Tensor
 
 from kernels.expert_linear import ExpertWeights
 from kernels.quantization import QuantizedWeight, stack_weights
-from worker.engine.models.layers.linear import Linear, Projection
+from worker.engine.models.layers.ends import Embedding, shared_embedding, table_embedding
+from worker.engine.models.layers.linear import Projection
 from worker.engine.models.layers.mlp import Gated
 from worker.engine.models.layouts.layout import Layout
 from worker.engine.models.layouts.registry import read_layout
@@ -83,9 +84,9 @@ def read_eos_token_ids(directory: Path) -> frozenset[int]:
 class Weights:
     """The tensors of a checkpoint, in one file or in several behind an index; a context manager.
 
-    With `eight_bits`, the products of `linear`, `gated` and `head` are quantized; all else is in `dtype` on
+    With `eight_bits`, the products of `linear`, `gated` and `ends` are quantized; all else is in `dtype` on
     `device`. Weights that are quantized in the checkpoint stay so if there is a product for them, and are
-    dequantized otherwise.
+    dequantized otherwise. A product may keep weights that are stored in bfloat16 as they are, too.
     """
 
     def __init__(
@@ -97,8 +98,8 @@ class Weights:
         is_gpu: bool = False,
         eight_bits: EightBits | None = None,
     ) -> None:
-        self._dtype = dtype
-        self._device = device
+        self.dtype = dtype  # of what is not quantized
+        self.device = device
         self._products = Products(dtype, is_gpu, device, eight_bits)
         self.activation_dtype = self._products.activation_dtype
         self.is_gpu = is_gpu
@@ -144,8 +145,12 @@ class Weights:
         A weight that is dequantized only to be quantized again stays in float32. Raises MissingTensorError,
         TensorShapeError if it has another shape, or CheckpointError if it holds no floats.
         """
+        return self._taken(name, shape)
+
+    def _taken(self, name: str, shape: tuple[int, ...], *, keeps: bool = False) -> Tensor:
+        """Return a tensor as `take` does, but with `keeps` in bfloat16 if a product keeps it so."""
         module = name.removesuffix(".weight")
-        dtype = self._dtype
+        dtype = self.dtype
         if self._layout is not None and module != name and self._layout.covers(self._file_by_name, module):
             weight = self._read(self._layout, module)
             tensor = weight if isinstance(weight, Tensor) else weight.dequantize()
@@ -160,7 +165,8 @@ class Weights:
                 name,
                 f"has dtype {tensor.dtype}, but config.json has no quantization_config",
             )
-        tensor = tensor.to(self._device, dtype)
+        if not (keeps and self._products.keeps(tensor)):
+            tensor = tensor.to(self.device, dtype)
         self.num_parameters += tensor.numel()
         self.num_bytes += tensor.numel() * tensor.element_size()
         return tensor
@@ -207,21 +213,26 @@ class Weights:
         weight = self._weight(modules, [rows] * len(modules), columns)
         return self._products.make_experts(weight, len(experts), is_gated=is_gated)
 
-    def head(self, embedding: Tensor, *, is_tied: bool) -> Projection:
-        """Return the product that makes logits, from the embedding itself or `lm_head` of the same shape.
+    def ends(self, vocab_size: int, hidden_size: int, *, is_tied: bool) -> tuple[Embedding, Projection]:
+        """Return the embedding, and the product that makes logits: of `lm_head`, or tied to the embedding.
 
-        int8 quantizes it; fp8 does not.
+        int8 quantizes the product; fp8 does not. On a CPU, what is tied is one weight in memory.
         """
+        shape = (vocab_size, hidden_size)
+        table = self._taken("model.embed_tokens.weight", shape, keeps=True)
         if not is_tied and self._products.eight_bits is None:
-            return self.linear(["lm_head"], [embedding.shape[0]], embedding.shape[1])
-        if not is_tied:
-            embedding = self.take("lm_head.weight", *embedding.shape)
-        if self._products.eight_bits != "int8":
-            self.formats[self._products.format_of(embedding)] += embedding.numel()
-            return Linear(embedding)
-        if not is_tied:
-            self.num_bytes -= embedding.nbytes
-        return self._products.make(self._quantized(embedding), None)
+            return table_embedding(table), self.linear(["lm_head"], [vocab_size], hidden_size)
+        source = table if is_tied else self.take("lm_head.weight", *shape)
+        weight: Tensor | QuantizedWeight = source
+        if self._products.eight_bits == "int8":
+            weight = self._quantized(source)
+        else:
+            self.formats[self._products.format_of(source)] += source.numel()
+        head = self._products.make(weight, None)
+        is_shared = is_tied and not self.is_gpu
+        if weight is not source and (is_shared or not is_tied):
+            self.num_bytes -= source.nbytes
+        return shared_embedding(head, weight) if is_shared else table_embedding(table), head
 
     def _weight(self, names: list[str], rows: list[int], columns: int) -> Tensor | QuantizedWeight:
         """Return the weight of a product: the stored levels if a product can run on them."""
@@ -231,7 +242,7 @@ class Weights:
             self.num_bytes += levels.num_bytes
             self.formats[self._products.format_of(levels)] += sum(rows) * columns
             return levels
-        weight = self._stacked(names, rows, columns)
+        weight = self._stacked(names, rows, columns, keeps=True)
         if self._products.eight_bits is None:
             self.formats[self._products.format_of(weight)] += weight.numel()
             return weight
@@ -272,8 +283,14 @@ class Weights:
     def _bias(self, names: list[str], rows: list[int], *, has_bias: bool) -> Tensor | None:
         return self.stack([f"{name}.bias" for name in names], rows) if has_bias else None
 
-    def _stacked(self, names: list[str], rows: list[int], columns: int) -> Tensor:
-        return self.stack([f"{name}.weight" for name in names], rows, columns)
+    def _stacked(self, names: list[str], rows: list[int], columns: int, *, keeps: bool = False) -> Tensor:
+        """Return weights as one; if only some of them are kept in bfloat16, none is."""
+        return torch.cat(
+            [
+                self._taken(f"{name}.weight", (count, columns), keeps=keeps)
+                for name, count in zip(names, rows, strict=True)
+            ]
+        )
 
     def _stored(self, name: str) -> Tensor:
         file = self._file_by_name.get(name)

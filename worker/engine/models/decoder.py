@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch import Tensor
 
 from kernels.kv_write import PagedCache
 from kernels.rms_norm import rms_norm
 from worker.engine.models.decoder_config import DecoderConfig
 from worker.engine.models.layers.decoder_layer import DecoderLayer
+from worker.engine.models.layers.ends import Embedding, argmax_of
 from worker.engine.models.layers.layer_end import layer_end
 from worker.engine.models.layers.linear import Projection
 from worker.engine.models.layers.rotary_embedding import RopeScaling, rotary_angles
@@ -22,12 +22,14 @@ class Decoder:
     def __init__(
         self,
         config: DecoderConfig,
-        embedding: Tensor,
+        embedding: Embedding,
+        embedding_scale: float | None,
         layers: list[DecoderLayer],
         norm: Tensor,
         head: Projection,
         max_model_len: int,
         dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.config = config
         self._embedding = embedding
@@ -40,12 +42,10 @@ class Decoder:
             for layer, after, qkv in zip(layers, [*norms, norm], [*products, None], strict=True)
         ]
         self._head = head
+        # A soft cap may make two logits equal.
+        self._argmax = argmax_of(head) if config.logit_soft_cap is None else None
         self._dtype = dtype  # of activations between products; the residual is float32
-        self._embedding_scale: float | None = None
-        if config.embedding_scale is not None:
-            # Rounded to the dtype, as in training.
-            self._embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding.dtype).item()
-        device = embedding.device
+        self._embedding_scale = embedding_scale
         angles = rotary_angles(config.head_dim, max_model_len, config.rope_theta, config.rope_scaling)
         # Rotary angles, by the layer's window.
         self._angles = dict.fromkeys(set(config.windows), angles.to(device))
@@ -60,7 +60,7 @@ class Decoder:
         The result is [num_outputs, hidden]: all rows, or `step.output_rows`. These are selected right after
         the last layer's attention, because nothing reads the other rows after it.
         """
-        residual = F.embedding(step.token_ids, self._embedding).float()
+        residual = self._embedding(step.token_ids)
         if self._embedding_scale is not None:
             residual.mul_(self._embedding_scale)
         first, last = self._layers[0], len(self._layers) - 1
@@ -77,6 +77,14 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [num_outputs, vocab_size] of hidden states from `forward`."""
-        logits = self._head(hidden)
+        # As the search for the largest one takes them, for the same bits.
+        logits = self._head(hidden if self._argmax is None else hidden.float())
         cap = self.config.logit_soft_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def likeliest(self, hidden: Tensor) -> Tensor | None:
+        """Return the token of each row's largest logit, int64 [num_outputs], or None if it takes the logits.
+
+        It is -1 where that logit is not finite.
+        """
+        return None if self._argmax is None else self._argmax(hidden)

@@ -1,5 +1,6 @@
 """Builds a Decoder from its checkpoint, fusing QKV and gate-up each into one weight."""
 
+import torch
 from torch import Tensor
 
 from kernels.kv_write import HeadNorms
@@ -14,15 +15,19 @@ from worker.engine.models.layers.mlp import GatedMlp, Mlp
 
 def load_decoder(config: DecoderConfig, weights: Weights, max_model_len: int) -> Decoder:
     """Return the decoder; raises CheckpointError when a tensor is missing or has another shape."""
-    embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    embedding, head = weights.ends(config.vocab_size, config.hidden_size, is_tied=config.has_tied_embeddings)
+    scale = config.embedding_scale
     return Decoder(
         config,
         embedding,
+        # Rounded to the dtype, as in training.
+        None if scale is None else torch.tensor(scale, dtype=weights.dtype).item(),
         [_layer(config, weights, index) for index in range(config.num_layers)],
         _norm(config, weights, "model.norm", config.hidden_size),
-        weights.head(embedding, is_tied=config.has_tied_embeddings),
+        head,
         max_model_len,
         weights.activation_dtype,
+        weights.device,
     )
 
 

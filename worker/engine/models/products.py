@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.device import converts_fp8
+from kernels.compiled import has_feature
+from kernels.device import converts_fp8, multiplies_bfloat16
 from kernels.expert_linear import ExpertWeights, pack_expert_weights
 from kernels.quantization import (
     Fp8Weight,
@@ -46,7 +47,8 @@ class Products:
 
     On a GPU, tokens are then quantized to the format of a weight that is stored in 8 bits. A weight of 4
     bits, or one whose rows have several scales or a zero point, is multiplied by tokens in 16 bits. On a CPU
-    such a weight is quantized again. Without `eight_bits`, a CPU multiplies any format by tokens in `dtype`.
+    such a weight is quantized again. Without `eight_bits`, a CPU multiplies any format by tokens in `dtype`,
+    and bfloat16 too, unless oneDNN is faster at it.
     """
 
     dtype: torch.dtype  # of activations where nothing is quantized
@@ -67,10 +69,21 @@ class Products:
             return False
         return self.dtype in {torch.float16, torch.bfloat16} and takes(weight)
 
+    def keeps(self, weight: Tensor) -> bool:
+        """Return whether a product runs on a bfloat16 weight as it is stored, and widens it in the cache."""
+        return (
+            weight.dtype == torch.bfloat16
+            and weight.shape[1] % 2 == 0
+            and not self.is_gpu
+            and self.eight_bits is None
+            and has_feature("avx512f")
+            and not (self.dtype == torch.bfloat16 and multiplies_bfloat16())
+        )
+
     def format_of(self, weight: Tensor | QuantizedWeight) -> str:
         """Return the name of the format that a product holds this weight in."""
         if isinstance(weight, Tensor):
-            return FORMATS[self.activation_dtype]
+            return FORMATS[weight.dtype if self.keeps(weight) else self.activation_dtype]
         return FORMATS[type(weight)]
 
     def quantize(self, weight: Tensor) -> Tensor | QuantizedWeight:
@@ -82,6 +95,8 @@ class Products:
     ) -> Projection:
         """Return the product of a weight; `is_gated` (quantized, on a GPU) makes it `silu(gate) * up`."""
         if isinstance(weight, Tensor):
+            if self.keeps(weight):
+                return WeightOnlyLinear(pack_tiled_weight(weight, bias))
             dtype = self.activation_dtype
             return Linear(weight.to(dtype), None if bias is None else bias.to(dtype))
         if self.is_gpu:

@@ -32,6 +32,9 @@ class LoadedModel(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [num_outputs, vocab_size] of hidden states."""
 
+    def likeliest(self, hidden: Tensor) -> Tensor | None:
+        """Return the token of each row's largest logit, -1 if that is not finite; None: compute logits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Architecture:

@@ -1,5 +1,6 @@
 """Owns the device's weights and KV cache, and turns StepPlans into chosen tokens."""
 
+from collections.abc import Sequence as Sequences
 from typing import TYPE_CHECKING
 
 import torch
@@ -8,7 +9,13 @@ from torch import Tensor
 from worker.engine.choosing.chosen_tokens import Chosen, ChosenTokens, TokensOnDevice
 from worker.engine.choosing.logit_rules import apply_rules
 from worker.engine.choosing.row_reader import read_rows
-from worker.engine.choosing.sampler import sample, sample_on_device, token_logprobs
+from worker.engine.choosing.sampler import (
+    SamplingInput,
+    build_sampling_input,
+    sample,
+    sample_on_device,
+    token_logprobs,
+)
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.products import EightBits
 from worker.engine.models.registry import read_architecture
@@ -21,6 +28,7 @@ from worker.engine.running.free_cores import FreeCores, usable_cores
 from worker.engine.running.input_builder import InputBuilder, PackedStep
 from worker.engine.running.kv_cache import allocate_kv_cache, longest_sequence, size_kv_cache
 from worker.engine.scheduling.plan import StepPlan
+from worker.engine.sequences.sequence import Sequence
 
 if TYPE_CHECKING:
     from worker.engine.running.gpu import GpuSteps
@@ -131,36 +139,67 @@ class ModelRunner:
         return chosen
 
     def _choose(self, step: PackedStep) -> Chosen:
+        if self._gpu is None:
+            hidden = self._hidden(step)
+            return ChosenTokens(step.sampled, self._choose_on_cpu(hidden, step) if step.sampled else [])
         logits = self._logits(step)
         if logits is None:
             return ChosenTokens((), [])
-        if self._gpu is None or any(one.has_logit_rules or one.needs_logprobs for one in step.sampled):
-            return ChosenTokens(step.sampled, _choose_on_host(logits, step))
+        if any(one.has_logit_rules or one.needs_logprobs for one in step.sampled):
+            return ChosenTokens(step.sampled, _choose_on_host(logits, step.sampled, step.sampling))
         return TokensOnDevice(step.sampled, sample_on_device(logits, step.sampling))
 
     def _logits(self, step: PackedStep) -> Tensor | None:
         """Run the model, pass rows to readouts, and return the logits of sampled rows, if there are any."""
         self.num_padding = 0
-        before = None if self._before is None else self._before.device
+        if self._gpu is not None and self._gpu.graphs is not None:
+            logits = self._gpu.graphs.logits(step, self._tokens_before)
+            if logits is not None:
+                self.num_padding = self._gpu.graphs.num_rows - len(step.num_tokens)
+                return logits
+        hidden = self._hidden(step)
+        return self._model.logits(hidden) if step.sampled else None
+
+    @property
+    def _tokens_before(self) -> Tensor | None:
+        return None if self._before is None else self._before.device
+
+    def _hidden(self, step: PackedStep) -> Tensor:
+        """Run the model, pass rows to readouts, and return the final hidden states of sampled rows."""
         if self._gpu is None:
             placed = self._placement.place(step)
         else:
-            if self._gpu.graphs is not None:
-                logits = self._gpu.graphs.logits(step, before)
-                if logits is not None:
-                    self.num_padding = self._gpu.graphs.num_rows - len(step.num_tokens)
-                    return logits
-            placed = self._gpu.placement.place(step, before)
+            placed = self._gpu.placement.place(step, self._tokens_before)
         hidden = self._model.forward(placed, self._kv_cache)
-        if step.spans:
-            count = len(step.sampled)
-            read_rows(hidden[count:], step.spans, self._model.logits, self.model_info.vocab_size)
-            hidden = hidden[:count]
-        return self._model.logits(hidden) if step.sampled else None
+        if not step.spans:
+            return hidden
+        count = len(step.sampled)
+        read_rows(hidden[count:], step.spans, self._model.logits, self.model_info.vocab_size)
+        return hidden[:count]
+
+    def _choose_on_cpu(self, hidden: Tensor, step: PackedStep) -> list[int | None]:
+        """Return the next token of each row; logits are written only of rows that need them."""
+        needs_logits = [
+            not one.params.is_greedy or one.has_logit_rules or one.needs_logprobs for one in step.sampled
+        ]
+        rows = [row for row, needs in enumerate(needs_logits) if not needs]
+        likeliest = self._model.likeliest(hidden[rows]) if rows else None
+        if likeliest is None:
+            return _choose_on_host(self._model.logits(hidden), step.sampled, step.sampling)
+        found = iter([token if token >= 0 else None for token in likeliest.tolist()])
+        if len(rows) == len(hidden):
+            return list(found)
+        others = [row for row, needs in enumerate(needs_logits) if needs]
+        sequences = [step.sampled[row] for row in others]
+        logits = self._model.logits(hidden[others])
+        chosen = iter(_choose_on_host(logits, sequences, build_sampling_input(sequences)))
+        return [next(chosen if needs else found) for needs in needs_logits]
 
 
-def _choose_on_host(logits: Tensor, step: PackedStep) -> list[int | None]:
-    """Return the next token of each row, and append logprobs to the Sequences that ask for them.
+def _choose_on_host(
+    logits: Tensor, sequences: Sequences[Sequence], sampling: SamplingInput | None
+) -> list[int | None]:
+    """Return the next token of each Sequence's row, and append logprobs to those that ask for them.
 
     A row whose largest logit is NaN or infinite gets None.
     """
@@ -168,13 +207,13 @@ def _choose_on_host(logits: Tensor, step: PackedStep) -> list[int | None]:
     if not all(is_sound):
         bad = torch.tensor([not sound for sound in is_sound], device=logits.device)
         logits = logits.masked_fill(bad.unsqueeze(1), 0.0)
-    asking = [row for row, sequence in enumerate(step.sampled) if sequence.needs_logprobs]
+    asking = [row for row, sequence in enumerate(sequences) if sequence.needs_logprobs]
     # Copied, because rules change logits in place.
     own_logits = logits[torch.tensor(asking, device=logits.device)] if asking else None
-    tokens: list[int | None] = list(sample(apply_rules(logits, step.sampled), step.sampling))
+    tokens: list[int | None] = list(sample(apply_rules(logits, sequences), sampling))
     if own_logits is not None:
-        counts = [step.sampled[row].params.logprobs or 0 for row in asking]
+        counts = [sequences[row].params.logprobs or 0 for row in asking]
         found = token_logprobs(own_logits, [tokens[row] or 0 for row in asking], counts)
         for row, one in zip(asking, found, strict=True):
-            step.sampled[row].logprobs.append(one)
+            sequences[row].logprobs.append(one)
     return [token if sound else None for token, sound in zip(tokens, is_sound, strict=True)]

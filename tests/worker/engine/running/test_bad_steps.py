@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
+from worker.engine.choosing.chosen_tokens import Chosen
 from worker.engine.engine import Engine
 from worker.engine.requests.generation import GenerationRequest
 from worker.engine.running.input_builder import PackedStep
@@ -17,16 +18,32 @@ PROMPTS = [(5, 6, 7), (9,) * 20, (3, 1, 4, 1, 5, 9), (8, 8)]
 def spoil(engine: Engine, change: Callable[[torch.Tensor, PackedStep], None]) -> None:
     """Change each Step's logits in place."""
     runner = engine._runner
-    compute = runner._logits
+    if runner._gpu is not None:
+        compute_step = runner._logits
 
-    def spoiled(step: PackedStep) -> torch.Tensor | None:
-        logits = compute(step)
-        if logits is not None:
-            logits = logits.clone()
-            change(logits, step)
+        def spoiled_step(step: PackedStep) -> torch.Tensor | None:
+            logits = compute_step(step)
+            if logits is not None:
+                logits = logits.clone()
+                change(logits, step)
+            return logits
+
+        runner._logits = spoiled_step  # type: ignore[method-assign]
+        return
+    model, choose = runner._model, runner._choose
+    compute, steps = model.logits, list[PackedStep]()
+
+    def keep_step(step: PackedStep) -> Chosen:
+        steps[:] = [step]
+        return choose(step)
+
+    def spoiled(hidden: torch.Tensor) -> torch.Tensor:
+        logits = compute(hidden).clone()
+        change(logits, steps[0])
         return logits
 
-    runner._logits = spoiled  # type: ignore[method-assign]
+    runner._choose = keep_step  # type: ignore[method-assign]
+    model.logits = spoiled  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -64,14 +81,14 @@ def engine_hashes(engine: Engine, prompt: tuple[int, ...]) -> list[bytes]:
 def starve(engine: Engine, monkeypatch: pytest.MonkeyPatch, too_large: Callable[[PackedStep], bool]) -> None:
     """Have the forward of Steps that are too large run out of memory, as torch says it on a CPU."""
     runner = engine._runner
-    compute = runner._logits
+    choose = runner._choose
 
-    def starved(step: PackedStep) -> torch.Tensor | None:
+    def starved(step: PackedStep) -> Chosen:
         if too_large(step):
             torch.empty(1 << 60, dtype=torch.uint8)
-        return compute(step)
+        return choose(step)
 
-    monkeypatch.setattr(runner, "_logits", starved)
+    monkeypatch.setattr(runner, "_choose", starved)
 
 
 def test_out_of_memory_shrinks_the_step_and_goes_on(
@@ -116,7 +133,7 @@ def test_other_errors_are_the_engines_end(tiny_llama: Path, monkeypatch: pytest.
     def broken(_: object) -> None:
         raise RuntimeError("the device is lost")
 
-    monkeypatch.setattr(engine._runner, "_logits", broken)
+    monkeypatch.setattr(engine._runner, "_choose", broken)
     engine.add(GenerationRequest(1, (5, 6), greedy(2)))
     with pytest.raises(RuntimeError, match="device is lost"):
         engine.step()

@@ -1,4 +1,4 @@
-"""Multiplies activations by quantized weights, on a CPU with activations in floats."""
+"""Multiplies activations by quantized weights, on a CPU in floats, and there by bfloat16 weights too."""
 
 from torch import Tensor
 
@@ -9,16 +9,16 @@ from kernels.weight_only_linear import LinearWeight, TiledWeight, weight_only_li
 class WeightOnlyLinear:
     """`x @ weight.T + bias` with `x` in floats; for a gated weight `silu(gate) * up`, on a GPU only."""
 
-    __slots__ = ("_weight", "out_features")
+    __slots__ = ("out_features", "weight")
 
     def __init__(self, weight: LinearWeight | TiledWeight) -> None:
         is_gated = isinstance(weight, LinearWeight) and weight.is_gated
         self.out_features = weight.out_features // (1 + is_gated)
-        self._weight = weight
+        self.weight = weight
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [num_tokens, out_features] for `x` [num_tokens, in_features]."""
-        return weight_only_linear(x, self._weight)
+        return weight_only_linear(x, self.weight)
 
 
 class ScaledLinear:

@@ -1,0 +1,76 @@
+"""Multiplies rows of bytes by panels, and keeps the largest product of each row."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernels.argmax import keep_largest
+from kernels.compiled import inlined, kernel
+from kernels.int8_chain.tile import PANEL, TILE_ROWS, WORD, multiply_bytes
+from kernels.simd import float32_at, int8_at, int32_at, int64_at, load, store, uint8_at
+from kernels.threads import fork, take_next
+
+
+class ArgmaxCall(NamedTuple):
+    """All that the parts of one call share, with tensors by their addresses."""
+
+    num_rows: int
+    levels: int  # [num_rows, num_words * WORD] uint8
+    maxima: int  # [num_rows] float32
+    panels: int
+    offsets: int
+    scales: int
+    bias: int
+    num_words: int
+    num_panels: int
+    out_features: int
+    counter: int  # [1] zero: the next panel
+    sums: int  # [num_parts, TILE_ROWS, PANEL] int32
+    products: int  # [num_parts, PANEL] float32
+    largest: int  # [num_parts, num_rows] float32
+    tokens: int  # [num_parts, num_rows] int64
+
+
+@inlined
+def _take_panel(panel: int, part: int, call: ArgmaxCall) -> None:
+    sums, products = int32_at(call.sums + part * TILE_ROWS * PANEL * 4), float32_at(call.products)
+    maxima, scales, bias = float32_at(call.maxima), float32_at(call.scales), float32_at(call.bias)
+    largest = float32_at(call.largest + part * call.num_rows * 4)
+    tokens = int64_at(call.tokens + part * call.num_rows * 8)
+    column, at, depth = panel * PANEL, part * PANEL, call.num_words * WORD
+    num_columns = min(PANEL, call.out_features - column)
+    for first in range(0, call.num_rows, TILE_ROWS):
+        num_rows = min(TILE_ROWS, call.num_rows - first)
+        multiply_bytes(
+            num_rows,
+            call.num_words,
+            uint8_at(call.levels),
+            first * depth,
+            depth,
+            int8_at(call.panels),
+            column * depth,
+            int32_at(call.offsets),
+            column,
+            sums,
+        )
+        for row in range(num_rows):
+            maximum = load(maxima, first + row)
+            for index in range(num_columns):
+                total = np.float32(sums[row * PANEL + index]) * load(scales, column + index)
+                store(products, at + index, total * maximum + load(bias, column + index))
+            keep_largest(products, at, num_columns, column, first + row, largest, tokens)
+
+
+@kernel
+def _take_panels(part: int, num_parts: int, call: ArgmaxCall) -> None:  # noqa: ARG001  (`fork` gives it)
+    counter = int64_at(call.counter)
+    panel = take_next(counter, 0)
+    while panel < call.num_panels:
+        _take_panel(panel, part, call)
+        panel = take_next(counter, 0)
+
+
+@kernel
+def find_largest(num_parts: int, numbers: tuple[Any, ...]) -> None:
+    """Run an ArgmaxCall, given as a plain tuple, on so many threads."""
+    fork(_take_panels, num_parts, (ArgmaxCall(*numbers),))

@@ -1,0 +1,29 @@
+from tests.kernels.mutation import Mutation, Table
+
+TESTS = "int8_argmax/test_int8_argmax.py"
+
+TABLES = (
+    Table(
+        "int8_argmax/cpu.py",
+        TESTS,
+        (
+            Mutation("rows of another token's size", "total * maximum", "total", only="of_the_product"),
+            Mutation("no bias", " + load(bias, column + index)", "", only="of_the_product"),
+            Mutation("padding counts", "min(PANEL, call.out_features - column)", "PANEL"),
+            Mutation("one row of levels for all", "first * depth,\n", "0,\n", only="of_the_product"),
+            Mutation("a part's rows are another's", "call.tokens + part * call.num_rows * 8", "call.tokens"),
+            Mutation(
+                "the first panel is left out", "panel = take_next(counter, 0)\n    w", "panel = 1\n    w"
+            ),
+        ),
+    ),
+    Table(
+        "argmax.py",
+        TESTS,
+        (
+            Mutation("the last of equal ones", "if found > before:", "if found >= before:", only="equal"),
+            Mutation("the panel's first channel", "first_token + index", "first_token"),
+            Mutation("NaN is forgotten", "maximum(before, found)", "found", only="finite"),
+        ),
+    ),
+)
