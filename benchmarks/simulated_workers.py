@@ -1,0 +1,192 @@
+"""Simulated gpu workers over the real store: they claim shards, wait for the time of the work, and save.
+
+Each has no engine and no model, so a machine holds many of them. What they take is what Postgres carries.
+"""
+
+import multiprocessing
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.synchronize import Barrier
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from worker.store.batches import batches
+from worker.store.database.session import Store
+from worker.store.shards import shards
+from worker.store.shards.shards import Claim, Progress
+from worker.values.outcomes import Outcome
+from worker.values.results import NewResult
+
+LEASE = timedelta(seconds=600)
+OUTPUT = "What a request of this length generates, as text. " * 4
+MAX_PROCESSES = 4
+CONNECTIONS = 80  # of all processes together
+START_SECONDS = 120.0
+
+
+@dataclass(slots=True)
+class Measured:
+    """What simulated workers did: results, and seconds of each kind of transaction."""
+
+    num_results: int = 0
+    results_s: float = 0.0  # the sum of the workers' own rates
+    claims_s: float = 0.0
+    claims: list[float] = field(default_factory=list)
+    saves: list[float] = field(default_factory=list)
+    lock_waits: list[float] = field(default_factory=list)  # for a batch's lock, the query included
+
+    def add(self, other: "Measured") -> None:
+        """Add what others did at the same time."""
+        self.num_results += other.num_results
+        self.results_s += other.results_s
+        self.claims_s += other.claims_s
+        self.claims += other.claims
+        self.saves += other.saves
+        self.lock_waits += other.lock_waits
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The work of one simulated worker: in each round it claims some shards, waits, and saves them."""
+
+    name: str
+    rounds: Sequence[Sequence[int]]  # shard ids
+    seconds: float  # from the claims of a round to its save
+
+    def run(self, store: Store) -> Measured:
+        """Run every round, beginning at a random moment of the first."""
+        done = Measured()
+        time.sleep(random.random() * self.seconds)
+        began = time.perf_counter()
+        for shard_ids in self.rounds:
+            round_began = time.perf_counter()
+            claimed = [_claim(store, shard_id, self.name, done) for shard_id in shard_ids]
+            time.sleep(max(0.0, round_began + self.seconds - time.perf_counter()))
+            _save(store, claimed, done)
+        seconds = time.perf_counter() - began
+        done.results_s = done.num_results / seconds
+        done.claims_s = len(done.claims) / seconds
+        return done
+
+
+def _claim(store: Store, shard_id: int, worker: str, done: Measured) -> Claim:
+    with _timed(store, done.claims) as session:
+        claimed = shards.claim(session, shard_id, worker=worker, lease=LEASE)
+    if claimed is None:
+        raise RuntimeError(f"shard {shard_id} is not there to claim")
+    return claimed
+
+
+def _save(store: Store, claimed: Sequence[Claim], done: Measured) -> None:
+    progress = [
+        Progress(one, [_result(request.id) for request in one.requests], running_tokens=0, is_last=True)
+        for one in claimed
+    ]
+    with _timed(store, done.saves) as session:
+        shards.save(session, progress, lease=LEASE)
+    done.num_results += sum(len(one.results) for one in progress)
+
+
+def _result(request_id: int) -> NewResult:
+    return NewResult(
+        request_id=request_id,
+        outcome=Outcome.COMPLETED,
+        output=OUTPUT,
+        finish_reason="length",
+        num_prompt_tokens=20,
+        num_cached_tokens=0,
+        num_output_tokens=40,
+    )
+
+
+class _timed:  # noqa: N801 - used as a function
+    """A transaction whose time is measured from the moment when its connection is there."""
+
+    def __init__(self, store: Store, seconds: list[float]) -> None:
+        self._transaction: AbstractContextManager[Session] = store.transaction()
+        self._seconds = seconds
+
+    def __enter__(self) -> Session:
+        session = self._transaction.__enter__()
+        session.connection()
+        self._began = time.perf_counter()
+        return session
+
+    def __exit__(self, *raised: Any) -> None:
+        self._transaction.__exit__(*raised)
+        self._seconds.append(time.perf_counter() - self._began)
+
+
+def run_all(url: str, jobs: Sequence[Job], *, when_ready: Callable[[], None]) -> Measured:
+    """Run these jobs in a few processes, all at once, after calling `when_ready`."""
+    context = multiprocessing.get_context("spawn")
+    count = min(MAX_PROCESSES, len(jobs))
+    barrier, answers = context.Barrier(count + 1), context.Queue()
+    processes = [
+        context.Process(target=_run_some, args=(url, jobs[i::count], CONNECTIONS // count, barrier, answers))
+        for i in range(count)
+    ]
+    for process in processes:
+        process.start()
+    barrier.wait(START_SECONDS)  # everyone is connected
+    when_ready()
+    barrier.wait(START_SECONDS)
+    total = Measured()
+    try:
+        for _ in processes:
+            found = answers.get()
+            if isinstance(found, str):
+                raise RuntimeError(found)  # noqa: TRY004 - it is the error's text
+            total.add(found)
+    finally:
+        for process in processes:
+            process.join()
+    return total
+
+
+def _run_some(
+    url: str, jobs: Sequence[Job], connections: int, barrier: Barrier, answers: "multiprocessing.Queue[Any]"
+) -> None:
+    """Run jobs in this process, a thread each; answer with what they did, or with the text of an error."""
+    store = Store(url, pool_size=min(len(jobs), connections))
+    waits: list[float] = []
+    lock = batches.lock
+
+    def timed_lock(*given: Any, **named: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return lock(*given, **named)
+        finally:
+            waits.append(time.perf_counter() - began)
+
+    batches.lock = timed_lock
+    found: list[Measured] = []
+    errors: list[str] = []
+
+    def follow(job: Job) -> None:
+        try:
+            found.append(job.run(store))
+        except Exception as error:  # noqa: BLE001 - the parent raises it
+            errors.append(f"{job.name}: {error}")
+
+    threads = [threading.Thread(target=follow, args=(job,)) for job in jobs]
+    with store.transaction() as session:  # imports and the first connection
+        batches.lock(session, "none")
+    barrier.wait(START_SECONDS)
+    barrier.wait(START_SECONDS)
+    waits.clear()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    store.close()
+    total = Measured(lock_waits=waits)
+    for one in found:
+        total.add(one)
+    answers.put(errors[0] if errors else total)
