@@ -21,7 +21,7 @@ from alembic.config import Config
 from sqlalchemy.engine import make_url
 
 from benchmarks.polling import percentile_ms
-from benchmarks.simulated_workers import Job, Measured, run_all
+from benchmarks.simulated_workers import SimulatedWorker, WorkerTimes, run_all
 from worker.settings import settings
 from worker.store.batches import batches
 from worker.store.batches.batches import NewBatch
@@ -51,12 +51,12 @@ class Load:
         return self.num_shards * self.shard_size
 
 
-class _Notifications(threading.Thread):
-    """Counts the notifications of the dispatcher."""
+class _Watcher(threading.Thread):
+    """Counts the notifications of the dispatcher, and the most connections at once."""
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
-        self.count = 0
+        self.num_notifications = self.num_connections = 0
         self.is_over = threading.Event()
         self._connection = psycopg.connect(url, autocommit=True)
         self._connection.execute(f"LISTEN {DISPATCH}".encode())
@@ -64,7 +64,10 @@ class _Notifications(threading.Thread):
     def run(self) -> None:
         """Count until `is_over`."""
         while not self.is_over.is_set():
-            self.count += sum(1 for _ in self._connection.notifies(timeout=0.2))
+            self.num_notifications += sum(1 for _ in self._connection.notifies(timeout=0.2))
+            row = self._connection.execute(_CONNECTIONS).fetchone()
+            assert row is not None
+            self.num_connections = max(self.num_connections, row[0])
         self._connection.close()
 
 
@@ -83,14 +86,13 @@ class _Postgres:
         self._cpu, self._wal, self._bytes = self._cpu_seconds(), self._ask(_WAL), self._ask(_SIZE)
 
     def since(self, num_results: int) -> dict[str, float | None]:
-        """Return what 1,000 results have taken, and the connections of now."""
+        """Return what 1,000 results have taken."""
         thousands = num_results / 1000
         cpu = None if self._cpu is None else round((self._cpu_seconds() or 0) - self._cpu, 3)
         return {
             "postgres_cpu_s_per_1000": None if cpu is None else round(cpu / thousands, 3),
             "wal_mb_per_1000": round((self._ask(_WAL) - self._wal) / thousands / 2**20, 2),
             "growth_mb_per_1000": round((self._ask(_SIZE) - self._bytes) / thousands / 2**20, 2),
-            "connections": self._ask("SELECT count(*) FROM pg_stat_activity WHERE datname IS NOT NULL") - 2,
         }
 
     def close(self) -> None:
@@ -119,6 +121,8 @@ class _Postgres:
         return ticks / 100
 
 
+# Of the simulated workers.
+_CONNECTIONS = b"SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headrace'"
 _WAL = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')"
 _SIZE = "SELECT " + " + ".join(f"pg_total_relation_size('{name}')" for name in TABLES)
 
@@ -137,27 +141,25 @@ def measure(
         given = [_submit(store, each, load.shard_size) for _ in range(num_workers)]
     step = load.num_shards
     jobs = [
-        Job(f"bench-{i}", [mine[n : n + step] for n in range(0, len(mine), step)], load.seconds)
+        SimulatedWorker(f"bench-{i}", [mine[n : n + step] for n in range(0, len(mine), step)], load.seconds)
         for i, mine in enumerate(given)
     ]
-    postgres, heard = _Postgres(url), _Notifications(url)
-    heard.start()
+    postgres, watcher = _Postgres(url), _Watcher(url)
+    watcher.start()
     done = run_all(store.engine.url.render_as_string(hide_password=False), jobs, when_ready=postgres.begin)
     time.sleep(0.5)
-    heard.is_over.set()
-    heard.join()
+    watcher.is_over.set()
+    watcher.join()
     taken = postgres.since(done.num_results)
     postgres.close()
     _check(store, done.num_results)
-    return (
-        {"workers": num_workers, "batches": 1 if one_batch else num_workers}
-        | _figures(done)
-        | taken
-        | {"notifications": heard.count}
+    counted = {"connections": watcher.num_connections, "notifications": watcher.num_notifications}
+    return {"workers": num_workers, "batches": 1 if one_batch else num_workers} | (
+        _figures(done) | taken | counted
     )
 
 
-def _figures(done: Measured) -> dict[str, Any]:
+def _figures(done: WorkerTimes) -> dict[str, Any]:
     return {
         "results_s": round(done.results_s, 1),
         "claims_s": round(done.claims_s, 1),

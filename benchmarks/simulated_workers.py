@@ -8,19 +8,20 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.synchronize import Barrier
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
-from sqlalchemy.orm import Session
-
+from worker.engine.engine_thread import EngineThread
+from worker.runs.lease_keeper import LeaseKeeper
 from worker.store.batches import batches
 from worker.store.database.session import Store
-from worker.store.shards import shards
+from worker.store.shards import counting, shards
 from worker.store.shards.shards import Claim, Progress
-from worker.values.outcomes import Outcome
+from worker.values.outcomes import FinishReason, Outcome
 from worker.values.results import NewResult
 
 LEASE = timedelta(seconds=600)
@@ -31,7 +32,7 @@ START_SECONDS = 120.0
 
 
 @dataclass(slots=True)
-class Measured:
+class WorkerTimes:
     """What simulated workers did: results, and seconds of each kind of transaction."""
 
     num_results: int = 0
@@ -41,7 +42,7 @@ class Measured:
     saves: list[float] = field(default_factory=list)
     lock_waits: list[float] = field(default_factory=list)  # for a batch's lock, the query included
 
-    def add(self, other: "Measured") -> None:
+    def add(self, other: "WorkerTimes") -> None:
         """Add what others did at the same time."""
         self.num_results += other.num_results
         self.results_s += other.results_s
@@ -52,44 +53,51 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulatedWorker:
     """The work of one simulated worker: in each round it claims some shards, waits, and saves them."""
 
     name: str
     rounds: Sequence[Sequence[int]]  # shard ids
     seconds: float  # from the claims of a round to its save
 
-    def run(self, store: Store) -> Measured:
+    def run(self, store: Store) -> WorkerTimes:
         """Run every round, beginning at a random moment of the first."""
-        done = Measured()
+        done = WorkerTimes()
+        engine = cast("EngineThread", SimpleNamespace(last_progress_at=float("inf")))
+        keeper = LeaseKeeper(store, engine, worker=self.name, lease=LEASE)
         time.sleep(random.random() * self.seconds)
         began = time.perf_counter()
         for shard_ids in self.rounds:
             round_began = time.perf_counter()
-            claimed = [_claim(store, shard_id, self.name, done) for shard_id in shard_ids]
-            time.sleep(max(0.0, round_began + self.seconds - time.perf_counter()))
-            _save(store, claimed, done)
+            with ExitStack() as holds:
+                claimed = [_claim(keeper, shard_id, holds, done) for shard_id in shard_ids]
+                time.sleep(max(0.0, round_began + self.seconds - time.perf_counter()))
+                _save(store, claimed, done)
         seconds = time.perf_counter() - began
         done.results_s = done.num_results / seconds
         done.claims_s = len(done.claims) / seconds
         return done
 
 
-def _claim(store: Store, shard_id: int, worker: str, done: Measured) -> Claim:
-    with _timed(store, done.claims) as session:
-        claimed = shards.claim(session, shard_id, worker=worker, lease=LEASE)
+def _claim(keeper: LeaseKeeper, shard_id: int, holds: ExitStack, done: WorkerTimes) -> Claim:
+    began = time.perf_counter()
+    claimed = holds.enter_context(keeper.hold(shard_id))
+    done.claims.append(time.perf_counter() - began)
     if claimed is None:
         raise RuntimeError(f"shard {shard_id} is not there to claim")
     return claimed
 
 
-def _save(store: Store, claimed: Sequence[Claim], done: Measured) -> None:
+def _save(store: Store, claimed: Sequence[Claim], done: WorkerTimes) -> None:
     progress = [
         Progress(one, [_result(request.id) for request in one.requests], running_tokens=0, is_last=True)
         for one in claimed
     ]
-    with _timed(store, done.saves) as session:
+    began = time.perf_counter()
+    with store.transaction() as session:
         shards.save(session, progress, lease=LEASE)
+    done.saves.append(time.perf_counter() - began)
+    counting.follow(store, claimed[0].batch_id)
     done.num_results += sum(len(one.results) for one in progress)
 
 
@@ -98,38 +106,20 @@ def _result(request_id: int) -> NewResult:
         request_id=request_id,
         outcome=Outcome.COMPLETED,
         output=OUTPUT,
-        finish_reason="length",
+        finish_reason=FinishReason.LENGTH,
         num_prompt_tokens=20,
         num_cached_tokens=0,
         num_output_tokens=40,
     )
 
 
-class _timed:  # noqa: N801 - used as a function
-    """A transaction whose time is measured from the moment when its connection is there."""
-
-    def __init__(self, store: Store, seconds: list[float]) -> None:
-        self._transaction: AbstractContextManager[Session] = store.transaction()
-        self._seconds = seconds
-
-    def __enter__(self) -> Session:
-        session = self._transaction.__enter__()
-        session.connection()
-        self._began = time.perf_counter()
-        return session
-
-    def __exit__(self, *raised: Any) -> None:
-        self._transaction.__exit__(*raised)
-        self._seconds.append(time.perf_counter() - self._began)
-
-
-def run_all(url: str, jobs: Sequence[Job], *, when_ready: Callable[[], None]) -> Measured:
+def run_all(url: str, jobs: Sequence[SimulatedWorker], *, when_ready: Callable[[], None]) -> WorkerTimes:
     """Run these jobs in a few processes, all at once, after calling `when_ready`."""
     context = multiprocessing.get_context("spawn")
     count = min(MAX_PROCESSES, len(jobs))
     barrier, answers = context.Barrier(count + 1), context.Queue()
     processes = [
-        context.Process(target=_run_some, args=(url, jobs[i::count], CONNECTIONS // count, barrier, answers))
+        context.Process(target=run_some, args=(url, jobs[i::count], CONNECTIONS // count, barrier, answers))
         for i in range(count)
     ]
     for process in processes:
@@ -137,7 +127,7 @@ def run_all(url: str, jobs: Sequence[Job], *, when_ready: Callable[[], None]) ->
     barrier.wait(START_SECONDS)  # everyone is connected
     when_ready()
     barrier.wait(START_SECONDS)
-    total = Measured()
+    total = WorkerTimes()
     try:
         for _ in processes:
             found = answers.get()
@@ -150,8 +140,12 @@ def run_all(url: str, jobs: Sequence[Job], *, when_ready: Callable[[], None]) ->
     return total
 
 
-def _run_some(
-    url: str, jobs: Sequence[Job], connections: int, barrier: Barrier, answers: "multiprocessing.Queue[Any]"
+def run_some(
+    url: str,
+    jobs: Sequence[SimulatedWorker],
+    connections: int,
+    barrier: Barrier | threading.Barrier,
+    answers: Any,
 ) -> None:
     """Run jobs in this process, a thread each; answer with what they did, or with the text of an error."""
     store = Store(url, pool_size=min(len(jobs), connections))
@@ -166,10 +160,10 @@ def _run_some(
             waits.append(time.perf_counter() - began)
 
     batches.lock = timed_lock
-    found: list[Measured] = []
+    found: list[WorkerTimes] = []
     errors: list[str] = []
 
-    def follow(job: Job) -> None:
+    def follow(job: SimulatedWorker) -> None:
         try:
             found.append(job.run(store))
         except Exception as error:  # noqa: BLE001 - the parent raises it
@@ -186,7 +180,7 @@ def _run_some(
     for thread in threads:
         thread.join()
     store.close()
-    total = Measured(lock_waits=waits)
+    total = WorkerTimes(lock_waits=waits)
     for one in found:
         total.add(one)
     answers.put(errors[0] if errors else total)

@@ -18,13 +18,15 @@ def run() -> None:
     except ConfigurationError as error:
         refuse(str(error))
     engine = create_engine(settings().database_url)
-    with engine.connect() as connection:
-        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": MIGRATION_LOCK})
-        connection.commit()
-        context.configure(connection=connection, target_metadata=METADATA, transaction_per_migration=True)
-        with context.begin_transaction():
-            context.run_migrations()
-    engine.dispose()
+    try:
+        with engine.connect() as connection:
+            connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": MIGRATION_LOCK})
+            connection.commit()
+            context.configure(connection=connection, target_metadata=METADATA, transaction_per_migration=True)
+            with context.begin_transaction():
+                context.run_migrations()
+    finally:
+        engine.dispose()  # with it ends the session, which holds the lock
 
 
 if context.is_offline_mode():

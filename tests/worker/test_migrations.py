@@ -7,12 +7,13 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
 
 from tests.fixtures.batches import LEASE, serving
 from worker.settings import settings
 from worker.store.database.session import Store
 from worker.store.rows.schema import METADATA
-from worker.store.shards import shards
+from worker.store.shards import counting, shards
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -167,3 +168,35 @@ def test_a_batch_in_flight_is_run_on_by_whatever_model_there_is(config: Config) 
     store.close()
     command.downgrade(config, "0007_reliability")
     assert run("SELECT state, fence FROM shards") == [("running", 2)]
+
+
+def test_numbered_results_stay_and_there_is_no_way_back_while_one_waits(config: Config) -> None:
+    command.upgrade(config, "0023_reasoning")
+    run(
+        "INSERT INTO batches (id, status, params, metadata, num_requests, num_completed, num_prompt_tokens,"
+        " max_output_tokens) VALUES ('batch_1', 'processing', '{}', '{}', 2, 1, 4, 8)"
+    )
+    run(
+        "INSERT INTO shards (batch_id, position, state, priority, num_requests)"
+        " VALUES ('batch_1', 0, 'running', 0, 2)"
+    )
+    run(
+        "INSERT INTO requests (batch_id, shard_id, position, prompt, add_special_tokens, max_tokens,"
+        " num_prompt_tokens) SELECT 'batch_1', 1, n, 'wheel', true, 4, 2 FROM generate_series(0, 1) AS n"
+    )
+    insert = (
+        "INSERT INTO results (request_id, batch_id, sequence, outcome, num_prompt_tokens, num_cached_tokens,"
+        " num_output_tokens) VALUES ({}, 'batch_1', {}, 'completed', 2, 0, 4)"
+    )
+    run(insert.format(1, 1))
+    command.upgrade(config, "head")
+    run(insert.format(2, "NULL"))
+    store = Store(settings().database_url)
+    with pytest.raises(DBAPIError, match="not counted yet"):
+        command.downgrade(config, "0023_reasoning")
+    with store.transaction() as session:
+        assert counting.count(session, "batch_1")
+    store.close()
+    command.downgrade(config, "0023_reasoning")
+    assert run("SELECT request_id, sequence FROM results ORDER BY 1") == [(1, 1), (2, 2)]
+    assert run("SELECT status, num_completed FROM batches") == [("completed", 2)]

@@ -20,7 +20,8 @@ from worker.store.batches import batches, idempotency, responses, starts
 from worker.store.cache import response_cache
 from worker.store.counts import batch_counts, meters, usage
 from worker.store.database.session import Store
-from worker.store.shards import control, tickets, timeouts
+from worker.store.requests import tally
+from worker.store.shards import control, counting, tickets, timeouts
 from worker.store.watching import retention, workers
 from worker.store.webhooks import deliveries, delivery_tickets, receivers
 
@@ -58,6 +59,7 @@ class Dispatcher:
         with self.store.transaction() as session:
             deliveries.return_expired(session, limit=SWEEP_LIMIT)
         self._settle_timeouts()
+        self._count()
         with self.store.transaction() as session:
             batches.settle_stopping(session, limit=SWEEP_LIMIT)
         with self.store.transaction() as session:
@@ -104,6 +106,14 @@ class Dispatcher:
         for batch_id, shard_ids in late.items():
             with self.store.transaction() as session:
                 timeouts.settle(session, batch_id, shard_ids)
+
+    def _count(self) -> None:
+        """Count what workers have saved and not counted, since they died or the batch was locked."""
+        with self.store.transaction() as session:
+            behind = tally.batches_behind(session, limit=SWEEP_LIMIT)
+        for batch_id in behind:
+            with self.store.transaction() as session:
+                counting.count(session, batch_id)
 
     def _issue(self, queue: str, slots: int, issue: Callable[..., Sequence[Ticket]]) -> None:
         try:

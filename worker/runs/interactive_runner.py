@@ -15,7 +15,7 @@ from worker.runs.run import Ending, Run, save_now
 from worker.runs.run_meters import RunMeters
 from worker.runs.translation import PartId
 from worker.store.database.session import DATABASE_AWAY, Store
-from worker.store.shards import shards
+from worker.store.shards import counting, shards
 from worker.store.shards.shards import AfterSave, Claim, Progress
 from worker.values.delta import Delta
 from worker.values.outcomes import FinishReason
@@ -96,6 +96,7 @@ class InteractiveRunner:
         progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last)
         with self.store.transaction() as session:
             (verdict,) = shards.save(session, [progress], lease=self.keeper.lease)
+        counting.follow(self.store, run.held.batch_id)
         if run.unsaved:
             self.feed.tell(run.held.batch_id, Saved())
         run.unsaved.clear()

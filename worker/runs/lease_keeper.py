@@ -3,13 +3,16 @@
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 from worker.contract.models import ServedModel
+from worker.contract.states import Lane
 from worker.engine.engine_thread import EngineThread
 from worker.loops import Loop
+from worker.store.database.notify import wake_dispatcher
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.shards import shards
 from worker.store.shards.shards import Claim
@@ -21,6 +24,8 @@ RENEWALS_PER_LEASE = 4
 # An engine that finishes no Step for this long loses its leases; a shorter pause is only a long Step.
 STALL_SECONDS = 15.0
 CONFIRM_SECONDS = 0.5
+# So many claims within a sweep may use up the tickets before the next one issues more.
+CLAIMS_TO_WAKE = 3
 
 
 class LeaseKeeper:
@@ -35,14 +40,17 @@ class LeaseKeeper:
         lease: timedelta,
         model: ServedModel | None = None,
         on_claim: Callable[[Claim], None] = lambda _: None,
+        sweep_seconds: float = 1.0,
     ) -> None:
         self.worker = worker
         self.model = model  # None: claims only shards that any model may run
         self._store = store
         self._engine = engine
         self._lease = lease
+        self._sweep_seconds = sweep_seconds  # the dispatcher's
         self._on_claim = on_claim  # called in the thread that will run the shard
         self._held: set[tuple[int, int]] = set()  # (shard id, fence)
+        self._claimed_at: deque[float] = deque(maxlen=CLAIMS_TO_WAKE)  # since the dispatcher was last woken
         self._stopping = threading.Event()
         self._loop = Loop(
             "leases",
@@ -69,6 +77,8 @@ class LeaseKeeper:
             yield None
             return
         self._held.add((held.shard_id, held.fence))
+        if held.lane is Lane.BATCH:
+            self._wake_dispatcher()
         self._on_claim(held)
         try:
             with work(batch=held.batch_id, shard=held.shard_id):
@@ -104,6 +114,20 @@ class LeaseKeeper:
                 raise
             return held if self._is_ours(held) else None
         return held
+
+    def _wake_dispatcher(self) -> None:
+        """Wake the dispatcher for new tickets, if its sweeps come too seldom for the claims made here.
+
+        Each notification wakes everybody who listens, and in the transaction of a claim it would make all
+        transactions with notifications wait for each other.
+        """
+        now = time.monotonic()
+        self._claimed_at.append(now)
+        recent = tuple(self._claimed_at)  # others may clear it
+        if len(recent) == CLAIMS_TO_WAKE and now - recent[0] < self._sweep_seconds:
+            self._claimed_at.clear()
+            with suppress(*DATABASE_AWAY), self._store.look() as session:
+                wake_dispatcher(session)
 
     def _is_ours(self, held: Claim) -> bool:
         """Return whether a claim was committed whose commit was cut off; ask until Postgres answers.

@@ -25,7 +25,7 @@ from worker.runs.translation import can_resume
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.requests import requests
 from worker.store.requests.requests import ShardRequest
-from worker.store.shards import fair_share, fair_slots, shards
+from worker.store.shards import counting, fair_share, fair_slots, shards
 from worker.store.shards.shards import AfterSave, Claim, Progress
 from worker.values.results import PartialOutput
 
@@ -190,4 +190,5 @@ class ShardRunner:
         }
         with self.store.transaction() as session:
             shards.release(session, run.held, unfinished)
+        counting.follow(self.store, run.held.batch_id)
         return run.ending

@@ -12,7 +12,7 @@ from datetime import timedelta
 from itertools import groupby
 
 from worker.store.database.session import Store
-from worker.store.shards import shards
+from worker.store.shards import counting, shards
 from worker.store.shards.shards import AfterSave, Progress
 
 # How long the first save waits for others.
@@ -70,3 +70,5 @@ class ShardSaver:
                     one.saved = verdict
             for one in together:
                 one.is_done.set()
+            if together[0].error is None:
+                counting.follow(self._store, together[0].progress.held.batch_id)

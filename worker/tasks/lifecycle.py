@@ -147,6 +147,7 @@ class EngineStep(bootsteps.StartStopStep):
             lease=lease,
             model=served,
             on_claim=task_events.claimed,
+            sweep_seconds=config.sweep_seconds,
         )
 
     def _runners(

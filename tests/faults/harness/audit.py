@@ -40,7 +40,15 @@ CREATE FUNCTION audit_kept() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     INSERT INTO audit_breaches (what) VALUES (format('a row of %s: %s', TG_TABLE_NAME, TG_OP));
     RETURN NULL;
 END $$;
-CREATE TRIGGER audit_kept AFTER UPDATE OR DELETE ON results FOR EACH ROW EXECUTE FUNCTION audit_kept();
+CREATE TRIGGER audit_kept AFTER DELETE ON results FOR EACH ROW EXECUTE FUNCTION audit_kept();
+-- A result gets its number once, and changes in nothing else.
+CREATE FUNCTION audit_result() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF OLD.sequence IS NOT NULL OR to_jsonb(NEW) - 'sequence' <> to_jsonb(OLD) - 'sequence' THEN
+        INSERT INTO audit_breaches (what) VALUES (format('the result of request %s changed', OLD.request_id));
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER audit AFTER UPDATE ON results FOR EACH ROW EXECUTE FUNCTION audit_result();
 CREATE TRIGGER audit_kept AFTER DELETE ON requests FOR EACH ROW EXECUTE FUNCTION audit_kept();
 CREATE TRIGGER audit_kept AFTER DELETE ON batches FOR EACH ROW EXECUTE FUNCTION audit_kept();
 CREATE TRIGGER audit_kept AFTER DELETE ON webhook_events FOR EACH ROW EXECUTE FUNCTION audit_kept();

@@ -13,6 +13,10 @@ from sqlalchemy.orm import Session
 from tests.fixtures.batches import claim, submit
 from tests.fixtures.deployment import eventually
 from tests.fixtures.fake_engine import FakeEngine, keeper
+from worker.contract.states import Lane
+from worker.engine.engine_thread import EngineThread
+from worker.runs import lease_keeper
+from worker.runs.lease_keeper import LeaseKeeper
 from worker.store.database.session import Store
 
 SHORT = timedelta(seconds=1)
@@ -110,3 +114,31 @@ def test_what_is_held_stays_held_without_a_save(store: Store) -> None:
         eventually(lambda: seconds_left(store) > 0)
     eventually(lambda: seconds_left(store) < 0, what="the end of the lease of what is let go")
     kept.stop()
+
+
+@pytest.mark.parametrize(("sweep_seconds", "times"), [(60.0, 2), (0.0, 0)])
+def test_claims_wake_the_dispatcher_if_they_outrun_its_sweeps(
+    store: Store, monkeypatch: pytest.MonkeyPatch, sweep_seconds: float, times: int
+) -> None:
+    woken: list[Session] = []
+    monkeypatch.setattr(lease_keeper, "wake_dispatcher", woken.append)
+    submit(store, num_requests=14)
+    engine = cast("EngineThread", FakeEngine())
+    own = LeaseKeeper(store, engine, worker="gpu@test", lease=SHORT, sweep_seconds=sweep_seconds)
+    for shard_id in range(1, 8):
+        with own.hold(shard_id) as held:
+            assert held is not None
+    assert len(woken) == times
+
+
+def test_interactive_claims_take_no_tickets_and_wake_nobody(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken: list[Session] = []
+    monkeypatch.setattr(lease_keeper, "wake_dispatcher", woken.append)
+    own = keeper(store, FakeEngine())
+    for shard_id in range(1, 7):
+        submit(store, num_requests=1, lane=Lane.INTERACTIVE)
+        with own.hold(shard_id) as held:
+            assert held is not None
+    assert woken == []

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import exists, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.distributions import reading_name
@@ -17,7 +17,7 @@ from worker.store.batches import journal, starts, wrong_requests
 from worker.store.counts import batch_counts, usage
 from worker.store.database.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
 from worker.store.database.session import tenant_of
-from worker.store.requests import missing, models, requests
+from worker.store.requests import missing, models, requests, tally
 from worker.store.requests.placement import NewShard, Placement, digest_of, priority_of
 from worker.store.requests.requests import NewRequest
 from worker.store.rows.batches import BatchRow
@@ -30,6 +30,7 @@ from worker.values.outcomes import Outcome
 from worker.values.results import RequestError
 from worker.values.sampling import SamplingParams
 
+OPEN = (ShardState.READY, ShardState.RUNNING)
 # Shards of a stopping batch that one transaction drops; a large batch takes several transactions.
 DROP_AT_ONCE = 400
 
@@ -264,27 +265,22 @@ def is_stopping(session: Session, batch: BatchRow) -> bool:
 
 
 def settle(session: Session, batch: BatchRow) -> bool:
-    """Move a locked batch to its terminal state if its work is over; return whether it moved.
+    """Move a batch that is locked to its terminal state if its work is over; return whether it moved.
 
     A batch ends only here (and in `fail`), so that it ends once, with one event in the same transaction. The
     event of a batch from a file waits for the output files (worker/store/files/batch_files.py).
     """
-    if batch.status.is_terminal or batch.num_unread:
+    if not tally.is_locked(batch) or batch.status.is_terminal or batch.num_unread:
         return False
-    if is_stopping(session, batch):
-        is_running = select(ShardRow.id).where(
-            ShardRow.batch_id == batch.id, ShardRow.state == ShardState.RUNNING
-        )
-        if session.scalar(select(is_running.exists())):
-            return False
-        if not _drop_the_rest(session, batch):
-            return False  # the dispatcher's next sweep goes on
-        _end(session, batch, _stopped_as(batch))
-    elif batch.num_settled == batch.num_requests:
+    stops = is_stopping(session, batch)
+    if stops and (_has_shards(session, batch, ShardState.RUNNING) or not _drop_the_rest(session, batch)):
+        return False  # the dispatcher's next sweep goes on
+    tally.catch_up(session, batch)
+    if batch.num_settled < batch.num_requests:
+        return False
+    if not stops:
         _finish_shards(session, batch)
-        _end(session, batch, BatchStatus.COMPLETED)
-    else:
-        return False
+    _end(session, batch, _stopped_as(batch) if stops else BatchStatus.COMPLETED)
     if batch.input_file_id is None:
         report_end(session, batch)
     else:
@@ -303,7 +299,7 @@ def _stopped_as(batch: BatchRow) -> BatchStatus:
 def _finish_shards(session: Session, batch: BatchRow) -> None:
     """Finish shards that are open though no request is left: a lost worker may save what was halved since."""
     session.flush()
-    is_open = (ShardRow.batch_id == batch.id, ShardRow.state.in_([ShardState.READY, ShardState.RUNNING]))
+    is_open = (ShardRow.batch_id == batch.id, ShardRow.state.in_(OPEN))
     nobodys = {"worker": None, "lease_expires_at": None, "ticketed_at": None, "running_tokens": 0}
     session.execute(
         update(ShardRow)
@@ -347,19 +343,24 @@ def _end(session: Session, batch: BatchRow, status: BatchStatus) -> None:
 
 
 def _drop_the_rest(session: Session, batch: BatchRow) -> bool:
-    """Drop at most `DROP_AT_ONCE` shards that no worker runs; return whether those were all."""
+    """Drop at most `DROP_AT_ONCE` shards that no worker runs or is claiming; return whether none is left."""
     ready = select(ShardRow.id).where(ShardRow.batch_id == batch.id, ShardRow.state == ShardState.READY)
-    shard_ids = session.scalars(ready.order_by(ShardRow.id).limit(DROP_AT_ONCE)).all()
+    shard_ids = session.scalars(ready.order_by(ShardRow.id).limit(DROP_AT_ONCE).with_for_update()).all()
     session.execute(
         update(ShardRow)
         .where(ShardRow.id.in_(shard_ids))
         .values(state=ShardState.DROPPED, ticketed_at=None)
         .execution_options(synchronize_session=False)
     )
-    are_all = len(shard_ids) < DROP_AT_ONCE
+    are_all = len(shard_ids) < DROP_AT_ONCE and not _has_shards(session, batch, *OPEN)
     only = None if are_all else shard_ids
     missing.settle(session, batch, Outcome.CANCELLED, stop_reason(batch), shard_ids=only)
     return are_all
+
+
+def _has_shards(session: Session, batch: BatchRow, *states: ShardState) -> bool:
+    its = exists().where(ShardRow.batch_id == batch.id, ShardRow.state.in_(states))
+    return bool(session.scalar(select(its)))
 
 
 def stop_reason(batch: BatchRow) -> RequestError:

@@ -5,14 +5,15 @@ from sqlalchemy.orm import Session
 
 from worker.contract.states import BatchStatus, ShardState
 from worker.store.batches import batches
+from worker.store.requests import tally
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.shards import ShardRow
 from worker.values.results import RequestError
 
 
 def apply(session: Session, batch: BatchRow) -> None:
-    """Ask a locked batch to stop, as a cancel does, if one of its stop rules applies."""
-    if batch.status not in {BatchStatus.PENDING, BatchStatus.PROCESSING}:
+    """Ask a batch to stop, as a cancel does, if it is locked and one of its stop rules applies."""
+    if not tally.is_locked(batch) or batch.status not in {BatchStatus.PENDING, BatchStatus.PROCESSING}:
         return
     broken = _broken(session, batch)
     if broken is None:

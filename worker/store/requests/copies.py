@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import Select, case, func, insert, literal, select
+from sqlalchemy import Select, case, insert, select
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session, aliased
 
@@ -18,7 +18,7 @@ COMPUTED = (Source.ENGINE, Source.DUPLICATE)
 
 
 def record(session: Session, batch: BatchRow, results: Sequence[NewResult]) -> None:
-    """Give each new Result to the copies of its request, and count them in the locked batch."""
+    """Give each new Result to the copies of its request, and count them if the batch is locked."""
     originals = [result.request_id for result in results if _may_have_copies(batch, result)]
     if originals:
         _answer(session, batch, select(RequestRow.id).where(RequestRow.id.in_(originals)))
@@ -61,7 +61,7 @@ def _answer(session: Session, batch: BatchRow, originals: Select[int]) -> None:
         select(
             copy.id,
             copy.batch_id,
-            func.row_number().over(order_by=copy.position) + literal(batch.num_settled),
+            tally.place(batch, copy.position),
             # Nothing was computed for a copy. A Result from a cache keeps its source.
             case((done.source.in_(COMPUTED), Source.DUPLICATE.value), else_=done.source),
             done.num_prompt_tokens,

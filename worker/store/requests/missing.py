@@ -25,13 +25,13 @@ def settle(
     shard_ids: Sequence[int] | None = None,
     request_ids: Sequence[int] | None = None,
 ) -> None:
-    """Give this outcome to a locked batch's requests without a Result: all, those of shards, or these.
+    """Give this outcome to a batch's requests without a Result: all, those of locked shards, or these.
 
-    A request's partial output becomes its output and that of its copies. Counts them in the batch.
+    A request's partial output becomes its output and that of its copies. Counts them if the batch is locked.
     """
     kept = _kept_outputs(batch.id)
     columns = _columns(kept, outcome, error)
-    place = func.row_number().over(order_by=RequestRow.position) + literal(batch.num_settled)
+    place = tally.place(batch, RequestRow.position)
     missing = (
         select(RequestRow.id, RequestRow.batch_id, place, *columns.values())
         .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)

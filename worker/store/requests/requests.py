@@ -279,10 +279,10 @@ def record(
     batch_id: str,
     results: Sequence[NewResult],
     *,
-    first_sequence: int,
+    last_number: int | None,
     model_id: int | None,
 ) -> None:
-    """Insert results of a model. The caller holds the batch's lock, so the sequence has no gaps."""
+    """Insert results of a model, numbered after `last_number`; with None, they get no number yet."""
     resumed = partial_outputs.forget(session, [result.request_id for result in results])
     moments = [moment for result in results for moment in (result.started_at, result.first_token_at)]
     times = clock.to_times(session, moments)
@@ -292,7 +292,7 @@ def record(
             {
                 "request_id": result.request_id,
                 "batch_id": batch_id,
-                "sequence": sequence,
+                "sequence": None if last_number is None else last_number + place,
                 "outcome": result.outcome,
                 "output": None if result.output is None else storable(result.output),
                 "finish_reason": result.finish_reason,
@@ -311,8 +311,8 @@ def record(
                 "started_at": resumed.get(result.request_id, started_at),
                 "first_token_at": first_token_at,
             }
-            for sequence, (result, started_at, first_token_at) in enumerate(
-                zip(results, times[::2], times[1::2], strict=True), first_sequence
+            for place, (result, started_at, first_token_at) in enumerate(
+                zip(results, times[::2], times[1::2], strict=True), 1
             )
         ],
     )

@@ -95,7 +95,7 @@ def page_of_input(session: Session, batch_id: str, *, after: int, limit: int) ->
         select(*VIEWED)
         .select_from(RequestRow)
         .join(BatchRow, BatchRow.id == RequestRow.batch_id)
-        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+        .outerjoin(ResultRow, (ResultRow.request_id == RequestRow.id) & ResultRow.sequence.is_not(None))
         .where(RequestRow.batch_id == batch_id, RequestRow.position >= after)
         .order_by(RequestRow.position)
         .limit(limit)
@@ -132,6 +132,7 @@ def has_news(session: Session, batch_id: str, *, after: int, in_input_order: boo
             RequestRow.batch_id == batch_id,
             RequestRow.position == after,
             ResultRow.request_id == RequestRow.id,
+            ResultRow.sequence.is_not(None),
         )
     has_ended = BatchRow.status.in_([status for status in BatchStatus if status.is_terminal])
     found = session.scalar(select(or_(has_ended, newer)).where(BatchRow.id == batch_id))

@@ -1,10 +1,15 @@
-"""Adds the Results of a batch to its row and to its tenant's usage. No other module does."""
+"""Counts the Results of a batch: numbers them and adds them to its row and its tenant's usage.
+
+Only a transaction that has the batch's lock counts, so the numbers have no gaps, a cursor never skips a
+Result, and the counts are exact. A transaction without the lock stores Results without a number. No query
+reads these before a later transaction with the lock counts them (worker/store/shards/counting.py).
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, cast, func, select
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy import BigInteger, ColumnElement, cast, exists, func, literal, select, update
+from sqlalchemy.orm import InstrumentedAttribute, Session, object_session
 
 from worker.contract.usage import COST, COUNTERS, SECONDS
 from worker.store.counts import usage
@@ -40,6 +45,8 @@ TALLY: Mapping[InstrumentedAttribute[Any], ColumnElement[Any]] = {
     BatchRow.decode_seconds: func.sum(ResultRow.decode_seconds),
     BatchRow.padding_seconds: func.sum(ResultRow.padding_seconds),
 }
+# More Results than this wait for the next transaction.
+COUNTED_AT_ONCE = 5000
 # What they add to usage beside this.
 HITS = {
     "cache_hits_exact": func.count().filter(ResultRow.source == Source.EXACT_CACHE),
@@ -54,11 +61,67 @@ COUNTED_AS = {
 }
 
 
-def add(session: Session, batch: BatchRow) -> None:
-    """Add the Results that a locked batch's row does not count yet, and their cost at this process's prices.
+def is_locked(batch: BatchRow) -> bool:
+    """Return whether this transaction has the batch's lock; without it, the row belongs to no session."""
+    return object_session(batch) is not None
 
-    The sequence of a batch's Results has no gaps, so these follow the number of those that it counts.
+
+def last_number(batch: BatchRow) -> int | None:
+    """Return the number of a batch's last Result; None if it is not locked, as new ones get no number."""
+    return batch.num_settled if is_locked(batch) else None
+
+
+def place(batch: BatchRow, order: InstrumentedAttribute[int]) -> ColumnElement[int | None]:
+    """Return the numbers of new Results that are inserted by a query, in this order."""
+    return func.row_number().over(order_by=order) + literal(last_number(batch), BigInteger())
+
+
+def is_behind(session: Session, batch_id: str) -> bool:
+    """Return whether a batch has Results that are not counted yet."""
+    uncounted = exists().where(ResultRow.batch_id == batch_id, ResultRow.sequence.is_(None))
+    return bool(session.scalar(select(uncounted)))
+
+
+def batches_behind(session: Session, *, limit: int) -> list[str]:
+    """Return at most `limit` batches that have Results which are not counted yet."""
+    uncounted = select(ResultRow.batch_id).where(ResultRow.sequence.is_(None))
+    return list(session.scalars(uncounted.distinct().limit(limit)))
+
+
+def catch_up(session: Session, batch: BatchRow) -> None:
+    """Count at most `COUNTED_AT_ONCE` Results that others left uncounted, the oldest first.
+
+    Does nothing if this transaction does not have the batch's lock.
     """
+    if not is_locked(batch):
+        return
+    order = (ResultRow.created_at, ResultRow.request_id)
+    uncounted = (
+        select(ResultRow.request_id, func.row_number().over(order_by=order).label("place"))
+        .where(ResultRow.batch_id == batch.id, ResultRow.sequence.is_(None))
+        .order_by(*order)
+        .limit(COUNTED_AT_ONCE)
+        .subquery()
+    )
+    numbered = session.execute(
+        update(ResultRow)
+        .where(ResultRow.request_id == uncounted.c.request_id)
+        .values(sequence=batch.num_settled + uncounted.c.place)
+        .returning(ResultRow.request_id)
+        .execution_options(synchronize_session=False)
+    )
+    if numbered.first() is not None:
+        add(session, batch)
+
+
+def add(session: Session, batch: BatchRow) -> None:
+    """Add the numbered Results that a locked batch's row does not count yet, at this process's prices.
+
+    The numbers of a batch's Results have no gaps, so these follow the number of those that it counts. Does
+    nothing if this transaction does not have the batch's lock.
+    """
+    if not is_locked(batch):
+        return
     num_before = batch.num_settled
     sums = [
         func.coalesce(cast(aggregate, column.type), 0).label(column.key)

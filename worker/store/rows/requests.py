@@ -101,11 +101,15 @@ class ResultRow(TableRow):
     """A Request's outcome. The primary key guarantees at most one each."""
 
     __tablename__ = "results"
-    __table_args__ = (Index(None, "batch_id", "sequence", unique=True),)
+    __table_args__ = (
+        Index(None, "batch_id", "sequence", unique=True),
+        Index("results_uncounted_index", "batch_id", postgresql_where=text("sequence IS NULL")),
+    )
 
     request_id: Mapped[int] = mapped_column(ForeignKey("requests.id", ondelete="CASCADE"), primary_key=True)
     batch_id: Mapped[str]
-    sequence: Mapped[int]  # order of completion in the batch, from 1 and without gaps
+    # Order of completion in the batch, from 1 and without gaps; None: not counted yet, so no client sees it.
+    sequence: Mapped[int | None]
     outcome: Mapped[Outcome] = mapped_column(info=ANSWER)
     output: Mapped[str | None] = mapped_column(info=ANSWER)
     finish_reason: Mapped[str | None] = mapped_column(info=ANSWER)

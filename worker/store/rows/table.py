@@ -1,6 +1,7 @@
 """The base class of all tables, their column types and naming convention.
 
-Lock order in every transaction: the batch, then its shards. Every time comes from Postgres's own clock.
+Lock order in every transaction: the batch, if it locks that, then its shards. Every time comes from
+Postgres's own clock.
 """
 
 from datetime import datetime

@@ -6,6 +6,7 @@ from sqlalchemy import Float, case, cast, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.states import ShardState
+from worker.store.requests import tally
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.shards import ShardRow
 
@@ -16,7 +17,9 @@ SMOOTHING_SECONDS = 15.0
 
 
 def measure(session: Session, batch: BatchRow) -> None:
-    """Measure a locked batch's rate, unless the last measurement is younger than `MEASURED_EVERY`."""
+    """Measure the rate of a batch that is locked, `MEASURED_EVERY` at most."""
+    if not tally.is_locked(batch):
+        return
     session.flush()
     running = (
         select(func.coalesce(func.sum(ShardRow.running_tokens), 0))

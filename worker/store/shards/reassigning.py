@@ -157,15 +157,13 @@ def rebind(session: Session, batch_id: str, model: Model, *, more_output_tokens:
     batch.max_output_tokens += more_output_tokens
     batch.model_name, batch.model_fingerprint = model.name, model.fingerprint
     batch.model_tokenizer = model.tokenizer
-    running = session.scalars(
-        select(ShardRow.id)
-        .where(ShardRow.batch_id == batch.id, ShardRow.state == ShardState.RUNNING)
-        .order_by(ShardRow.id)
-        .with_for_update()
-    ).all()
-    for shard_id in running:
-        attempts.record(session, shard_id, AttemptCause.HANDED_BACK)
     of_batch = (ShardRow.batch_id == batch.id, ShardRow.state.in_(LIVE))
+    live = session.execute(
+        select(ShardRow.id, ShardRow.state).where(*of_batch).order_by(ShardRow.id).with_for_update()
+    )
+    for shard_id, state in live.all():
+        if state is ShardState.RUNNING:
+            attempts.record(session, shard_id, AttemptCause.HANDED_BACK)
     ids = session.scalars(
         update(ShardRow)
         .where(*of_batch)

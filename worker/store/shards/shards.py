@@ -12,13 +12,14 @@ from sqlalchemy.orm import Session
 from worker.contract.access import DEFAULT_TENANT
 from worker.contract.models import ServedModel
 from worker.contract.states import AttemptCause, BatchStatus, Lane, ShardState
-from worker.store.batches import batches, journal, stop_rules
+from worker.store.batches import batches, journal, locks, stop_rules
 from worker.store.cache import response_cache
 from worker.store.database.notify import wake_dispatcher
 from worker.store.requests import attempts, copies, missing, models, partial_outputs, requests, tally
 from worker.store.requests.requests import ShardRequest
 from worker.store.rows.access import TenantRow
 from worker.store.rows.batches import BatchRow
+from worker.store.rows.requests import RequestRow
 from worker.store.rows.shards import ShardRow
 from worker.store.shards import budget, poison, rates
 from worker.values.caching import CacheMode
@@ -48,6 +49,7 @@ class Claim:
     leased_until: datetime | None = None  # the end of the lease, as claimed
     may_use_semantic_cache: bool = False  # its tenant, when the claim was made
     model_id: int | None = None  # in `served_models`, of the model that runs it
+    lane: Lane = Lane.BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def claim(
     """Claim a ready shard of a live batch for a worker of this model; return None if that cannot be done."""
     wanted = (ShardRow.id == shard_id, models.may_run(None if model is None else model.fingerprint))
     batch_id = session.scalar(select(ShardRow.batch_id).where(*wanted))
-    batch = batches.lock(session, batch_id) if batch_id else None
+    batch = locks.lock_to_claim(session, batch_id) if batch_id else None
     if batch is None or batch.paused_at is not None or batches.is_stopping(session, batch):
         return None
     shard = session.execute(
@@ -103,12 +105,7 @@ def claim(
     ).one_or_none()
     if shard is None:
         return None
-    if batch.status is BatchStatus.PENDING:
-        batch.status = BatchStatus.PROCESSING
-        batch.started_at = func.now()
-        journal.started(session, batch, at=shard.lease_expires_at - lease)
-    if batch.lane is Lane.BATCH:
-        wake_dispatcher(session)
+    _start(session, batch, at=shard.lease_expires_at - lease)
     unfinished = requests.remaining(session, shard_id, batch.params)
     remaining = budget.affordable(session, batch, shard_id, unfinished)
     of_claim = {"fence": shard.fence, "attempt": shard.attempts, "worker": worker}
@@ -128,7 +125,16 @@ def claim(
         leased_until=shard.lease_expires_at,
         may_use_semantic_cache=tenant is not None and tenant.may_use_semantic_cache,
         model_id=None if model is None else model.id,
+        lane=batch.lane,
     )
+
+
+def _start(session: Session, batch: BatchRow, *, at: datetime | None) -> None:
+    """Start a locked batch that has not started; a claim that finds the lock taken leaves that to a save."""
+    if batch.status is BatchStatus.PENDING and at is not None and tally.is_locked(batch):
+        batch.status, batch.started_at = BatchStatus.PROCESSING, at
+        session.flush()
+        journal.started(session, batch, at=at)
 
 
 def is_claimed(session: Session, held: Claim, *, worker: str) -> bool:
@@ -136,7 +142,7 @@ def is_claimed(session: Session, held: Claim, *, worker: str) -> bool:
 
     If fence, state, worker and expiry match the claim, its commit succeeded.
     """
-    batches.lock(session, held.batch_id)
+    session.execute(select(ShardRow.id).where(ShardRow.id == held.shard_id).with_for_update())
     as_claimed = (
         ShardRow.fence == held.fence,
         ShardRow.state == ShardState.RUNNING,
@@ -167,9 +173,11 @@ def ready_interactive(session: Session, *, limit: int, model: str | None = None)
 def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | None) -> list[AfterSave]:
     """Record results and progress of shards of one batch, and renew their leases unless `lease` is None.
 
-    A shard that has its last result is finished, and the batch ends with its last shard.
+    A shard that has its last result is finished, and the batch ends with its last shard. If another
+    transaction has the batch locked, the results are stored and not yet counted: call `counting.follow` after
+    the commit.
     """
-    batch = batches.lock(session, progress[0].held.batch_id)
+    batch = locks.lock_to_save(session, progress[0].held.batch_id)
     held_ids = set() if batch is None else _lock_all_held(session, [one.held for one in progress])
     held = [one for one in progress if one.held.shard_id in held_ids]
     lost = {one.held.shard_id: one.held.fence for one in progress if one.held.shard_id not in held_ids}
@@ -177,6 +185,9 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
     if batch is None or not held:
         return [AfterSave.LOST] * len(progress)
     results = [result for one in held for result in one.results]
+    if batch.status is BatchStatus.PENDING:
+        _start(session, batch, at=_claimed_at(session, held_ids))
+    tally.catch_up(session, batch)
     for one in held:
         _settle_cancelled_copies(session, batch, one.held)
     model_id = held[0].held.model_id  # all are held by one worker
@@ -201,13 +212,17 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
             }
         _update(session, tokens.keys(), changes)
     stop_rules.apply(session, batch)
-    if last:
+    if last or batch.num_settled == batch.num_requests:  # with what others have left uncounted
         batches.settle(session, batch)
     rates.measure(session, batch)
     return [
         _verdict(session, batch, one.held) if one.held.shard_id in held_ids else AfterSave.LOST
         for one in progress
     ]
+
+
+def _claimed_at(session: Session, shard_ids: Collection[int]) -> datetime | None:
+    return session.scalar(select(func.min(ShardRow.claimed_at)).where(ShardRow.id.in_(shard_ids)))
 
 
 def _settle_cancelled_copies(session: Session, batch: BatchRow, held: Claim) -> None:
@@ -247,7 +262,7 @@ def release(session: Session, held: Claim, unfinished: Mapping[int, PartialOutpu
 
     These continue from their partial outputs, where `unfinished` has one by request id.
     """
-    batch = batches.lock(session, held.batch_id)
+    batch = locks.lock_or_look(session, held.batch_id)
     if batch is None or not _lock_all_held(session, [held]):
         return
     partial_outputs.keep(session, unfinished or {})
@@ -301,9 +316,15 @@ def _update(session: Session, shard_ids: Collection[int] | Select[int], changes:
 
 def _lock_all_held(session: Session, claims: Sequence[Claim]) -> set[int]:
     """Lock the shards that these claims still hold, and return their ids."""
-    return set(
-        session.scalars(select(ShardRow.id).where(_is_held(claims)).order_by(ShardRow.id).with_for_update())
-    )
+    held = select(ShardRow.id, ShardRow.is_suspect).where(_is_held(claims))
+    rows = session.execute(held.order_by(ShardRow.id).with_for_update()).all()
+    if any(row.is_suspect for row in rows):
+        # Requests of a shard that was bisected since are in other shards now: lock those too.
+        ids = [request.id for claim in claims for request in claim.requests]
+        halves = select(RequestRow.shard_id).where(RequestRow.id.in_(ids))
+        its = select(ShardRow.id).where(ShardRow.id.in_(halves)).order_by(ShardRow.id)
+        session.execute(its.with_for_update())
+    return {row.id for row in rows}
 
 
 def _is_held(claims: Sequence[Claim]) -> ColumnElement[bool]:
@@ -325,7 +346,7 @@ def _record(session: Session, batch: BatchRow, results: Sequence[NewResult], *, 
         else result
         for result in results
     ]
-    requests.record(session, batch.id, results, first_sequence=batch.num_settled + 1, model_id=model_id)
+    requests.record(session, batch.id, results, last_number=tally.last_number(batch), model_id=model_id)
     tally.add(session, batch)
     copies.record(session, batch, results)
     response_cache.keep(session, results, tenant_id=batch.tenant_id)
@@ -345,10 +366,10 @@ def expired(session: Session, *, limit: int) -> list[tuple[int, str]]:
 def return_expired(session: Session, shard_id: int, batch_id: str, *, max_attempts: int) -> bool:
     """Make a shard whose lease has expired ready again; return whether this call did so.
 
-    A shard whose batch is locked waits for the next sweep: a session that keeps its lock must not keep the
-    dispatcher from all other batches. `max_attempts` is that of `poison.judge`.
+    A shard that is locked waits for the next sweep: a session that keeps its lock must not keep the
+    dispatcher from all others. `max_attempts` is that of `poison.judge`.
     """
-    batch = batches.lock(session, batch_id, skip_locked=True)
+    batch = locks.lock_or_look(session, batch_id)
     if batch is None:
         return False
     shard = session.scalar(
@@ -358,7 +379,7 @@ def return_expired(session: Session, shard_id: int, batch_id: str, *, max_attemp
             ShardRow.state == ShardState.RUNNING,
             ShardRow.lease_expires_at <= func.now(),
         )
-        .with_for_update()
+        .with_for_update(skip_locked=True)
     )
     if shard is None:
         return False

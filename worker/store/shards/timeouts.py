@@ -7,7 +7,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from worker.contract.states import ShardState
-from worker.store.batches import batches, stop_rules
+from worker.store.batches import batches, locks, stop_rules
 from worker.store.requests import missing, timeouts
 from worker.store.rows.shards import ShardRow
 from worker.store.shards import shards
@@ -31,14 +31,14 @@ def due(session: Session, *, limit: int) -> Mapping[str, Collection[int]]:
 def settle(session: Session, batch_id: str, shard_ids: Collection[int]) -> None:
     """Fail the requests of a batch's ready shards that are out of time; the others may run on.
 
-    A batch that another transaction has locked waits for the next sweep.
+    A shard that another transaction has locked waits for the next sweep.
     """
-    batch = batches.lock(session, batch_id, skip_locked=True)
+    batch = locks.lock_or_look(session, batch_id)
     if batch is None:
         return
     is_here = ShardRow.id.in_(shard_ids)
     locked = session.scalars(
-        select(ShardRow.id).where(is_here, *IS_DUE).order_by(ShardRow.id).with_for_update()
+        select(ShardRow.id).where(is_here, *IS_DUE).order_by(ShardRow.id).with_for_update(skip_locked=True)
     ).all()
     if late := timeouts.late(session, locked):
         missing.settle(session, batch, Outcome.FAILED, TIMEOUT, request_ids=late)

@@ -98,7 +98,7 @@ def _examples(session: Session, batch_ids: Sequence[str]) -> dict[str, tuple[str
     batch = select(BatchRow.id).where(BatchRow.id.in_(batch_ids)).subquery()
     last = (
         select(ResultRow.sequence, ResultRow.outcome, ResultRow.error_code, ResultRow.error_message)
-        .where(ResultRow.batch_id == batch.c.id)
+        .where(ResultRow.batch_id == batch.c.id, ResultRow.sequence.is_not(None))
         .order_by(ResultRow.sequence.desc())
         .limit(EXAMPLE_AMONG)
         .lateral()

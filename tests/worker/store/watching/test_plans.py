@@ -14,8 +14,8 @@ from worker.store.batches.labels import Labels
 from worker.store.cache import response_cache
 from worker.store.counts import batch_counts
 from worker.store.database.session import Store
-from worker.store.requests import result_views
-from worker.store.shards import shards, tickets
+from worker.store.requests import result_views, tally
+from worker.store.shards import counting, shards, tickets
 from worker.store.shards.shards import Claim, Progress
 from worker.store.watching import outlook, overview, retention
 from worker.store.webhooks import deliveries, delivery_log, delivery_tickets
@@ -101,6 +101,9 @@ HOT: dict[str, Callable[[Session], Any]] = {
     "claim": claim,
     "save and finish": save,
     "release": lambda session: shards.release(session, claim(session)),
+    "behind": lambda session: tally.is_behind(session, "batch_4810"),
+    "sweep: batches behind": lambda session: tally.batches_behind(session, limit=100),
+    "count": lambda session: counting.count(session, "batch_4810"),
     "tickets for shards": lambda session: tickets.issue_shards(
         session, window=12, reissue_after=timedelta(seconds=2)
     ),

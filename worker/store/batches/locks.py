@@ -1,0 +1,47 @@
+"""Reads a batch with its lock if nobody else has it, and without it otherwise.
+
+A worker needs a batch's state for every claim and save, and its lock only to count results and to end it. So
+the workers of a batch do not wait for each other. Those of a batch with `max_total_tokens` do: each has to
+know exactly what the others have left of it.
+"""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from worker.contract.states import BatchStatus
+from worker.store.batches import batches
+from worker.store.requests import tally
+from worker.store.rows.batches import BatchRow
+
+
+def look(session: Session, batch_id: str) -> BatchRow | None:
+    """Return a batch as it stands, without its lock. Its row belongs to no session: no change is written."""
+    row = select(BatchRow).where(BatchRow.id == batch_id).execution_options(populate_existing=True)
+    batch = session.scalar(row)
+    if batch is not None:
+        session.expunge(batch)
+    return batch
+
+
+def lock_or_look(session: Session, batch_id: str) -> BatchRow | None:
+    """Lock a batch unless another transaction has it locked; return it, or None if there is no such batch.
+
+    `tally.is_locked` tells which it is. Take this lock before those of the batch's shards.
+    """
+    return batches.lock(session, batch_id, skip_locked=True) or look(session, batch_id)
+
+
+def lock_to_claim(session: Session, batch_id: str) -> BatchRow | None:
+    """Return a batch to claim a shard of; `lock_or_look` it if it has not started, and wait for a budget."""
+    batch = look(session, batch_id)
+    if batch is None or (batch.status is not BatchStatus.PENDING and batch.max_total_tokens is None):
+        return batch
+    return lock_to_save(session, batch_id)
+
+
+def lock_to_save(session: Session, batch_id: str) -> BatchRow | None:
+    """Return a batch to save results in: `lock_or_look` it, but wait for one with a budget."""
+    batch = lock_or_look(session, batch_id)
+    if batch is None or tally.is_locked(batch) or batch.max_total_tokens is None:
+        return batch
+    return batches.lock(session, batch_id)
