@@ -21,6 +21,7 @@ CLIENTS = {
     # It also runs the checkpoint itself, to compare.
     "lm_eval": ("lm_eval[api,hf]==0.4.13", "transformers==5.23.0", "torch==2.13.0"),
     "vllm_run_batch": ("openai==3.54.0",),
+    "tables": ("duckdb==2.0.0", "pandas==3.1.1", "datasets==5.2.0", "pyarrow==26.0.1", "httpx==0.28.1"),
 }
 
 
