@@ -10,6 +10,8 @@ from kernels.int8_chain.cpu import LARGEST, ZERO
 from kernels.int8_chain.tile import PANEL, WORD
 from kernels.quantization import Int8Weight
 
+ROWS_AT_ONCE = 1 << 12
+
 
 @dataclass(frozen=True, slots=True)
 class PanelWeight:
@@ -32,9 +34,11 @@ def pack_panels(weight: Int8Weight, bias: Tensor | None = None) -> PanelWeight:
     levels = F.pad(weight.levels, (0, -in_features % WORD, 0, more))
     num_panels, num_words = len(levels) // PANEL, levels.shape[1] // WORD
     panels = levels.view(num_panels, PANEL, num_words, WORD).transpose(1, 2).contiguous()
+    # In pieces, as a sum in int32 takes a copy in it.
+    sums = torch.cat([some.sum(dim=1, dtype=torch.int32) for some in levels.split(ROWS_AT_ONCE)])
     return PanelWeight(
         panels=panels,
-        offsets=levels.sum(dim=1, dtype=torch.int32) * -ZERO,
+        offsets=sums * -ZERO,
         scales=F.pad(weight.scales / LARGEST, (0, more)),
         bias=torch.zeros(len(levels)) if bias is None else F.pad(bias.float(), (0, more)),
         in_features=in_features,
