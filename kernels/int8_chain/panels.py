@@ -35,7 +35,8 @@ def pack_panels(weight: Int8Weight, bias: Tensor | None = None) -> PanelWeight:
     num_panels, num_words = len(levels) // PANEL, levels.shape[1] // WORD
     panels = levels.view(num_panels, PANEL, num_words, WORD).transpose(1, 2).contiguous()
     # In pieces, as a sum in int32 takes a copy in it.
-    sums = torch.cat([some.sum(dim=1, dtype=torch.int32) for some in levels.split(ROWS_AT_ONCE)])
+    pieces = [levels[first : first + ROWS_AT_ONCE] for first in range(0, len(levels), ROWS_AT_ONCE)]
+    sums = torch.cat([piece.sum(dim=1, dtype=torch.int32) for piece in pieces])
     return PanelWeight(
         panels=panels,
         offsets=sums * -ZERO,

@@ -149,16 +149,17 @@ def find_same(session: Session, new: NewFileBatch, *, within: timedelta) -> str 
 
     Locks the submission until the transaction ends, so the second of two at once waits for the first.
     """
-    source, came_from = BatchFilesRow.input_file_id, new.input_file_id
-    if new.input_uri is not None:  # each time it is read into another file
-        source, came_from = BatchFilesRow.input_uri, new.input_uri
-    same = f"{new.endpoint} {came_from} {new.completion_window}"
+    if new.input_uri is None:
+        has_input = BatchFilesRow.input_file_id == new.input_file_id
+    else:  # each time it is read into another file
+        has_input = BatchFilesRow.input_uri == new.input_uri
+    same = f"{new.endpoint} {new.input_uri or new.input_file_id} {new.completion_window}"
     session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(same, 0))))
     return session.scalar(
         select(BatchFilesRow.batch_id)
         .join(BatchRow, BatchRow.id == BatchFilesRow.batch_id)
         .where(
-            source == came_from,
+            has_input,
             BatchFilesRow.endpoint == new.endpoint,
             BatchFilesRow.completion_window == new.completion_window,
             BatchRow.name.is_not_distinct_from(new.name),

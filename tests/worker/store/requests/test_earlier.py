@@ -27,7 +27,17 @@ class File:
         self.num_left = sum(map(len, chunks))
         self.earlier = Earlier()
         new = NewFileBatch(
-            "/v1/completions", "file-1", self.num_left, 9, "1h", timedelta(hours=1), {}, None, 0, None
+            endpoint="/v1/completions",
+            input_file_id="file-1",
+            num_lines=self.num_left,
+            num_bytes=9,
+            completion_window="1h",
+            window=timedelta(hours=1),
+            name=None,
+            metadata={},
+            callback_url=None,
+            priority=0,
+            output_lifetime=None,
         )
         with store.transaction() as session:
             self.batch_id = batch_files.submit(session, new)

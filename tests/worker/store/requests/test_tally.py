@@ -29,6 +29,7 @@ SUMS = """
            sum(num_prompt_tokens) AS input_tokens,
            sum(num_cached_tokens) AS cached_tokens,
            sum(num_output_tokens) AS output_tokens,
+           coalesce(sum((payload->>'num_reasoning_tokens')::int), 0) AS reasoning_tokens,
            sum(num_output_tokens) FILTER (WHERE outcome = 'completed') AS completed_output_tokens,
            (SELECT sum(octet_length(prompt)) FROM requests) + sum(octet_length(output)) AS stored_bytes,
            sum(prefill_seconds) AS prefill_seconds,
