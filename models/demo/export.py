@@ -6,17 +6,13 @@ from typing import Any
 
 import torch
 from corpus import BOS, EOS, Corpus, token_id
+from dialogue.template import CHAT_TEMPLATE
 from heldout import perplexity
 from model import Llama
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 HELDOUT_WINDOW = 1024
-# The model knows no conversations: it continues the messages as one text.
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{{ message.content }}"
-    "{% if not loop.last %}\n\n{% endif %}{% endfor %}"
-)
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

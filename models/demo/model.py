@@ -172,8 +172,12 @@ class Llama(nn.Module):
 
     def loss(self, ids: Tensor) -> Tensor:
         """Return the mean next-token loss over ids [batch, length + 1]."""
-        states = self.hidden(ids[:, :-1]).flatten(0, 1)
-        loss: Tensor = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-            states, self.embed_tokens.weight, ids[:, 1:].flatten()
+        return mean_loss(
+            self.hidden(ids[:, :-1]).flatten(0, 1), self.embed_tokens.weight, ids[:, 1:].flatten()
         )
-        return loss
+
+
+def mean_loss(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross entropy of states [tokens, hidden] @ weight.T against targets [tokens]."""
+    loss: Tensor = ChunkedLoss.apply(states, weight, targets)  # type: ignore[no-untyped-call]
+    return loss

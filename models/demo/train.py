@@ -1,7 +1,8 @@
 """Trains the demo model on the standard library and exports it in the Hugging Face layout.
 
 `python models/demo/train.py --minutes 90` trains under `.cache/demo/`, or continues from the last checkpoint
-there, then writes the weights, tokenizer, held-out text and metrics beside this file. It needs only a CPU.
+there, then writes the weights, tokenizer, held-out text and metrics to `.cache/demo/base/`. `tune.py` goes on
+from there. It needs only a CPU.
 """
 
 import argparse
@@ -180,7 +181,7 @@ def main() -> None:
     parser.add_argument("--save-seconds", type=float, default=180.0)
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "demo")
     parser.add_argument("--export-only", action="store_true", help="export the last checkpoint as it is")
-    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent)
+    parser.add_argument("--out", type=Path, default=ROOT / ".cache" / "demo" / "base")
     args = parser.parse_args()
     args.cache.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(args.threads)

@@ -1,0 +1,1 @@
+"""Conversations that teach the demo model to answer in form: short chats, JSON, and calls of functions."""
