@@ -210,7 +210,7 @@ def start(args: argparse.Namespace, corpus: Corpus) -> Tuning:
 def main() -> None:
     """Parse the command line, train, export."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--steps", type=int, default=760)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--save-seconds", type=float, default=180.0)
