@@ -1,7 +1,6 @@
 """The demo model answers in form, under the prompts of the service: chats, JSON and calls end."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from worker.engine.requests.generation import Completion, GenerationRequest
 from worker.values.outcomes import FinishReason
 from worker.values.sampling import FormatKind, OutputFormat, SamplingParams
 
-DEMO = Path(os.environ.get("DEMO_UNDER_TEST", Path(__file__).resolve().parents[2] / "models" / "demo"))
+DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 # As generation_config.json has it.
 SAMPLED: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95, "seed": 5}
 PROMPTS = (
