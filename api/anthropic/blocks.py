@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from api.parsing.parser import OutputParser
-from api.parsing.pieces import ArgumentsPiece, CallPiece, ContentPiece, Piece, ReasoningPiece
+from worker.parsing.parser import OutputParser
+from worker.parsing.pieces import ArgumentsPiece, CallPiece, ContentPiece, Piece, ReasoningPiece
 from worker.values.parsing import Parsing
 
 # By the type of a block: the type of its deltas, and the field that grows.

@@ -1,20 +1,21 @@
 """Turns a conversation, and the tools that it offers, into a prompt and the parameters of its output."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
-from api.inputs.checkpoint import ChatTemplateError, Checkpoint
+from api.inputs.checkpoint import Checkpoint
 from api.inputs.formats import check_format
 from api.inputs.reasoning import ReasoningFields, template_variables, with_reasoning
 from api.inputs.sampling import refusal
 from api.inputs.schema import storable
 from api.inputs.tools import FunctionDefinition, NamedToolChoice, ToolCall, ToolChoice, ToolFields
 from api.parsing.grammars import WITHOUT_GRAMMAR, CallGrammar, json_rule
-from api.parsing.parser import call_id
+from worker.chat.conversation import REASONING, Turn, to_prompt
+from worker.chat.template import ChatTemplateError
 from worker.values.endless_schema import is_endless
 from worker.values.grammar import ENDLESS, JSON_WHITESPACE, GrammarError
 from worker.values.parsing import Family, Parsing
@@ -53,21 +54,7 @@ class SentMessage(Protocol):
         """The function that it answers."""
 
 
-Turn = Mapping[str, Any]  # a message as chat templates take it
-REASONING = ("reasoning_content", "thinking")  # names in templates: of most, of gpt-oss
 NO_WISHES = ReasoningFields()
-INSTRUCTION = """\
-# Tools
-
-You may call functions. Each line between the tags is one of them, as JSON:
-<tools>
-{tools}
-</tools>
-
-To call a function, write its name and its arguments as JSON between tags:
-<tool_call>
-{{"name": "<name>", "arguments": {{<arguments>}}}}
-</tool_call>"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +155,7 @@ def to_chat(
     """
     is_continued = bool(fields.continue_final_message)
     render = partial(
-        checkpoint.render_chat,
+        checkpoint.template.render,
         variables=template_variables(checkpoint, fields, path),
         begins_turn=fields.add_generation_prompt is not False,
         continues_last=is_continued,
@@ -176,13 +163,13 @@ def to_chat(
     tools = [function.for_template() for function in (use.functions if use.choice != "none" else ())]
     try:
         # The arguments of a call can hide what cannot be stored.
-        prompt = storable(_render(checkpoint, turns, tools, render))
+        prompt = storable(to_prompt(checkpoint.template, checkpoint.family, turns, tools, render))
     except (ChatTemplateError, ValueError) as error:
         raise refusal(path, "messages", str(error)) from error
     except RecursionError as error:
         raise refusal(path, "messages", "the arguments of a call are nested too deeply") from error
     family = checkpoint.family
-    if tools and not checkpoint.knows_tools:
+    if tools and not checkpoint.template.knows_tools:
         family = Family.HERMES  # as INSTRUCTION says
     params = _with_tools(checkpoint, family, use, params, path)
     continued = str(turns[-1]["content"]) if is_continued else None
@@ -271,70 +258,3 @@ def _content_rule(content: OutputFormat | None, path: str) -> str | None:
         schema = json.loads(str(content.source))
         return json_rule({**schema, **options})
     raise refusal(path, "tools", f"cannot be combined with an output format of kind {content.kind.value}")
-
-
-def _render(
-    checkpoint: Checkpoint, turns: Sequence[Turn], tools: Sequence[Turn], render: Callable[..., str]
-) -> str:
-    """Return the prompt. A template that knows no tools gets them, and their calls, as plain text."""
-    if checkpoint.knows_tools:
-        return render(_with_ids(checkpoint, turns), tools=tools)
-    plain = _in_words(turns)
-    if not tools:
-        return render(plain)
-    instruction = INSTRUCTION.format(
-        tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    )
-    try:
-        return render(_instructed(plain, instruction, "system"))
-    except ChatTemplateError:  # some know no system messages
-        return render(_instructed(plain, instruction, "user"))
-
-
-def _instructed(turns: Sequence[Turn], instruction: str, role: str) -> list[Turn]:
-    """Return the turns with the instruction at the end of a first turn of this role."""
-    if turns and turns[0]["role"] == role:
-        first = {**turns[0], "content": f"{turns[0]['content']}\n\n{instruction}"}
-        return [first, *turns[1:]]
-    return [{"role": role, "content": instruction}, *turns]
-
-
-def _in_words(turns: Sequence[Turn]) -> list[Turn]:
-    """Return turns without tool calls: an assistant's calls and their results become text between tags."""
-    found: list[Turn] = []
-    for turn in turns:
-        if turn["role"] == "tool":
-            text = f"<tool_response>\n{turn['content']}\n</tool_response>"
-            if found and found[-1].get("is_result"):
-                text = f"{found.pop()['content']}\n{text}"
-            found.append({"role": "user", "content": text, "is_result": True})
-        elif turn.get("tool_calls"):
-            calls = [
-                f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
-                for call in turn["tool_calls"]
-            ]
-            content = "\n".join([turn["content"], *calls] if turn["content"] else calls)
-            found.append({"role": turn["role"], "content": content})
-        else:
-            found.append(turn)
-    kept = ("role", "content", *REASONING)
-    return [{name: turn[name] for name in kept if name in turn} for turn in found]
-
-
-def _with_ids(checkpoint: Checkpoint, turns: Sequence[Turn]) -> Sequence[Turn]:
-    """Return turns whose calls have ids that the template takes: Mistral's take nine letters or digits."""
-    if checkpoint.family is not Family.MISTRAL:
-        return turns
-
-    def short(given: str) -> str:
-        return given if len(given) == 9 and given.isalnum() else call_id(given, is_short=True)
-
-    found = []
-    for turn in turns:
-        changes: dict[str, Any] = {}
-        if turn.get("tool_calls"):
-            changes["tool_calls"] = [call | {"id": short(call["id"])} for call in turn["tool_calls"]]
-        if turn.get("tool_call_id"):
-            changes["tool_call_id"] = short(turn["tool_call_id"])
-        found.append({**turn, **changes})
-    return found

@@ -13,12 +13,11 @@ from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from jinja2 import TemplateError
-from jinja2.meta import find_undeclared_variables
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
-from api.inputs.templates import ENVIRONMENT, TEMPLATE_FAILURES
 from api.parsing.families import find_family, find_thinking_style
+from worker.chat.template import ChatTemplate, own_template
 from worker.contract.models import Model, identify
 from worker.values.grammar import vocabulary_of
 from worker.values.parsing import Family
@@ -26,23 +25,16 @@ from worker.values.parsing import Family
 TOKENIZE_AT_ONCE = 64 * 1024  # characters
 UNKNOWN = "\U0010fffd"  # in no vocabulary
 MAX_SIZE = 2**31 - 1  # of anything that a config counts
-# Template variables that a tokenizer_config.json may set, as strings or as {"content": ...}.
-TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 # How byte-level tokenizers write bytes: printable ones as themselves, the others from 256 on.
 PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 BYTES_BY_SYMBOL = {chr(byte): byte for byte in PRINTABLE} | {
     chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)) - set(PRINTABLE)))
 }
-CUT = "\U0010fffc"  # where a prompt that continues a message ends; in no text
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # of tokenizers that fall back to bytes
 
 
 class ModelDirectoryError(Exception):
     """The model directory cannot be served. The message names the file."""
-
-
-class ChatTemplateError(Exception):
-    """The model's chat template cannot turn the messages into a prompt."""
 
 
 class Spelling(Protocol):
@@ -108,17 +100,10 @@ class Checkpoint:
         self._tokenizer = tokenizer
         self._end_token_ids = end_token_ids
         self._is_byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
-        self._template_variables = {key: _token_text(config.get(key)) for key in TOKEN_NAMES}
-        source, tool_source = _template_sources(config.get("chat_template"))
-        self.chat_template = source
-        self._template = None if source is None else ENVIRONMENT.from_string(source)
-        self._tool_template = None if tool_source is None else ENVIRONMENT.from_string(tool_source)
-        # What the chat template reads.
-        self.template_variables = frozenset(
-            () if tool_source is None else find_undeclared_variables(ENVIRONMENT.parse(tool_source))
-        )
-        self.family = family or find_family(tool_source, tokenizer.get_vocab(), model_type)
-        self.thinking_style = None if family is Family.NONE else find_thinking_style(tool_source, self.family)
+        self.template = ChatTemplate(model.name, config)
+        source = self.template.tool_source
+        self.family = family or find_family(source, tokenizer.get_vocab(), model_type)
+        self.thinking_style = None if family is Family.NONE else find_thinking_style(source, self.family)
 
     @classmethod
     def load(
@@ -148,10 +133,7 @@ class Checkpoint:
         tokenizer.no_padding()
         tokenizer_config_file = directory / "tokenizer_config.json"
         tokenizer_config = _read_json(tokenizer_config_file) if tokenizer_config_file.exists() else {}
-        template_file = directory / "chat_template.jinja"
         try:
-            if template_file.exists():
-                tokenizer_config["chat_template"] = template_file.read_text("utf-8")
             return cls(
                 model=identify(directory),
                 max_model_len=_read_size(config_file, config, "max_position_embeddings", least=2),
@@ -160,7 +142,7 @@ class Checkpoint:
                 created=int(config_file.stat().st_mtime),
                 tokenizer=tokenizer,
                 end_token_ids=_read_end_token_ids(directory, config),
-                config=tokenizer_config,
+                config=tokenizer_config | own_template(directory),
                 model_type=config.get("model_type"),
                 family=family,
                 aliases=aliases,
@@ -215,11 +197,6 @@ class Checkpoint:
             return bytes([int(match[1], 16)])
         return token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
-    @property
-    def knows_tools(self) -> bool:
-        """Whether the chat template writes the definitions of tools into its prompt."""
-        return "tools" in self.template_variables
-
     @cached_property
     def _special_token_ids(self) -> frozenset[int]:
         return frozenset(self.special_tokens.values())
@@ -235,10 +212,10 @@ class Checkpoint:
         return self._tokenizer.id_to_token(token_id) or ""
 
     def marker(self, name: str) -> str | None:
-        """Return the text of one of TOKEN_NAMES; None if the model has none."""
-        if name == "eos_token" and not self._template_variables[name]:
+        """Return the text of a token that the template may name, as `eos_token`; None if there is none."""
+        if name == "eos_token" and not self.template.tokens[name]:
             return next(map(self.token_name, self._end_token_ids), None)
-        return self._template_variables[name] or None
+        return self.template.tokens[name] or None
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, without special ones."""
@@ -255,50 +232,6 @@ class Checkpoint:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of tokens."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        variables: Mapping[str, Any] = MappingProxyType({}),
-        begins_turn: bool = True,
-        continues_last: bool = False,
-    ) -> str:
-        """Return the prompt for a conversation, ready for the assistant's turn if it `begins_turn`.
-
-        A template that does not know tools, or one of the `variables`, ignores them. With `continues_last`
-        the prompt ends where the content of the last message does.
-
-        Raises:
-            ChatTemplateError: the model has no chat template, or it refuses these messages.
-
-        """
-        template = self._tool_template if tools else self._template
-        if template is None:
-            raise ChatTemplateError(
-                f"model {self.name} has no chat template, so it takes no messages; send a `prompt` instead"
-            )
-        if continues_last:
-            messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}{CUT}"}]
-        try:
-            prompt = template.render(
-                self._template_variables
-                | dict(variables)
-                | {
-                    "messages": messages,
-                    "tools": list(tools) or None,
-                    "add_generation_prompt": begins_turn and not continues_last,
-                }
-            )
-        except TEMPLATE_FAILURES as error:
-            raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from error
-        if not continues_last:
-            return prompt
-        continued, mark, _ = prompt.rpartition(CUT)
-        if not mark:
-            raise ChatTemplateError("the model's chat template leaves out the last message")
-        return continued
 
 
 def _slices(prompts: Sequence[str]) -> Iterator[list[str]]:
@@ -340,18 +273,3 @@ def _read_end_token_ids(directory: Path, config: dict[str, Any]) -> list[int]:
     if value is None:
         value = config.get("eos_token_id")
     return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
-
-
-def _template_sources(given: object) -> tuple[str | None, str | None]:
-    """Return the chat template, and the one for conversations with tools; a list has both by name."""
-    if isinstance(given, list):
-        named = {one.get("name"): one.get("template") for one in given if isinstance(one, dict)}
-        source = named.get("default") or next(iter(named.values()), None)
-        both = source, named.get("tool_use") or source
-    else:
-        both = given, given
-    return tuple(one if isinstance(one, str) else None for one in both)  # type: ignore[return-value]
-
-
-def _token_text(token: object) -> str:
-    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")

@@ -75,7 +75,7 @@ def template_variables(checkpoint: Checkpoint, fields: ReasoningFields, path: st
         raise refusal(path, f"chat_template_kwargs.{min(wrong)}", "is set by the server")
     if fields.continue_final_message and fields.add_generation_prompt:
         raise refusal(path, "add_generation_prompt", "cannot be combined with continue_final_message")
-    known = checkpoint.template_variables
+    known = checkpoint.template.variables
     found: dict[str, Any] = {}
     if fields.is_enabled is not None:
         found = {name: fields.is_enabled for name in SWITCHES if name in known}
@@ -105,7 +105,7 @@ def with_reasoning(
     `continued` is the content of the message that the output continues.
     """
     thinking = _after(prompt, continued, checkpoint.thinking_style)
-    known = checkpoint.template_variables
+    known = checkpoint.template.variables
     is_harmony = checkpoint.family is Family.HARMONY
     if thinking is not None and params.format is not None:
         is_certain = thinking.is_open or is_harmony or not known.isdisjoint(SWITCHES)

@@ -1,1 +1,1 @@
-"""Parses the text of an output into content, reasoning and tool calls. Must not know HTTP or rows."""
+"""Writes parsed outputs as messages, and grammars of tool calls. Must not know HTTP or rows."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from api.parsing import coder, deepseek, gemma, harmony, hermes, mistral
+from worker.parsing import coder, deepseek, gemma, harmony, hermes, mistral
 from worker.values.parsing import Family
 from worker.values.thinking import CLOSINGS, OPENINGS, ThinkingStyle
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api.parsing import deepseek, gemma, harmony, hermes, mistral
+from worker.parsing import deepseek, gemma, harmony, hermes, mistral
 from worker.values.grammar import JSON_WHITESPACE
 from worker.values.parsing import Family
 

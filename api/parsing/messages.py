@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from api.parsing.parser import OutputParser, parse
-from api.parsing.pieces import ArgumentsPiece, CallPiece, ContentPiece, ParsedCall, Piece, ReasoningPiece
+from worker.parsing.parser import OutputParser, parse
+from worker.parsing.pieces import ArgumentsPiece, CallPiece, ContentPiece, ParsedCall, Piece, ReasoningPiece
 from worker.values.outcomes import FinishReason
 from worker.values.parsing import Parsing
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from api.parsing.parser import OutputParser
-from api.parsing.pieces import ArgumentsPiece, CallPiece, ContentPiece, Piece, ReasoningPiece
+from worker.parsing.parser import OutputParser
+from worker.parsing.pieces import ArgumentsPiece, CallPiece, ContentPiece, Piece, ReasoningPiece
 from worker.values.parsing import Parsing
 
 Event = dict[str, Any]  # without its sequence number

@@ -55,7 +55,7 @@ def tokenizer_info(services: ServicesDependency) -> TokenizerInfo:
     checkpoint = services.checkpoint
     return TokenizerInfo(
         **{name: checkpoint.marker(name) for name in TOKEN_NAMES},
-        chat_template=checkpoint.chat_template,
+        chat_template=checkpoint.template.source,
         model_max_length=checkpoint.max_model_len,
     )
 

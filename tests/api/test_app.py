@@ -11,11 +11,12 @@ from api.batches.result_schemas import ResultPage
 from api.batches.schemas import BatchAnswer, BatchStats, BatchSubmission
 from api.dashboard.schemas import Overview
 from api.errors import OPENAI_STATUSES, ErrorBody, InvalidInputError, documented
-from api.inputs.checkpoint import ChatTemplateError, Checkpoint, ModelDirectoryError
+from api.inputs.checkpoint import Checkpoint, ModelDirectoryError
 from api.main import create_app
 from api.metrics.schemas import CacheCleared, CacheStats, Summary
 from api.usage.schemas import TenantsReport, UsageReport
 from tests.fixtures.checkpoint import write_checkpoint
+from worker.chat.template import ChatTemplateError
 from worker.settings import Settings
 from worker.store.database.session import Store
 from worker.store.watching import workers
@@ -220,7 +221,7 @@ def test_a_wrong_method_is_told_all_right_ones(client: TestClient) -> None:
 def test_a_template_that_fails_refuses_the_messages(tmp_path: Path, template: str) -> None:
     checkpoint = Checkpoint.load(write_checkpoint(tmp_path, chat_template=template))
     with pytest.raises(ChatTemplateError, match="refuses these messages"):
-        checkpoint.render_chat([{"role": "user", "content": "hi"}])
+        checkpoint.template.render([{"role": "user", "content": "hi"}])
 
 
 @pytest.mark.parametrize(
@@ -243,7 +244,7 @@ def test_a_model_directory_that_lies_is_refused(
 def test_a_model_without_a_template_refuses_messages(tmp_path: Path) -> None:
     checkpoint = Checkpoint.load(write_checkpoint(tmp_path))
     with pytest.raises(ChatTemplateError, match="no chat template"):
-        checkpoint.render_chat([{"role": "user", "content": "hi"}])
+        checkpoint.template.render([{"role": "user", "content": "hi"}])
 
 
 def test_tags_of_what_an_assistant_has_said_are_left_out(tmp_path: Path) -> None:
@@ -253,7 +254,7 @@ def test_tags_of_what_an_assistant_has_said_are_left_out(tmp_path: Path) -> None
         "{{ role[0] }}{% endfor %}"
     )
     checkpoint = Checkpoint.load(write_checkpoint(tmp_path, chat_template=template))
-    assert checkpoint.render_chat([{"role": "user", "content": "hi"}]) == "<user>hiu"
+    assert checkpoint.template.render([{"role": "user", "content": "hi"}]) == "<user>hiu"
     assert {"messages", "bos_token"} == checkpoint.template_variables
 
 
@@ -261,7 +262,7 @@ def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
     template = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
     checkpoint = Checkpoint.load(write_checkpoint(tmp_path, chat_template=template))
     with pytest.raises(ChatTemplateError):
-        checkpoint.render_chat([{"role": "user", "content": "hi"}])
+        checkpoint.template.render([{"role": "user", "content": "hi"}])
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])

@@ -29,7 +29,7 @@ def test_a_text_and_back(client: TestClient, checkpoint: Checkpoint) -> None:
 def test_a_conversation(client: TestClient, checkpoint: Checkpoint) -> None:
     messages = [{"role": "user", "content": "hi"}]
     said = client.post("/tokenize", json={"messages": messages}).json()
-    assert checkpoint.text_of(said["tokens"]) == checkpoint.render_chat(messages) == "<user>hi<assistant>"
+    assert checkpoint.text_of(said["tokens"]) == checkpoint.template.render(messages) == "<user>hi<assistant>"
     assert said["token_strs"] is None
     bare = client.post("/tokenize", json={"messages": messages, "add_generation_prompt": False}).json()
     assert checkpoint.text_of(bare["tokens"]) == "<user>hi"

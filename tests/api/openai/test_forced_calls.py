@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from api.inputs.checkpoint import Checkpoint
-from api.parsing.parser import parse
 from tests.api.openai.test_tools import FAMILIES, TIME, asked, sampling
 from tests.fixtures.checkpoint import TEMPLATE, write_checkpoint
+from worker.parsing.parser import parse
 from worker.values.grammar import Grammar
 from worker.values.parsing import Family
 

@@ -3,7 +3,7 @@
 from functools import cache
 
 from api.errors import ApiError
-from api.inputs.checkpoint import ChatTemplateError, Checkpoint
+from api.inputs.checkpoint import Checkpoint
 from api.openai.bodies import Endpoint
 from api.openai.requests import from_line
 from tests.fixtures.checkpoint import TEMPLATE
@@ -11,6 +11,7 @@ from tests.fixtures.tiny_llama import tiny_tokenizer
 from tests.fuzz.chaos import Chaos
 from tests.fuzz.surfaces.bodies import TOOL_CHAT
 from tests.fuzz.surfaces.storable import check_error, check_request
+from worker.chat.template import ChatTemplateError
 from worker.contract.models import Model
 
 ALTERNATING = """
@@ -109,7 +110,7 @@ def conversations(chaos: Chaos) -> bool:
     ]
     template = chaos.choice(TEMPLATES)
     try:
-        text = _checkpoint(template).render_chat(messages)
+        text = _checkpoint(template).template.render(messages)
     except ChatTemplateError as error:
         assert str(error)
         return False

@@ -4,12 +4,12 @@ import json
 from typing import Any
 
 from api.anthropic.blocks import to_blocks
-from api.parsing import coder, deepseek
 from api.parsing.messages import REASONING, GrowingMessage, to_message
-from api.parsing.parser import OutputParser, parse
-from api.parsing.pieces import ParsedOutput
 from api.responses.output import OutputWriter
 from tests.fuzz.chaos import Chaos
+from worker.parsing import coder, deepseek
+from worker.parsing.parser import OutputParser, parse
+from worker.parsing.pieces import ParsedOutput
 from worker.values.parsing import Family, Parsing
 from worker.values.thinking import CLOSINGS, OPENINGS, Thinking, ThinkingStyle
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Generator
 from functools import lru_cache
 
-from api.parsing.pieces import ArgumentsPiece, CallPiece, ContentPiece, Piece, ReasoningPiece
+from worker.parsing.pieces import ArgumentsPiece, CallPiece, ContentPiece, Piece, ReasoningPiece
 
 Reading = Generator[None, None, None]
 Telling = Generator[None, None, str]

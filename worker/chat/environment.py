@@ -1,4 +1,4 @@
-"""Compiles chat templates in a sandbox, with what templates of checkpoints expect to find there."""
+"""Compile chat templates in a sandbox, with what templates of checkpoints expect to find there."""
 
 import json
 from datetime import datetime

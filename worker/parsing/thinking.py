@@ -1,6 +1,6 @@
 """Parses the reasoning that a model writes before its answer."""
 
-from api.parsing.reader import Reading, TextReader
+from worker.parsing.reader import Reading, TextReader
 from worker.values.thinking import Thinking
 
 

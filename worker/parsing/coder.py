@@ -4,8 +4,8 @@ import json
 import re
 from collections.abc import Collection
 
-from api.parsing import hermes
-from api.parsing.reader import Reading, TextReader
+from worker.parsing import hermes
+from worker.parsing.reader import Reading, TextReader
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"

@@ -5,7 +5,7 @@ Analysis is reasoning, a message to a function is a call, and the rest is conten
 
 import re
 
-from api.parsing.reader import Reading, TextReader
+from worker.parsing.reader import Reading, TextReader
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN, END = "<|constrain|>", "<|end|>"

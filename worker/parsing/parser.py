@@ -3,9 +3,9 @@
 import hashlib
 from dataclasses import replace
 
-from api.parsing import coder, deepseek, gemma, harmony, hermes, llama, mistral, thinking
-from api.parsing.pieces import ArgumentsPiece, ContentPiece, ParsedOutput, Piece, ReasoningPiece
-from api.parsing.reader import Reading, TextReader
+from worker.parsing import coder, deepseek, gemma, harmony, hermes, llama, mistral, thinking
+from worker.parsing.pieces import ArgumentsPiece, ContentPiece, ParsedOutput, Piece, ReasoningPiece
+from worker.parsing.reader import Reading, TextReader
 from worker.values.parsing import Family, Parsing
 from worker.values.thinking import Thinking
 

@@ -1,6 +1,6 @@
 """Parses the calls of Mistral models after `[TOOL_CALLS]`: a JSON list, or a name and its arguments."""
 
-from api.parsing.reader import Reading, TextReader
+from worker.parsing.reader import Reading, TextReader
 
 OPENING, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 

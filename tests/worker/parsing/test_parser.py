@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from api.parsing import deepseek
-from api.parsing.parser import OutputParser, call_id, parse
-from api.parsing.pieces import ArgumentsPiece, CallPiece, ContentPiece, ParsedCall, ParsedOutput, Piece
+from worker.parsing import deepseek
+from worker.parsing.parser import OutputParser, call_id, parse
+from worker.parsing.pieces import ArgumentsPiece, CallPiece, ContentPiece, ParsedCall, ParsedOutput, Piece
 from worker.values.parsing import Family, Parsing
 
 TOOLS = ("get_weather", "get_time")

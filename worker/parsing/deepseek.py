@@ -1,6 +1,6 @@
 """Parses the calls of DeepSeek's models: JSON after a name and a mark; of V3 and R1, in a block of code."""
 
-from api.parsing.reader import Asking, Reading, TextReader
+from worker.parsing.reader import Asking, Reading, TextReader
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"

@@ -1,6 +1,6 @@
 """Parses `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen write calls."""
 
-from api.parsing.reader import Reading, TextReader
+from worker.parsing.reader import Reading, TextReader
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable
 
-from api.parsing.reader import Asking, Reading, TextReader
+from worker.parsing.reader import Asking, Reading, TextReader
 
 # Opening tags of both generations, each with its closing tag and what stands around a text.
 DIALECTS = {

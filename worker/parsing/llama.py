@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from api.parsing.reader import Reading, TextReader
+from worker.parsing.reader import Reading, TextReader
 
 TAG = "<|python_tag|>"
 

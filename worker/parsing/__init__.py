@@ -1,0 +1,1 @@
+"""Parse the text of an output into content, reasoning and tool calls. Must not know HTTP or rows."""
