@@ -160,6 +160,11 @@ class Settings(BaseSettings):
     callbacks_in_flight: int = Field(default=8, gt=0)
     callbacks_per_receiver: int = Field(default=2, gt=0)
 
+    # Tool loops.
+    max_tool_turns: int = Field(default=32, gt=0)
+    max_tool_seconds: float = Field(default=60.0, gt=0)
+    tool_calls_in_flight: int = Field(default=16, gt=0, description="calls that one shard makes at once")
+
     # Prices and metrics.
     price_per_device_hour: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     price_per_million_input_tokens: float = Field(default=0.0, ge=0, allow_inf_nan=False)

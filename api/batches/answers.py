@@ -18,6 +18,7 @@ from api.batches.result_schemas import (
     TokenAnswer,
 )
 from api.batches.schemas import BatchAnswer, BatchModel, Callback, Counts, InputTokensDetails, Tokens, Usage
+from api.batches.tool_turns import to_tool_turns
 from api.batches.waiting import PlaceInLine, explain
 from api.figures import DeviceTime, to_cost, to_device_time
 from api.forecasts.forecaster import Forecaster
@@ -139,6 +140,7 @@ def to_result(
         message=None if message is None else message[0],
         choices=[_to_choice(row, i, choice, spelling) for i, choice in enumerate(payload.choices)] or None,
         prompt_logprobs=next((_to_tokens(one, spelling) for one in payload.prompt_logprobs), None),
+        tool_turns=to_tool_turns(row),
         embedding=next((to_floats(vector) for vector in payload.embeddings), None),
         scores=[_to_score(score) for score in payload.scores] or None,
         usage=RequestUsage(

@@ -108,6 +108,39 @@ class RequestAnswer(BaseModel):
     metadata: dict[str, Any] | None = Field(description="of the line's body, in a batch made from a file")
 
 
+class MadeCallAnswer(BaseModel):
+    """A call that a tool endpoint was asked to make."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: str
+    name: str
+    arguments: str = Field(description="JSON, as the model wrote it")
+    answer: str | None = Field(description="the body of the endpoint's answer")
+    error: str | None = Field(description="why there is no answer; the model reads it, or the request fails")
+    status_code: int | None = Field(description="of the last HTTP answer")
+    seconds: float = Field(description="over all attempts")
+    attempts: int = Field(description="0: it was not sent, as the model named no function or wrote no JSON")
+
+
+class ToolTurnAnswer(BaseModel):
+    """An output of a tool loop that called tools, and what became of the calls."""
+
+    turn: int = Field(description="from 1")
+    content: str | None = Field(description="what the model said beside the calls")
+    calls: list[MadeCallAnswer]
+    input_tokens: int
+    cached_tokens: int = Field(description="of the input tokens, those that were not computed again")
+    output_tokens: int
+
+
+TOOL_TURNS = Field(
+    default=None,
+    description="if the request has a `tool_endpoint`: its turns before the last output. The usage is the sum"
+    " of all turns.",
+)
+
+
 class ResultAnswer(Times):
     """One request's outcome."""
 
@@ -126,6 +159,7 @@ class ResultAnswer(Times):
     prompt_logprobs: list[TokenAnswer] | None = Field(
         default=None, description="of each token after the first"
     )
+    tool_turns: list[ToolTurnAnswer] | None = TOOL_TURNS
     embedding: list[float] | None = None
     scores: list[ScoreAnswer] | None = None
     model: ResultModel | None = Field(default=None, description="null where none was run")

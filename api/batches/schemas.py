@@ -22,7 +22,7 @@ from api.inputs.labels import Metadata, Name
 from api.inputs.reasoning import ReasoningFields
 from api.inputs.sampling import SamplingFields
 from api.inputs.schema import NonEmptyText, Priority, Schema, Text, TimeoutSeconds
-from api.inputs.tools import ToolCalls, ToolFields
+from api.inputs.tools import ToolCalls, ToolEndpoint, ToolFields
 from worker.contract.states import BatchStatus, EventState
 from worker.values.caching import DEFAULT_SIMILARITY
 from worker.values.requests import RequestKind
@@ -136,7 +136,7 @@ class BatchRequest(SamplingFields, ToolFields, ReasoningFields):
     def _has_one_input(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("must have either prompt or messages")
-        if self.messages is None and (self.tools or self.tool_choice):
+        if self.messages is None and (self.tools or self.tool_choice or self.tool_endpoint):
             raise ValueError("must have messages to have tools")
         of_chats = [name for name in ReasoningFields.model_fields if getattr(self, name) is not None]
         if self.messages is None and of_chats:
@@ -184,6 +184,9 @@ class BatchSubmission(SamplingFields):
     )
     timeout_seconds: TimeoutSeconds | None = Field(
         default=None, description="Of each request without its own."
+    )
+    tool_endpoint: ToolEndpoint | None = Field(
+        default=None, description="Of each request that offers tools and has no endpoint of its own."
     )
     max_failed: MaxFailed | None = None
     max_total_tokens: MaxTotalTokens | None = None

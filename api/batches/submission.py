@@ -13,7 +13,8 @@ from api.inputs.prompts import fit
 from api.inputs.reasoning import ReasoningFields
 from api.inputs.sampling import SamplingFields, refusal, to_params
 from api.inputs.targets import check_url
-from api.inputs.tools import ToolFields
+from api.inputs.tool_loops import ToolLimits, to_loop
+from api.inputs.tools import ToolEndpoint, ToolFields
 from worker.store.batches.batches import NewBatch
 from worker.store.requests.requests import NewRequest
 from worker.values.caching import CacheMode
@@ -79,9 +80,13 @@ def _to_requests(
                 batch_params,
                 f"requests[{i}]",
                 timeout_seconds=submission.timeout_seconds,
+                tool_endpoint=submission.tool_endpoint,
             )
             for i, request in enumerate(given)
         ]
+        limits = ToolLimits.of(services.settings)
+        for i, one in enumerate(found):
+            limits.check(one.tool_loop, f"requests[{i}]")
     most = services.settings.max_requests_per_batch
     if len(found) > most:
         raise too_many_requests(field, most)
@@ -115,13 +120,19 @@ def _to_request(
     path: str,
     *,
     timeout_seconds: float | None,
+    tool_endpoint: ToolEndpoint | None,
 ) -> NewRequest:
     params = _to_own_params(checkpoint, request, batch_params, path)
-    prompt = request.prompt
+    prompt, loop = request.prompt, None
     if request.messages is not None:
         use = ToolUse.of(request, path)
         given = params if isinstance(params, SamplingParams) else batch_params
-        prompt, chat_params = to_chat(checkpoint, to_turns(request.messages, path), use, given, path, request)
+        turns = to_turns(request.messages, path)
+        endpoint = request.tool_endpoint or (tool_endpoint if use.callable else None)
+        if endpoint is None:
+            prompt, chat_params = to_chat(checkpoint, turns, use, given, path, request)
+        else:
+            prompt, chat_params, loop = to_loop(checkpoint, turns, use, given, path, request, endpoint)
         if chat_params is not given and request.kind is RequestKind.GENERATION:
             params = chat_params
     sampling = params if isinstance(params, SamplingParams) else batch_params
@@ -134,6 +145,7 @@ def _to_request(
         cache=None if request.cache is None else CacheMode(request.cache),
         priority=request.priority,
         timeout_seconds=timeout_seconds if request.timeout_seconds is None else request.timeout_seconds,
+        tool_loop=loop,
     )
 
 

@@ -23,6 +23,7 @@ from api.files.lines import (
     read_line,
 )
 from api.files.translator import Translator
+from api.inputs.tool_loops import ToolLimits
 from worker.store.database.renewing import renewing
 from worker.store.files import batch_files, files
 from worker.store.files.batch_files import FilesClaim
@@ -84,7 +85,8 @@ class BatchReader:
             self._put_back(held, RETRY_AFTER)
 
     def _read(self, held: FilesClaim, file: FileView) -> None:
-        translate = Translator(self.services.checkpoint, self.services.settings.max_prompt_bytes)
+        config = self.services.settings
+        translate = Translator(self.services.checkpoint, config.max_prompt_bytes, ToolLimits.of(config))
         if not self._was_checked(held, file) and (errors := self._errors(held, file, translate)):
             self._refuse(held, errors)
             return

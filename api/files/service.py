@@ -14,6 +14,7 @@ from api.errors import ConflictError, NotFoundError, StorageFullError
 from api.files.intake import Intake, IntakeLimits, PlainIntake, ReceivedFile, storage_full, sweep
 from api.files.translator import Translator
 from api.inputs.cursors import cut
+from api.inputs.tool_loops import ToolLimits
 from worker.private import make_private
 from worker.store.files import files
 from worker.store.files.files import FileView, NewFile
@@ -39,7 +40,7 @@ def intake(services: Services, purpose: str, wrong_lines: str | None = None) -> 
     return Intake(
         services.spool,
         limits,
-        Translator(services.checkpoint, config.max_prompt_bytes),
+        Translator(services.checkpoint, config.max_prompt_bytes, ToolLimits.of(config)),
         may_have_wrong_lines=(wrong_lines or config.wrong_lines) == "fail",
     )
 

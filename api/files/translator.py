@@ -6,6 +6,7 @@ from api.errors import ApiError
 from api.files.endpoints import from_line
 from api.files.lines import Line, WrongLineError
 from api.inputs.checkpoint import Checkpoint
+from api.inputs.tool_loops import ToolLimits
 from api.openai.bodies import Endpoint
 from worker.store.requests.requests import NewRequest
 from worker.values.sampling import SamplingParams
@@ -14,9 +15,15 @@ from worker.values.sampling import SamplingParams
 class Translator:
     """Turns lines into requests. Tokens are not counted here: docs/decisions/0012."""
 
-    def __init__(self, checkpoint: Checkpoint, max_prompt_bytes: int) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        max_prompt_bytes: int,
+        loops: ToolLimits = ToolLimits(),  # noqa: B008
+    ) -> None:
         self._checkpoint = checkpoint
         self._max_prompt_bytes = max_prompt_bytes
+        self._loops = loops
 
     def __call__(self, line: Line) -> NewRequest:
         """Return the request of a line; raises WrongLineError if no engine would accept it."""
@@ -27,6 +34,7 @@ class Translator:
             raise WrongLineError("invalid_url", f"url: must be one of {known}", "url") from None
         try:
             request = from_line(self._checkpoint, endpoint, line.body, custom_id=line.custom_id)
+            self._loops.check(request.tool_loop, "body")
         except ApiError as error:
             raise WrongLineError(error.code or "invalid_body", error.message, error.param) from error
         for prompt in request.prompts:

@@ -22,6 +22,7 @@ from api.files.intake import Spool
 from api.generate.outputs import failure
 from api.inputs.checkpoint import Checkpoint
 from api.openai.bodies import Endpoint
+from api.openai.responses import tool_turns_of
 from worker.store.database.renewing import renewing
 from worker.store.files import batch_files, files
 from worker.store.files.batch_files import FilesClaim, WrittenFiles
@@ -181,5 +182,5 @@ def to_line(checkpoint: Checkpoint, endpoint: Endpoint, batch_id: str, result: R
         status, body = 200, to_body(checkpoint, endpoint, result, batch_id=batch_id)
     else:
         detail = {"message": failed.message, "type": failed.type, "param": failed.param, "code": failed.code}
-        status, body = int(failed.status), {"error": detail}
+        status, body = int(failed.status), {"error": detail} | tool_turns_of(result)
     return line | {"response": {"status_code": status, "request_id": f"req_{name}", "body": body}}

@@ -108,6 +108,32 @@ class ToolCall(Schema):
 ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)]
 
 
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class ToolEndpoint(Schema):
+    """Where the calls of a conversation are made, and how far it may go."""
+
+    url: NonEmptyText = Field(description="Each call is posted there, checked and signed like a callback.")
+    max_turns: Annotated[int, Field(ge=1, lt=2**31)] = Field(
+        default=8, description="Most outputs of the model. The calls of the last one are not made."
+    )
+    forced_turns: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        default=None,
+        description="How many turns must call, with `tool_choice: required` or a named function; later ones"
+        " may. Default: 1.",
+    )
+    timeout_seconds: Seconds = Field(default=15.0, description="Of one attempt at a call.")
+    total_seconds: Annotated[Seconds, Field(le=86_400)] = Field(
+        default=300.0, description="Of all calls of the conversation together."
+    )
+    on_failure: Literal["fail", "tell_model"] = Field(
+        default="fail",
+        description="What happens if the endpoint cannot be reached or does not answer: the request fails, or"
+        " the model reads the error in the place of the answer.",
+    )
+
+
 class ToolFields(Schema):
     """The fields that offer tools."""
 
@@ -117,4 +143,7 @@ class ToolFields(Schema):
     )
     parallel_tool_calls: bool | None = Field(
         default=None, description="Whether an answer may call several tools. Default: true."
+    )
+    tool_endpoint: ToolEndpoint | None = Field(
+        default=None, description="Of a request of a batch: makes the calls, until the model has its answer."
     )

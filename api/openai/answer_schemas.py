@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from api.batches.result_schemas import CalledTool, FunctionCall
+from api.batches.result_schemas import TOOL_TURNS, CalledTool, FunctionCall, ToolTurnAnswer
 
 
 class PromptTokensDetails(BaseModel):
@@ -108,6 +108,7 @@ class ChatCompletion(_Completed):
     choices: list[ChatChoice]
     prompt_logprobs: list[dict[str, RankedToken] | None] | None = PROMPT_LOGPROBS
     prompt_token_ids: OfTokens = PROMPT_TOKEN_IDS
+    tool_turns: list[ToolTurnAnswer] | None = TOOL_TURNS
 
 
 class CompletionLogprobs(BaseModel):

@@ -7,6 +7,7 @@ from api.errors import ModelNotFoundError
 from api.inputs.chat import ToolUse, to_chat, to_turns
 from api.inputs.checkpoint import Checkpoint
 from api.inputs.sampling import refusal, to_params
+from api.inputs.tool_loops import to_loop
 from api.inputs.tools import FunctionChoice, NamedToolChoice, ToolCall, ToolChoice
 from api.openai.bodies import (
     Body,
@@ -89,7 +90,11 @@ def _chat(checkpoint: Checkpoint, body: ChatBody, custom_id: str | None, path: s
     params = to_params(body, CHAT_DEFAULTS, checkpoint, path)
     use = _tool_use(body, path)
     turns = to_turns(_newer(body.messages, path), path)
-    prompt, params = to_chat(checkpoint, turns, use, params, path, body)
+    loop = None
+    if body.tool_endpoint is None:
+        prompt, params = to_chat(checkpoint, turns, use, params, path, body)
+    else:
+        prompt, params, loop = to_loop(checkpoint, turns, use, params, path, body, body.tool_endpoint)
     return NewRequest(
         prompt=prompt,
         max_tokens=params.max_tokens,
@@ -99,6 +104,7 @@ def _chat(checkpoint: Checkpoint, body: ChatBody, custom_id: str | None, path: s
         params=params,
         add_special_tokens=bool(body.add_special_tokens),
         is_streamed=bool(body.stream),
+        tool_loop=loop,
     )
 
 

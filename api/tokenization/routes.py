@@ -5,11 +5,11 @@ from fastapi import APIRouter
 from api.dependencies import READ, SUBMIT, Services, ServicesDependency
 from api.errors import OPENAI_STATUSES, documented
 from api.guards.large_bodies import OnceRoute
-from api.inputs.checkpoint import TOKEN_NAMES
 from api.inputs.prompts import check_size, check_token_ids
 from api.openai.bodies import ChatBody
 from api.openai.requests import check_model, to_request
 from api.tokenization.schemas import DetokenizeBody, Detokenized, TokenizeBody, Tokenized, TokenizerInfo
+from worker.chat.template import TOKEN_NAMES
 
 router = APIRouter(tags=["openai"], route_class=OnceRoute, dependencies=[OPENAI_STATUSES])
 

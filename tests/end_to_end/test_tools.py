@@ -8,6 +8,7 @@ import pytest
 from openai import OpenAI
 
 from tests.fixtures.deployment import Deployment
+from tests.fixtures.tool_endpoint import tool_endpoint
 
 PAINT: dict[str, Any] = {
     "name": "paint",
@@ -134,3 +135,22 @@ def test_requests_of_a_plain_batch_call_tools(running: Deployment) -> None:
     assert is_valid(forced["message"]["tool_calls"][0])
     assert forced["output"].startswith("<tool_call>")
     assert (plain["message"]["content"], plain["message"]["tool_calls"]) == (plain["output"], None)
+
+
+def test_a_batch_makes_its_own_calls(running: Deployment) -> None:
+    with tool_endpoint(lambda body: (200, f"{body['name']} {body['turn']}")) as endpoint:
+        loop = REQUIRED | {
+            "tools": [TOOLS[1]],
+            "tool_endpoint": {"url": endpoint.url, "forced_turns": 2},
+            "seed": 3,
+        }
+        batch_id = running.submit(requests=[loop], max_tokens=160)
+        running.wait_for(batch_id, "completed")
+        calls = [(body["name"], body["arguments"], body["turn"]) for _, body in endpoint.calls]
+    assert calls == [("stop", {}, 1), ("stop", {}, 2)]
+    (result,) = running.client.get(f"/v1/batch/{batch_id}/results").json()["data"]
+    first, second = result["tool_turns"]
+    assert [call["answer"] for turn in (first, second) for call in turn["calls"]] == ["stop 1", "stop 2"]
+    assert second["cached_tokens"] > 0
+    assert result["usage"]["cached_tokens"] > second["cached_tokens"]
+    assert result["usage"]["output_tokens"] > first["output_tokens"] + second["output_tokens"]

@@ -117,13 +117,21 @@ class EngineThread:
         Raises ValueError on a repeated id, and EngineStoppedError or EngineFailedError once the thread takes
         no more work.
         """
+        submission: Submission[Any] = Submission(0, self._cancel, on_delta)
+        self.extend(submission, requests)
+        return submission
+
+    def extend(self, submission: Submission[Any], requests: Sequence[EngineRequest]) -> None:
+        """Queue further requests of a Submission, with ids that none of its open requests has.
+
+        Raises as `submit` does.
+        """
         if len({request.id for request in requests}) != len(requests):
             raise ValueError("two requests have the same id")
         engine = self._loaded_engine()
         for request in requests:
             if isinstance(request, GenerationRequest) and request.params.format is not None:
                 engine.grammars.prepare(request.params.format)
-        submission: Submission[Any] = Submission(len(requests), self._cancel, on_delta)
         order = _Order(submission, tuple(encode_requests(requests, engine.tokenizer)))
         with self._wake:
             if self.failure is not None:
@@ -131,9 +139,9 @@ class EngineThread:
             if self._is_closed:
                 raise EngineStoppedError("the engine is stopped and takes no more requests")
             if requests:
+                submission.expect(len(requests))
                 self._inbox.append(order)
                 self._wake.notify_all()
-        return submission
 
     def clear_prefix_cache(self) -> None:
         """Make the engine forget the contents of cached Blocks before its next Step."""
@@ -248,7 +256,7 @@ class EngineThread:
             engine.clear_prefix_cache()
         for order in orders:
             if order.requests:
-                self._open[order.submission] = {request.id for request in order.requests}
+                self._open.setdefault(order.submission, set()).update(one.id for one in order.requests)
                 for request in order.requests:
                     engine.add(replace(request, id=(order.submission, request.id)))
             else:

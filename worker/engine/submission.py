@@ -26,7 +26,7 @@ class Submission(Generic[AnswerT]):
     ) -> None:
         self.on_delta = on_delta  # called on the engine's thread, so it must be quick
         self.num_output_tokens = 0  # grows each Step; one writer, so a read needs no lock
-        self.num_open = num_requests  # requests whose outcome has not arrived; likewise
+        self.num_open = num_requests  # requests whose outcome has not arrived; changed under the lock
         self._cancel = cancel
         self._arrived = threading.Condition()
         self._outcomes: list[AnswerT] = []  # arrived, not yet taken
@@ -69,6 +69,11 @@ class Submission(Generic[AnswerT]):
         Their outcomes arrive as cancelled; a Completion has the text so far.
         """
         self._cancel(self, request_ids)
+
+    def expect(self, num_requests: int) -> None:
+        """Count further requests as open; called by the EngineThread."""
+        with self._arrived:
+            self.num_open += num_requests
 
     def deliver(self, outcomes: list[AnswerT]) -> None:
         """Hand over outcomes; called by the engine's thread."""

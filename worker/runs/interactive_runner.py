@@ -66,7 +66,7 @@ class InteractiveRunner:
             return self._follow(run)
         finally:
             self._runs.discard(run)
-            run.work.cancel()
+            run.close()
 
     def batch_changed(self, batch_id: str) -> None:
         """Make the runs of this batch save now; the save's answer says what has changed."""

@@ -1,23 +1,27 @@
 """Hold one run of a shard: its requests in the engine, and its results until they are saved."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from threading import Event
 
 from worker.engine.engine_thread import EngineThread
 from worker.engine.requests.errors import InvalidRequestError
-from worker.engine.requests.generation import Answer, EngineRequest
+from worker.engine.requests.generation import Answer, Completion, EngineRequest
 from worker.engine.requests.share import Share
 from worker.engine.submission import Submission
 from worker.runs.response_cache import Lookup
 from worker.runs.run_meters import RunMeters
 from worker.runs.timeouts import Timeouts, timed_out
-from worker.runs.translation import Parts, failed, is_cancelled, num_output_tokens, to_engine, to_result
+from worker.runs.tool_loops import LoopTools, ToolLoops
+from worker.runs.translation import Parts, can_resume, failed, is_cancelled, to_engine, to_result
+from worker.store.requests.requests import ShardRequest
 from worker.store.shards import shards
 from worker.store.shards.shards import Claim
 from worker.values.delta import Delta
+from worker.values.outcomes import FinishReason
 from worker.values.results import NewResult
 
 # Results are saved at once when this many wait, else every `save_seconds`.
@@ -43,8 +47,10 @@ class Run:
     held: Claim
     lookup: Lookup  # of the requests in the response cache
     meters: RunMeters
+    tools: LoopTools | None = None  # None: this process runs no tool loops
     unsaved: list[NewResult] = field(init=False)
     parts: Parts = field(init=False)
+    loops: ToolLoops = field(init=False)
     timeouts: Timeouts = field(init=False)
     work: Submission[Answer] = field(init=False)
     checkpoints: dict[int, int] = field(default_factory=dict)  # id of a resumable request -> stored tokens
@@ -56,6 +62,9 @@ class Run:
     cut_at: float | None = None
     unfinished: dict[int, Answer] = field(default_factory=dict)  # of the first prompt, by id; to resume
     unwanted: set[int] = field(default_factory=set)  # requests cancelled one by one
+    _known: dict[int, Sequence[int]] = field(default_factory=dict)  # output tokens that the engine resumes
+    _engine: EngineThread = field(init=False)
+    _to_engine: Callable[..., list[EngineRequest]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.meters.looked_up(self.lookup.num_asked)
@@ -63,6 +72,8 @@ class Run:
         answered = {answer.request_id for answer in self.lookup.answers}
         self.parts = Parts(request for request in self.held.requests if request.id not in answered)
         self.timeouts = Timeouts(self.parts.requests.values())
+        requests = self.parts.requests.values()
+        self.loops = ToolLoops(requests, self.held.batch_id, self.tools, on_answer=self.save_soon)
 
     def submit(
         self,
@@ -78,26 +89,31 @@ class Run:
 
         `known` holds the output tokens of earlier runs of requests that `can_resume`, by request id.
         """
-        known = known or {}
+        self._known = dict(known or {})
+        self.resumed_tokens = self.loops.recorded_tokens
+        self._to_engine = partial(
+            to_engine, batch_id=self.held.batch_id, job=job, share=share, priority=priority
+        )
         asked: list[EngineRequest] = []
         for request in self.parts.requests.values():
-            tokens = known.get(request.id, ())
-            try:
-                asked += to_engine(
-                    request,
-                    self.held.batch_id,
-                    job=job,
-                    share=share,
-                    priority=priority,
-                    output_token_ids=tokens,
-                )
-            except InvalidRequestError as error:
-                self.unsaved.append(failed(request, str(error)))
-                continue
-            if request.id in known:
-                self.checkpoints[request.id] = len(tokens)
-        self.resumed_tokens = sum(self.checkpoints.values())
+            if (first := self.loops.first(request)) is not None:
+                self._ask(first, asked)
+        self._engine = engine
         self.work = engine.submit(asked, on_delta)
+        if self.loops.is_waiting:
+            self.must_save.set()
+
+    def _ask(self, request: ShardRequest, asked: list[EngineRequest]) -> None:
+        """Add what the engine is asked for a request or its next turn; one that cannot run has failed."""
+        tokens = self._known.pop(request.id, None)
+        try:
+            asked += self._to_engine(request, output_token_ids=tokens or ())
+        except InvalidRequestError as error:
+            self._add(failed(request, str(error)))
+            return
+        if tokens is not None:
+            self.checkpoints[request.id] = len(tokens)
+            self.resumed_tokens += len(tokens)
 
     @property
     def running_tokens(self) -> int:
@@ -121,12 +137,47 @@ class Run:
             self.ending = ending
             self.cut_at = time.monotonic()
             self.work.cancel()
+            self._cut_off(self.loops.drop_all())
 
     def cancel_some(self, request_ids: Sequence[int]) -> None:
         """Cancel these requests; their outputs so far become their results."""
         if fresh := (set(request_ids) & self.parts.requests.keys()) - self.unwanted:
             self.unwanted |= fresh
-            self.work.cancel(*self.parts.ids(fresh))
+            self._cancel(fresh)
+
+    def _cancel(self, request_ids: Collection[int]) -> None:
+        self.work.cancel(*self.parts.ids(request_ids))
+        self._cut_off(self.loops.drop(request_ids))
+
+    def _cut_off(self, requests: Iterable[ShardRequest]) -> None:
+        """End conversations that have no request in the engine as if it had been cancelled there."""
+        for request in requests:
+            self._settle(request, [self.loops.ended(request, FinishReason.CANCELLED)])
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether every outcome has arrived, and no conversation waits for its tools."""
+        return self.work.is_done and not self.loops.is_waiting
+
+    def go_on(self) -> None:
+        """Let conversations go on whose turns and answers are saved: make calls, submit next turns."""
+        if self.cut_at is not None:
+            return
+        asked: list[EngineRequest] = []
+        for following in self.loops.proceed():
+            if isinstance(following, NewResult):
+                self._add(following)
+            elif isinstance(following, Completion):
+                self._keep([following])
+            else:
+                self._ask(following, asked)
+        if asked:
+            self._engine.extend(self.work, asked)
+
+    def save_soon(self) -> None:
+        """End the current `collect`, or else the next one, so that what it has is saved; any thread may."""
+        self.must_save.set()
+        self.work.wake()
 
     def collect(self, seconds: float) -> bool:
         """Collect outcomes until the clock's next multiple of `seconds`; return whether all have arrived.
@@ -134,42 +185,64 @@ class Run:
         All runs share those times, so they save together. `must_save` or SAVE_AT results end it early.
         """
         deadline = (time.monotonic() // seconds + 1) * seconds
-        while not self.work.is_done and len(self.unsaved) < SAVE_AT and not self.must_save.is_set():
+        while not self.is_done and len(self.unsaved) < SAVE_AT and not self.must_save.is_set():
             if late := self.timeouts.take_expired():
-                self.work.cancel(*self.parts.ids(late))
+                self._cancel(late)
             now = time.monotonic()
             if now >= deadline:
                 break
-            self._keep(self.work.take(max(0, min(deadline, self.timeouts.next_at) - now)))
+            left = max(0, min(deadline, self.timeouts.next_at) - now)
+            if self.work.is_done:  # conversations wait for their tools
+                self.must_save.wait(left)
+            else:
+                self._keep(self.work.take(left))
         self.must_save.clear()
         self._keep(self.work.take(0))
-        return self.work.is_done
+        self.loops.collect()
+        return self.is_done
 
     def _keep(self, outcomes: Sequence[Answer]) -> None:
         for outcome in outcomes:
-            if (whole := self.parts.add(outcome)) is None:
-                continue
-            request, parts = whole
-            self.checkpoints.pop(request.id, None)
-            is_cut = any(map(is_cancelled, parts))
-            self.timeouts.done(request.id)
-            is_unwanted = request.id in self.unwanted
-            is_late = request.id in self.timeouts.expired and not is_unwanted
-            if is_cut and self.ending is Ending.HANDED_BACK and not (is_unwanted or is_late):
-                self.unfinished[request.id] = parts[0]
-                continue
-            result = to_result(request, parts, keep=self.lookup.entries.get(request.id))
-            if is_cut and is_unwanted:
-                result = replace(result, error=shards.REQUEST_CANCELLED, num_copies=1)
-            elif is_cut and is_late:
-                result = timed_out(result)
-            self.unsaved.append(result)
-            self.finished_tokens += num_output_tokens(parts)
+            if (whole := self.parts.add(outcome)) is not None:
+                self._settle(*whole)
+
+    def _settle(self, request: ShardRequest, parts: Sequence[Answer]) -> None:
+        """Take the outcome of a request: its tool loop goes on, it is handed back, or it has its result."""
+        self.checkpoints.pop(request.id, None)
+        is_unwanted = request.id in self.unwanted
+        is_late = request.id in self.timeouts.expired and not is_unwanted
+        if self.loops.take(request, parts[0]):
+            self.must_save.set()
+            if can_resume(request):
+                self._known[request.id] = ()  # of its next turn
+            if self.cut_at is not None or is_unwanted or is_late:
+                self._cut_off(self.loops.drop([request.id]))
+            return
+        is_cut = any(map(is_cancelled, parts))
+        if is_cut and self.ending is Ending.HANDED_BACK and not (is_unwanted or is_late):
+            self.unfinished[request.id] = parts[0]
+            return
+        result = to_result(request, parts, keep=self.lookup.entries.get(request.id))
+        if is_cut and is_unwanted:
+            result = replace(result, error=shards.REQUEST_CANCELLED, num_copies=1)
+        elif is_cut and is_late:
+            result = timed_out(result)
+        self._add(result)
+
+    def _add(self, result: NewResult) -> None:
+        self.timeouts.done(result.request_id)
+        result = self.loops.complete(result)
+        self.unsaved.append(result)
+        self.finished_tokens += result.num_output_tokens
+
+    def close(self) -> None:
+        """Cancel what still runs, and make no further calls."""
+        self.work.cancel()
+        self.loops.close()
 
 
 def save_now(runs: Iterable[Run], batch_id: str) -> None:
     """Make the runs of this batch save now; the save's answer says what has changed."""
     for run in runs:
         if run.held.batch_id == batch_id:
-            run.must_save.set()
-            run.work.wake()
+            run.save_soon()

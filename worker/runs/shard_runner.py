@@ -21,6 +21,7 @@ from worker.runs.run import Ending, Run, save_now
 from worker.runs.run_meters import RunMeters
 from worker.runs.shard_saver import ShardSaver
 from worker.runs.solo import Solo
+from worker.runs.tool_loops import LoopTools
 from worker.runs.translation import can_resume
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.requests import requests
@@ -48,6 +49,7 @@ class ShardRunner:
     draining: Event
     meters: RunMeters = field(default_factory=RunMeters)
     cache: ResponseCache | None = None
+    tools: LoopTools | None = None
     checkpoint_tokens: int = 256  # a partial output is saved each time it has grown by so many
     _solo: Solo = field(default_factory=Solo)
     _runs: set[Run] = field(default_factory=set)  # in progress
@@ -117,7 +119,7 @@ class ShardRunner:
 
     def _run(self, held: Claim) -> Ending:
         lookup = Lookup() if self.cache is None else self.cache.look_up(held)
-        run = Run(held, lookup, self.meters)
+        run = Run(held, lookup, self.meters, self.tools)
         known = {request.id: self._known_tokens(request) for request in held.requests if can_resume(request)}
         share = Share(held.tenant_id, held.weight, held.priority, held.batch_id)
         run.submit(self.engine, share, job=held.batch_id, known=known)
@@ -126,7 +128,7 @@ class ShardRunner:
             return self._follow(run)
         finally:
             self._runs.discard(run)
-            run.work.cancel()
+            run.close()
 
     def _known_tokens(self, request: ShardRequest) -> Sequence[int]:
         kept = request.partial_output
@@ -145,6 +147,7 @@ class ShardRunner:
                 if is_done or run.is_stuck:
                     return self._hand_back(run)
                 self._obey(run, saved, must_leave=must_leave)
+                run.go_on()
             except DATABASE_AWAY as error:
                 # Keep the results until Postgres is back, or until another worker claims the shard.
                 logger.warning("shard %s is not saved yet: %s", run.held.shard_id, str(error).splitlines()[0])
@@ -162,9 +165,11 @@ class ShardRunner:
 
     def _save(self, run: Run, *, is_last: bool) -> AfterSave:
         fresh = {} if is_last else self._fresh_checkpoints(run)
-        progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last, fresh)
+        turns = dict(run.loops.unsaved)
+        progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last, fresh, turns)
         saved = self.saver.save(progress, lease=self.keeper.lease)
         run.unsaved.clear()
+        run.loops.unsaved.clear()
         run.checkpoints |= {request_id: len(one.token_ids) for request_id, one in fresh.items()}
         return saved
 

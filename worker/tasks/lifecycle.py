@@ -6,12 +6,13 @@ import sys
 import threading
 from dataclasses import asdict
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any, NoReturn
 from uuid import uuid4
 
 from celery import bootsteps
 
+from worker.chat.template import ChatTemplate
 from worker.contract.messages import gpu_queue
 from worker.contract.model_files import problem_of
 from worker.contract.models import Model, ServedModel, identify, weight_format
@@ -29,6 +30,7 @@ from worker.runs.response_cache import ResponseCache
 from worker.runs.run_meters import RunMeters
 from worker.runs.shard_runner import ShardRunner
 from worker.runs.shard_saver import ShardSaver
+from worker.runs.tool_loops import LoopTools
 from worker.settings import EXIT_CONFIGURATION, Settings, settings
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.requests import models
@@ -41,6 +43,8 @@ from worker.tasks.meters import MeterWriter
 from worker.tasks.task_events import task_events
 from worker.telemetry import add_to_process
 from worker.values.sampling import SamplingParams
+from worker.webhooks.targets import Targets
+from worker.webhooks.tool_calls import ToolCaller
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +157,7 @@ class EngineStep(bootsteps.StartStopStep):
     def _runners(
         self, config: Settings, model: Model, run_meters: RunMeters
     ) -> tuple[ShardRunner, InteractiveRunner]:
-        cache = ResponseCache(
+        responses = ResponseCache(
             self._store,
             _arithmetic(config, model),
             timedelta(seconds=config.cache_ttl_seconds),
@@ -162,7 +166,7 @@ class EngineStep(bootsteps.StartStopStep):
         runner = ShardRunner(
             store=self._store,
             meters=run_meters,
-            cache=cache,
+            cache=responses,
             saver=ShardSaver(self._store),
             engine=self._engine,
             keeper=self._keeper,
@@ -170,6 +174,7 @@ class EngineStep(bootsteps.StartStopStep):
             drain_seconds=config.drain_seconds,
             draining=self._stopping,
             checkpoint_tokens=config.checkpoint_tokens,
+            tools=_loop_tools(config),
         )
         interactive = InteractiveRunner(
             store=self._store,
@@ -180,7 +185,7 @@ class EngineStep(bootsteps.StartStopStep):
             drain_seconds=config.drain_seconds,
             draining=self._stopping,
             meters=run_meters,
-            cache=cache,
+            cache=responses,
         )
         return runner, interactive
 
@@ -225,6 +230,12 @@ def engine_config(config: Settings) -> EngineConfig:
             memory_share=config.batch_memory_share,
         ),
     )
+
+
+def _loop_tools(config: Settings) -> LoopTools:
+    targets = Targets(config.allowed_networks, config.webhook_ports)
+    caller = ToolCaller(config.webhook_secrets, targets, config.tool_calls_in_flight)
+    return LoopTools(caller, cache(partial(ChatTemplate.load, config.model)))
 
 
 def _arithmetic(config: Settings, model: Model) -> str:

@@ -3,7 +3,7 @@
 import base64
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Self
 
@@ -91,6 +91,74 @@ class PartialOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class MadeCall:
+    """One call of a tool loop. It is done once it has an answer or an error."""
+
+    id: str
+    name: str
+    arguments: str  # as the model wrote them
+    answer: str | None = None  # of the endpoint
+    error: str | None = None  # why there is no answer
+    status_code: int | None = None
+    has_failed: bool = False  # the endpoint could not be asked, or did not answer the question
+    seconds: float = 0.0  # over all attempts
+    attempts: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the call is over."""
+        return self.answer is not None or self.error is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object, without what is unset, that `from_json` reads back."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if value not in (None, False)}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolTurn:
+    """One output of a tool loop that called tools, with these calls."""
+
+    number: int  # in its conversation, from 1
+    output: str
+    calls: tuple[MadeCall, ...]
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    seconds: DeviceSeconds = DeviceSeconds()
+    started_at: float | None = None  # `time.monotonic()` of the process that ran it; stored apart
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of its calls are over."""
+        return all(call.is_done for call in self.calls)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object that `from_json` reads back."""
+        return {
+            "number": self.number,
+            "output": storable(self.output),
+            "calls": [call.to_json() for call in self.calls],
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_cached_tokens": self.num_cached_tokens,
+            "num_output_tokens": self.num_output_tokens,
+            "num_reasoning_tokens": self.num_reasoning_tokens,
+            "prefill_seconds": self.seconds.prefill,
+            "decode_seconds": self.seconds.decode,
+            "padding_seconds": self.seconds.padding,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """Rebuild what `to_json` wrote."""
+        known = dict(value)
+        seconds = [known.pop(f"{kind}_seconds") for kind in ("prefill", "decode", "padding")]
+        calls = tuple(MadeCall(**call) for call in known.pop("calls"))
+        return cls(**known, calls=calls, seconds=DeviceSeconds(*seconds))
+
+
+@dataclass(frozen=True, slots=True)
 class Payload:
     """Parts of a Result beside one text. Choices and scores are grouped by prompt, in order."""
 
@@ -105,6 +173,7 @@ class Payload:
     scores: tuple[ContinuationScore, ...] = ()
     num_reasoning_tokens: int = 0  # of all choices
     stop: str | None = None  # the stop string of an only choice that is not among the choices here
+    tool_turns: tuple[ToolTurn, ...] = ()  # of a tool loop, those before its last output
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object, without what is empty, that `from_json` reads back."""
@@ -129,6 +198,7 @@ class Payload:
             ],
             "num_reasoning_tokens": self.num_reasoning_tokens,
             "stop": self.stop,
+            "tool_turns": [turn.to_json() for turn in self.tool_turns],
         }
         return {name: found for name, found in value.items() if found}
 
@@ -159,6 +229,7 @@ class Payload:
             ),
             num_reasoning_tokens=value.get("num_reasoning_tokens", 0),
             stop=value.get("stop"),
+            tool_turns=tuple(map(ToolTurn.from_json, value.get("tool_turns", ()))),
         )
 
 

@@ -3,11 +3,13 @@
 import asyncio
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
+from types import MappingProxyType
 
 import httpx
 
@@ -67,25 +69,47 @@ def send(
     return Answer(duration_ms, status_code, error, retry_after)
 
 
-async def _post(
-    url: httpx.URL, event_id: str, body: str, secrets: Sequence[str], seconds: float, targets: Targets
-) -> httpx.Response:
+@asynccontextmanager
+async def posted(
+    url: httpx.URL,
+    *,
+    event_id: str,
+    body: str,
+    secrets: Sequence[str],
+    seconds: float,
+    targets: Targets,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> AsyncIterator[httpx.Response]:
+    """Post a signed body and yield the answer, whose own body is still to be read.
+
+    Raises TimeoutError where all of it, the reading in the block too, takes longer than `seconds`.
+    """
     headers = {
         "content-type": "application/json",
         "accept-encoding": "identity",
         "user-agent": USER_AGENT,
+        **headers,
         **sign(secrets, event_id=event_id, at=datetime.now(UTC), body=body),
     }
     timeout = httpx.Timeout(seconds, connect=min(seconds, MAX_CONNECT_SECONDS))
     transport = checked_transport(targets, is_tls=url.scheme == "https")
+    # The whole exchange has one deadline: httpx's own never fires on a receiver that drips bytes.
+    async with (
+        asyncio.timeout(seconds),
+        httpx.AsyncClient(transport=transport, follow_redirects=False, timeout=timeout) as client,
+        client.stream("POST", url, content=body.encode(), headers=headers) as response,
+    ):
+        yield response
+
+
+async def _post(
+    url: httpx.URL, event_id: str, body: str, secrets: Sequence[str], seconds: float, targets: Targets
+) -> httpx.Response:
     answered = None
     try:
-        # The whole exchange has one deadline: httpx's own never fires on a receiver that drips bytes.
-        async with (
-            asyncio.timeout(seconds),
-            httpx.AsyncClient(transport=transport, follow_redirects=False, timeout=timeout) as client,
-            client.stream("POST", url, content=body.encode(), headers=headers) as response,
-        ):
+        async with posted(
+            url, event_id=event_id, body=body, secrets=secrets, seconds=seconds, targets=targets
+        ) as response:
             answered = response
             await _read_a_little(response)
     except TimeoutError:

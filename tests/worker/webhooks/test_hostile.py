@@ -21,10 +21,12 @@ from cryptography.x509.oid import NameOID
 
 from tests.fixtures.hostile import LITERALS, NAMES, URLS
 from tests.fixtures.receiver import receiver
-from worker.webhooks import sender
+from worker.values.results import MadeCall
+from worker.webhooks import sender, tool_calls
 from worker.webhooks.sender import Answer, send
 from worker.webhooks.signing import new_secret
 from worker.webhooks.targets import Targets
+from worker.webhooks.tool_calls import CallStop, NewCall, ToolCaller
 
 SECRET = new_secret()
 LOOPBACK = Targets((ip_network("127.0.0.0/8"),))
@@ -67,6 +69,19 @@ def post(url: str, targets: Targets = Targets(), *, seconds: float = 10) -> Answ
     return send(url, event_id="evt_1", body="{}", secrets=[SECRET], timeout_seconds=seconds, targets=targets)
 
 
+@pytest.fixture(autouse=True)
+def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_calls, "WAITS", ())
+
+
+def call(url: str, targets: Targets = Targets()) -> MadeCall:  # noqa: B008 - frozen
+    """Ask a tool endpoint at this address; it must be refused, or fail."""
+    new = NewCall(url, "key", {}, timeout_seconds=10, seconds_left=10)
+    made = ToolCaller([SECRET], targets, 1).make(MadeCall("call_1", "f", "{}"), new, CallStop())
+    assert (made.answer, made.status_code, made.has_failed) == (None, None, True)
+    return made
+
+
 def answering(monkeypatch: pytest.MonkeyPatch, answers: dict[str, list[str]]) -> None:
     """Put names into the resolver that the sockets of this process use; anything else is asked for real."""
     real = socket.getaddrinfo
@@ -95,6 +110,7 @@ def test_the_corpus_is_as_large_as_promised() -> None:
 def test_no_spelling_of_an_inner_address_is_connected_to(url: str) -> None:
     with watching() as watch:
         answer = post(url)
+        call(url)
     assert watch.connected == []
     assert (answer.status_code, bool(answer.error)) == (None, True)
 
@@ -104,7 +120,9 @@ def test_no_name_of_an_inner_address_is_connected_to(name: str, monkeypatch: pyt
     answering(monkeypatch, {name: NAMES[name], name.lower(): NAMES[name]})
     with watching() as watch:
         answer = post(f"https://{name}/")
+        made = call(f"https://{name}/")
     assert watch.connected == []
+    assert "not a public address" in (made.error or "")
     assert watch.resolved, "it was refused for another reason"
     assert "not a public address" in (answer.error or "")
 
@@ -113,9 +131,11 @@ def test_no_name_of_an_inner_address_is_connected_to(name: str, monkeypatch: pyt
 def test_no_trick_of_spelling_connects(url: str) -> None:
     with watching() as watch:
         assert post(url).status_code is None
+        call(url)
         # Not even where the operator allows loopback.
         if "93.184" in url or "@" in url.partition("#")[0].partition("?")[0]:
             assert post(url, LOOPBACK).status_code is None
+            call(url, LOOPBACK)
     assert watch.connected == []
 
 

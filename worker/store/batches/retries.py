@@ -80,7 +80,10 @@ def _sums(session: Session, chosen: Select[int]) -> dict[str, int]:
         "num_requests": func.count(),
         "num_prompt_tokens": func.sum(RequestRow.num_prompt_tokens),
         "max_output_tokens": func.sum(MAX_OUTPUT_TOKENS),
-        "stored_bytes": func.sum(func.coalesce(inputs_bytes, func.octet_length(RequestRow.prompt))),
+        "stored_bytes": func.sum(
+            func.coalesce(inputs_bytes, func.octet_length(RequestRow.prompt))
+            + func.coalesce(func.octet_length(RequestRow.tool_loop), 0)
+        ),
     }
     found = session.execute(
         select(*aggregates.values())

@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, Subquery, bindparam, case, func, insert, l
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
-from worker.store.requests import partial_outputs, tally
+from worker.store.requests import partial_outputs, tally, tool_turns
 from worker.store.requests.requests import IDENTITY
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import PartialOutputRow, RequestRow, ResultRow
@@ -27,15 +27,17 @@ def settle(
 ) -> None:
     """Give this outcome to a batch's requests without a Result: all, those of locked shards, or these.
 
-    A request's partial output becomes its output and that of its copies. Counts them if the batch is locked.
+    A request's partial output becomes its output and that of its copies, and the recorded turns of its tool
+    loop become part of its Result. Counts them if the batch is locked.
     """
-    kept = _kept_outputs(batch.id)
-    columns = _columns(kept, outcome, error)
+    kept, turns = _kept_outputs(batch.id), tool_turns.summed(batch.id)
+    columns = _columns(kept, turns, outcome, error)
     place = tally.place(batch, RequestRow.position)
     missing = (
         select(RequestRow.id, RequestRow.batch_id, place, *columns.values())
         .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
         .outerjoin(kept, (kept.c.shard_id == RequestRow.shard_id) & (kept.c.identity == IDENTITY))
+        .outerjoin(turns, turns.c.request_id == RequestRow.id)
         .where(RequestRow.batch_id == batch.id, ResultRow.request_id.is_(None))
     )
     if shard_ids is not None:
@@ -45,6 +47,7 @@ def settle(
     session.execute(insert(ResultRow).from_select(["request_id", "batch_id", "sequence", *columns], missing))
     tally.add(session, batch)
     partial_outputs.forget_ended(session, batch.id)
+    tool_turns.forget_ended(session, batch.id)
 
 
 def fail(session: Session, batch: BatchRow, errors: Mapping[int, RequestError]) -> None:
@@ -73,10 +76,18 @@ def fail(session: Session, batch: BatchRow, errors: Mapping[int, RequestError]) 
     tally.add(session, batch)
 
 
-def _columns(kept: Subquery, outcome: Outcome, error: RequestError) -> dict[str, ColumnElement[Any]]:
-    """Return the columns of the Result of a request that may have the partial output `kept`."""
+def _columns(
+    kept: Subquery, turns: Subquery, outcome: Outcome, error: RequestError
+) -> dict[str, ColumnElement[Any]]:
+    """Return the columns of the Result of a request that may have a partial output, and turns of a loop."""
     has_output = kept.c.request_id.is_not(None)
     is_copy = has_output & (kept.c.request_id != RequestRow.id)
+    used = {name: func.coalesce(turns.c[name], 0) for name in tool_turns.SUMS}
+    own = {
+        "num_prompt_tokens": case((has_output, RequestRow.num_prompt_tokens), else_=0),
+        "num_cached_tokens": case((is_copy, RequestRow.num_prompt_tokens), else_=0),
+        "num_output_tokens": func.coalesce(func.cardinality(kept.c.token_ids), 0),
+    }
     return {
         "outcome": bindparam("outcome", outcome.value),
         "output": kept.c.text,
@@ -84,13 +95,13 @@ def _columns(kept: Subquery, outcome: Outcome, error: RequestError) -> dict[str,
             (has_output, literal("cancelled" if outcome is Outcome.CANCELLED else "error"))
         ),
         "model_id": kept.c.model_id,
-        "num_prompt_tokens": case((has_output, RequestRow.num_prompt_tokens), else_=0),
-        "num_cached_tokens": case((is_copy, RequestRow.num_prompt_tokens), else_=0),
-        "num_output_tokens": func.coalesce(func.cardinality(kept.c.token_ids), 0),
+        **used,
+        **{name: count + used[name] for name, count in own.items()},
+        "payload": turns.c.payload,
         "error_code": bindparam("code", error.code),
         "error_message": bindparam("message", error.message),
         "source": case((is_copy, literal(Source.DUPLICATE.value)), else_=literal(Source.ENGINE.value)),
-        "started_at": kept.c.started_at,
+        "started_at": func.least(kept.c.started_at, turns.c.started_at),
     }
 
 

@@ -74,7 +74,7 @@ def priority_of(request: NewRequest, batch_priority: int) -> int:
 
 def digest_of(request: NewRequest, batch_params: SamplingParams) -> bytes | None:
     """Return the digest that identical requests share; None if the answer may differ, or is an error."""
-    if request.error is not None:
+    if request.error is not None or request.tool_loop is not None:
         return None
     return request_digest(
         request.prompts,

@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import Session
 
 from worker.store.database import clock
-from worker.store.requests import partial_outputs, timeouts
+from worker.store.requests import partial_outputs, timeouts, tool_turns
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import PartialOutputRow, RequestRow, ResultRow
 from worker.values.caching import CacheMode
@@ -25,14 +25,15 @@ from worker.values.requests import (
     params_from_json,
     to_prompts,
 )
-from worker.values.results import NewResult, PartialOutput, RequestError, storable
+from worker.values.results import NewResult, PartialOutput, RequestError, ToolTurn, storable
 from worker.values.sampling import SamplingParams
+from worker.values.tool_loops import ToolLoop
 
 COPY_REQUESTS = """
     COPY requests (
         batch_id, shard_id, position, custom_id, kind, prompt, inputs, add_special_tokens, params,
         is_streamed, max_tokens, num_prompt_tokens, timeout_seconds, digest, cache,
-        endpoint, is_wrong_line, metadata
+        endpoint, is_wrong_line, metadata, tool_loop
     ) FROM STDIN
 """
 # Equal for identical requests of a shard; a request without a digest equals no other.
@@ -46,6 +47,22 @@ MAX_OUTPUT_TOKENS = case(
     else_=RequestRow.max_tokens
     * func.coalesce(_PARAMS["best_of"].as_integer(), _PARAMS["n"].as_integer(), 1)
     * func.coalesce(func.jsonb_array_length(RequestRow.inputs), 1),
+)
+# What a ShardRequest takes from its row.
+CLAIMED = (
+    RequestRow.id,
+    RequestRow.position,
+    RequestRow.custom_id,
+    RequestRow.kind,
+    RequestRow.prompt,
+    RequestRow.inputs,
+    RequestRow.add_special_tokens,
+    RequestRow.is_streamed,
+    RequestRow.max_tokens,
+    RequestRow.params,
+    RequestRow.digest,
+    RequestRow.cache,
+    RequestRow.tool_loop,
 )
 
 
@@ -67,6 +84,7 @@ class NewRequest:
     endpoint: str | None = None  # of a line of a file; None: the batch's
     error: RequestError | None = None  # of a wrong line: it fails at once
     metadata: dict[str, Any] | None = None  # returned with the result
+    tool_loop: ToolLoop | None = None  # of a chat whose calls the worker makes
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -75,8 +93,9 @@ class NewRequest:
 
     @property
     def num_bytes(self) -> int:
-        """The size of its prompts in UTF-8; a token id counts as four bytes."""
-        return sum(
+        """The size of its prompts, and of its tool loop, in UTF-8; a token id counts as four bytes."""
+        kept_apart = 0 if self.tool_loop is None else len(self.tool_loop.to_json())
+        return kept_apart + sum(
             len(prompt.encode()) if isinstance(prompt, str) else 4 * len(prompt) for prompt in self.prompts
         )
 
@@ -102,6 +121,9 @@ class ShardRequest:
     cache: CacheMode | None = None  # None: the batch's
     timeout_at: float | None = None  # `time.monotonic()` of this process; without a result by then, it fails
     num_copies: int = 1  # requests of the shard that its Result answers, itself included
+    custom_id: str | None = None
+    tool_loop: ToolLoop | None = None
+    tool_turns: tuple[ToolTurn, ...] = ()  # of that, recorded by earlier runs
 
 
 def copy_in(
@@ -144,6 +166,7 @@ def copy_in(
                     request.endpoint,
                     request.error is not None,
                     None if request.metadata is None else json.dumps(request.metadata),
+                    None if request.tool_loop is None else request.tool_loop.to_json(),
                 )
             )
     timed = {
@@ -171,17 +194,7 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
     )
     rows = session.execute(
         select(
-            RequestRow.id,
-            RequestRow.position,
-            RequestRow.kind,
-            RequestRow.prompt,
-            RequestRow.inputs,
-            RequestRow.add_special_tokens,
-            RequestRow.is_streamed,
-            RequestRow.max_tokens,
-            RequestRow.params,
-            RequestRow.digest,
-            RequestRow.cache,
+            *CLAIMED,
             waiting.c.num_copies,
             timeouts.SECONDS_LEFT.label("seconds_left"),
             PartialOutputRow,
@@ -191,7 +204,8 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
         .outerjoin(PartialOutputRow, PartialOutputRow.request_id == RequestRow.id)
         .where(waiting.c.number == 1)
         .order_by(RequestRow.position)
-    )
+    ).all()
+    turns = tool_turns.of(session, [row.id for row in rows if row.tool_loop is not None])
     now = time.monotonic()
     return [
         ShardRequest(
@@ -207,6 +221,9 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
             cache=row.cache,
             timeout_at=None if row.seconds_left is None else now + float(row.seconds_left),
             num_copies=row.num_copies,
+            custom_id=row.custom_id,
+            tool_loop=None if row.tool_loop is None else ToolLoop.from_json(row.tool_loop),
+            tool_turns=tuple(turns.get(row.id, ())),
         )
         for row in rows
     ]
@@ -283,7 +300,8 @@ def record(
     model_id: int | None,
 ) -> None:
     """Insert results of a model, numbered after `last_number`; with None, they get no number yet."""
-    resumed = partial_outputs.forget(session, [result.request_id for result in results])
+    ids = [result.request_id for result in results]
+    resumed = partial_outputs.forget(session, ids) | tool_turns.forget(session, ids)
     moments = [moment for result in results for moment in (result.started_at, result.first_token_at)]
     times = clock.to_times(session, moments)
     session.execute(

@@ -70,6 +70,8 @@ class RequestRow(TableRow):
     endpoint: Mapped[str | None] = mapped_column(info=ASKED_FOR)  # of its line; None: its batch's
     # JSON that the customer wants back with the result; text, because jsonb does not take all of it.
     metadata_: Mapped[str | None] = mapped_column("metadata", info=ASKED_FOR)
+    # worker.values.tool_loops.ToolLoop as JSON; text, as jsonb does not keep the order of keys.
+    tool_loop: Mapped[str | None] = mapped_column(info=ASKED_FOR)
     is_wrong_line: Mapped[bool] = mapped_column(server_default=false())  # it failed before it could run
 
 
@@ -82,6 +84,17 @@ class PartialOutputRow(TableRow):
     model_id: Mapped[int | None]  # in `served_models`, the model whose tokens these are
     token_ids: Mapped[list[int]]
     text: Mapped[str] = mapped_column("output")
+    started_at: Mapped[datetime | None]  # when the engine first ran it
+
+
+class ToolTurnRow(TableRow):
+    """One turn of a tool loop without a Result: its output, its calls, and their answers so far."""
+
+    __tablename__ = "tool_turns"
+
+    request_id: Mapped[int] = mapped_column(ForeignKey("requests.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)  # from 1
+    said: Mapped[dict[str, Any]]  # worker.values.results.ToolTurn
     started_at: Mapped[datetime | None]  # when the engine first ran it
 
 

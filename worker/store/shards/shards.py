@@ -15,7 +15,16 @@ from worker.contract.states import AttemptCause, BatchStatus, Lane, ShardState
 from worker.store.batches import batches, journal, locks, stop_rules
 from worker.store.cache import response_cache
 from worker.store.database.notify import wake_dispatcher
-from worker.store.requests import attempts, copies, missing, models, partial_outputs, requests, tally
+from worker.store.requests import (
+    attempts,
+    copies,
+    missing,
+    models,
+    partial_outputs,
+    requests,
+    tally,
+    tool_turns,
+)
 from worker.store.requests.requests import ShardRequest
 from worker.store.rows.access import TenantRow
 from worker.store.rows.batches import BatchRow
@@ -24,7 +33,7 @@ from worker.store.rows.shards import ShardRow
 from worker.store.shards import budget, poison, rates
 from worker.values.caching import CacheMode
 from worker.values.outcomes import Outcome
-from worker.values.results import NewResult, PartialOutput, RequestError
+from worker.values.results import NewResult, PartialOutput, RequestError, ToolTurn
 
 # Columns of a shard that no worker holds and no ticket names.
 NOBODYS: dict[str, Any] = {"worker": None, "lease_expires_at": None, "ticketed_at": None}
@@ -61,6 +70,7 @@ class Progress:
     running_tokens: int  # generated so far by unfinished requests
     is_last: bool = False  # with these, every request of the shard has its result
     partial_outputs: Mapping[int, PartialOutput] = field(default_factory=dict)  # of long ones, by request id
+    tool_turns: Mapping[int, ToolTurn] = field(default_factory=dict)  # new or changed, by request id
 
 
 class AfterSave(Enum):
@@ -202,6 +212,7 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
     if running:
         for one in running:
             partial_outputs.keep(session, one.partial_outputs)
+            tool_turns.keep(session, one.tool_turns)
         tokens = {one.held.shard_id: one.running_tokens for one in running}
         changes: dict[str, Any] = {"running_tokens": case(tokens, value=ShardRow.id)}
         if lease is not None:
