@@ -150,7 +150,7 @@ PRINTS = {
     "file_batch.sh": r"\"custom_id\": ?\"queue\"",
     "openai_batch.py": r"completed BatchRequestCounts\(completed=3",
     "openai_chat.py": r"\S+\n(.|\n)*\S+",
-    "tool_loop.py": r"(apples|pears) look_up \{\"fruit\": \"(apples|pears)\"\} -> \{\"in_stock\": [07]\}",
+    "tool_loop.py": r"(apples|pears) look_up \{\"fruit\": ?\"(apples|pears)\"\} -> \{\"in_stock\": [07]\}",
     "openai_tools.py": r"label (good|bad|neutral) (True|False)\n(stop|length|tool_calls)",
 }
 READ_BY = {
