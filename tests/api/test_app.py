@@ -255,7 +255,7 @@ def test_tags_of_what_an_assistant_has_said_are_left_out(tmp_path: Path) -> None
     )
     checkpoint = Checkpoint.load(write_checkpoint(tmp_path, chat_template=template))
     assert checkpoint.template.render([{"role": "user", "content": "hi"}]) == "<user>hiu"
-    assert {"messages", "bos_token"} == checkpoint.template_variables
+    assert {"messages", "bos_token"} == checkpoint.template.variables
 
 
 def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
