@@ -5,7 +5,7 @@ from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
 revision = "0017_tools"
-down_revision = "0023_reasoning"
+down_revision = "0020_fleet"
 branch_labels = None
 depends_on = None
 

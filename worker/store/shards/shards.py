@@ -15,17 +15,9 @@ from worker.contract.states import AttemptCause, BatchStatus, Lane, ShardState
 from worker.store.batches import batches, journal, locks, stop_rules
 from worker.store.cache import response_cache
 from worker.store.database.notify import wake_dispatcher
-from worker.store.requests import (
-    attempts,
-    copies,
-    missing,
-    models,
-    partial_outputs,
-    requests,
-    tally,
-    tool_turns,
-)
+from worker.store.requests import attempts, copies, missing, models, partial_outputs, requests, tally
 from worker.store.requests.requests import ShardRequest
+from worker.store.requests.tool_turns import keep as keep_turns
 from worker.store.rows.access import TenantRow
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import RequestRow
@@ -212,15 +204,12 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
     if running:
         for one in running:
             partial_outputs.keep(session, one.partial_outputs)
-            tool_turns.keep(session, one.tool_turns)
+            keep_turns(session, one.tool_turns)
         tokens = {one.held.shard_id: one.running_tokens for one in running}
         changes: dict[str, Any] = {"running_tokens": case(tokens, value=ShardRow.id)}
         if lease is not None:
-            changes |= {
-                "state": ShardState.RUNNING,
-                "lease_expires_at": func.now() + lease,
-                "ticketed_at": None,
-            }
+            changes |= {"state": ShardState.RUNNING, "lease_expires_at": func.now() + lease}
+            changes["ticketed_at"] = None
         _update(session, tokens.keys(), changes)
     stop_rules.apply(session, batch)
     if last or batch.num_settled == batch.num_requests:  # with what others have left uncounted
