@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from tests.fixtures.deployment import eventually
 from tests.fixtures.tool_endpoint import Endpoint, Told, tool_endpoint
@@ -114,10 +113,8 @@ def test_after_a_death_a_recorded_call_is_not_made_again(bench: Bench) -> None:
         lost = bench.start(endpoint.url)
         bench.finish_turn(1, calling(("add", {}), ("look", {})))
         eventually(lambda: "answer" in (turns(bench.store) or [{"calls": [{}]}])[0]["calls"][0], seconds=60)
-        with bench.store.transaction() as session:  # as the dispatcher does for a dead worker
-            session.execute(text("UPDATE shards SET state = 'ready', lease_expires_at = NULL"))
         first, bench.engine = bench.engine, WatchedEngine(bench.store)
-        ending = bench.go_on()
+        ending = bench.take_over()
         endpoint.wait_for(3)
         go.set()
         bench.finish_turn(1, "done")
