@@ -10,11 +10,11 @@ import pytest
 from api.inputs.chat import ToolUse, to_chat
 from api.inputs.checkpoint import Checkpoint
 from api.inputs.tools import FunctionDefinition
-from api.parsing.parser import parse
-from api.parsing.pieces import ParsedOutput
 from tests.fixtures.generation import make_engine, requests_for, run
 from worker.engine.engine import Engine
 from worker.engine.requests.generation import Completion, GenerationRequest
+from worker.parsing.parser import parse
+from worker.parsing.pieces import ParsedOutput
 from worker.values.outcomes import FinishReason
 from worker.values.sampling import FormatKind, OutputFormat, SamplingParams
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from api.inputs.checkpoint import Checkpoint
-from api.parsing.parser import parse
 from models.demo.dialogue.mix import EOS, Conversation, Material, conversation
 from models.demo.dialogue.template import CHAT_TEMPLATE, render
+from worker.parsing.parser import parse
 from worker.values.parsing import Family, Parsing
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
