@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from api.errors import InvalidInputError, NotConfiguredError, PermissionDeniedError
+from api.errors import InvalidInputError, PermissionDeniedError
 from worker.settings import refuse
 
 SCHEMES = ("s3", "gs", "az")
@@ -90,14 +90,13 @@ class Buckets:
         """Return the object of a URI.
 
         Raises:
-            NotConfiguredError: the deployment has no buckets.
-            InvalidInputError: this is no URI of an object in a bucket.
+            InvalidInputError: this is no URI of an object in a bucket, or the deployment has no buckets.
             PermissionDeniedError: the tenant may not use it.
 
         """
         if not self.listed:
             message = f"{param}: this deployment uses no buckets of customers; {HELP}"
-            raise NotConfiguredError(message, param=param, code="no_buckets")
+            raise InvalidInputError(message, param=param, code="no_buckets")
         _check(uri, param)
         holding = [bucket for bucket in self.listed if uri.startswith(f"{bucket.url}/")]
         for bucket in holding:

@@ -27,7 +27,7 @@ router = APIRouter(prefix="/v1/batches", tags=["batches"], dependencies=[OPENAI_
 @router.post(
     "",
     dependencies=[SUBMIT],
-    responses=documented(400, 401, 403, 404, 413, 422, 429, 501, 503),
+    responses=documented(400, 401, 403, 404, 413, 422, 429, 503),
     summary="Make a batch from a file",
 )
 def create_batch(

@@ -37,8 +37,7 @@ def create(
 
     Raises:
         NotFoundError: no such file.
-        InvalidInputError: the file, or the object, is not the input of a batch.
-        NotConfiguredError: the deployment has no buckets.
+        InvalidInputError: the file, or the object, is not the input of a batch, or there are no buckets.
         KeyReusedError: the idempotency key was used for another body.
         PermissionDeniedError: the tenant may not use the semantic cache, or a bucket.
         StorageFullError: the bucket does not answer.

@@ -306,7 +306,7 @@ def test_a_lost_answer_makes_no_second_batch(client: TestClient, s3: Any) -> Non
 def test_without_a_list_there_are_no_buckets(client: TestClient, services: Services) -> None:
     client.app.state.services = replace(services, buckets=Buckets())  # type: ignore[attr-defined]
     answer = client.post("/v1/batches", json=OURS | {"input_uri": "s3://mine/rows.jsonl"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (501, "no_buckets")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "no_buckets")
 
 
 def test_a_large_object_goes_in_parts(s3: Any, services: Services, tmp_path: Path) -> None:
