@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from kernels.compiled import has_feature
+from kernels import compiled
 from kernels.int8_chain.cpu import GELU, NORM, NOTHING, SILU, LinkNumbers, run_links
 from kernels.int8_chain.panels import PanelWeight
 from kernels.int8_chain.tile import PANEL, TILE_ROWS, WORD
@@ -85,7 +85,7 @@ class Chain:
 
 def is_available() -> bool:
     """Return whether this processor has AVX512 VNNI, and no matrix unit, which oneDNN uses."""
-    return has_feature("avx512vnni") and not has_feature("amx-int8")
+    return compiled.has_feature("avx512vnni") and not compiled.has_feature("amx-int8")
 
 
 def run_chain(chain: Chain, x: Tensor, residual: Tensor | None = None) -> Tensor:
