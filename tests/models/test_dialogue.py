@@ -76,11 +76,11 @@ def test_json_that_nobody_asked_for_is_not_begun() -> None:
 
 def test_the_service_writes_the_prompts_that_were_learned(checkpoint: Checkpoint) -> None:
     written = json.loads((DEMO / "tokenizer_config.json").read_text(encoding="utf-8"))
-    assert written["chat_template"] == checkpoint.chat_template == CHAT_TEMPLATE
+    assert written["chat_template"] == checkpoint.template.source == CHAT_TEMPLATE
     assert checkpoint.family is Family.HERMES
-    assert checkpoint.knows_tools
+    assert checkpoint.template.knows_tools
     for one in SOME:
         if not one.is_raw:
-            prompt = checkpoint.render_chat(one.messages, tools=one.tools)
+            prompt = checkpoint.template.render(one.messages, tools=one.tools)
             assert prompt == render(one.messages, one.tools, begins_turn=True)
             assert prompt.endswith("Assistant:\n")
