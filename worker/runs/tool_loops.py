@@ -4,6 +4,7 @@ One thread, the run's, calls everything here. The calls themselves are made in t
 """
 
 import json
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,8 @@ from worker.values.results import Choice, MadeCall, NewResult, Payload, ToolTurn
 from worker.values.sampling import SamplingParams
 from worker.values.tool_loops import OnFailure, ToolLoop
 from worker.webhooks.tool_calls import CallStop, NewCall, ToolCaller
+
+logger = logging.getLogger(__name__)
 
 CALL_FAILED = "tool_call_failed"
 
@@ -259,7 +262,8 @@ class ToolLoops:
                 }
                 new = NewCall(loop.url, key, body, loop.timeout_seconds, seconds_left)
                 made = conversation.tools.caller.make(call, new, self._stop)
-        except Exception as error:  # noqa: BLE001 - a conversation without its answer would wait for ever
+        except Exception as error:  # a conversation without its answer would wait for ever
+            logger.exception("a tool call of request %s was not made", request.id)
             made = replace(call, error=f"{type(error).__name__}: {error}", has_failed=True)
         self._answers.append((request.id, number, index, made))
         self.on_answer()
