@@ -40,7 +40,12 @@ COLUMNS = {
     "latency_ms": Column.NUMBER,
 }
 # And of their requests, if asked for.
-REQUEST_COLUMNS = {"prompt": Column.TEXT, "max_tokens": Column.INTEGER, "metadata": Column.TEXT}  # JSON
+REQUEST_COLUMNS = {
+    "prompt": Column.TEXT,
+    "max_tokens": Column.INTEGER,
+    "metadata": Column.TEXT,  # JSON
+    "expected": Column.TEXT,  # JSON
+}
 SAME = ("index", "custom_id", "output", "finish_reason", "embedding", "sequence", "created_at", "started_at",
         "completed_at", "latency_ms")  # fmt: skip
 
@@ -105,6 +110,7 @@ def to_row(result: ResultAnswer) -> dict[str, Any]:
         row["prompt"] = request.prompt if request.inputs is None else json.dumps(request.inputs)
         row["max_tokens"] = request.max_tokens
         row["metadata"] = None if request.metadata is None else json.dumps(request.metadata)
+        row["expected"] = None if request.expected is None else json.dumps(request.expected)
     return row
 
 

@@ -106,6 +106,7 @@ class RequestAnswer(BaseModel):
     inputs: list[Any] | None = Field(description="several prompts, or token ids, instead of prompt")
     max_tokens: int
     metadata: dict[str, Any] | None = Field(description="of the line's body, in a batch made from a file")
+    expected: dict[str, Any] | None = Field(default=None, description="what its output is judged by")
 
 
 class MadeCallAnswer(BaseModel):

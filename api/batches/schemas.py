@@ -18,6 +18,7 @@ from api.batches.progress_schemas import EtaRange, WaitingAnswer
 from api.batches.result_schemas import RequestErrorAnswer
 from api.batches.starts import StartAfter
 from api.figures import Cost, DeviceTime, LaneLatency, UsageFigures
+from api.inputs.expected import ExpectedField
 from api.inputs.labels import Metadata, Name
 from api.inputs.reasoning import ReasoningFields
 from api.inputs.sampling import SamplingFields
@@ -131,6 +132,7 @@ class BatchRequest(SamplingFields, ToolFields, ReasoningFields):
     priority: Priority | None = Field(default=None, description="Default: the batch's. Higher runs sooner.")
     timeout_seconds: TimeoutSeconds | None = None
     cache: Cache | None = None
+    expected: ExpectedField | None = None
 
     @model_validator(mode="after")
     def _has_one_input(self) -> Self:

@@ -146,6 +146,7 @@ def _to_request(
         priority=request.priority,
         timeout_seconds=timeout_seconds if request.timeout_seconds is None else request.timeout_seconds,
         tool_loop=loop,
+        expected=request.expected,
     )
 
 

@@ -10,6 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from api.cli.commands import administration, keys, tenants, webhooks
 from api.cli.commands import batches as batch_commands
+from api.cli.commands import compare as compare_command
 from api.cli.commands import deployment as deployment_commands
 from api.cli.commands import submit as submit_command
 from api.cli.commands.submit_options import SubmitCommand
@@ -62,6 +63,7 @@ app.command("reassign")(batch_commands.reassign)
 app.command("cancel")(batch_commands.cancel)
 app.command("retry")(batch_commands.retry)
 app.command("delete")(batch_commands.delete)
+app.command("compare")(compare_command.compare)
 app.command("models")(deployment_commands.models)
 app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(keys.app, name="keys")

@@ -11,9 +11,10 @@ from pydantic_core import from_json
 from api.errors import LineError
 from api.inputs.schema import NonEmptyText
 from api.wrong_fields import MAX_NAME_CHARACTERS, code_of, explain
+from worker.quality.expected import Expected, ExpectedError
 
 BOM = b"\xef\xbb\xbf"
-FIELDS = frozenset({"custom_id", "method", "url", "body"})
+FIELDS = frozenset({"custom_id", "method", "url", "body", "expected"})
 MAX_ERRORS = 100  # wrong lines in one answer
 MAX_MESSAGE_CHARACTERS = 500  # of the message about one
 SPARE_BLANK_LINES = 4096  # that a file may have beyond one per request
@@ -47,6 +48,7 @@ class Line:
     custom_id: str
     url: str
     body: dict[str, Any]
+    expected: Expected | None = None
 
 
 class LineSplitter:
@@ -150,7 +152,14 @@ def read_line(text: bytes | LineTooLongError) -> Line:
         raise WrongLineError("invalid_url", "url: must be a path such as /v1/chat/completions", "url")
     if not isinstance(body, dict):
         raise WrongLineError("invalid_body", "body: must be an object", "body")
-    return Line(custom_id, url, body)
+    return Line(custom_id, url, body, _to_expected(value.get("expected")))
+
+
+def _to_expected(given: Any) -> Expected | None:
+    try:
+        return None if given is None else Expected.from_json(given)
+    except ExpectedError as error:
+        raise WrongLineError("invalid_value", f"expected: {error}", "expected") from error
 
 
 def to_path(url: Any) -> Any:

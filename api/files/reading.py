@@ -147,6 +147,7 @@ class BatchReader:
             request,
             endpoint=None if line.url == held.endpoint else line.url,
             metadata=metadata if isinstance(metadata, dict) and metadata else None,
+            expected=line.expected,
         )
 
     def _store(self, held: FilesClaim, chunk: "_Chunk", *, may_repeat: bool) -> int | None:

@@ -1,9 +1,7 @@
 """Defines the commands that look at batches and control them, and `headrace results`."""
 
-import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from enum import StrEnum
 from http import HTTPStatus
@@ -17,11 +15,11 @@ import typer
 
 from api.cli.commands.submit_options import read_entries
 from api.cli.connection import Connection, RefusedError, address, connection, given, told
+from api.cli.outputs import lines_of
 from api.cli.show import AsJson, fail, print_json, print_record, print_table
 from api.cli.watch import wait_for_files, watch
 from worker.contract.states import BatchStatus
 
-CUT_OFF = '{"error":'  # the last line begins so if the lines end early; no result does
 COMPLETION_SECONDS = 2.0
 
 
@@ -172,9 +170,9 @@ def results(
         _print_table(api, batch_id, params, output)
         return
     if as_files:
-        lines = _lines(api, _file_paths(api, batch_id))
+        lines = chain.from_iterable(lines_of(api, path) for path in _file_paths(api, batch_id))
     else:
-        lines = _lines(api, [f"/v1/batch/{batch_id}/results"], **params)
+        lines = lines_of(api, f"/v1/batch/{batch_id}/results", **params)
     if output is None:
         for line in lines:
             sys.stdout.write(line + "\n")
@@ -214,15 +212,6 @@ def _check_writable(path: Path) -> None:
         problem = "you have no permission"
     if problem:
         fail(f"Cannot write to {path}: {problem}. No result was read.")
-
-
-def _lines(api: Connection, paths: Sequence[str], **params: Any) -> Iterator[str]:
-    for path in paths:
-        with api.stream(path, **params) as answer:
-            for line in answer.iter_lines():
-                if line.startswith(CUT_OFF):
-                    raise RefusedError(json.loads(line)["error"]["message"])
-                yield line
 
 
 def _file_paths(api: Connection, batch_id: str) -> list[str]:

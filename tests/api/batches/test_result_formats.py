@@ -16,6 +16,7 @@ from api import tables
 from api.batches import service
 from api.tables import Column, CsvTable, ParquetTable
 from tests.fixtures.batches import LEASE, held, result, run_to_the_end, submit
+from worker.quality.expected import Expected
 from worker.store.batches import batches
 from worker.store.batches.batches import NewBatch
 from worker.store.database.session import Store
@@ -76,7 +77,7 @@ def test_whoever_follows_or_waits_in_order_skips_nothing(
 
 def test_a_result_brings_its_request_on_request(client: TestClient, store: Store) -> None:
     asked = [
-        NewRequest("é,\n", max_tokens=3),
+        NewRequest("é,\n", max_tokens=3, expected=Expected.from_json({"match": "number", "value": 3})),
         NewRequest("", max_tokens=1, inputs=("a", "b"), metadata={"label": "\0x"}),
     ]
     with store.transaction() as session:
@@ -86,8 +87,20 @@ def test_a_result_brings_its_request_on_request(client: TestClient, store: Store
     assert [one["request"] for one in client.get(url).json()["data"]] == [None, None]
     found = client.get(url, params={"include": "request"}).json()["data"]
     assert [one["request"] for one in found] == [
-        {"prompt": "é,\n", "inputs": None, "max_tokens": 3, "metadata": None},
-        {"prompt": None, "inputs": ["a", "b"], "max_tokens": 1, "metadata": {"label": "\0x"}},
+        {
+            "prompt": "é,\n",
+            "inputs": None,
+            "max_tokens": 3,
+            "metadata": None,
+            "expected": {"match": "number", "value": 3, "within": 0.0},
+        },
+        {
+            "prompt": None,
+            "inputs": ["a", "b"],
+            "max_tokens": 1,
+            "metadata": {"label": "\0x"},
+            "expected": None,
+        },
     ]
     table = client.get(url, params={"include": "request", "format": "csv"}).text
     rows = list(csv.DictReader(io.StringIO(table, newline="")))

@@ -361,3 +361,22 @@ def test_options_go_with_their_kind(
     answer = client.post("/v1/batch/async", json={"requests": [request_]})
     assert (answer.status_code, answer.json()["error"]["param"]) == (422, f"requests[0].{param}")
     assert count(store) == 0
+
+
+@pytest.mark.parametrize(
+    ("expected", "problem"),
+    [
+        ({"match": "like", "value": "x"}, "match: must be one of exact, regex, json, number, json_schema"),
+        ({"match": "regex", "value": "["}, "value: regex: "),
+        ({"match": "number", "value": "3"}, "value: must be a number"),
+    ],
+)
+def test_a_malformed_rule_for_outputs_is_refused_by_name(
+    client: TestClient, store: Store, expected: object, problem: str
+) -> None:
+    requests = [{"prompt": "one", "expected": "1"}, {"prompt": "two", "expected": expected}]
+    answer = client.post("/v1/batch/async", json={"requests": requests})
+    assert answer.status_code == 422
+    assert answer.json()["error"]["param"] == "requests[1].expected"
+    assert f"expected: {problem}" in answer.json()["error"]["message"]
+    assert count(store) == 0

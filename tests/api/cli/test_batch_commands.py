@@ -7,11 +7,15 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
-from tests.fixtures.batches import held, run_to_the_end
+from tests.fixtures.batches import LEASE, held, result, run_to_the_end
 from tests.fixtures.shell import Shell, openai_line
 from worker.settings import Settings
 from worker.store.database.session import Store
+from worker.store.rows.shards import ShardRow
+from worker.store.shards import shards
+from worker.store.shards.shards import Progress
 
 
 @pytest.fixture
@@ -233,3 +237,76 @@ def test_an_operator_uses_keys_and_tenants_of_the_server(shell: Shell, key: str)
     assert {entry["actor"].split(":")[0] for entry in log[:3]} == {"key"}
     refused = shell.run("tenants", "set", "acme", "--weight", "9", key=key)
     assert (refused.returncode, "`deployment`" in refused.stderr) == (1, True)
+
+
+def answered(shell: Shell, key: str, store: Store, file: Path, answers: dict[str, str]) -> str:
+    """Submit a file of requests, and have each output be the answer to its prompt."""
+    batch_id = shell.run("submit", str(file), key=key).stdout.strip()
+    with store.transaction() as session:
+        of_batch = select(ShardRow.id).where(ShardRow.batch_id == batch_id).order_by(ShardRow.id)
+        shard_ids = session.scalars(of_batch).all()
+    for shard_id in shard_ids:
+        claimed = held(store, shard_id)
+        results = [result(one.id, output=answers[str(one.prompts[0])]) for one in claimed.requests]
+        with store.transaction() as session:
+            shards.save(session, [Progress(claimed, results, running_tokens=0, is_last=True)], lease=LEASE)
+    return batch_id
+
+
+def test_two_batches_of_the_same_requests_are_compared(
+    shell: Shell, key: str, store: Store, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [
+        {"custom_id": f"row-{i}", "prompt": f"{i} + 1 =", "expected": {"match": "number", "value": i + 1}}
+        for i in range(60)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "free"}]))
+    right = {str(row["prompt"]): f"it is {i + 1}" for i, row in enumerate(rows)} | {"free": "x"}
+    a = answered(shell, key, store, file, right)
+    b = answered(shell, key, store, file, right | {f"{i} + 1 =": "it is 99" for i in range(30)})
+    same = shell.json("compare", a, a, key=key)
+    assert (same["num_lines"], same["num_scored"], same["agreement"]) == (61, 60, 1)
+    assert (same["difference"], same["verdict"]) == (0, "undecided")
+    assert same["more_lines"] > 0
+    worse = shell.run("compare", a, b, "--json", key=key)
+    found = json.loads(worse.stdout)
+    assert worse.returncode == 3
+    assert (found["verdict"], found["difference"], found["num_worse"]) == ("worse", -0.5, 30)
+    assert found["difference_interval"][0] < -0.5 < found["difference_interval"][1] < 0
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    for path, batch_id in ((first, a), (second, b)):
+        shell.run("results", batch_id, "--output", str(path), key=key)
+    from_files = shell.run("compare", str(second), str(first), "--expected", str(file), key=key)
+    assert from_files.returncode == 0, from_files.stderr
+    assert "better: B has more right outputs" in from_files.stdout
+    assert "0.5000" in from_files.stdout
+
+
+def test_a_comparison_says_beforehand_how_many_requests_it_needs(shell: Shell) -> None:
+    assert shell.json("compare", "--resolution", "0.1")["requests"] > 100
+    done = shell.run("compare", "--resolution", "0.1", "--discordance", "0.1")
+    assert "requests with a reference answer find 0.1 less." in done.stdout
+
+
+def test_outputs_of_openais_form_are_compared(shell: Shell, tmp_path: Path) -> None:
+    chat = {"status_code": 200, "body": {"choices": [{"message": {"content": "yes"}}]}}
+    text = {"status_code": 200, "body": {"choices": [{"text": "yes"}]}}
+    failed = {"status_code": 400, "body": {}}
+    a, b = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    for path, responses in ((a, [chat, text, chat]), (b, [text, failed, None])):
+        rows = [{"custom_id": str(i), "response": one} for i, one in enumerate(responses)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = shell.json("compare", str(a), str(b))
+    assert (found["num_lines"], found["agreement"], found["num_scored"]) == (3, pytest.approx(1 / 3), 0)
+    done = shell.run("compare", str(a), str(b))
+    assert "undecided: no request says what its output is expected to be" in done.stdout
+    wrong = tmp_path / "wrong.jsonl"
+    for content, said in (
+        ("{", "line 1: this is not JSON"),
+        ("3", "must be a JSON object"),
+        ("{}", "`output`"),
+    ):
+        wrong.write_text(content)
+        done = shell.run("compare", str(a), str(wrong))
+        assert (done.returncode, said in done.stderr) == (1, True)

@@ -38,6 +38,24 @@ WRONG = b"".join(
 )
 
 
+def test_a_line_may_say_what_its_output_is_expected_to_be(
+    store: Store,
+    reader: BatchReader,
+    put: Put,
+    create: Any,
+) -> None:
+    plain = json.loads(line("row-0"))
+    good = json.dumps(plain | {"expected": {"match": "regex", "value": "[a-z]+"}}).encode() + b"\n"
+    wrong = json.dumps(plain | {"custom_id": "row-1", "expected": {"match": "regex"}}).encode() + b"\n"
+    refused = put(good + wrong).json()["error"]
+    assert [one["message"] for one in refused["lines"]] == ["expected: value: is required"]
+    create(good)
+    while reader.turn():
+        pass
+    kept = sql(store, "SELECT expected FROM requests")
+    assert [json.loads(one) for (one,) in kept] == [{"match": "regex", "value": "[a-z]+"}]
+
+
 def run(store: Store, reader: BatchReader, writer: ResultWriter) -> None:
     """Read every batch, run every ready shard, and write every file."""
     while reader.turn():

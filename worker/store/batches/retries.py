@@ -83,6 +83,7 @@ def _sums(session: Session, chosen: Select[int]) -> dict[str, int]:
         "stored_bytes": func.sum(
             func.coalesce(inputs_bytes, func.octet_length(RequestRow.prompt))
             + func.coalesce(func.octet_length(RequestRow.tool_loop), 0)
+            + func.coalesce(func.octet_length(RequestRow.expected), 0)
         ),
     }
     found = session.execute(

@@ -19,6 +19,7 @@ class RequestView:
     inputs: list[Any] | None  # several prompts, or token ids
     max_tokens: int
     metadata: dict[str, Any] | None
+    expected: dict[str, Any] | None  # worker.quality.expected.Expected
 
 
 def of_results(session: Session, request_ids: Sequence[int]) -> dict[int, RequestView]:
@@ -30,6 +31,7 @@ def of_results(session: Session, request_ids: Sequence[int]) -> dict[int, Reques
         RequestRow.max_tokens,
         RequestRow.is_wrong_line,
         RequestRow.metadata_,
+        RequestRow.expected,
     )
     rows = session.execute(select(*columns).where(RequestRow.id.in_(request_ids)))
     return {
@@ -38,6 +40,7 @@ def of_results(session: Session, request_ids: Sequence[int]) -> dict[int, Reques
             row.inputs,
             row.max_tokens,
             None if row.metadata_ is None else json.loads(row.metadata_),
+            None if row.expected is None else json.loads(row.expected),
         )
         for row in rows
     }

@@ -11,6 +11,7 @@ from sqlalchemy import Text, case, cast, func, insert, select
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import Session
 
+from worker.quality.expected import Expected
 from worker.store.database import clock
 from worker.store.requests import partial_outputs, timeouts, tool_turns
 from worker.store.rows.batches import BatchRow
@@ -33,7 +34,7 @@ COPY_REQUESTS = """
     COPY requests (
         batch_id, shard_id, position, custom_id, kind, prompt, inputs, add_special_tokens, params,
         is_streamed, max_tokens, num_prompt_tokens, timeout_seconds, digest, cache,
-        endpoint, is_wrong_line, metadata, tool_loop
+        endpoint, is_wrong_line, metadata, tool_loop, expected
     ) FROM STDIN
 """
 # Equal for identical requests of a shard; a request without a digest equals no other.
@@ -85,6 +86,7 @@ class NewRequest:
     error: RequestError | None = None  # of a wrong line: it fails at once
     metadata: dict[str, Any] | None = None  # returned with the result
     tool_loop: ToolLoop | None = None  # of a chat whose calls the worker makes
+    expected: Expected | None = None  # by which comparisons judge its output
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -93,8 +95,9 @@ class NewRequest:
 
     @property
     def num_bytes(self) -> int:
-        """The size of its prompts, and of its tool loop, in UTF-8; a token id counts as four bytes."""
-        kept_apart = 0 if self.tool_loop is None else len(self.tool_loop.to_json())
+        """The size of its prompts and of what is kept beside them, in UTF-8; a token id counts as 4 bytes."""
+        beside = (self.tool_loop, self.expected)
+        kept_apart = sum(len(_to_text(one)) for one in beside if one is not None)
         return kept_apart + sum(
             len(prompt.encode()) if isinstance(prompt, str) else 4 * len(prompt) for prompt in self.prompts
         )
@@ -166,7 +169,8 @@ def copy_in(
                     request.endpoint,
                     request.error is not None,
                     None if request.metadata is None else json.dumps(request.metadata),
-                    None if request.tool_loop is None else request.tool_loop.to_json(),
+                    None if request.tool_loop is None else _to_text(request.tool_loop),
+                    None if request.expected is None else _to_text(request.expected),
                 )
             )
     timed = {
@@ -176,6 +180,11 @@ def copy_in(
     }
     if timed:
         timeouts.note(session, timed)
+
+
+def _to_text(kept: ToolLoop | Expected) -> str:
+    """Return the JSON, in ASCII, by which a request's row keeps this."""
+    return kept.to_json() if isinstance(kept, ToolLoop) else json.dumps(kept.to_json())
 
 
 def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> list[ShardRequest]:

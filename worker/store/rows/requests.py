@@ -72,6 +72,8 @@ class RequestRow(TableRow):
     metadata_: Mapped[str | None] = mapped_column("metadata", info=ASKED_FOR)
     # worker.values.tool_loops.ToolLoop as JSON; text, as jsonb does not keep the order of keys.
     tool_loop: Mapped[str | None] = mapped_column(info=ASKED_FOR)
+    # worker.quality.expected.Expected as JSON, by which outputs are judged; text, as is the metadata.
+    expected: Mapped[str | None] = mapped_column(info=ASKED_FOR)
     is_wrong_line: Mapped[bool] = mapped_column(server_default=false())  # it failed before it could run
 
 

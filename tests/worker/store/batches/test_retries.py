@@ -1,5 +1,6 @@
 """A retry runs the failed requests of an ended batch as a new batch."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ from sqlalchemy import text
 
 from tests.fixtures.batches import LEASE, held, result, submit
 from worker.contract.states import Lane
+from worker.quality.expected import Expected
 from worker.store.batches import batch_views, batches, retries
 from worker.store.batches.batches import NewBatch
 from worker.store.database.session import Store
@@ -22,8 +24,9 @@ from worker.values.sampling import SamplingParams
 TWO_CHOICES, THREE_CHOICES = SamplingParams(max_tokens=10, n=2), SamplingParams(max_tokens=10, n=3)
 # The most that they can generate: 3 x 10, 2 x 10 of one prompt, 2 x 10 of two prompts, and nothing.
 MOST = [30, 20, 40, 0]
+KEPT = len(r'{"match": "exact", "value": "\u00e9"}')
 ONE_OF_A_KIND = [
-    NewRequest(prompt="one", max_tokens=10, num_prompt_tokens=1),
+    NewRequest(prompt="one", max_tokens=10, num_prompt_tokens=1, expected=Expected.from_json("é")),
     NewRequest(prompt="two", max_tokens=10, params=replace(THREE_CHOICES, n=1, best_of=2)),
     NewRequest(prompt="", inputs=("thr\u00e9e", (1, 2, 3)), max_tokens=10, params=TWO_CHOICES),
     NewRequest(prompt="four", max_tokens=10, params=EmbeddingParams()),
@@ -44,7 +47,9 @@ def test_a_retry_counts_what_its_requests_can_generate_and_store_as_their_batch_
     with store.transaction() as session:
         assert retries.retry(session, batch_id, with_cancelled=True, shard_size=2) is not None
         sums = "SELECT num_requests, num_prompt_tokens, max_output_tokens, stored_bytes FROM batches"
-        assert session.execute(text(sums)).all() == [(4, 1, sum(MOST), 3 + 3 + (6 + 12) + 4)] * 2
+        assert session.execute(text(sums)).all() == [(4, 1, sum(MOST), 3 + KEPT + 3 + (6 + 12) + 4)] * 2
+        kept = session.scalars(text("SELECT expected FROM requests WHERE position = 0")).all()
+        assert [json.loads(one) for one in kept] == [{"match": "exact", "value": "é"}] * 2
 
 
 def test_a_retry_is_within_the_quota_of_tokens_over_all_choices(store: Store) -> None:
