@@ -1,4 +1,4 @@
-"""Defines the bodies that Anthropic's clients read, for OpenAPI. `api.anthropic.responses` writes them."""
+"""Defines the bodies that Anthropic's clients read, for OpenAPI. `api.anthropic.answers` writes them."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal

@@ -7,9 +7,9 @@ from functools import partial
 from pydantic import ValidationError
 
 from api.anthropic.answer_schemas import MessageBatch, MessageBatchCounts, MessageBatchList
+from api.anthropic.answers import to_result_line
 from api.anthropic.bodies import MessageBatchRequest, NewMessage, NewMessageBatch
 from api.anthropic.requests import to_message_request
-from api.anthropic.responses import to_result_line
 from api.anthropic_errors import OWN_PATH
 from api.batches import control
 from api.batches.caching import default_cache

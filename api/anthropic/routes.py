@@ -10,9 +10,9 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.anthropic.answer_schemas import MessageAnswer, MessageTokens
+from api.anthropic.answers import to_message
 from api.anthropic.bodies import CountedMessage, NewMessage
 from api.anthropic.requests import to_counted, to_message_request
-from api.anthropic.responses import to_message
 from api.anthropic.streaming import message_events
 from api.anthropic_errors import AnthropicErrorBody
 from api.batches.caching import default_cache

@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+from api.anthropic.answers import message_id, to_end, to_usage, usage_of
 from api.anthropic.blocks import GrowingBlocks
-from api.anthropic.responses import message_id, to_end, to_usage, usage_of
 from api.anthropic_errors import anthropic_error
 from api.errors import ApiError
 from api.generate.events import event

@@ -3,8 +3,8 @@
 from typing import Any
 
 from api.inputs.checkpoint import Checkpoint
+from api.openai import answers as completion_answers
 from api.openai import requests as completions
-from api.openai import responses as completion_answers
 from api.openai.bodies import Endpoint
 from api.responses import answers as response_answers
 from api.responses import requests as responses
@@ -33,4 +33,4 @@ def to_body(
     """Return the answer to a line whose result is complete. Its id is the same every time."""
     if endpoint is Endpoint.RESPONSES:
         return response_answers.to_response(checkpoint, result, batch_id=batch_id)
-    return completion_answers.to_response(checkpoint, endpoint, result, batch_id=batch_id)
+    return completion_answers.to_answer(checkpoint, endpoint, result, batch_id=batch_id)

@@ -21,8 +21,8 @@ from api.files.endpoints import to_body
 from api.files.intake import Spool
 from api.generate.outputs import failure
 from api.inputs.checkpoint import Checkpoint
+from api.openai.answers import tool_turns_of
 from api.openai.bodies import Endpoint
-from api.openai.responses import tool_turns_of
 from worker.store.database.renewing import renewing
 from worker.store.files import batch_files, files
 from worker.store.files.batch_files import FilesClaim, WrittenFiles

@@ -1,4 +1,4 @@
-"""Defines the bodies that OpenAI's clients read, for OpenAPI. `api.openai.responses` writes them."""
+"""Defines the bodies that OpenAI's clients read, for OpenAPI. `api.openai.answers` writes them."""
 
 from datetime import datetime
 from typing import Literal

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from api.inputs.checkpoint import Checkpoint, NumberSpelling, Spelling
+from api.openai.answers import call_seed, to_echo
 from api.openai.logprobs import TextOffsets, to_chat_logprobs, to_completion_logprobs
-from api.openai.responses import call_seed, to_echo
 from api.parsing.messages import GrowingMessage, finish_reason
 from worker.store.requests.requests import NewRequest
 from worker.values.delta import Delta

@@ -22,9 +22,9 @@ from api.inputs.prompts import fit
 from api.inputs.sampling import refusal
 from api.inputs.schema import Text
 from api.openai.answer_schemas import ChatCompletion, Embeddings, ModelAnswer, ModelList, TextCompletion
+from api.openai.answers import to_answer, to_model
 from api.openai.bodies import Body, ChatBody, CompletionBody, EmbeddingBody, Endpoint, StreamOptions
 from api.openai.requests import check_model, prompts_field, to_request
-from api.openai.responses import to_model, to_response
 from api.openai.streaming import chunks
 from worker.store.batches.batches import NewBatch
 from worker.values.sampling import SamplingParams
@@ -144,7 +144,7 @@ async def _whole(
         (result,) = await work.results(services.settings.wait_seconds)
     if (error := failure(result)) is not None:
         raise error
-    return JSONResponse(to_response(services.checkpoint, endpoint, result, batch_id=work.batch_id))
+    return JSONResponse(to_answer(services.checkpoint, endpoint, result, batch_id=work.batch_id))
 
 
 async def _stream(

@@ -9,9 +9,9 @@ from api.generate.events import DONE, error_event, event
 from api.generate.outputs import failure
 from api.generate.waiting import GrowingOutputs, InteractiveWork
 from api.inputs.checkpoint import Checkpoint
+from api.openai.answers import answer_id, to_answer, to_usage, to_usage_so_far
 from api.openai.bodies import Endpoint, StreamOptions
 from api.openai.growing import GrowingChat, GrowingCompletion, asked_of
-from api.openai.responses import response_id, to_response, to_usage, to_usage_so_far
 from worker.store.requests.requests import NewRequest
 from worker.store.requests.result_views import ResultView
 from worker.values.delta import Delta
@@ -80,7 +80,7 @@ class _ChunkWriter:
         """Yield the events that are left when the result is there."""
         self._outputs.num_tokens = result.num_output_tokens
         if self._needs_result:
-            whole = to_response(self._checkpoint, self._endpoint, result, batch_id=self._work.batch_id)
+            whole = to_answer(self._checkpoint, self._endpoint, result, batch_id=self._work.batch_id)
             for choice in whole["choices"]:
                 yield self._event({"choices": [choice]})
             return
@@ -102,7 +102,7 @@ def _frame(
     """Return the fields that all chunks share."""
     is_chat = endpoint is Endpoint.CHAT_COMPLETIONS
     return {
-        "id": response_id(endpoint, work.batch_id, 0),
+        "id": answer_id(endpoint, work.batch_id, 0),
         "object": "chat.completion.chunk" if is_chat else "text_completion",
         "created": int(time.time()),
         "model": checkpoint.name,

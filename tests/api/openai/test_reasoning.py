@@ -10,11 +10,11 @@ from api.anthropic.bodies import NewMessage
 from api.anthropic.requests import to_message_request
 from api.errors import ApiError
 from api.inputs.checkpoint import Checkpoint
+from api.openai.answers import to_answer
 from api.openai.bodies import Endpoint, read_body
 from api.openai.requests import from_line, to_request
-from api.openai.responses import to_response
 from api.parsing.messages import GrowingMessage
-from tests.api.openai.test_responses import RESULT
+from tests.api.openai.test_answers import RESULT
 from tests.fixtures.checkpoint import TEMPLATE, write_checkpoint
 from worker.store.requests.requests import NewRequest
 from worker.values.parsing import Family, Parsing
@@ -210,7 +210,7 @@ def test_answers_tell_reasoning_from_content(
     checkpoints: dict[str, Checkpoint], text: str, parsing: Parsing, content: str, reasoning: str | None
 ) -> None:
     result = replace(RESULT, output=text, parsing=parsing, payload=Payload(num_reasoning_tokens=5))
-    body = to_response(checkpoints["qwen"], CHAT, result, batch_id="batch_ab")
+    body = to_answer(checkpoints["qwen"], CHAT, result, batch_id="batch_ab")
     message = body["choices"][0]["message"]
     assert message["content"] == content
     assert (message.get("reasoning_content"), message.get("reasoning")) == (reasoning, reasoning)

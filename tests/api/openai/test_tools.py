@@ -12,11 +12,11 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from api.errors import ApiError, InvalidInputError
 from api.inputs.checkpoint import Checkpoint
+from api.openai.answers import to_answer
 from api.openai.bodies import Endpoint, read_body
 from api.openai.growing import GrowingChat
 from api.openai.requests import from_line, to_request
-from api.openai.responses import to_response
-from tests.api.openai.test_responses import RESULT
+from tests.api.openai.test_answers import RESULT
 from tests.fixtures.checkpoint import TEMPLATE, write_checkpoint
 from worker.store.requests.requests import NewRequest
 from worker.values.delta import Delta
@@ -262,7 +262,7 @@ def test_a_forced_call_has_the_familys_form(load: Loader, family: Family) -> Non
     assert accepts(checkpoint, request, text)
     assert not accepts(checkpoint, request, text.replace("city", "town"))
     result = replace(RESULT, output=text, finish_reason="stop", parsing=sampling(request).parsing)
-    said = to_response(checkpoint, CHAT, result, batch_id="batch_a")
+    said = to_answer(checkpoint, CHAT, result, batch_id="batch_a")
     ChatCompletion.model_validate(said)
     (found,) = said["choices"][0]["message"]["tool_calls"]
     assert json.loads(found["function"]["arguments"]) == {"city": "Oslo"}
@@ -321,7 +321,7 @@ BOTH = Parsing(Family.HERMES, ("get_weather", "get_time"))
 def test_an_answer_has_its_calls(load: Loader) -> None:
     checkpoint = load(HERMES)
     result = replace(RESULT, output=TEXT, finish_reason="stop", parsing=BOTH)
-    said = to_response(checkpoint, CHAT, result, batch_id="batch_ab")
+    said = to_answer(checkpoint, CHAT, result, batch_id="batch_ab")
     choice = ChatCompletion.model_validate(said).choices[0]
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me see.")
     assert [one["function"] for one in said["choices"][0]["message"]["tool_calls"]] == [
@@ -329,21 +329,21 @@ def test_an_answer_has_its_calls(load: Loader) -> None:
         {"name": "get_time", "arguments": "{}"},
     ]
     cut = replace(result, finish_reason="length")
-    assert to_response(checkpoint, CHAT, cut, batch_id="b")["choices"][0]["finish_reason"] == "length"
+    assert to_answer(checkpoint, CHAT, cut, batch_id="b")["choices"][0]["finish_reason"] == "length"
     older = replace(result, parsing=replace(BOTH, is_older=True))
-    (older_choice,) = to_response(checkpoint, CHAT, older, batch_id="b")["choices"]
+    (older_choice,) = to_answer(checkpoint, CHAT, older, batch_id="b")["choices"]
     assert older_choice["finish_reason"] == "function_call"
     assert older_choice["message"]["function_call"]["name"] == "get_weather"
     only = replace(result, output=call("get_time", "{}"))
-    assert to_response(checkpoint, CHAT, only, batch_id="b")["choices"][0]["message"]["content"] is None
+    assert to_answer(checkpoint, CHAT, only, batch_id="b")["choices"][0]["message"]["content"] is None
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_a_stream_says_what_the_answer_says(load: Loader, size: int) -> None:
     checkpoint = load(HERMES)
     result = replace(RESULT, output=TEXT, finish_reason="stop", parsing=BOTH)
-    own_id = to_response(checkpoint, CHAT, result, batch_id="batch_ab")["id"]
-    message = to_response(checkpoint, CHAT, result, batch_id="batch_ab")["choices"][0]["message"]
+    own_id = to_answer(checkpoint, CHAT, result, batch_id="batch_ab")["id"]
+    message = to_answer(checkpoint, CHAT, result, batch_id="batch_ab")["choices"][0]["message"]
     request = NewRequest("x", 1, params=SamplingParams(parsing=BOTH))
     chat = GrowingChat(checkpoint, request, own_id=own_id)
 

@@ -19,7 +19,7 @@ from api.responses.bodies import ResponseBody
 from api.responses.items import stored_items, to_messages
 from api.responses.output import OutputWriter
 from api.responses.requests import from_line, to_request
-from tests.api.openai.test_responses import RESULT
+from tests.api.openai.test_answers import RESULT
 from tests.api.openai.test_tools import HERMES, WEATHER, call
 from tests.fixtures.checkpoint import write_checkpoint
 from worker.store.requests.requests import NewRequest

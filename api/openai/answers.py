@@ -26,7 +26,7 @@ OBJECTS = {Endpoint.CHAT_COMPLETIONS: "chat.completion", Endpoint.COMPLETIONS: "
 MODEL_OWNER = "headrace"
 
 
-def to_response(
+def to_answer(
     checkpoint: Checkpoint, endpoint: Endpoint, result: ResultView, *, batch_id: str
 ) -> dict[str, Any]:
     """Return the body of a completed result. Its id is the same every time."""
@@ -48,7 +48,7 @@ def to_response(
             **_origin(result),
         }
     spelling = checkpoint.spelling_of(None if model is None else model.fingerprint)
-    writer = _Writer(spelling, payload, result.parsing, response_id(endpoint, batch_id, result.position))
+    writer = _Writer(spelling, payload, result.parsing, answer_id(endpoint, batch_id, result.position))
     choices = choices_of(result)
     is_chat = endpoint is Endpoint.CHAT_COMPLETIONS
     return {
@@ -84,7 +84,7 @@ def _origin(result: ResultView) -> dict[str, Any]:
     )
 
 
-def response_id(endpoint: Endpoint, batch_id: str, position: int) -> str:
+def answer_id(endpoint: Endpoint, batch_id: str, position: int) -> str:
     """Return the id of a completion."""
     return f"{ID_PREFIXES[endpoint]}{batch_id.removeprefix('batch_')}-{position}"
 

@@ -13,8 +13,8 @@ from openai.types.chat import ChatCompletion
 
 from api.generate.outputs import failure
 from api.inputs.checkpoint import Checkpoint
+from api.openai.answers import to_answer, to_model
 from api.openai.bodies import Endpoint
-from api.openai.responses import to_model, to_response
 from tests.fixtures.checkpoint import CONTEXT, write_checkpoint
 from worker.store.requests.result_views import ResultView
 from worker.values.caching import Source
@@ -53,14 +53,14 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
 
 def test_an_answer_of_another_prompt_says_so(checkpoint: Checkpoint) -> None:
     near = replace(RESULT, source=Source.SEMANTIC_CACHE, similarity=0.97)
-    said = to_response(checkpoint, CHAT, near, batch_id="batch_ab")
+    said = to_answer(checkpoint, CHAT, near, batch_id="batch_ab")
     assert (said["source"], said["similarity"]) == ("semantic_cache", 0.97)
     ChatCompletion.model_validate(said)
-    assert "source" not in to_response(checkpoint, CHAT, RESULT, batch_id="batch_ab")
+    assert "source" not in to_answer(checkpoint, CHAT, RESULT, batch_id="batch_ab")
 
 
 def test_a_chat(checkpoint: Checkpoint) -> None:
-    found = ChatCompletion.model_validate(to_response(checkpoint, CHAT, RESULT, batch_id="batch_ab"))
+    found = ChatCompletion.model_validate(to_answer(checkpoint, CHAT, RESULT, batch_id="batch_ab"))
     assert (found.id, found.object, found.model) == ("chatcmpl-ab-4", "chat.completion", checkpoint.name)
     assert (found.choices[0].message.content, found.choices[0].finish_reason) == ("hi", "length")
     assert found.usage is not None
@@ -76,7 +76,7 @@ def test_choices_with_logprobs(checkpoint: Checkpoint) -> None:
     logprobs = (TokenLogprob(first, -0.5, ((first, -0.5), (second, -1.0))), TokenLogprob(partial, -2.0))
     payload = Payload((Choice("aé", FinishReason.STOP, logprobs), Choice("b", FinishReason.LENGTH, ())))
     result = replace(RESULT, payload=payload)
-    chat = ChatCompletion.model_validate(to_response(checkpoint, CHAT, result, batch_id="batch_ab"))
+    chat = ChatCompletion.model_validate(to_answer(checkpoint, CHAT, result, batch_id="batch_ab"))
     assert [choice.index for choice in chat.choices] == [0, 1]
     assert chat.choices[0].logprobs is not None
     assert chat.choices[0].logprobs.content is not None
@@ -84,7 +84,7 @@ def test_choices_with_logprobs(checkpoint: Checkpoint) -> None:
     assert (told.token, told.logprob, told.bytes) == ("a", -0.5, [97])
     assert [(other.token, other.logprob) for other in told.top_logprobs] == [("a", -0.5), ("b", -1.0)]
     assert (cut.token, cut.bytes, cut.top_logprobs) == ("\ufffd", [0xC3], [])
-    text = Completion.model_validate(to_response(checkpoint, COMPLETIONS, result, batch_id="batch_ab"))
+    text = Completion.model_validate(to_answer(checkpoint, COMPLETIONS, result, batch_id="batch_ab"))
     assert [choice.text for choice in text.choices] == ["aé", "b"]
     assert text.choices[0].logprobs is not None
     assert text.choices[0].logprobs.tokens == ["a", "\ufffd"]
@@ -101,14 +101,14 @@ def test_the_token_that_was_drawn_is_among_the_likeliest(checkpoint: Checkpoint)
         TokenLogprob(second, -5.0, ((first, -0.1),)),
     )
     result = replace(RESULT, payload=Payload((Choice("c", FinishReason.STOP, logprobs),)))
-    text = Completion.model_validate(to_response(checkpoint, COMPLETIONS, result, batch_id="batch_ab"))
+    text = Completion.model_validate(to_answer(checkpoint, COMPLETIONS, result, batch_id="batch_ab"))
     assert text.choices[0].logprobs is not None
     assert text.choices[0].logprobs.top_logprobs == [
         {"a": -0.5, "b": -1.0, "c": -3.0},
         {"\ufffd": -0.2, f"token_id:{second}": -4.0},
         {f"token_id:{first}": -0.1, "\ufffd": -5.0},
     ]
-    chat = ChatCompletion.model_validate(to_response(checkpoint, CHAT, result, batch_id="batch_ab"))
+    chat = ChatCompletion.model_validate(to_answer(checkpoint, CHAT, result, batch_id="batch_ab"))
     assert chat.choices[0].logprobs is not None
     content = chat.choices[0].logprobs.content or []
     assert [[one.token for one in token.top_logprobs] for token in content] == [
@@ -136,7 +136,7 @@ def test_an_echo(checkpoint: Checkpoint) -> None:
     )
     assert Payload.from_json(json.loads(json.dumps(payload.to_json()))) == payload
     result = replace(RESULT, payload=payload)
-    choices = to_response(checkpoint, COMPLETIONS, result, batch_id="batch_ab")["choices"]
+    choices = to_answer(checkpoint, COMPLETIONS, result, batch_id="batch_ab")["choices"]
     assert [choice["text"] for choice in choices] == ["abé", "abb", " b", " b"]
     first, second, third, _ = (choice["logprobs"] for choice in choices)
     assert first == {
@@ -149,7 +149,7 @@ def test_an_echo(checkpoint: Checkpoint) -> None:
     assert (third["tokens"], third["token_logprobs"]) == ([" ", "b"], [None, -1.5])
     assert choices[0].keys() == {"index", "text", "logprobs", "finish_reason"}
     numbers = replace(result, payload=replace(payload, has_tokens_as_ids=True))
-    said = to_response(checkpoint, COMPLETIONS, numbers, batch_id="batch_ab")["choices"][0]["logprobs"]
+    said = to_answer(checkpoint, COMPLETIONS, numbers, batch_id="batch_ab")["choices"][0]["logprobs"]
     assert said["tokens"] == [f"token_id:{token}" for token in (a, b, *cut)]
     assert said["top_logprobs"][1] == {f"token_id:{a}": -0.5, f"token_id:{b}": -1.5}
     assert said["text_offset"] == first["text_offset"]
@@ -157,7 +157,7 @@ def test_an_echo(checkpoint: Checkpoint) -> None:
 
 def test_an_echo_alone(checkpoint: Checkpoint) -> None:
     payload = Payload((Choice("!", FinishReason.STOP),), echoes=("ab",))
-    body = to_response(checkpoint, COMPLETIONS, replace(RESULT, payload=payload), batch_id="batch_ab")
+    body = to_answer(checkpoint, COMPLETIONS, replace(RESULT, payload=payload), batch_id="batch_ab")
     assert body["choices"] == [{"index": 0, "text": "ab!", "logprobs": None, "finish_reason": "stop"}]
 
 
@@ -173,7 +173,7 @@ def test_tokens_of_prompts_and_choices(checkpoint: Checkpoint) -> None:
     )
     assert Payload.from_json(json.loads(json.dumps(payload.to_json()))) == payload
     result = replace(RESULT, payload=payload)
-    said = to_response(checkpoint, COMPLETIONS, result, batch_id="batch_ab")["choices"]
+    said = to_answer(checkpoint, COMPLETIONS, result, batch_id="batch_ab")["choices"]
     assert [choice["token_ids"] for choice in said] == [[b, 0], []]
     assert [choice["prompt_token_ids"] for choice in said] == [[a, b, a], [b]]
     likely = {"logprob": -0.5, "rank": 1, "decoded_token": "a"}
@@ -185,7 +185,7 @@ def test_tokens_of_prompts_and_choices(checkpoint: Checkpoint) -> None:
     assert list(said[0]["prompt_logprobs"][1]) == [str(b), str(a)]  # its own first
     assert said[1]["prompt_logprobs"] == [None]
     one = replace(payload, choices=payload.choices[:1])
-    chat = to_response(checkpoint, CHAT, replace(RESULT, payload=one), batch_id="batch_ab")
+    chat = to_answer(checkpoint, CHAT, replace(RESULT, payload=one), batch_id="batch_ab")
     assert (chat["prompt_token_ids"], chat["choices"][0]["token_ids"]) == ([a, b, a], [b, 0])
     assert chat["prompt_logprobs"] == said[0]["prompt_logprobs"]
 
@@ -193,7 +193,7 @@ def test_tokens_of_prompts_and_choices(checkpoint: Checkpoint) -> None:
 @pytest.mark.parametrize("is_base64", [False, True])
 def test_embeddings(checkpoint: Checkpoint, is_base64: bool) -> None:
     payload = Payload(embeddings=(struct.pack("<2f", 0.5, -1), struct.pack("<1f", 2)), is_base64=is_base64)
-    body = to_response(checkpoint, EMBEDDINGS, replace(RESULT, payload=payload), batch_id="batch_ab")
+    body = to_answer(checkpoint, EMBEDDINGS, replace(RESULT, payload=payload), batch_id="batch_ab")
     vectors = [one["embedding"] for one in body["data"]]
     if is_base64:
         assert [base64.b64decode(vector) for vector in vectors] == list(payload.embeddings)
