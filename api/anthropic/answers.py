@@ -4,6 +4,7 @@ from typing import Any
 
 from api.anthropic.blocks import to_blocks
 from api.anthropic_errors import anthropic_error
+from api.batches.tool_turns import tool_turns_of
 from api.generate.outputs import choices_of, failure
 from api.inputs.checkpoint import Checkpoint
 from worker.store.requests.result_views import ResultView
@@ -29,6 +30,7 @@ def to_message(checkpoint: Checkpoint, result: ResultView, *, batch_id: str) -> 
         "content": blocks,
         **to_end(checkpoint, choice, result, has_calls=any(block["type"] == "tool_use" for block in blocks)),
         "usage": to_usage(result),
+        **tool_turns_of(result),
     }
 
 
@@ -66,11 +68,12 @@ def to_result_line(checkpoint: Checkpoint, result: ResultView, *, batch_id: str)
 
 def _outcome(checkpoint: Checkpoint, result: ResultView, batch_id: str) -> dict[str, Any]:
     if result.outcome is Outcome.CANCELLED:
-        return {"type": "expired" if result.error_code == "batch_expired" else "canceled"}
+        kind = "expired" if result.error_code == "batch_expired" else "canceled"
+        return {"type": kind, **tool_turns_of(result)}
     failed = failure(result)
     if failed is None:
         return {"type": "succeeded", "message": to_message(checkpoint, result, batch_id=batch_id)}
     error = anthropic_error(
         int(failed.status), failed.message, param=failed.param, code=failed.code, request_id=None
     )
-    return {"type": "errored", "error": error}
+    return {"type": "errored", "error": error, **tool_turns_of(result)}

@@ -23,6 +23,7 @@ from api.inputs.cursors import cut
 from api.inputs.prompts import fit
 from api.inputs.sampling import refusal
 from api.inputs.targets import check_url
+from api.inputs.tool_loops import ToolLimits
 from api.json_lines import dumps
 from worker.contract.states import BatchStatus
 from worker.store.batches import batch_views, batches
@@ -105,7 +106,9 @@ def _to_request(services: Services, given: MessageBatchRequest) -> NewRequest:
         raise invalid_input(error.errors(include_url=False)[0], given.params) from error
     if body.stream:
         raise refusal("", "stream", "must not be true: a batch cannot be streamed")
-    return to_message_request(services.checkpoint, body, custom_id=given.custom_id)
+    found = to_message_request(services.checkpoint, body, custom_id=given.custom_id)
+    ToolLimits.of(services.settings).check(found.tool_loop, "")
+    return found
 
 
 def _fit(services: Services, asked: list[NewRequest]) -> list[NewRequest]:

@@ -12,6 +12,7 @@ from api.batches.schemas import Window
 from api.inputs.foreign import Ignored, Unsupported
 from api.inputs.sampling import MAX_STOP_STRINGS, StopString, Temperature, TopK, TopP
 from api.inputs.schema import JsonObject, NonEmptyText, Priority, Schema, Text, one_of, text_or_list
+from api.inputs.tools import OwnToolEndpoint
 from worker.values.sampling import RANGES
 
 # The kinds of Anthropic's blocks that no model here can read.
@@ -189,6 +190,7 @@ class NewMessage(CountedMessage):
     inference_geo: Ignored = None
     diagnostics: Ignored = None
     container: Unsupported = None
+    tool_endpoint: OwnToolEndpoint = None
 
 
 class MessageBatchRequest(Schema):

@@ -57,11 +57,15 @@ def to_message_request(
         "top_k": body.top_k,
         "stream": body.stream,
     }
+    if body.tool_endpoint is not None:
+        sampling["tool_endpoint"] = body.tool_endpoint.model_dump(exclude_unset=True)
     request = _to_chat_request(checkpoint, body, sampling, path)
-    params = request.params
+    params, loop = request.params, request.tool_loop
     if isinstance(params, SamplingParams):
         params = replace(params, must_fit=False)
-    return replace(request, custom_id=custom_id, params=params)
+    if loop is not None and loop.forced is not None:
+        loop = replace(loop, forced=replace(loop.forced, must_fit=False))
+    return replace(request, custom_id=custom_id, params=params, tool_loop=loop)
 
 
 def to_counted(checkpoint: Checkpoint, body: CountedMessage) -> NewRequest:

@@ -24,6 +24,7 @@ from api.generate.outputs import failure
 from api.generate.waiting import submitted
 from api.guards.large_bodies import OnceRoute
 from api.inputs.prompts import check_size, fit
+from api.inputs.tool_loops import refuse_endpoint
 from worker.store.batches.batches import NewBatch
 from worker.values.sampling import SamplingParams
 
@@ -69,6 +70,7 @@ def count_message_tokens(body: CountedMessage, services: ServicesDependency) -> 
 
 
 def _to_batch(services: Services, body: NewMessage) -> NewBatch:
+    refuse_endpoint(body.tool_endpoint)
     fitted = fit(
         services.checkpoint,
         [to_message_request(services.checkpoint, body)],

@@ -26,6 +26,7 @@ COLUMNS = {
     "choices": Column.TEXT,  # JSON
     "embedding": Column.NUMBERS,
     "scores": Column.TEXT,  # JSON
+    "tool_turns": Column.TEXT,  # JSON
     "error_code": Column.TEXT,
     "error_message": Column.TEXT,
     "input_tokens": Column.INTEGER,
@@ -98,6 +99,7 @@ def to_row(result: ResultAnswer) -> dict[str, Any]:
         "status": result.status.value,
         "choices": _to_json(result.choices),
         "scores": _to_json(result.scores),
+        "tool_turns": _to_json(result.tool_turns),
         "error_code": None if error is None else error.code,
         "error_message": None if error is None else error.message,
         "input_tokens": usage.input_tokens,

@@ -1,5 +1,7 @@
 """Writes what a tool loop has done before its last output."""
 
+from typing import Any
+
 from api.batches.result_schemas import MadeCallAnswer, ToolTurnAnswer
 from worker.parsing.parser import parse
 from worker.store.requests.result_views import ResultView
@@ -20,3 +22,9 @@ def to_tool_turns(result: ResultView) -> list[ToolTurnAnswer] | None:
         )
         for turn in turns
     ] or None
+
+
+def tool_turns_of(result: ResultView) -> dict[str, Any]:
+    """Return the field with what a tool loop has done before its last output, if it has done anything."""
+    turns = to_tool_turns(result)
+    return {} if turns is None else {"tool_turns": [turn.model_dump() for turn in turns]}

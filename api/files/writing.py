@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from api import json_lines
+from api.batches.tool_turns import tool_turns_of
 from api.blobs.store import StorageError
 from api.buckets.objects import BucketError
 from api.dependencies import Services
@@ -21,7 +22,6 @@ from api.files.endpoints import to_body
 from api.files.intake import Spool
 from api.generate.outputs import failure
 from api.inputs.checkpoint import Checkpoint
-from api.openai.answers import tool_turns_of
 from api.openai.bodies import Endpoint
 from worker.store.database.renewing import renewing
 from worker.store.files import batch_files, files
@@ -173,10 +173,9 @@ def to_line(checkpoint: Checkpoint, endpoint: Endpoint, batch_id: str, result: R
     """Return a result as a line of the output file, or of the error file. Its ids never change."""
     name = f"{batch_id.removeprefix('batch_')}-{result.position}"
     line = {"id": f"batch_req_{name}", "custom_id": result.custom_id, "response": None, "error": None}
-    if result.outcome is Outcome.CANCELLED:
-        return line | {"error": {"code": result.error_code, "message": result.error_message}}
-    if result.error_code == TIMEOUT.code:  # as OpenAI names it
-        return line | {"error": {"code": "request_timeout", "message": result.error_message}}
+    if result.outcome is Outcome.CANCELLED or result.error_code == TIMEOUT.code:
+        code = "request_timeout" if result.error_code == TIMEOUT.code else result.error_code  # as OpenAI's
+        return line | {"error": {"code": code, "message": result.error_message}} | tool_turns_of(result)
     failed = failure(result)
     if failed is None:
         status, body = 200, to_body(checkpoint, endpoint, result, batch_id=batch_id)

@@ -37,12 +37,13 @@ class ToolLimits:
         """Raise InvalidInputError if a loop exceeds them, or if its address may never be called."""
         if loop is None:
             return
+        field = f"{path}.{FIELD}" if path else FIELD
         for name, value, most in (
             ("max_turns", loop.max_turns, self.max_turns),
             ("timeout_seconds", loop.timeout_seconds, self.max_seconds),
         ):
             if value > most:
-                param = f"{path}.{FIELD}.{name}"
+                param = f"{field}.{name}"
                 raise InvalidInputError(
                     f"{param}: must be at most {most:g} on this server, but is {value:g}",
                     param=param,
@@ -51,8 +52,14 @@ class ToolLimits:
         try:
             self.targets.check_url(loop.url)
         except ForbiddenTargetError as error:
-            param = f"{path}.{FIELD}.url"
+            param = f"{field}.url"
             raise InvalidInputError(f"{param}: {error}", param=param, code="forbidden_url") from error
+
+
+def refuse_endpoint(endpoint: ToolEndpoint | None) -> None:
+    """Raise InvalidInputError if a request whose client waits for it, or polls for it alone, names one."""
+    if endpoint is not None:
+        raise refusal("", FIELD, "is for requests of batches; make the calls yourself, or send a batch")
 
 
 def to_loop(

@@ -134,6 +134,12 @@ class ToolEndpoint(Schema):
     )
 
 
+OwnToolEndpoint = Annotated[
+    ToolEndpoint | None,
+    Field(description="Of a request of a batch: makes the calls, until the model has its answer."),
+]
+
+
 class ToolFields(Schema):
     """The fields that offer tools."""
 
@@ -144,6 +150,4 @@ class ToolFields(Schema):
     parallel_tool_calls: bool | None = Field(
         default=None, description="Whether an answer may call several tools. Default: true."
     )
-    tool_endpoint: ToolEndpoint | None = Field(
-        default=None, description="Of a request of a batch: makes the calls, until the model has its answer."
-    )
+    tool_endpoint: OwnToolEndpoint = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from api.batches.tool_turns import to_tool_turns
+from api.batches.tool_turns import tool_turns_of
 from api.generate.outputs import choices_of, num_reasoning_tokens
 from api.inputs.checkpoint import Checkpoint, NumberSpelling, Spelling
 from api.openai.answer_schemas import ModelAnswer
@@ -62,12 +62,6 @@ def to_answer(
         **tool_turns_of(result),
         **_origin(result),
     }
-
-
-def tool_turns_of(result: ResultView) -> dict[str, Any]:
-    """Return the field with what a tool loop has done before its last output, if it has done anything."""
-    turns = to_tool_turns(result)
-    return {} if turns is None else {"tool_turns": [turn.model_dump() for turn in turns]}
 
 
 def system_fingerprint(model: ServedModelView) -> str:

@@ -19,8 +19,8 @@ from api.generate.outputs import failure
 from api.generate.waiting import submitted
 from api.guards.large_bodies import OnceRoute
 from api.inputs.prompts import fit
-from api.inputs.sampling import refusal
 from api.inputs.schema import Text
+from api.inputs.tool_loops import refuse_endpoint
 from api.openai.answer_schemas import ChatCompletion, Embeddings, ModelAnswer, ModelList, TextCompletion
 from api.openai.answers import to_answer, to_model
 from api.openai.bodies import Body, ChatBody, CompletionBody, EmbeddingBody, Endpoint, StreamOptions
@@ -116,10 +116,8 @@ async def _complete(
 
 
 def _to_batch(services: Services, body: Body) -> NewBatch:
-    if isinstance(body, ChatBody) and body.tool_endpoint is not None:
-        raise refusal(
-            "", "tool_endpoint", "is for requests of batches; make the calls yourself, or send a batch"
-        )
+    if isinstance(body, ChatBody):
+        refuse_endpoint(body.tool_endpoint)
     request = to_request(services.checkpoint, body)
     field = prompts_field(body)
     fitted = fit(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from api.batches.tool_turns import tool_turns_of
 from api.generate.outputs import choices_of, num_reasoning_tokens
 from api.inputs.checkpoint import Checkpoint
 from api.openai.logprobs import to_token_logprobs
@@ -68,7 +69,7 @@ def batch_of(response_id: str) -> str:
 def to_response(checkpoint: Checkpoint, result: ResultView, *, batch_id: str) -> dict[str, Any]:
     """Return the response of one line of a batch. The fields that its line set are not repeated."""
     asked = Asked(name_of(batch_id, result.position), {"store": False}, result.accepted_at)
-    return ended(checkpoint, asked, result)
+    return ended(checkpoint, asked, result) | tool_turns_of(result)
 
 
 def ended(checkpoint: Checkpoint, asked: Asked, result: ResultView) -> dict[str, Any]:

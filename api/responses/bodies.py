@@ -30,7 +30,13 @@ from api.inputs.schema import (
     one_of,
     text_or_object,
 )
-from api.inputs.tools import MAX_TOOLS, FunctionDefinition, FunctionName, IsFunction
+from api.inputs.tools import (
+    MAX_TOOLS,
+    FunctionDefinition,
+    FunctionName,
+    IsFunction,
+    OwnToolEndpoint,
+)
 from api.openai.bodies import OwnPriority
 from api.responses.items import Input
 
@@ -210,6 +216,7 @@ class ResponseBody(Schema):
     parallel_tool_calls: bool | None = Field(
         default=None, description="Whether a response may call several functions. Default: true."
     )
+    tool_endpoint: OwnToolEndpoint = None
     conversation: Unsupported = None
     prompt: Unsupported = None
     context_management: Unsupported = None

@@ -144,6 +144,8 @@ def _tools(body: ResponseBody) -> dict[str, Any]:
         found["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
     elif body.tool_choice is not None:
         found["tool_choice"] = body.tool_choice
+    if body.tool_endpoint is not None:
+        found["tool_endpoint"] = body.tool_endpoint.model_dump(exclude_unset=True)
     return found
 
 

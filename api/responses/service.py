@@ -10,6 +10,7 @@ from api.batches.caching import default_cache
 from api.dependencies import IdempotencyKey, Services
 from api.errors import InvalidInputError, KeyReusedError, NotFoundError
 from api.inputs.cursors import cut
+from api.inputs.tool_loops import refuse_endpoint
 from api.responses.answers import Asked, batch_of, ended, name_of, status_of_batch, unfinished
 from api.responses.bodies import ResponseBody
 from api.responses.items import stored_items
@@ -190,6 +191,7 @@ def _check(body: ResponseBody) -> None:
     ):
         if is_wrong:
             raise InvalidInputError(f"{name}: {why}", param=name)
+    refuse_endpoint(body.tool_endpoint)
 
 
 def _earlier_items(services: Services, body: ResponseBody) -> list[dict[str, Any]]:

@@ -10,6 +10,8 @@ from openai import OpenAI
 from openai.types.responses import Response
 from pydantic import BaseModel
 
+from tests.fixtures.tool_endpoint import tool_endpoint
+
 ORDER = [
     "response.created",
     "response.in_progress",
@@ -176,10 +178,30 @@ def background(client: OpenAI) -> None:
 
 
 def response_lines(client: OpenAI) -> None:
-    """A file's lines may be responses."""
+    """A file's lines may be responses, and an endpoint may make their calls."""
+    tool = {"type": "function", "name": "stop", "parameters": {"type": "object", "properties": {}}}
+    calls = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    with tool_endpoint() as endpoint:
+        first, second = _run_lines(
+            client,
+            {"input": "jump", "max_output_tokens": 5},
+            {"input": [{"role": "user", "content": "over"}], "max_output_tokens": 100}
+            | calls
+            | {"tool_endpoint": {"url": endpoint.url}},
+        )
+        assert [(body["name"], body["custom_id"]) for _, body in endpoint.calls] == [("stop", "row-1")]
+    assert first["usage"]["output_tokens"] <= 5
+    assert "tool_turns" not in first
+    (turn,) = second["tool_turns"]
+    assert [(call["name"], call["answer"]) for call in turn["calls"]] == [("stop", "42")]
+    assert second["usage"]["output_tokens"] > turn["output_tokens"]
+
+
+def _run_lines(client: OpenAI, *bodies: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run a file of responses and return them, each checked by the client's own model."""
     lines = b""
-    for i, given in enumerate(["jump", [{"role": "user", "content": "over"}]]):
-        body = {"model": model_of(client), "input": given, "max_output_tokens": 5}
+    for i, given in enumerate(bodies):
+        body = {"model": model_of(client), **given}
         line = {"custom_id": f"row-{i}", "method": "POST", "url": "/v1/responses", "body": body}
         lines += json.dumps(line).encode() + b"\n"
     file = client.files.create(file=("in.jsonl", lines), purpose="batch")
@@ -190,12 +212,10 @@ def response_lines(client: OpenAI) -> None:
         time.sleep(0.05)
     assert batch.output_file_id is not None
     written = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
-    assert sorted(line["custom_id"] for line in written) == ["row-0", "row-1"]
-    for line in written:
-        found = Response.model_validate(line["response"]["body"])
-        assert found.status in {"completed", "incomplete"}
-        assert found.usage is not None
-        assert found.usage.output_tokens <= 5
+    answers = {line["custom_id"]: line["response"]["body"] for line in written}
+    for answer in answers.values():
+        assert Response.model_validate(answer).status in {"completed", "incomplete"}
+    return [answers[f"row-{i}"] for i in range(len(bodies))]
 
 
 SCENES = (responses, response_streams, response_tools, parsed_responses, background, response_lines)

@@ -8,6 +8,7 @@ import pytest
 from anthropic import Anthropic
 
 from tests.fixtures.deployment import Deployment, eventually
+from tests.fixtures.tool_endpoint import tool_endpoint
 
 HELLO: list[Any] = [{"role": "user", "content": "hello there"}]
 SCHEMA = {
@@ -108,6 +109,25 @@ def test_errors_are_those_that_the_client_knows(client: Anthropic, model: str) -
         ),
     ):
         pass
+
+
+def test_a_batch_makes_its_own_calls(client: Anthropic, model: str) -> None:
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    params: Any = {"model": model, "max_tokens": 100, "messages": HELLO}
+    params |= {"tools": [{"name": "stop", "input_schema": schema}]}
+    params |= {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    with tool_endpoint() as endpoint:
+        params |= {"tool_endpoint": {"url": endpoint.url}}
+        batch = client.messages.batches.create(requests=[{"custom_id": "row", "params": params}])
+        eventually(
+            lambda: client.messages.batches.retrieve(batch.id).processing_status == "ended",
+            what="the end of the batch",
+        )
+        assert [body["name"] for _, body in endpoint.calls] == ["stop"]
+    (found,) = client.messages.batches.results(batch.id)
+    assert found.result.type == "succeeded"
+    (turn,) = found.result.message.to_dict()["tool_turns"]  # type: ignore[misc]
+    assert turn["calls"][0]["answer"] == "42"  # type: ignore[index]
 
 
 def test_a_batch(client: Anthropic, model: str) -> None:

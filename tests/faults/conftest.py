@@ -2,6 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fixtures.checkpoint import TEMPLATE
 from tests.fixtures.deployment import Deployment, deployment
 from tests.fixtures.tiny_llama import write_tiny_llama
 
@@ -11,6 +12,7 @@ from tests.fixtures.tiny_llama import write_tiny_llama
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     directory = tmp_path_factory.mktemp("faults")
     model = write_tiny_llama(directory / "model", max_position_embeddings=256)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
     # A small engine, so that a batch lasts long enough to be hurt in the middle.
     options = {
         "HEADRACE_MAX_NUM_SEQUENCES": "8",

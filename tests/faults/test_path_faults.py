@@ -1,12 +1,16 @@
 """What QUEUE's promises come to when a part dies in the middle of a batch: nothing lost, nothing twice."""
 
 import json
+import signal
 
-from tests.fixtures.deployment import Deployment
+import pytest
+
+from tests.fixtures.deployment import Deployment, eventually
 from tests.fixtures.receiver import Receiver, receiver
 from worker.loops import EXIT_LOOP_FAILED
 
 NUM_REQUESTS = 400
+NUM_RESPONSES = 6
 PROMPTS = [f"pack my box with {i} dozen" for i in range(NUM_REQUESTS)]
 
 
@@ -133,3 +137,37 @@ def test_a_stream_without_a_seed_goes_on_where_a_dead_worker_left_it(running: De
     assert texts == [choice["text"] for choice in result["choices"]]
     assert len(set(texts)) > 1
     assert running.sql(f"SELECT attempts FROM shards WHERE batch_id = '{batch_id}'") == [(2,)]
+
+
+@pytest.mark.slow
+def test_background_responses_outlive_their_worker(running: Deployment) -> None:
+    """Several, as one is so short that it may have ended before the worker can be killed."""
+    (model,) = running.client.get("/v1/models").json()["data"]
+    body = {"model": model["id"], "input": "x", "max_output_tokens": 200, "ignore_eos": True}
+    body |= {"temperature": 0}
+    whole = running.client.post("/v1/responses", json=body).json()
+    body |= {"background": True}
+
+    def send(key: str) -> str:
+        answer = running.client.post("/v1/responses", json=body, headers={"Idempotency-Key": key})
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["id"])
+
+    running.processes["gpu"].send_signal(signal.SIGSTOP)
+    begun = [send(f"k{i}") for i in range(NUM_RESPONSES)]
+    running.kill_in_a_shard()
+    paths = [f"/v1/responses/{response_id}" for response_id in begun]
+    cut_off = [path for path in paths if running.client.get(path).json()["status"] == "in_progress"]
+    assert cut_off, "none was cut off"
+    running.start("gpu")
+    for path in paths:
+        eventually(lambda path=path: running.client.get(path).json()["status"] == "incomplete", what=path)
+        done = running.client.get(path).json()
+        assert done["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert done["usage"]["output_tokens"] == 200
+        assert [item["content"] for item in done["output"]] == [item["content"] for item in whole["output"]]
+        assert "response.incomplete" in running.client.get(path, params={"stream": "true"}).text
+    assert [send(f"k{i}") for i in range(NUM_RESPONSES)] == begun
+    ids = ", ".join(f"'batch_{response_id.removeprefix('resp_')}'" for response_id in begun)
+    ((again,),) = running.sql(f"SELECT count(*) FROM shards WHERE batch_id IN ({ids}) AND attempts > 1")
+    assert 1 <= again <= len(cut_off)

@@ -1,7 +1,7 @@
 """`python -m tests.fuzz.openapi --schemathesis PATH --cases 20000`: schemathesis at a running deployment.
 
 It goes by the document that the API serves: an answer that is not in it, a 5xx, wrong data that is accepted,
-a route without keys are findings. Ends with JSON.
+a route without keys are failures. The last line is JSON. `--routes '^/v1/(files|uploads)'` takes part of it.
 """
 
 import argparse
@@ -41,15 +41,25 @@ class Outcome:
     exits: list[int] = field(default_factory=list)
 
 
-def run(
-    shot: Target, schemathesis: Path, phases: str, *, examples: int, seed: int, workers: int, into: Path
-) -> Outcome:
-    """Run some phases over every operation and read the report."""
-    report = into / f"{phases.replace(',', '-')}-{seed}.ndjson"
+@dataclass(frozen=True, slots=True)
+class Schemathesis:
+    """The program, what it goes through, and the folder of its reports."""
+
+    program: Path
+    routes: str  # a regular expression, searched for in the paths
+    workers: int
+    into: Path
+
+
+def run(shot: Target, tool: Schemathesis, phases: str, *, examples: int, seed: int) -> Outcome:
+    """Run some phases over the operations and read the report."""
+    report = tool.into / f"{phases.replace(',', '-')}-{seed}.ndjson"
     command = [
-        str(schemathesis),
+        str(tool.program),
         "run",
         f"{shot.url}/openapi.json",
+        "--include-path-regex",
+        tool.routes,
         "--header",
         f"Authorization: Bearer {shot.key}",
         "--phases",
@@ -57,7 +67,7 @@ def run(
         "--max-examples",
         str(examples),
         "--workers",
-        str(workers),
+        str(tool.workers),
         "--seed",
         str(seed),
         "--request-timeout",
@@ -78,10 +88,10 @@ def run(
         "--report-ndjson-path",
         str(report),
     ]
-    log = into / f"{report.stem}.log"
+    log = tool.into / f"{report.stem}.log"
     with log.open("w") as output:
         status = subprocess.run(
-            command, check=False, stdout=output, stderr=subprocess.STDOUT, cwd=into, env=_environment()
+            command, check=False, stdout=output, stderr=subprocess.STDOUT, cwd=tool.into, env=_environment()
         ).returncode
     outcome = read(report) if report.exists() else Outcome()
     outcome.exits.append(status)
@@ -125,12 +135,12 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE_", "PYTHON"))}
 
 
-def enough(shot: Target, schemathesis: Path, cases: int, *, workers: int, seed: int, into: Path) -> Outcome:
+def enough(shot: Target, tool: Schemathesis, cases: int, *, seed: int) -> Outcome:
     """Go through examples and borders once, then make cases up until there are enough, and follow links."""
     whole = Outcome()
 
     def add(phases: str, examples: int, seed: int) -> int:
-        part = run(shot, schemathesis, phases, examples=examples, seed=seed, workers=workers, into=into)
+        part = run(shot, tool, phases, examples=examples, seed=seed)
         print(f"{phases}: {part.cases} cases, {len(part.failures)} failures", flush=True)
         whole.cases += part.cases
         whole.statuses += part.statuses
@@ -151,10 +161,11 @@ def enough(shot: Target, schemathesis: Path, cases: int, *, workers: int, seed: 
 
 
 def main() -> int:
-    """Run a deployment and let schemathesis at it; the status is 1 if there is a finding."""
+    """Run a deployment and let schemathesis at it; the status is 1 if there is a failure."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.openapi", description=__doc__)
     parser.add_argument("--schemathesis", type=Path, required=True, help="its command")
     parser.add_argument("--cases", type=int, default=20_000)
+    parser.add_argument("--routes", default="^/", help="a regular expression of paths; default: all")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a new folder for logs and data, which then stay")
@@ -166,9 +177,8 @@ def main() -> int:
         directory.chmod(0o755)  # Postgres may run as another user
         command = Path(os.path.abspath(arguments.schemathesis))  # noqa: PTH100 - a link in an environment stays one
         with target(directory) as shot:
-            outcome = enough(
-                shot, command, arguments.cases, workers=arguments.workers, seed=arguments.seed, into=directory
-            )
+            tool = Schemathesis(command, arguments.routes, arguments.workers, directory)
+            outcome = enough(shot, tool, arguments.cases, seed=arguments.seed)
             findings = outcome.failures + aftermath(shot)
     for finding, number in Counter(findings).most_common(50):
         print(number, finding)
@@ -178,7 +188,7 @@ def main() -> int:
                 "cases": outcome.cases,
                 "operations": len(outcome.operations),
                 "statuses": dict(sorted(outcome.statuses.items())),
-                "findings": len(findings),
+                "failures": len(findings),
                 "checks_off": CHECKS_OFF,
                 "seconds": round(time.monotonic() - started, 1),
             }

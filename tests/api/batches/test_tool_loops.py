@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,19 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
+from api.anthropic.answers import to_message, to_result_line
+from api.batches.answers import to_result
+from api.batches.following import to_row
+from api.files.endpoints import to_body
+from api.files.lines import WrongLineError, read_line
+from api.files.translator import Translator
+from api.files.writing import to_line
 from api.inputs.checkpoint import Checkpoint
+from api.inputs.tool_loops import ToolLimits
 from api.main import create_app
 from api.openai.bodies import Endpoint
 from api.openai.requests import from_line
+from tests.api.openai.test_answers import RESULT
 from tests.fixtures.batches import LEASE, held, result
 from tests.fixtures.checkpoint import TEMPLATE, write_checkpoint
 from worker.settings import Settings
@@ -28,6 +38,7 @@ HELLO = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"z": {"type": "string"}, "a": {"type": "string"}}}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
 URL = "https://tools.example.com/run"
+CHATS = Endpoint.CHAT_COMPLETIONS
 CHAT = {"messages": HELLO, "tools": TOOLS, "max_tokens": 9}
 
 
@@ -108,6 +119,48 @@ def test_the_loop_counts_as_stored_bytes(client: TestClient, store: Store) -> No
     assert loop > plain + len(URL)
 
 
+def responses_line(model: Path, **endpoint: Any) -> bytes:
+    """Return a file with one response, which must call, and may do so twice."""
+    tools = [{"type": "function", **TOOLS[0]["function"]}]
+    body = {"model": model.name, "input": "hi", "tools": tools, "tool_choice": "required"}
+    body |= {"tool_endpoint": {"url": URL} | endpoint, "max_output_tokens": 9}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}
+    return json.dumps(line).encode()
+
+
+def message(model: Path, **endpoint: Any) -> dict[str, Any]:
+    """Return the body of a message, which must call."""
+    tools = [{"name": "f", "input_schema": SCHEMA}]
+    body = {"model": model.name, "max_tokens": 9, "messages": HELLO, "tools": tools}
+    return body | {"tool_choice": {"type": "any"}, "tool_endpoint": {"url": URL} | endpoint}
+
+
+def test_lines_of_responses_have_loops(model: Path, config: Settings) -> None:
+    limits = ToolLimits.of(config)
+    translate = Translator(Checkpoint.load(model), 1000, limits)
+    loop = translate(read_line(responses_line(model, forced_turns=2, max_turns=3))).tool_loop
+    assert loop is not None
+    assert (loop.url, loop.forced_turns, loop.max_turns) == (URL, 2, 3)
+    with pytest.raises(WrongLineError, match=r"body\.tool_endpoint\.url"):
+        translate(read_line(responses_line(model, url="http://169.254.169.254/")))
+
+
+def test_batches_of_messages_have_loops(client: TestClient, store: Store, model: Path) -> None:
+    bodies = [message(model, forced_turns=2), message(model, url="http://10.0.0.1/"), message(model)]
+    bodies[2]["tools"] = None
+    requests = [{"custom_id": f"row-{i}", "params": params} for i, params in enumerate(bodies)]
+    batch = client.post("/v1/messages/batches", json={"requests": requests}).json()
+    assert batch["request_counts"]["errored"] == 2
+    loop, *others = stored(store)
+    assert others == [None, None]
+    assert loop is not None
+    assert loop.forced is not None
+    assert (loop.url, loop.forced_turns, loop.forced.must_fit) == (URL, 2, False)
+    told = client.get(f"/v1/batch/{batch['id']}/results").json()["data"]
+    assert [one["error"]["code"] for one in told] == ["forbidden_url", "invalid_value"]
+    assert all(one["error"]["message"].startswith("tool_endpoint") for one in told)
+
+
 @pytest.mark.parametrize(
     ("changes", "param", "code"),
     [
@@ -146,6 +199,11 @@ def test_only_batches_have_loops(client: TestClient, model: Path) -> None:
     answer = client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "tool_endpoint"
+    lone = json.loads(responses_line(model))["body"]
+    for path, body in (("/v1/responses", lone), ("/v1/messages", message(model))):
+        for more in ({}, {"stream": True}) + (({"background": True},) if "input" in body else ()):
+            error = client.post(path, json=body | more).json()["error"]
+            assert error["message"].startswith("tool_endpoint: is for requests of batches"), (path, more)
     plain = {"prompt": "a", "tool_endpoint": {"url": URL}}
     assert client.post("/v1/batch/async", json={"requests": [plain]}).status_code == 422
     older = {"model": model.name, "messages": HELLO, "functions": [{"name": "f"}]}
@@ -205,6 +263,32 @@ def test_a_result_has_the_record_of_its_calls(client: TestClient, store: Store) 
         "seconds": 0.25,
         "attempts": 1,
     }
+
+
+def test_every_face_has_the_record_of_its_calls(model: Path) -> None:
+    calls = (MadeCall("call_1", "f", "{}", answer="42", status_code=200, seconds=0.5, attempts=1),)
+    record = Payload(tool_turns=(ToolTurn(1, "Hm.", calls, 10, 8, 5),))
+    checkpoint = Checkpoint.load(model)
+    done = replace(RESULT, payload=record)
+    ended = replace(
+        done, outcome=Outcome.FAILED, output=None, error_code="tool_call_failed", error_message="f failed"
+    )
+    answers = [to_body(checkpoint, one, done, batch_id="b") for one in (CHATS, Endpoint.RESPONSES)]
+    answers += [to_message(checkpoint, done, batch_id="b")]
+    answers += [to_result_line(checkpoint, ended, batch_id="b")["result"]]
+    answers += [to_line(checkpoint, Endpoint.RESPONSES, "b", ended)["response"]["body"]]
+    stopped = replace(ended, outcome=Outcome.CANCELLED, error_code="batch_cancelled")
+    answers += [to_result_line(checkpoint, stopped, batch_id="b")["result"]]
+    answers += [
+        to_line(checkpoint, CHATS, "b", one)
+        for one in (stopped, replace(ended, error_code="request_timeout"))
+    ]
+    row = to_row(to_result(done, checkpoint))
+    for turns in [*(one["tool_turns"] for one in answers), json.loads(row["tool_turns"])]:
+        ((turn,),) = [turns]
+        assert (turn["content"], turn["calls"][0]["answer"]) == ("Hm.", "42")
+    assert "tool_turns" not in to_message(checkpoint, RESULT, batch_id="b")
+    assert to_row(to_result(RESULT, checkpoint))["tool_turns"] is None
 
 
 def test_a_retry_runs_the_loop_again(client: TestClient, store: Store) -> None:

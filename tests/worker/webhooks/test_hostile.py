@@ -170,6 +170,11 @@ def test_an_answer_that_changes_after_the_check_is_never_asked_for(monkeypatch: 
         post("https://rebind.example/")
     assert watch.connected == [PUBLIC]
     assert lookups.count("rebind.example") == 1
+    lookups.clear()
+    with watching() as watch:
+        call("https://rebind.example/")
+    assert watch.connected == [PUBLIC]
+    assert lookups.count("rebind.example") == 1
 
 
 def test_an_answer_that_turns_bad_is_refused_at_the_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +184,26 @@ def test_an_answer_that_turns_bad_is_refused_at_the_next_attempt(monkeypatch: py
         post("https://turns.example/")
         answers["turns.example"] = ["127.0.0.1"]
         assert "not a public address" in (post("https://turns.example/").error or "")
+        assert "not a public address" in (call("https://turns.example/").error or "")
     assert watch.connected == [PUBLIC]
+
+
+def test_a_name_that_turns_bad_between_two_attempts_at_a_call_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each attempt at a call looks the name up, checks what it finds and connects to that alone."""
+    monkeypatch.setattr(tool_calls, "WAITS", (0.0, 0.0))
+    answers, lookups = [PUBLIC, "169.254.169.254"], []
+
+    def resolve(host: str, port: int, *_: object, **__: object) -> list[tuple]:
+        lookups.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (answers[min(len(lookups), 2) - 1], port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with watching() as watch:
+        made = call("https://turns.example/")
+    assert watch.connected == [PUBLIC]
+    assert (made.attempts, "not a public address" in (made.error or "")) == (2, True)
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -187,6 +211,12 @@ def test_a_redirect_into_loopback_is_not_followed(status: int) -> None:
     with receiver() as inner, receiver((status, {"location": inner.url})) as hook, watching() as watch:
         answer = post(hook.url, LOOPBACK)
         assert (answer.status_code, answer.is_delivered) == (status, False)
+        assert (len(hook.calls), len(inner.calls)) == (1, 0)
+    assert len(watch.connected) == 1
+    with receiver() as inner, receiver((status, {"location": inner.url})) as hook, watching() as watch:
+        new = NewCall(hook.url, "key", {}, timeout_seconds=10, seconds_left=10)
+        made = ToolCaller([SECRET], LOOPBACK, 1).make(MadeCall("call_1", "f", "{}"), new, CallStop())
+        assert (made.status_code, made.answer, made.has_failed) == (status, None, True)
         assert (len(hook.calls), len(inner.calls)) == (1, 0)
     assert len(watch.connected) == 1
 

@@ -13,9 +13,12 @@ import pytest
 from standardwebhooks import Webhook
 
 from tests.fixtures.receiver import receiver
+from worker.values.results import MadeCall
+from worker.webhooks import tool_calls
 from worker.webhooks.sender import Answer, send
 from worker.webhooks.signing import new_secret
 from worker.webhooks.targets import Targets
+from worker.webhooks.tool_calls import CallStop, NewCall, ToolCaller
 
 SECRET = new_secret()
 LOOPBACK = (ip_network("127.0.0.0/8"),)
@@ -175,6 +178,29 @@ def test_what_follows_a_yes_changes_nothing_and_is_not_waited_for(behaviour: dic
         assert time.monotonic() - started < 10
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
         tracemalloc.stop()
+
+
+ALL_HOSTILE = HOSTILE | SAID_YES
+
+
+@pytest.mark.parametrize("behaviour", ALL_HOSTILE.values(), ids=list(ALL_HOSTILE))
+def test_a_hostile_tool_endpoint_costs_bounded_time_and_memory(
+    behaviour: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it says is the model's answer, so all of it is waited for: within the time, up to the limit."""
+    monkeypatch.setattr(tool_calls, "WAITS", ())
+    caller = ToolCaller([SECRET], Targets(LOOPBACK), 1)
+    with talking(**behaviour) as url:
+        tracemalloc.start()
+        started = time.monotonic()
+        new = NewCall(url, "key", {}, timeout_seconds=0.4, seconds_left=30)
+        made = caller.make(MadeCall("call_1", "f", "{}"), new, CallStop())
+        seconds = time.monotonic() - started
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert (made.answer, made.attempts, bool(made.error)) == (None, 1, True)
+    assert seconds < 10
+    assert peak_bytes < 8 << 20
 
 
 def test_a_reset_is_an_answer_too() -> None:
