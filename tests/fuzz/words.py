@@ -8,7 +8,7 @@ from tests.fuzz.surfaces import bodies
 GENERATE = bodies.SAMPLING | {"prompt": "fox", "max_tokens": 3}
 MESSAGE = bodies.MESSAGE | {"model": "model", "max_tokens": 3}
 JSON_ROUTES: Mapping[str, dict[str, Any]] = {
-    "/v1/batch/async": bodies.SUBMISSION | {"callback_url": "http://127.0.0.1:9/hook"},
+    "/v1/batch/async": bodies.SUBMISSION | {"callback_url": "http://127.0.0.1:9/hook", "start_after": 1},
     "/v1/batch/estimate": bodies.SUBMISSION | {"callback_url": "http://127.0.0.1:9/hook"},
     "/v1/batch/sync": bodies.PROMPTS | {"wait_seconds": 2, "max_tokens": 3},
     "/v1/generate": GENERATE,
@@ -24,6 +24,7 @@ JSON_ROUTES: Mapping[str, dict[str, Any]] = {
     "/tokenize": bodies.TOKENS,
     "/detokenize": {"tokens": [1, 2, 300]},
     "/v1/batches": bodies.FILE_BATCH,
+    "/v1/batches?bucket": bodies.BUCKET_BATCH,
     "/v1/uploads": bodies.UPLOAD,
     "/v1/uploads/{upload}/complete": {"part_ids": ["part_1"], "md5": "0" * 32},
     "/v1/webhooks/endpoints": {
@@ -35,9 +36,9 @@ JSON_ROUTES: Mapping[str, dict[str, Any]] = {
     "/v1/webhooks/events/{event}/replay": {"endpoint_id": "we_1"},
 }
 READ_ROUTES: Mapping[str, tuple[str, ...]] = {
-    "/v1/batch": ("after", "limit", "status"),
+    "/v1/batch": ("after", "limit", "status", "name", "metadata"),
     "/v1/batch/{batch}": ("include",),
-    "/v1/batch/{batch}/results": ("after", "limit", "follow", "wait"),
+    "/v1/batch/{batch}/results": ("after", "limit", "follow", "wait", "order", "include", "format"),
     "/v1/batch/{batch}/events": (),
     "/v1/batch/stats": (),
     "/v1/batches": ("after", "limit"),

@@ -280,8 +280,7 @@ def test_every_face_has_the_record_of_its_calls(model: Path) -> None:
     stopped = replace(ended, outcome=Outcome.CANCELLED, error_code="batch_cancelled")
     answers += [to_result_line(checkpoint, stopped, batch_id="b")["result"]]
     answers += [
-        to_line(checkpoint, CHATS, "b", one)
-        for one in (stopped, replace(ended, error_code="request_timeout"))
+        to_line(checkpoint, CHATS, "b", one) for one in (stopped, replace(ended, error_code="timeout"))
     ]
     row = to_row(to_result(done, checkpoint))
     for turns in [*(one["tool_turns"] for one in answers), json.loads(row["tool_turns"])]:

@@ -78,6 +78,14 @@ CHAT: dict[str, Any] = SAMPLING | {
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}
 FUNCTION = {"name": "f", "description": "Do it.", "parameters": PARAMETERS}
 CALLS = [{"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": "b", "b": 3}'}}]
+ENDPOINT = {
+    "url": "https://tools.example.com/run",
+    "max_turns": 4,
+    "forced_turns": 2,
+    "timeout_seconds": 2.5,
+    "total_seconds": 60,
+    "on_failure": "tell_model",
+}
 TOOL_CHAT: dict[str, Any] = {
     "model": "tiny",
     "messages": [
@@ -92,6 +100,7 @@ TOOL_CHAT: dict[str, Any] = {
     ],
     "tool_choice": {"type": "function", "function": {"name": "f"}},
     "parallel_tool_calls": False,
+    "tool_endpoint": ENDPOINT,
     "max_tokens": 3,
     "enable_thinking": True,
     "thinking_token_budget": 4,
@@ -137,6 +146,9 @@ RESPONSE: dict[str, Any] = {
     "service_tier": "flex",
     "metadata": {"a": "b"},
     "store": False,
+    "tools": [{"type": "function", **FUNCTION}],
+    "tool_choice": "required",
+    "tool_endpoint": ENDPOINT,
 }
 SUBMISSION: dict[str, Any] = SAMPLING | {
     "requests": [
@@ -145,6 +157,12 @@ SUBMISSION: dict[str, Any] = SAMPLING | {
             "custom_id": "b",
             "messages": [{"role": "user", "content": "lazy dog"}],
             "guided_choice": ["a", "b"],
+        },
+        {
+            "messages": [{"role": "user", "content": "lazy dog"}],
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "tool_choice": "required",
+            "tool_endpoint": ENDPOINT,
         },
         {"prompt": "fox", "kind": "embedding", "dimensions": 3},
         {"prompt": "fox", "kind": "scoring", "continuations": [" jumps"]},
@@ -157,6 +175,7 @@ SUBMISSION: dict[str, Any] = SAMPLING | {
     "cache": "exact",
     "cache_similarity": 0.9,
     "metadata": {"run": "7"},
+    "name": "night run",
 }
 MESSAGE: dict[str, Any] = {
     "model": "tiny",
@@ -187,6 +206,7 @@ MESSAGE: dict[str, Any] = {
     "top_p": 0.9,
     "top_k": 3,
     "metadata": {"user_id": "a"},
+    "tool_endpoint": ENDPOINT,
 }
 TOKENS: dict[str, Any] = {"prompt": "quick", "add_special_tokens": False, "return_token_strs": True}
 PROMPTS: dict[str, Any] = SAMPLING | {"prompts": ["quick", "brown fox"], "wait_seconds": 3.5}
@@ -197,6 +217,15 @@ FILE_BATCH = {
     "metadata": {"a": "b"},
     "output_expires_after": {"anchor": "created_at", "seconds": 3600},
     "priority": 1,
+    "name": "night run",
+    "start_after": 5.5,
+    "output_uri": "s3://bucket/{batch_id}.parquet",
+}
+BUCKET_BATCH = {
+    "input_uri": "s3://bucket/rows.csv",
+    "table": {"prompt": "Label: {text}", "custom_id": "id", "body": {"max_tokens": 3}},
+    "endpoint": "/v1/completions",
+    "completion_window": "7d",
 }
 UPLOAD = {
     "purpose": "batch",
@@ -207,6 +236,7 @@ UPLOAD = {
 }
 OTHERS: tuple[tuple[type[BaseModel], dict[str, Any]], ...] = (
     (FileBatchSubmission, FILE_BATCH),
+    (FileBatchSubmission, BUCKET_BATCH),
     (UploadSubmission, UPLOAD),
     (UploadCompletion, {"part_ids": ["part_1", "part_2"], "md5": "0" * 32}),
     (NewEndpointBody, {"url": "https://example.com", "event_types": ["batch.completed"], "description": "x"}),
