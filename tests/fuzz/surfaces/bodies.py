@@ -342,7 +342,8 @@ def openai(chaos: Chaos) -> bool:
 
 def anthropic(chaos: Chaos) -> bool:
     """Read what Anthropic's clients send."""
-    body = _read(chaos, NewMessage, _some(chaos, MESSAGE, keep=("model", "messages", "max_tokens")))
+    valid = chaos.choice((MESSAGE, MESSAGE | {"messages": MESSAGE["messages"][:1]}))
+    body = _read(chaos, NewMessage, _some(chaos, valid, keep=("model", "messages", "max_tokens")))
     if body is None:
         return False
     try:
