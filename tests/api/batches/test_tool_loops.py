@@ -147,7 +147,7 @@ def test_lines_of_responses_have_loops(model: Path, config: Settings) -> None:
 
 def test_batches_of_messages_have_loops(client: TestClient, store: Store, model: Path) -> None:
     bodies = [message(model, forced_turns=2), message(model, url="http://10.0.0.1/"), message(model)]
-    bodies[2]["tools"] = None
+    bodies[2] |= {"tools": None, "tool_choice": None}
     requests = [{"custom_id": f"row-{i}", "params": params} for i, params in enumerate(bodies)]
     batch = client.post("/v1/messages/batches", json={"requests": requests}).json()
     assert batch["request_counts"]["errored"] == 2
