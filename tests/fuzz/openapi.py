@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.fuzz.requests import Ids, prepare
 from tests.fuzz.target import Target, aftermath, target
+from worker.up import ROOT
 
 CHECKS_OFF = (
     # What is well-formed may still be refused: a prompt must fit the context, a model be the one that is
@@ -25,6 +27,16 @@ CHECKS_OFF = (
 )
 # Python 3.11 says so now and then when several of schemathesis's threads compile at once. It is none of ours.
 CPYTHONS_OWN = "AST constructor recursion depth mismatch"
+# What the routes call the ids that `prepare` makes; hooks.py keeps the two kinds of batches apart.
+PARAMETERS = {
+    "batch": "batch_id",
+    "file": "file_id",
+    "upload": "upload_id",
+    "endpoint": "endpoint_id",
+    "event": "event_id",
+    "response": "response_id",
+    "messages": "message_batch_id",
+}
 # What it says of routes of which none leads to another.
 NO_LINKS = "No links for stateful testing"
 # Long: the machine may be busy. Whatever waits in the product waits for less (tests.fuzz.target).
@@ -51,6 +63,7 @@ class Schemathesis:
     routes: str  # a regular expression, searched for in the paths
     workers: int
     into: Path
+    ids: Ids  # of what there is
 
 
 def run(shot: Target, tool: Schemathesis, phases: str, *, examples: int, seed: int) -> Outcome:
@@ -93,7 +106,12 @@ def run(shot: Target, tool: Schemathesis, phases: str, *, examples: int, seed: i
     log = tool.into / f"{report.stem}.log"
     with log.open("w") as output:
         status = subprocess.run(
-            command, check=False, stdout=output, stderr=subprocess.STDOUT, cwd=tool.into, env=_environment()
+            command,
+            check=False,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=tool.into,
+            env=_environment(tool.ids),
         ).returncode
     outcome = read(report) if report.exists() else Outcome()
     outcome.exits.append(status)
@@ -133,8 +151,12 @@ def _read_scenario(scenario: dict[str, Any], outcome: Outcome) -> None:
                 )
 
 
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE_", "PYTHON"))}
+def _environment(ids: Ids) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE_", "PYTHON"))}
+    known = {PARAMETERS[kind]: made for kind, made in ids.items()}
+    known |= {"previous_response_id": ids["response"], "input_file_id": ids["file"]}
+    hooks = {"PYTHONPATH": str(ROOT), "SCHEMATHESIS_HOOKS": "tests.fuzz.hooks"}
+    return kept | hooks | {"FUZZ_IDS": json.dumps(known), "FUZZ_MODEL": "model"}
 
 
 def enough(shot: Target, tool: Schemathesis, cases: int, *, seed: int) -> Outcome:
@@ -179,7 +201,7 @@ def main() -> int:
         directory.chmod(0o755)  # Postgres may run as another user
         command = Path(os.path.abspath(arguments.schemathesis))  # noqa: PTH100 - a link in an environment stays one
         with target(directory) as shot:
-            tool = Schemathesis(command, arguments.routes, arguments.workers, directory)
+            tool = Schemathesis(command, arguments.routes, arguments.workers, directory, prepare(shot))
             outcome = enough(shot, tool, arguments.cases, seed=arguments.seed)
             findings = outcome.failures + aftermath(shot)
     for finding, number in Counter(findings).most_common(50):

@@ -1,0 +1,50 @@
+"""What schemathesis cannot know: which model is served, and ids of what there is. Runs in its environment.
+
+Without them nearly every case ends at the door. Only values of the right form are replaced, so a case that
+must be refused still must.
+"""
+
+import json
+import os
+import random
+from typing import Any
+
+import schemathesis
+
+IDS: dict[str, list[str]] = json.loads(os.environ["FUZZ_IDS"])
+MODEL = os.environ["FUZZ_MODEL"]
+MOST_CHARACTERS = 64  # of an id
+SHARE, SHARE_DELETED = 0.6, 0.05  # of the ids that become known ones
+_random = random.Random(0)
+
+
+def _known(name: str, value: object, share: float) -> Any:
+    """Return a known id in place of an id, now and then."""
+    is_id = isinstance(value, str) and 0 < len(value) <= MOST_CHARACTERS
+    known = IDS.get(name, [])
+    return _random.choice(known) if is_id and known and _random.random() < share else value
+
+
+def _named(value: Any) -> Any:
+    """Return a body whose models are the one that is served, and whose files exist."""
+    if isinstance(value, list):
+        return [_named(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    found = {name: _named(one) for name, one in value.items()}
+    if isinstance(found.get("model"), str) and found["model"]:
+        found["model"] = MODEL
+    for name in ("previous_response_id", "input_file_id"):
+        if name in found:
+            found[name] = _known(name, found[name], SHARE)
+    return found
+
+
+@schemathesis.hook
+def before_call(_context: Any, case: Any, _options: Any) -> None:
+    """Put what exists into a case."""
+    case.body = _named(case.body)
+    share = SHARE_DELETED if case.method.upper() == "DELETE" else SHARE
+    for name, value in dict(case.path_parameters or {}).items():
+        kind = "message_batch_id" if "/messages/batches" in case.path and name == "batch_id" else name
+        case.path_parameters[name] = _known(kind, value, share)
