@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from tests.fuzz.chaos import Chaos, nested
-from tests.fuzz.surfaces import bodies, files
+from tests.fuzz.surfaces import files, samples
 from tests.fuzz.target import Target
 from tests.fuzz.words import ACTIONS, CONTENT_TYPES, HEADERS, JSON_ROUTES, METHODS, READ_ROUTES, VALUES
 
@@ -46,7 +46,7 @@ def prepare(shot: Target) -> dict[str, list[str]]:
         )
         form = {"files": {"file": ("a.jsonl", lines)}, "data": {"purpose": "batch"}}
         made["file"].append(client.post("/v1/files", **form).raise_for_status().json()["id"])
-        made["upload"].append(client.post("/v1/uploads", json=bodies.UPLOAD).raise_for_status().json()["id"])
+        made["upload"].append(client.post("/v1/uploads", json=samples.UPLOAD).raise_for_status().json()["id"])
         for name, path, body in (
             ("response", "/v1/responses", {"model": "model", "input": "fox", "background": True}),
             ("messages", "/v1/messages/batches", JSON_ROUTES["/v1/messages/batches"]),

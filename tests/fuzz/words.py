@@ -3,29 +3,29 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.fuzz.surfaces import bodies
+from tests.fuzz.surfaces import samples
 
-GENERATE = bodies.SAMPLING | {"prompt": "fox", "max_tokens": 3}
-MESSAGE = bodies.MESSAGE | {"model": "model", "max_tokens": 3}
+GENERATE = samples.SAMPLING | {"prompt": "fox", "max_tokens": 3}
+MESSAGE = samples.MESSAGE | {"model": "model", "max_tokens": 3}
 JSON_ROUTES: Mapping[str, dict[str, Any]] = {
-    "/v1/batch/async": bodies.SUBMISSION | {"callback_url": "http://127.0.0.1:9/hook", "start_after": 1},
-    "/v1/batch/estimate": bodies.SUBMISSION | {"callback_url": "http://127.0.0.1:9/hook"},
-    "/v1/batch/sync": bodies.PROMPTS | {"wait_seconds": 2, "max_tokens": 3},
+    "/v1/batch/async": samples.SUBMISSION | {"callback_url": "http://127.0.0.1:9/hook", "start_after": 1},
+    "/v1/batch/estimate": samples.SUBMISSION | {"callback_url": "http://127.0.0.1:9/hook"},
+    "/v1/batch/sync": samples.PROMPTS | {"wait_seconds": 2, "max_tokens": 3},
     "/v1/generate": GENERATE,
-    "/v1/generate/batch": {key: value for key, value in bodies.PROMPTS.items() if key != "wait_seconds"},
-    "/v1/chat/completions": bodies.CHAT | {"model": "model"},
-    "/v1/completions": bodies.COMPLETION | {"model": "model"},
-    "/v1/embeddings": bodies.EMBEDDING | {"model": "model"},
-    "/v1/chat/completions?tools": bodies.TOOL_CHAT | {"model": "model"},
-    "/v1/responses": bodies.RESPONSE | {"model": "model"},
+    "/v1/generate/batch": {key: value for key, value in samples.PROMPTS.items() if key != "wait_seconds"},
+    "/v1/chat/completions": samples.CHAT | {"model": "model"},
+    "/v1/completions": samples.COMPLETION | {"model": "model"},
+    "/v1/embeddings": samples.EMBEDDING | {"model": "model"},
+    "/v1/chat/completions?tools": samples.TOOL_CHAT | {"model": "model"},
+    "/v1/responses": samples.RESPONSE | {"model": "model"},
     "/v1/messages": MESSAGE,
     "/v1/messages/count_tokens": {name: MESSAGE[name] for name in ("model", "messages", "system", "tools")},
     "/v1/messages/batches": {"requests": [{"custom_id": "a", "params": MESSAGE}], "priority": 1},
-    "/tokenize": bodies.TOKENS,
+    "/tokenize": samples.TOKENS,
     "/detokenize": {"tokens": [1, 2, 300]},
-    "/v1/batches": bodies.FILE_BATCH,
-    "/v1/batches?bucket": bodies.BUCKET_BATCH,
-    "/v1/uploads": bodies.UPLOAD,
+    "/v1/batches": samples.FILE_BATCH,
+    "/v1/batches?bucket": samples.BUCKET_BATCH,
+    "/v1/uploads": samples.UPLOAD,
     "/v1/uploads/{upload}/complete": {"part_ids": ["part_1"], "md5": "0" * 32},
     "/v1/webhooks/endpoints": {
         "url": "http://127.0.0.1:9/x",

@@ -9,7 +9,7 @@ from api.openai.requests import from_line
 from tests.fixtures.checkpoint import TEMPLATE
 from tests.fixtures.tiny_llama import tiny_tokenizer
 from tests.fuzz.chaos import Chaos
-from tests.fuzz.surfaces.bodies import TOOL_CHAT
+from tests.fuzz.surfaces.samples import TOOL_CHAT
 from tests.fuzz.surfaces.storable import check_error, check_request
 from worker.chat.template import ChatTemplateError
 from worker.contract.models import Model

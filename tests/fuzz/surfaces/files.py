@@ -13,8 +13,8 @@ from api.files.lines import LineChecker, LineSplitter, LineTooLongError, WrongLi
 from api.files.multipart import Event, Field, FilePiece, FileStart, MultipartReader
 from api.files.translator import Translator
 from tests.fuzz.chaos import Chaos
-from tests.fuzz.surfaces.bodies import CHAT, COMPLETION, EMBEDDING, RESPONSE
 from tests.fuzz.surfaces.model import checkpoint, folder
+from tests.fuzz.surfaces.samples import CHAT, COMPLETION, EMBEDDING, RESPONSE
 from tests.fuzz.surfaces.storable import check_answer, check_error, check_request, check_text
 
 MAX_LINE_BYTES = 3000
