@@ -9,6 +9,7 @@ GENERATE = samples.SAMPLING | {"prompt": "fox", "max_tokens": 3}
 MESSAGE = samples.MESSAGE | {"model": "model", "max_tokens": 3}
 JSON_ROUTES: Mapping[str, dict[str, Any]] = {
     "/v1/batch/async": samples.SUBMISSION | {"callback_url": "http://127.0.0.1:9/hook", "start_after": 1},
+    "/v1/batch/async?tools": samples.TOOL_SUBMISSION,
     "/v1/batch/estimate": samples.SUBMISSION | {"callback_url": "http://127.0.0.1:9/hook"},
     "/v1/batch/sync": samples.PROMPTS | {"wait_seconds": 2, "max_tokens": 3},
     "/v1/generate": GENERATE,

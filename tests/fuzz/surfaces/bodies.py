@@ -38,6 +38,7 @@ from tests.fuzz.surfaces.samples import (
     SUBMISSION,
     TOKENS,
     TOOL_CHAT,
+    TOOL_SUBMISSION,
     UPLOAD,
 )
 from tests.fuzz.surfaces.storable import check_error, check_params, check_request, check_text
@@ -99,7 +100,8 @@ def _read(chaos: Chaos, model: type[BaseModel], valid: dict[str, Any]) -> Any:
 
 def submission(chaos: Chaos) -> bool:
     """Read a batch on its way in."""
-    body = _read(chaos, BatchSubmission, _some(chaos, SUBMISSION, keep=("requests",)))
+    valid = SUBMISSION if chaos.random() < 0.7 else TOOL_SUBMISSION
+    body = _read(chaos, BatchSubmission, _some(chaos, valid, keep=("requests",)))
     if body is None or "semantic" in {body.cache, *(one.cache for one in body.requests or [])}:
         return False
     try:

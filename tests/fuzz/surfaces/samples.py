@@ -130,12 +130,6 @@ SUBMISSION: dict[str, Any] = SAMPLING | {
             "messages": [{"role": "user", "content": "lazy dog"}],
             "guided_choice": ["a", "b"],
         },
-        {
-            "messages": [{"role": "user", "content": "lazy dog"}],
-            "tools": [{"type": "function", "function": FUNCTION}],
-            "tool_choice": "required",
-            "tool_endpoint": ENDPOINT,
-        },
         {"prompt": "fox", "kind": "embedding", "dimensions": 3},
         {"prompt": "fox", "kind": "scoring", "continuations": [" jumps"]},
     ],
@@ -148,6 +142,19 @@ SUBMISSION: dict[str, Any] = SAMPLING | {
     "cache_similarity": 0.9,
     "metadata": {"run": "7"},
     "name": "night run",
+}
+TOOL_SUBMISSION: dict[str, Any] = {
+    "requests": [
+        {
+            "messages": [{"role": "user", "content": "lazy dog"}],
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "tool_choice": "required",
+            "tool_endpoint": ENDPOINT,
+        },
+        {"prompt": "quick"},
+    ],
+    "tool_endpoint": ENDPOINT,
+    "max_tokens": 5,
 }
 MESSAGE: dict[str, Any] = {
     "model": "tiny",
