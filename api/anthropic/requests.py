@@ -49,7 +49,7 @@ def to_message_request(
         ModelNotFoundError: another model is served.
 
     """
-    sampling = {
+    sampling: dict[str, Any] = {
         "max_tokens": body.max_tokens,
         "stop": body.stop_sequences or None,
         "temperature": body.temperature,
