@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-fleet bench-gpu quality up format clean
+.PHONY: demo test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-fleet bench-speculation bench-gpu quality up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
@@ -79,6 +79,9 @@ bench-interactive: $(VENV)/.local ## time to first token, idle and under a backl
 WORKERS ?= 2
 bench-fleet: $(VENV)/.local ## simulated workers over the real store; the last line is JSON
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/bench} $(EMBEDDED) $(BIN)/python -m benchmarks.fleet --workers $(WORKERS)
+
+bench-speculation: $(VENV)/.local ## what guessed tokens gain, and that they never cost
+	$(BIN)/python -m benchmarks.speculation
 
 bench-gpu: $(VENV)/.dev ## every kernel on the GPU of this machine beside torch's own, then the engine
 	for op in kernels/*/bench.py; do $(BIN)/python -m "kernels.$$(basename $$(dirname $$op)).bench" || exit 1; done

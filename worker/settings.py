@@ -99,6 +99,8 @@ class Settings(BaseSettings):
     kv_cache_bytes: int | None = Field(default=None, gt=0)
     admission: Literal["fifo", "length-aware"] = "length-aware"
     prefix_sharing: Literal["tenant", "deployment"] = "tenant"
+    speculation: Literal["auto", "off"] = "off"
+    draft_model: Path | None = None
     # When the engine starts requests, and which ones together (worker/engine/scheduling/batch_gate.py).
     batch_policy: Literal[
         "continuous",

@@ -193,6 +193,7 @@ def _to_fields(result: ResultView, optimization: Optimization) -> dict[str, Any]
             prefix_cache=was_run and result.num_cached_tokens > 0,
             response_cache=result.source in {Source.EXACT_CACHE, Source.SEMANTIC_CACHE},
             deduplicated=result.source is Source.DUPLICATE,
+            speculation=was_run and result.payload is not None and result.payload.num_right_tokens > 0,
             quantization=None if model is None else quantization(model.weight_format, model.dtype),
         ),
         text=texts[0],

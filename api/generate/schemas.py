@@ -72,6 +72,7 @@ class Used(BaseModel):
     prefix_cache: bool = Field(description="some of its prompt was found there")
     response_cache: bool = Field(description="all of it was found there: nothing ran")
     deduplicated: bool = Field(description="an identical prompt of the same call was run for it")
+    speculation: bool = Field(description="some of its tokens were guessed, and verified several at once")
     quantization: str | None = Field(
         default=None,
         description="how the weights that made it are quantized: by the engine (int8, fp8) or in the"

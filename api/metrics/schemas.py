@@ -30,6 +30,7 @@ class Summary(BaseModel):
     padding_efficiency: Share | None = Field(description="rows of a step that were of use")
     cache_hit_rate: Share | None = Field(description="of requests looked up in the response cache")
     prefix_cache_hit_rate: Share | None = Field(description="of prompt tokens, found in the prefix cache")
+    speculation_hit_rate: Share | None = Field(description="of guessed tokens, the right ones")
     device_seconds: dict[str, float] = Field(description="of all steps: prefill, decode, padding")
     device_utilization: Share | None = Field(description="of the workers' time, in which a step ran")
     cpu_utilization: Share | None = Field(description="of the workers' cores")

@@ -14,6 +14,8 @@ from worker.store.counts.measured import Measured
 from worker.store.watching.queue_depth import QueueDepth
 from worker.store.watching.workers import LiveProcess
 
+GUESSED = ("lookup_guessed_tokens", "draft_guessed_tokens")
+RIGHT = ("lookup_right_tokens", "draft_right_tokens")
 HITS = ("cache_hits_exact", "cache_hits_semantic")
 
 
@@ -44,6 +46,7 @@ def to_summary(
         padding_efficiency=share(recent, ("computed_tokens",), ("computed_tokens", "padding_tokens")),
         cache_hit_rate=share({**recent, **done}, HITS, ("cache_lookups",)),
         prefix_cache_hit_rate=share(recent, ("prefix_cached_tokens",), ("prefix_queried_tokens",)),
+        speculation_hit_rate=share(recent, RIGHT, GUESSED),
         device_seconds={
             kind: round(recent.get(f"{kind}_seconds", 0.0), 3) for kind in ("prefill", "decode", "padding")
         },

@@ -220,6 +220,7 @@ def test_the_plain_routes(running: Deployment) -> None:
         "prefix_cache": False,
         "response_cache": True,
         "deduplicated": False,
+        "speculation": False,
         "quantization": None,
     }
     assert (again["text"], again["tokens_generated"]) == (answers["full"]["text"], 9)

@@ -10,6 +10,7 @@ from worker.engine.requests.config import EngineConfig
 from worker.engine.requests.errors import OutOfMemoryError
 from worker.engine.requests.generation import EngineRequest, GenerationRequest
 from worker.engine.requests.stats import BlockUse, EngineStats, ModelInfo
+from worker.engine.running.draft_model import DraftModel
 from worker.engine.running.model_runner import ModelRunner
 from worker.engine.running.step_pipeline import StepPipeline
 from worker.engine.scheduling.admission import make_admission
@@ -21,6 +22,9 @@ from worker.engine.scheduling.prefix_cache import PrefixCache
 from worker.engine.scheduling.reading_queue import ReadingQueue
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.engine.scheduling.step_meter import StepMeter
+from worker.engine.speculation.lookup import LookupProposer
+from worker.engine.speculation.proposer import Proposer
+from worker.engine.speculation.speculation import Speculation
 from worker.engine.text.grammar import GrammarCompiler
 from worker.engine.text.tokenizer import Tokenizer
 from worker.values.step_costs import StepCosts
@@ -71,6 +75,7 @@ class Engine:
             shares_prefixes=config.shares_prefixes,
             stats=self.stats,
         )
+        self._speculation = Speculation(self._proposers(), pool, self.stats, block_size=config.block_size)
         self._meter = StepMeter(self.stats, num_rows=config.max_num_sequences)
         self._steps = StepPipeline(self._runner, self._meter)
         arrivals = itertools.count(1)
@@ -156,6 +161,7 @@ class Engine:
         self._meter.resume()
         self._readings.release()
         plan = self._scheduler.schedule()
+        plan = self._speculation.extend(plan, self._scheduler.limits.max_tokens)
         try:
             late = self._steps.start(plan)
         except OutOfMemoryError as error:
@@ -176,19 +182,31 @@ class Engine:
         """Check the Block pool's reference counts against the live Sequences; raises IntegrityError."""
         self._scheduler.check_integrity()
 
+    def _proposers(self) -> list[Proposer]:
+        if not self.config.speculates:
+            return []
+        if self.config.draft_model is None:
+            return [LookupProposer()]
+        return [LookupProposer(), DraftModel(self.config, self.config.draft_model, self.model_info)]
+
     def _take(self, chosen: Chosen | None) -> None:
         """Give the tokens of a Step that has ended to the Sequences they were chosen for."""
         if chosen is not None:
-            token_ids = chosen.tokens()
+            tokens = chosen.tokens()
             plan, seconds = self._meter.ended()
             self._scheduler.took(plan, seconds)
             self._readings.charged(plan)
-            self._generations.take(chosen.sequences, token_ids)
+            self._speculation.took(plan, seconds, chosen.sequences, tokens)
+            self._generations.take(chosen.sequences, tokens)
+            self._speculation.ended(chosen.sequences)
             self._generations.charged(plan)
 
     def _shrink(self, plan: StepPlan, error: OutOfMemoryError) -> None:
         """Continue with smaller Steps; a request that does not fit the smallest Step fails alone."""
         self.stats.shrunk_steps += 1
+        if plan.num_guesses:
+            self._speculation.pause()
+            return
         if self._scheduler.shrink(plan):
             return
         sequence = plan.entries[0].sequence

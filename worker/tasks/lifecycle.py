@@ -217,6 +217,8 @@ def engine_config(config: Settings) -> EngineConfig:
         max_tokens_per_step=config.max_tokens_per_step,
         kv_cache_bytes=config.kv_cache_bytes,
         admission=config.admission,
+        draft_model=config.draft_model,
+        speculates=config.speculation == "auto",
         shares_prefixes=config.prefix_sharing == "deployment",
         num_threads=config.threads,
         batch_policy=batch_policy(

@@ -17,7 +17,8 @@ RENAMED = {
 SHOWN = (
     *("steps", "prefill_tokens", "decode_tokens", "recomputed_tokens", "computed_tokens", "padding_tokens"),
     *("queried_tokens", "cached_tokens", "evictions", "preemptions"),
-    *("kv_used_block_steps", "kv_block_steps"),
+    *("kv_used_block_steps", "kv_block_steps", "lookup_guessed_tokens", "lookup_right_tokens"),
+    *("draft_guessed_tokens", "draft_right_tokens"),
     *("scheduled_sequences", "sequence_rows", "prefill_seconds", "decode_seconds", "padding_seconds"),
 )
 

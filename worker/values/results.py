@@ -172,6 +172,7 @@ class Payload:
     is_base64: bool = False  # the client reads embeddings as base64
     scores: tuple[ContinuationScore, ...] = ()
     num_reasoning_tokens: int = 0  # of all choices
+    num_right_tokens: int = 0  # of all choices; guessed by the engine, and right
     stop: str | None = None  # the stop string of an only choice that is not among the choices here
     tool_turns: tuple[ToolTurn, ...] = ()  # of a tool loop, those before its last output
 
@@ -197,6 +198,7 @@ class Payload:
                 for score in self.scores
             ],
             "num_reasoning_tokens": self.num_reasoning_tokens,
+            "num_right_tokens": self.num_right_tokens,
             "stop": self.stop,
             "tool_turns": [turn.to_json() for turn in self.tool_turns],
         }
@@ -228,6 +230,7 @@ class Payload:
                 for score in value.get("scores", ())
             ),
             num_reasoning_tokens=value.get("num_reasoning_tokens", 0),
+            num_right_tokens=value.get("num_right_tokens", 0),
             stop=value.get("stop"),
             tool_turns=tuple(map(ToolTurn.from_json, value.get("tool_turns", ()))),
         )

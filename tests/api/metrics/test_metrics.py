@@ -39,6 +39,8 @@ READINGS = {
     "padding_tokens": 10,
     "prefix_queried_tokens": 40,
     "prefix_cached_tokens": 30,
+    "lookup_guessed_tokens": 20,
+    "lookup_right_tokens": 12,
     "scheduled_sequences": 30,
     "sequence_rows": 120,
     "kv_used_block_steps": 12,
@@ -124,6 +126,7 @@ def test_the_summary_is_what_was_measured(client: TestClient, store: Store) -> N
     assert (found["avg_latency_ms"], found["p50_latency_ms"], found["p99_latency_ms"]) == (120, 100, 247)
     assert (found["batch_utilization"], found["padding_efficiency"]) == (0.25, 0.9)
     assert (found["cache_hit_rate"], found["prefix_cache_hit_rate"]) == (0.25, 0.75)
+    assert found["speculation_hit_rate"] == 0.6
     assert found["workers"] == 1
     assert found["kv_utilization"] == 0.25
     assert found["device_utilization"] == pytest.approx(0.75 / seconds, abs=1e-4)

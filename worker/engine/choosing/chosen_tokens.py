@@ -6,18 +6,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from worker.engine.sequences.next_token import NextToken
 from worker.engine.sequences.sequence import Sequence
 
 
 @dataclass(slots=True)
 class ChosenTokens:
-    """The next token of each sampled Sequence of a Step, on the host; None if its logits are not finite."""
+    """The next tokens of each sampled Sequence of a Step, on the host: one, and one for each right guess."""
 
     sequences: tuple[Sequence, ...]
-    host: list[int | None]
+    host: list[tuple[NextToken, ...]]
     is_here: bool = field(default=True, init=False)
 
-    def tokens(self) -> list[int | None]:
+    def tokens(self) -> list[tuple[NextToken, ...]]:
         """Return the tokens in the order of `sequences`."""
         return self.host
 
@@ -42,11 +43,11 @@ class TokensOnDevice:
         self._arrived = make_event()
         self._arrived.record()
 
-    def tokens(self) -> list[int | None]:
+    def tokens(self) -> list[tuple[NextToken, ...]]:
         """Wait for the copy and return the tokens in the order of `sequences`."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        return [token if token >= 0 else None for token in self._host.tolist()]
+        return [(NextToken(token if token >= 0 else None),) for token in self._host.tolist()]
 
 
 Chosen = ChosenTokens | TokensOnDevice

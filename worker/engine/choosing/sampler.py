@@ -53,8 +53,13 @@ def _mix(z: np.ndarray) -> np.ndarray:
     return mixed
 
 
-def build_sampling_input(sequences: Sequences[Sequence]) -> SamplingInput | None:
-    """Return the options of a Step's output rows; None when all are greedy."""
+def build_sampling_input(
+    sequences: Sequences[Sequence], ahead: Sequences[tuple[int, ...]] = ()
+) -> SamplingInput | None:
+    """Return the options of a Step's output rows; None when all are greedy.
+
+    `ahead` is as for `apply_rules`.
+    """
     params = [sequence.params for sequence in sequences]
     if all(one.is_greedy for one in params):
         return None
@@ -62,6 +67,8 @@ def build_sampling_input(sequences: Sequences[Sequence]) -> SamplingInput | None
     positions = np.array(
         [len(sequence.token_ids) + sequence.num_pending_tokens for sequence in sequences], dtype=np.uint64
     )
+    if ahead:
+        positions += np.array([len(guesses) for guesses in ahead], dtype=np.uint64)
     plain: list[int] = []
     filtered: list[int] = []
     for row, one in enumerate(params):

@@ -45,6 +45,9 @@ class EngineConfig:
     num_threads: int | None = None
     enable_prefix_cache: bool = True
     shares_prefixes: bool = False  # True: groups share cached prefixes, so cache hits reveal others' prompts
+    speculates: bool = False  # verifies guessed tokens where that saves time; outputs do not depend on it
+    # A smaller checkpoint with the same tokenizer, whose guesses are verified too; None: there is none.
+    draft_model: Path | None = None
     admission: str = "length-aware"  # policy of worker/engine/scheduling/admission
     batch_policy: BatchPolicy = BatchPolicy()
 

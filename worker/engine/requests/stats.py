@@ -19,6 +19,10 @@ class EngineStats:
     resumed_tokens: int = 0  # of preempted Sequences, found in the prefix cache at readmission
     computed_tokens: int = 0  # rows run through the model for a Sequence
     padding_tokens: int = 0  # rows run through the model to pad a Step
+    lookup_guessed_tokens: int = 0  # guessed from equal tokens before them, and verified
+    lookup_right_tokens: int = 0  # of these, the right ones
+    draft_guessed_tokens: int = 0  # guessed by the draft model, and verified
+    draft_right_tokens: int = 0
     scheduled_sequences: int = 0  # summed over Steps
     sequence_rows: int = 0  # the most Sequences a Step could hold, summed over Steps
     kv_used_block_steps: int = 0  # Blocks that Sequences held, summed over Steps

@@ -25,11 +25,14 @@ class PackedStep:
     tables: tuple[list[int], ...]  # each Sequence's BlockTable; a new list at each admission
     # Rows whose next token is chosen, then rows of `spans`; None: all rows, in order.
     output_rows: list[int] | None
-    sampled: tuple[Sequence, ...]  # the Sequence of each row whose next token is chosen
+    # The Sequence of each row whose next token is chosen: once, and once for each of its guesses.
+    sampled: tuple[Sequence, ...]
     sampling: SamplingInput | None  # None: all greedy
     spans: tuple[RowSpan, ...] = ()  # output rows that go to readouts
     # Rows whose token is still on the device: (row, index among the tokens that the previous Step chose).
     pending: tuple[tuple[int, int], ...] = ()
+    # The guesses between the known tokens and the next one, of each row in `sampled`; empty: none has any.
+    ahead: tuple[tuple[int, ...], ...] = ()
 
 
 class InputBuilder:
@@ -56,25 +59,30 @@ class InputBuilder:
         token_ids: list[int] = []
         pending: list[tuple[int, int]] = []
         for entry in entries:
-            known = entry.sequence.token_ids[entry.start : entry.start + entry.num_tokens]
+            known = entry.sequence.token_ids[entry.start : entry.start + entry.num_known]
             token_ids += known
-            if len(known) < entry.num_tokens:
+            if len(known) < entry.num_known:
                 pending.append((len(token_ids), places[entry.sequence]))
                 token_ids.append(0)
+            token_ids += entry.guesses
         # Packed row r of a Sequence is its token start + (r - first row of the Sequence).
         positions = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
         blocks = self._block_tables[np.repeat(rows, counts), positions // self._block_size]
         slots = blocks * self._block_size + positions % self._block_size
         sampled = [
-            (end - 1, entry.sequence) for end, entry in zip(ends, entries, strict=True) if entry.is_sampled
+            (end - 1 - len(entry.guesses) + count, entry.sequence, entry.guesses[:count])
+            for end, entry in zip(ends, entries, strict=True)
+            if entry.is_sampled
+            for count in range(len(entry.guesses) + 1)
         ]
-        sequences = tuple(sequence for _, sequence in sampled)
+        sequences = tuple(sequence for _, sequence, _ in sampled)
+        ahead = tuple(guesses for _, _, guesses in sampled) if any(entry.guesses for entry in entries) else ()
         output_rows: list[int] | None = None
         spans: tuple[RowSpan, ...] = ()
         if len(sampled) < len(token_ids):
             read_rows, spans = read_spans(entries, ends.tolist())
             if sampled or len(read_rows) < len(token_ids):
-                output_rows = [int(row) for row, _ in sampled] + read_rows
+                output_rows = [int(row) for row, _, _ in sampled] + read_rows
         return PackedStep(
             token_ids=np.array(token_ids),
             positions=positions,
@@ -85,9 +93,10 @@ class InputBuilder:
             tables=tuple(entry.sequence.block_table for entry in entries),
             output_rows=output_rows,
             sampled=sequences,
-            sampling=build_sampling_input(sequences),
+            sampling=build_sampling_input(sequences, ahead),
             spans=spans,
             pending=tuple(pending),
+            ahead=ahead,
         )
 
     def _mirror(self, sequence: Sequence) -> int:

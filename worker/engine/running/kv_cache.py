@@ -7,7 +7,7 @@ from typing import cast
 import torch
 
 from kernels.kv_write import GpuLayerCache, KVFormat, LayerCache, PagedCache
-from worker.engine.models.registry import Architecture
+from worker.engine.models.registry import Architecture, read_architecture
 from worker.engine.requests.config import EngineConfig
 from worker.engine.requests.errors import ConfigError
 
@@ -39,12 +39,12 @@ def size_kv_cache(
     """Return the configured size, or one within `max_bytes`; raises ConfigError if max_model_len cannot fit.
 
     Without a configured max_model_len, the longest Sequence is shortened to fit, if there is one Block.
+    A Block has memory for the draft model too, if there is one.
     """
     max_model_len = longest_sequence(config, architecture)
-    head_bytes = architecture.head_dim * dtype.itemsize
-    if config.kv_cache_dtype is not None:
-        head_bytes = architecture.head_dim + torch.float32.itemsize  # 8 bits, and a scale
-    block_bytes = architecture.num_layers * 2 * architecture.num_kv_heads * config.block_size * head_bytes
+    block_bytes = _block_bytes(config, architecture, dtype)
+    if config.draft_model is not None:
+        block_bytes += _block_bytes(config, read_architecture(config.draft_model), dtype)
     per_sequence = -(-max_model_len // config.block_size)
     num_blocks = config.num_blocks or min(max_bytes // block_bytes, config.max_num_sequences * per_sequence)
     if num_blocks < per_sequence:
@@ -62,6 +62,13 @@ def size_kv_cache(
         )
         max_model_len = num_blocks * config.block_size
     return KVCacheSize(num_blocks, block_bytes, max_model_len)
+
+
+def _block_bytes(config: EngineConfig, architecture: Architecture, dtype: torch.dtype) -> int:
+    head_bytes = architecture.head_dim * dtype.itemsize
+    if config.kv_cache_dtype is not None:
+        head_bytes = architecture.head_dim + torch.float32.itemsize  # 8 bits, and a scale
+    return architecture.num_layers * 2 * architecture.num_kv_heads * config.block_size * head_bytes
 
 
 def kv_format_of(config: EngineConfig) -> KVFormat:

@@ -16,6 +16,7 @@ from worker.engine.choosing.sampler import (
     sample_on_device,
     token_logprobs,
 )
+from worker.engine.choosing.verification import right_rows
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.products import EightBits
 from worker.engine.models.registry import read_architecture
@@ -28,7 +29,9 @@ from worker.engine.running.free_cores import FreeCores, usable_cores
 from worker.engine.running.input_builder import InputBuilder, PackedStep
 from worker.engine.running.kv_cache import allocate_kv_cache, longest_sequence, size_kv_cache
 from worker.engine.scheduling.plan import StepPlan
+from worker.engine.sequences.next_token import NextToken
 from worker.engine.sequences.sequence import Sequence
+from worker.values.logprobs import TokenLogprob
 
 if TYPE_CHECKING:
     from worker.engine.running.gpu import GpuSteps
@@ -141,12 +144,12 @@ class ModelRunner:
     def _choose(self, step: PackedStep) -> Chosen:
         if self._gpu is None:
             hidden = self._hidden(step)
-            return ChosenTokens(step.sampled, self._choose_on_cpu(hidden, step) if step.sampled else [])
+            return _kept(step, self._choose_on_cpu(hidden, step) if step.sampled else [])
         logits = self._logits(step)
         if logits is None:
             return ChosenTokens((), [])
-        if any(one.has_logit_rules or one.needs_logprobs for one in step.sampled):
-            return ChosenTokens(step.sampled, _choose_on_host(logits, step.sampled, step.sampling))
+        if step.ahead or any(one.has_logit_rules or one.needs_logprobs for one in step.sampled):
+            return _kept(step, _choose_on_host(logits, step.sampled, step.ahead, step.sampling))
         return TokensOnDevice(step.sampled, sample_on_device(logits, step.sampling))
 
     def _logits(self, step: PackedStep) -> Tensor | None:
@@ -177,7 +180,7 @@ class ModelRunner:
         read_rows(hidden[count:], step.spans, self._model.logits, self.model_info.vocab_size)
         return hidden[:count]
 
-    def _choose_on_cpu(self, hidden: Tensor, step: PackedStep) -> list[int | None]:
+    def _choose_on_cpu(self, hidden: Tensor, step: PackedStep) -> list[NextToken]:
         """Return the next token of each row; logits are written only of rows that need them."""
         needs_logits = [
             not one.params.is_greedy or one.has_logit_rules or one.needs_logprobs for one in step.sampled
@@ -185,21 +188,26 @@ class ModelRunner:
         rows = [row for row, needs in enumerate(needs_logits) if not needs]
         likeliest = self._model.likeliest(hidden[rows]) if rows else None
         if likeliest is None:
-            return _choose_on_host(self._model.logits(hidden), step.sampled, step.sampling)
-        found = iter([token if token >= 0 else None for token in likeliest.tolist()])
+            return _choose_on_host(self._model.logits(hidden), step.sampled, step.ahead, step.sampling)
+        found = iter([NextToken(token if token >= 0 else None) for token in likeliest.tolist()])
         if len(rows) == len(hidden):
             return list(found)
         others = [row for row, needs in enumerate(needs_logits) if needs]
         sequences = [step.sampled[row] for row in others]
         logits = self._model.logits(hidden[others])
-        chosen = iter(_choose_on_host(logits, sequences, build_sampling_input(sequences)))
+        ahead = [step.ahead[row] for row in others] if step.ahead else ()
+        sampling = build_sampling_input(sequences, ahead)
+        chosen = iter(_choose_on_host(logits, sequences, ahead, sampling))
         return [next(chosen if needs else found) for needs in needs_logits]
 
 
 def _choose_on_host(
-    logits: Tensor, sequences: Sequences[Sequence], sampling: SamplingInput | None
-) -> list[int | None]:
-    """Return the next token of each Sequence's row, and append logprobs to those that ask for them.
+    logits: Tensor,
+    sequences: Sequences[Sequence],
+    ahead: Sequences[tuple[int, ...]],
+    sampling: SamplingInput | None,
+) -> list[NextToken]:
+    """Return the next token of each row, with its logprob if the row's Sequence asks for it.
 
     A row whose largest logit is NaN or infinite gets None.
     """
@@ -210,10 +218,24 @@ def _choose_on_host(
     asking = [row for row, sequence in enumerate(sequences) if sequence.needs_logprobs]
     # Copied, because rules change logits in place.
     own_logits = logits[torch.tensor(asking, device=logits.device)] if asking else None
-    tokens: list[int | None] = list(sample(apply_rules(logits, sequences), sampling))
+    tokens: list[int | None] = list(sample(apply_rules(logits, sequences, ahead), sampling))
+    logprobs: dict[int, TokenLogprob] = {}  # by row
     if own_logits is not None:
         counts = [sequences[row].params.logprobs or 0 for row in asking]
         found = token_logprobs(own_logits, [tokens[row] or 0 for row in asking], counts)
-        for row, one in zip(asking, found, strict=True):
-            sequences[row].logprobs.append(one)
-    return [token if sound else None for token, sound in zip(tokens, is_sound, strict=True)]
+        logprobs = dict(zip(asking, found, strict=True))
+    return [
+        NextToken(token if sound else None, logprobs.get(row))
+        for row, (token, sound) in enumerate(zip(tokens, is_sound, strict=True))
+    ]
+
+
+def _kept(step: PackedStep, tokens: Sequences[NextToken]) -> ChosenTokens:
+    """Return what each Sequence keeps of the tokens that were chosen after its known ones and its guesses."""
+    if not step.ahead:
+        return ChosenTokens(step.sampled, [(token,) for token in tokens])
+    rows = right_rows(step.ahead, [token.token_id for token in tokens])
+    return ChosenTokens(
+        tuple(step.sampled[first] for first, *_ in rows),
+        [tuple(tokens[row] for row in own) for own in rows],
+    )

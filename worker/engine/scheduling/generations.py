@@ -12,6 +12,7 @@ from worker.engine.requests.generation import Completion, GenerationRequest
 from worker.engine.requests.stats import ModelInfo
 from worker.engine.scheduling.plan import StepPlan
 from worker.engine.scheduling.scheduler import Scheduler
+from worker.engine.sequences.next_token import NextToken
 from worker.engine.sequences.open_request import OpenRequest, open_request
 from worker.engine.sequences.sequence import Sequence, SequenceState
 from worker.engine.text.encoding import encode_requests
@@ -109,35 +110,43 @@ class Generations:
         num_tokens, started_at = opened.num_output_tokens, opened.started_at
         self._close(Completion.failed(request_id, error, num_tokens, started_at=started_at))
 
-    def take(self, sequences: Items[Sequence], token_ids: Items[int | None]) -> None:
-        """Append the tokens that a Step chose; None is a token whose logits are not finite."""
-        for sequence, token_id in zip(sequences, token_ids, strict=True):
+    def take(self, sequences: Items[Sequence], tokens: Items[Items[NextToken]]) -> None:
+        """Append the tokens that a Step chose for each Sequence: all after the first were guessed."""
+        for sequence, chosen in zip(sequences, tokens, strict=True):
             sequence.num_pending_tokens = 0
-            # The Sequence may have ended already: by its previous token, by `cancel`, or because another
-            # choice of its request failed.
-            if sequence.state is SequenceState.FINISHED:
-                continue
-            if token_id is None:
-                # Its Blocks may hold the same bad values as its logits, so no other Sequence may share them.
-                self._scheduler.block_pool.clear_cache()
-                self.fail(sequence.request_id, NOT_FINITE)
-                continue
-            self._num_new_tokens[sequence.request_id] += 1
-            if not sequence.num_output_tokens:
-                sequence.first_token_at = time.monotonic()
-            output = self._outputs[sequence]
-            try:
-                reason = output.push(token_id)
-            except InvalidRequestError as error:
-                self.fail(sequence.request_id, str(error))
-                continue
-            if reason is not None:
-                self._end(sequence, reason)
-                opened = self._open[sequence.request_id]
-                if not opened.unfinished:
-                    self._complete(opened)
-            elif output.stream is not None and (delta := output.stream.push(token_id)) is not None:
-                self._deltas.append(delta)
+            for index, token in enumerate(chosen):
+                # The Sequence may have ended already: by its previous token, by `cancel`, or because another
+                # choice of its request failed.
+                if sequence.state is SequenceState.FINISHED:
+                    break
+                if index:
+                    sequence.keep_guess()
+                self._append(sequence, token)
+
+    def _append(self, sequence: Sequence, token: NextToken) -> None:
+        if token.token_id is None:
+            # Its Blocks may hold the same bad values as its logits, so no other Sequence may share them.
+            self._scheduler.block_pool.clear_cache()
+            self.fail(sequence.request_id, NOT_FINITE)
+            return
+        self._num_new_tokens[sequence.request_id] += 1
+        if not sequence.num_output_tokens:
+            sequence.first_token_at = time.monotonic()
+        if token.logprob is not None:
+            sequence.logprobs.append(token.logprob)
+        output = self._outputs[sequence]
+        try:
+            reason = output.push(token.token_id)
+        except InvalidRequestError as error:
+            self.fail(sequence.request_id, str(error))
+            return
+        if reason is not None:
+            self._end(sequence, reason)
+            opened = self._open[sequence.request_id]
+            if not opened.unfinished:
+                self._complete(opened)
+        elif output.stream is not None and (delta := output.stream.push(token.token_id)) is not None:
+            self._deltas.append(delta)
 
     def end_read(self, plan: StepPlan) -> None:
         """End the Sequences that generate nothing and whose prompt this Step has computed."""

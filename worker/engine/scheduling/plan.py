@@ -15,8 +15,14 @@ class ScheduledSequence:
 
     sequence: Sequence
     start: int
-    num_tokens: int
+    num_tokens: int  # with its guesses
     is_sampled: bool  # its last known token is included, so the Step chooses the next one
+    guesses: tuple[int, ...] = ()  # tokens after the last known one, which the Step verifies
+
+    @property
+    def num_known(self) -> int:
+        """Number of its tokens that are no guesses."""
+        return self.num_tokens - len(self.guesses)
 
     @classmethod
     def of(cls, sequence: Sequence, num_tokens: int) -> Self:
@@ -37,6 +43,11 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Number of tokens that the Step runs through the model."""
         return sum(entry.num_tokens for entry in self.entries)
+
+    @property
+    def num_guesses(self) -> int:
+        """Number of them that are guesses."""
+        return sum(len(entry.guesses) for entry in self.entries)
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ class Scheduler:
             sequence = entry.sequence
             if sequence.state is SequenceState.FINISHED:
                 continue  # its previous token ended it, which the host saw after planning this Step
-            end = entry.start + entry.num_tokens
+            end = entry.start + entry.num_known
             again = max(0, min(end, sequence.max_computed_tokens) - entry.start)
             self.stats.recomputed_tokens += again
             prompt_end = min(end, sequence.num_prompt_tokens)

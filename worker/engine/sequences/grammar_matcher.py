@@ -1,5 +1,7 @@
 """Matches a Sequence's output against its grammar, token by token."""
 
+from collections.abc import Sequence as Tokens
+
 import numpy as np
 from llguidance import LLMatcher
 
@@ -16,13 +18,21 @@ class GrammarMatcher:
         self._grammar = grammar
         self._matcher = matcher
 
-    def forbidden(self, vocab_size: int) -> np.ndarray:
-        """Return the tokens that may not come next, bool [vocab_size].
+    def forbidden(self, vocab_size: int, guesses: Tokens[int] = ()) -> np.ndarray:
+        """Return the tokens that may not come next, or after `guesses`, bool [vocab_size].
 
-        End tokens are allowed where the text may end.
+        End tokens are allowed where the text may end. `guesses` must be such that `num_allowed` counts all.
         """
+        if guesses:
+            self._matcher.consume_tokens(list(guesses))
         allowed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if guesses:
+            self._matcher.rollback(len(guesses))
         return np.unpackbits(~allowed, count=vocab_size, bitorder="little").view(np.bool_)
+
+    def num_allowed(self, token_ids: Tokens[int]) -> int:
+        """Return how many of these tokens the grammar allows to come next, one after another."""
+        return self._matcher.validate_tokens(list(token_ids))
 
     def push(self, token_id: int) -> bool:
         """Advance by the chosen token; return whether the text is complete, so that nothing may follow.

@@ -63,6 +63,7 @@ class Sequence:
     thoughts: Thoughts | None = (
         None  # before the output that the matcher matches; None: over, or not followed
     )
+    num_right_tokens: int = 0  # guessed, and right
     # Its share of the time of its Steps.
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -79,6 +80,11 @@ class Sequence:
         """Let the matcher match what follows."""
         self.thoughts = None
         self.has_logit_rules = self.params.has_logit_rules
+
+    def keep_guess(self) -> None:
+        """Count a guess that turned out right as computed; its token is the newest one."""
+        self.num_computed_tokens += 1
+        self.max_computed_tokens = max(self.max_computed_tokens, self.num_computed_tokens)
 
     @property
     def num_uncomputed_tokens(self) -> int:

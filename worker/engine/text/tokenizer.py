@@ -33,6 +33,11 @@ class Tokenizer:
         """Highest known token id plus one; the model may have more rows."""
         return max(self._tokenizer.get_vocab().values()) + 1
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every token."""
+        return self._tokenizer.get_vocab()
+
     def to_json(self) -> str:
         """Return the tokenizer as tokenizer.json text, without padding and truncation."""
         return self._tokenizer.to_str()

@@ -1,0 +1,177 @@
+"""Guesses change nothing but the number of Steps, whatever is guessed and whatever happens in between."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.generation import greedy, make_engine, requests_for, run
+from tests.fixtures.speculation import Oracle, guess_always
+from tests.fixtures.tiny_llama import write_tiny_llama
+from worker.engine.engine import Engine
+from worker.engine.requests.errors import OutOfMemoryError
+from worker.engine.requests.generation import Completion, GenerationRequest
+from worker.engine.scheduling.plan import StepPlan
+from worker.values.delta import Delta
+from worker.values.results import DeviceSeconds
+from worker.values.sampling import FormatKind, Optimization, OutputFormat, SamplingParams
+
+PROMPTS = [(5, 6, 7), (9,) * 20, (3, 1, 4, 1, 5, 9), (9,) * 13 + (8, 8), (40, 41, 42, 43)]
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yy"]}},
+    "required": ["a", "b"],
+}
+RULES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.7, "presence_penalty": -0.5},
+    "bias": {"logit_bias": ((17, 3.0), (80, -5.0))},
+    "min_tokens": {"min_tokens": 12, "ignore_eos": False, "logit_bias": ((1, 12.0),)},
+    "stop strings": {"stop": ("e", "q"), "min_tokens": 4},
+    "stop tokens": {"stop_token_ids": tuple(range(60, 200))},
+    "logprobs": {"logprobs": 3, "prompt_logprobs": 1},
+    "grammar": {"format": OutputFormat(FormatKind.JSON_SCHEMA, json.dumps(SCHEMA)), "max_tokens": 60},
+    "pattern": {"format": OutputFormat(FormatKind.REGEX, "[a-z]{3,9}( [0-9]{1,4}){2,5}"), "max_tokens": 40},
+    "sampled": {"temperature": 1.0, "seed": 11},
+    "filtered": {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "seed": 12},
+    "choices": {"temperature": 1.0, "seed": 13, "n": 2, "best_of": 3, "logprobs": 1},
+    "sampled grammar": {
+        "temperature": 1.2,
+        "seed": 14,
+        "format": OutputFormat(FormatKind.REGEX, "[a-z]{3,9}( [0-9]{1,4}){2,5}"),
+        "frequency_penalty": 0.3,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """At int8, where a row has the same bits in any Step."""
+    return write_tiny_llama(tmp_path_factory.mktemp("sides"), hidden_size=64, intermediate_size=128)
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint: Path) -> Engine:
+    return make_engine(checkpoint, dtype="int8")
+
+
+def all_rules() -> list[GenerationRequest]:
+    params = [greedy(**{"max_tokens": 24} | rules) for rules in RULES.values()]
+    return [
+        GenerationRequest(len(PROMPTS) * number + index, prompt, one)
+        for number, one in enumerate(params)
+        for index, prompt in enumerate(PROMPTS)
+    ]
+
+
+def outputs_of(requests: list[GenerationRequest], done: list[Completion]) -> dict[tuple[int, ...], list[Any]]:
+    found: dict[tuple[int, ...], list[Any]] = {}
+    for request, completion in zip(requests, done, strict=True):
+        found.setdefault(tuple(map(int, request.prompt)), []).extend(
+            one.token_ids for one in completion.choices
+        )
+    return found
+
+
+def told(completion: Completion) -> Completion:
+    """A Completion without what depends on time and on what was cached."""
+    return replace(
+        completion,
+        seconds=DeviceSeconds(),
+        started_at=None,
+        first_token_at=None,
+        num_cached_tokens=0,
+        num_right_tokens=0,
+    )
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.3, 1.0])
+def test_every_rule_gives_what_it_gives_without_guesses(
+    checkpoint: Path, plain: Engine, wrong: float
+) -> None:
+    requests = all_rules()
+    expected = run(plain, requests)
+    engine = make_engine(checkpoint, dtype="int8", speculates=True)
+    guess_always(engine, Oracle(outputs_of(requests, expected), wrong))
+    assert list(map(told, run(engine, requests))) == list(map(told, expected))
+    assert engine.stats.lookup_guessed_tokens > 100
+    share = engine.stats.lookup_right_tokens / engine.stats.lookup_guessed_tokens
+    # Different rules may begin with the same tokens, so an oracle may have another output in mind.
+    assert (wrong == 0) <= (share > 0.7)
+    assert (wrong == 1) <= (share < 0.1)
+
+
+def test_the_lookup_alone_guesses_repetition(checkpoint: Path, plain: Engine) -> None:
+    engine = make_engine(checkpoint, dtype="int8", speculates=True)
+    requests = requests_for(
+        [(9, 3) * 20], greedy(60, logit_bias=((9, 30.0), (3, 29.0)), frequency_penalty=0.4)
+    )
+    expected = run(plain, requests)
+    assert list(map(told, run(engine, requests))) == list(map(told, expected))
+    assert engine.stats.lookup_guessed_tokens
+
+
+def test_streamed_text_and_logprobs_come_in_pieces_that_fit(checkpoint: Path, plain: Engine) -> None:
+    params = greedy(24, logprobs=1, return_token_ids=True)
+    (expected,) = run(plain, requests_for(PROMPTS[:1], params))
+    engine = make_engine(checkpoint, dtype="int8", speculates=True)
+    guess_always(engine, Oracle({PROMPTS[0]: [expected.token_ids]}, 0.2))
+    engine.add(GenerationRequest(0, PROMPTS[0], params, is_streamed=True))
+    deltas: list[Delta] = []
+    while engine.has_unfinished:
+        deltas += engine.step().deltas
+    assert "".join(one.text for one in deltas) == expected.text
+    assert tuple(token for one in deltas for token in one.token_ids) == expected.token_ids
+    assert tuple(token for one in deltas for token in one.logprobs or ()) == expected.logprobs
+    assert all(len(one.logprobs or ()) == one.num_tokens for one in deltas)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_between_steps(checkpoint: Path, plain: Engine, seed: int) -> None:
+    """Few Blocks, shared prefixes, cancelled requests, resumed ones, and Steps that run out of memory."""
+    chance = random.Random(seed)
+    params = [greedy(24), greedy(24, temperature=1.0, seed=5), greedy(24, repetition_penalty=1.2)]
+    requests = [
+        GenerationRequest(index, prompt, chance.choice(params)) for index, prompt in enumerate(PROMPTS * 3)
+    ]
+    expected = run(plain, requests)
+    engine = make_engine(checkpoint, dtype="int8", speculates=True, num_blocks=20, max_model_len=64)
+    guess_always(engine, Oracle(outputs_of(requests, expected), 0.3, seed))
+    execute = engine._runner.execute
+
+    def may_fail(plan: StepPlan) -> Any:
+        if chance.random() < 0.05 and plan.num_tokens > 1:
+            raise OutOfMemoryError("out of memory")
+        return execute(plan)
+
+    engine._runner.execute = may_fail  # type: ignore[method-assign]
+    for request in requests:
+        engine.add(request)
+    done: dict[int, Completion] = {}
+    while engine.has_unfinished:
+        done |= {int(str(one.id)): one for one in engine.step().completions}
+        engine._speculation._num_paused = 0  # after a Step that ran out of memory
+        engine.check_integrity()
+        open_ids = [one.id for one in requests if one.id not in done]
+        if open_ids and chance.random() < 0.06:
+            name = chance.choice(open_ids)
+            token_ids = engine.output_so_far(name)
+            engine.cancel(name)
+            done |= {int(str(one.id)): one for one in engine.step().completions}
+            cancelled = done.pop(int(str(name)))
+            assert cancelled.token_ids == (token_ids or ())
+            engine.add(replace(requests[int(str(name))], output_token_ids=cancelled.token_ids))
+    assert [done[index].token_ids for index in range(len(requests))] == [one.token_ids for one in expected]
+    assert engine.stats.lookup_right_tokens > 20
+    assert engine._scheduler.block_pool.num_used_blocks == 0
+
+
+def test_less_optimization_means_no_guess(checkpoint: Path) -> None:
+    engine = make_engine(checkpoint, dtype="int8", speculates=True)
+    guess_always(engine, Oracle({PROMPTS[0]: [(7,) * 30]}, 0.0))
+    params = SamplingParams(max_tokens=20, temperature=0, optimization=Optimization.BASIC)
+    run(engine, requests_for(PROMPTS[:1], params))
+    assert engine.stats.lookup_guessed_tokens == 0

@@ -1,0 +1,129 @@
+"""When guesses are verified, and how many."""
+
+import pytest
+
+from tests.fixtures.scheduling import make_sequence
+from tests.fixtures.speculation import FixedTimes, Oracle
+from worker.engine.requests.stats import EngineStats
+from worker.engine.scheduling.block_pool import BlockPool
+from worker.engine.scheduling.plan import ScheduledSequence, StepPlan
+from worker.engine.sequences.next_token import NextToken
+from worker.engine.speculation import speculation as module
+from worker.engine.speculation.speculation import Speculation
+from worker.engine.speculation.step_times import StepTimes
+
+PROMPT, OUTPUT = (1, 2, 3), tuple(range(10, 40))
+
+
+def make(fixed: float, token: float, *, num_blocks: int = 100) -> Speculation:
+    made = Speculation([Oracle({PROMPT: [OUTPUT]}, 0.0)], BlockPool(num_blocks), EngineStats(), block_size=4)
+    made.times = FixedTimes(fixed, token)  # type: ignore[assignment]
+    return made
+
+
+def plan_for(made: Speculation, count: int = 1, *, num_tokens: int = 1) -> StepPlan:
+    entries = []
+    for index in range(count):
+        sequence = make_sequence(index, PROMPT, 40)
+        sequence.max_length = 43
+        sequence.block_table = made._block_pool.allocate(1)
+        entries.append(ScheduledSequence(sequence, 3 - num_tokens, num_tokens, is_sampled=True))
+    return StepPlan(tuple(entries))
+
+
+def confirm(made: Speculation, plan: StepPlan, *, num_right: int | None = None) -> None:
+    """End the Step: so many guesses of each Sequence are right, None: all."""
+    rows = [
+        [NextToken(0)] * (1 + (len(one.guesses) if num_right is None else min(num_right, len(one.guesses))))
+        for one in plan.entries
+    ]
+    made.took(plan, 1.0, [one.sequence for one in plan.entries], rows)
+
+
+def test_free_tokens_are_all_used_and_dear_ones_never() -> None:
+    free, dear = make(1.0, 0.0), make(0.0, 1.0)
+    assert [len(one.guesses) for one in free.extend(plan_for(free, 2), 512).entries] == [
+        module.MAX_GUESSES
+    ] * 2
+    assert not dear.extend(plan_for(dear, 2), 512).num_guesses
+
+
+def test_as_many_as_pay() -> None:
+    """With half of the guesses right and a token for a tenth of the Step, the third is not worth it."""
+    made = make(1.0, 0.1)
+    plan = made.extend(plan_for(made), 512)
+    rates = [(2 - 0.5**count) / (1.1 + 0.1 * count) for count in range(13)]
+    assert plan.num_guesses == max(range(13), key=rates.__getitem__) == 2
+
+
+def test_a_full_batch_gets_none_where_a_single_request_gets_some() -> None:
+    made = make(1.0, 0.1)
+    assert made.extend(plan_for(made), 512).num_guesses
+    assert not made.extend(plan_for(made, 64), 512).num_guesses
+
+
+def test_wrong_guesses_end_and_are_tried_again() -> None:
+    made = make(1.0, 0.1)
+    steps = []
+    for _ in range(200):
+        plan = made.extend(plan_for(make(1, 1)), 512)
+        confirm(made, plan, num_right=0)
+        steps.append(plan.num_guesses)
+    assert steps[0] > 0
+    tries = [index for index, number in enumerate(steps) if number]
+    assert len(tries) < 12
+    assert tries[-1] > module.TRY_EVERY
+    assert steps[tries[-1]] <= module.TRIED
+
+
+def test_right_guesses_become_longer() -> None:
+    made = make(1.0, 0.1)
+    first = made.extend(plan_for(made), 512)
+    plan = first
+    for _ in range(10):
+        confirm(made, plan)
+        plan = made.extend(plan_for(make(1, 1)), 512)
+    assert plan.num_guesses > first.num_guesses
+    assert made._stats.lookup_right_tokens == made._stats.lookup_guessed_tokens > 0
+
+
+def test_steps_without_guesses_are_measured_now_and_then() -> None:
+    made = make(1.0, 0.0)
+    counts = [made.extend(plan_for(make(1, 1)), 512).num_guesses for _ in range(3 * module.PLAIN_EVERY)]
+    assert counts.count(0) == pytest.approx(3, abs=1)
+
+
+def test_limits_hold() -> None:
+    made = make(1.0, 0.0, num_blocks=3)
+    assert made.extend(plan_for(made), 4).num_guesses == 3, "the Step's tokens"
+    assert made.extend(plan_for(made, num_tokens=2), 512).num_guesses == 0, "a Step with a prompt"
+    made = make(1.0, 0.0, num_blocks=1)
+    plan = made.extend(plan_for(made), 512)
+    assert plan.num_guesses == 1, "the last Slot of the only Block"
+    assert plan.num_tokens == 2
+    made = make(1.0, 0.0)
+    plan = plan_for(made)
+    plan.entries[0].sequence.max_length = 6
+    assert made.extend(plan, 512).num_guesses == 2, "with the token after them the output is at its end"
+    plan.entries[0].sequence.num_pending_tokens = 1
+    assert made.extend(plan, 512).num_guesses == 0, "its newest token is not known"
+
+
+def test_a_pause_after_memory_ran_out() -> None:
+    made = make(1.0, 0.0)
+    made.pause()
+    counts = [made.extend(plan_for(make(1, 1)), 512).num_guesses for _ in range(module.PAUSE_STEPS + 1)]
+    assert [bool(one) for one in counts] == [False] * module.PAUSE_STEPS + [True]
+
+
+def test_times_are_medians_on_straight_lines() -> None:
+    times = StepTimes()
+    assert times.seconds(1) is None
+    for seconds in (1.0, 1.0, 90.0):
+        times.add(1, seconds)
+    assert times.seconds(1) == 1.0
+    assert times.seconds(10) == 2.0, "nine tokens more than the one, which costs as eight and itself"
+    times.add(5, 1.4)
+    assert times.seconds(3) == pytest.approx(1.2)
+    times.add(9, 1.0)
+    assert times.seconds(9) == 1.4, "more tokens never take less time"

@@ -1,0 +1,46 @@
+"""Keeps a table of the measured time of decode Steps by their number of tokens."""
+
+import math
+from bisect import bisect_left
+from collections import deque
+from statistics import fmean, median
+
+REMEMBERED = 7  # Steps of a size; their median bears what other programs do to single Steps
+EXACT = 16  # larger sizes share a row of the table with sizes up to an eighth of an octave away
+# A Step's fixed cost as tokens, while only one size is known.
+FIXED_TOKENS = 8
+
+
+class StepTimes:
+    """Median seconds by tokens, with straight lines between the sizes that were measured."""
+
+    def __init__(self) -> None:
+        self._measured: dict[int, deque[tuple[int, float]]] = {}
+        self._points: dict[int, tuple[float, float]] = {}  # (tokens, seconds) by row
+        self._line: list[tuple[float, float]] = []  # in order, none faster than a smaller one
+
+    def add(self, num_tokens: int, seconds: float) -> None:
+        """Count a Step."""
+        row = num_tokens if num_tokens <= EXACT else EXACT + round(8 * math.log2(num_tokens / EXACT))
+        steps = self._measured.setdefault(row, deque(maxlen=REMEMBERED))
+        steps.append((num_tokens, seconds))
+        self._points[row] = fmean(size for size, _ in steps), median(taken for _, taken in steps)
+        self._line = []
+        longest = 0.0
+        for _, (size, taken) in sorted(self._points.items()):
+            longest = max(longest, taken)
+            self._line.append((size, longest))
+
+    def seconds(self, num_tokens: int) -> float | None:
+        """Return the expected seconds of a Step of this size; None before any was measured."""
+        line = self._line
+        if not line:
+            return None
+        place = bisect_left(line, (num_tokens, 0.0))
+        if place < len(line) and line[place][0] == num_tokens:
+            return line[place][1]
+        if 0 < place < len(line):
+            (low, low_seconds), (high, high_seconds) = line[place - 1], line[place]
+            return low_seconds + (high_seconds - low_seconds) * (num_tokens - low) / (high - low)
+        size, seconds = line[0] if place == 0 else line[-1]
+        return seconds * (num_tokens + FIXED_TOKENS) / (size + FIXED_TOKENS)
