@@ -147,6 +147,8 @@ def to_result(
             input_tokens=row.num_prompt_tokens,
             cached_tokens=row.num_cached_tokens,
             output_tokens=row.num_output_tokens,
+            guessed_tokens=payload.num_guessed_tokens,
+            right_tokens=payload.num_right_tokens,
             device_seconds=_to_device_time(row.seconds),
         ),
         model=model,

@@ -25,6 +25,8 @@ class RequestUsage(BaseModel):
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    guessed_tokens: int = Field(description="guessed before the model chose them, and verified")
+    right_tokens: int = Field(description="of the guessed tokens, those that the model chose too")
     device_seconds: DeviceTime
 
 
@@ -195,6 +197,8 @@ class ResultPage(BaseModel):
                                 "input_tokens": 7,
                                 "cached_tokens": 0,
                                 "output_tokens": 12,
+                                "guessed_tokens": 0,
+                                "right_tokens": 0,
                                 "device_seconds": {
                                     "prefill": 0.01,
                                     "decode": 0.1,

@@ -150,6 +150,8 @@ class ToolLoops:
             num_cached_tokens=outcome.num_cached_tokens,
             num_output_tokens=outcome.num_output_tokens,
             num_reasoning_tokens=outcome.choices[0].num_reasoning_tokens,
+            num_guessed_tokens=outcome.num_guessed_tokens,
+            num_right_tokens=outcome.num_right_tokens,
             seconds=outcome.seconds,
             started_at=outcome.started_at,
         )
@@ -205,7 +207,6 @@ class ToolLoops:
             return result
         turns = conversation.turns
         payload = result.payload or Payload()
-        num_reasoning = sum(turn.num_reasoning_tokens for turn in turns)
         starts = [turn.started_at for turn in turns if turn.started_at is not None]
         return replace(
             result,
@@ -218,7 +219,13 @@ class ToolLoops:
             payload=replace(
                 payload,
                 tool_turns=tuple(turns),
-                num_reasoning_tokens=payload.num_reasoning_tokens + num_reasoning,
+                num_reasoning_tokens=sum(
+                    (turn.num_reasoning_tokens for turn in turns), payload.num_reasoning_tokens
+                ),
+                num_guessed_tokens=sum(
+                    (turn.num_guessed_tokens for turn in turns), payload.num_guessed_tokens
+                ),
+                num_right_tokens=sum((turn.num_right_tokens for turn in turns), payload.num_right_tokens),
             ),
         )
 

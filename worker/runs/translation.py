@@ -201,6 +201,7 @@ def _payload(request: ShardRequest, outcomes: Sequence[Answer]) -> Payload:
         num_reasoning_tokens=sum(
             choice.num_reasoning_tokens for completion in completions for choice in completion.choices
         ),
+        num_guessed_tokens=sum(completion.num_guessed_tokens for completion in completions),
         num_right_tokens=sum(completion.num_right_tokens for completion in completions),
         scores=tuple(
             score for outcome in outcomes if isinstance(outcome, Scores) for score in outcome.continuations

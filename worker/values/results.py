@@ -126,6 +126,8 @@ class ToolTurn:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_reasoning_tokens: int = 0
+    num_guessed_tokens: int = 0
+    num_right_tokens: int = 0
     seconds: DeviceSeconds = DeviceSeconds()
     started_at: float | None = None  # `time.monotonic()` of the process that ran it; stored apart
 
@@ -144,6 +146,8 @@ class ToolTurn:
             "num_cached_tokens": self.num_cached_tokens,
             "num_output_tokens": self.num_output_tokens,
             "num_reasoning_tokens": self.num_reasoning_tokens,
+            "num_guessed_tokens": self.num_guessed_tokens,
+            "num_right_tokens": self.num_right_tokens,
             "prefill_seconds": self.seconds.prefill,
             "decode_seconds": self.seconds.decode,
             "padding_seconds": self.seconds.padding,
@@ -172,7 +176,8 @@ class Payload:
     is_base64: bool = False  # the client reads embeddings as base64
     scores: tuple[ContinuationScore, ...] = ()
     num_reasoning_tokens: int = 0  # of all choices
-    num_right_tokens: int = 0  # of all choices; guessed by the engine, and right
+    num_guessed_tokens: int = 0  # of all choices; by the engine, which verified them
+    num_right_tokens: int = 0  # of these, the right ones
     stop: str | None = None  # the stop string of an only choice that is not among the choices here
     tool_turns: tuple[ToolTurn, ...] = ()  # of a tool loop, those before its last output
 
@@ -198,6 +203,7 @@ class Payload:
                 for score in self.scores
             ],
             "num_reasoning_tokens": self.num_reasoning_tokens,
+            "num_guessed_tokens": self.num_guessed_tokens,
             "num_right_tokens": self.num_right_tokens,
             "stop": self.stop,
             "tool_turns": [turn.to_json() for turn in self.tool_turns],
@@ -230,6 +236,7 @@ class Payload:
                 for score in value.get("scores", ())
             ),
             num_reasoning_tokens=value.get("num_reasoning_tokens", 0),
+            num_guessed_tokens=value.get("num_guessed_tokens", 0),
             num_right_tokens=value.get("num_right_tokens", 0),
             stop=value.get("stop"),
             tool_turns=tuple(map(ToolTurn.from_json, value.get("tool_turns", ()))),

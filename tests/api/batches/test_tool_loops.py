@@ -235,7 +235,7 @@ def test_a_result_has_the_record_of_its_calls(client: TestClient, store: Store) 
         MadeCall("call_2", "f", "{}", error="HTTP 404: no", status_code=404, seconds=0.25, attempts=1),
     )
     turn = ToolTurn(1, 'Hm.<tool_call>{"name": "f", "arguments": {}}</tool_call>', calls, 10, 8, 5)
-    record = Payload(tool_turns=(turn,))
+    record = Payload(tool_turns=(turn,), num_guessed_tokens=9, num_right_tokens=4)
     done, failure = result(1, output="It is 42."), result(2, outcome=Outcome.FAILED)
     error = RequestError("tool_call_failed", "the call of 'f' failed")
     save(
@@ -249,6 +249,7 @@ def test_a_result_has_the_record_of_its_calls(client: TestClient, store: Store) 
     first, second = client.get(f"/v1/batch/{batch_id}/results").json()["data"]
     assert (first["message"]["content"], first["tool_turns"]) == ("It is 42.", second["tool_turns"])
     assert second["error"]["code"] == "tool_call_failed"
+    assert (first["usage"]["guessed_tokens"], first["usage"]["right_tokens"]) == (9, 4)
     ((told,),) = [first["tool_turns"]]
     assert (told["turn"], told["content"]) == (1, "Hm.")
     assert (told["input_tokens"], told["cached_tokens"], told["output_tokens"]) == (10, 8, 5)

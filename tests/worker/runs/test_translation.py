@@ -168,6 +168,14 @@ def test_a_plain_result_has_no_payload_but_the_stop_string_that_ended_it() -> No
     assert Payload.from_json(payload.to_json()) == payload
 
 
+def test_guessed_tokens_are_those_of_all_prompts() -> None:
+    done = [completion(index, "a", num_guessed_tokens=5, num_right_tokens=index) for index in (1, 2)]
+    payload = to_result(request(prompts=("one", "two")), done).payload
+    assert payload is not None
+    assert (payload.num_guessed_tokens, payload.num_right_tokens) == (10, 3)
+    assert Payload.from_json(payload.to_json()) == payload
+
+
 def test_choices_of_several_prompts_follow_each_other() -> None:
     result = to_result(request(prompts=("one", "two")), [completion(0, "a", "b"), completion(1, "c", "d")])
     assert result.payload is not None

@@ -53,7 +53,8 @@ class Completion:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int  # of all choices, also those that `best_of` did not keep
-    num_right_tokens: int = 0  # of them, those that were guessed
+    num_guessed_tokens: int = 0  # and verified, right or not
+    num_right_tokens: int = 0  # of the output tokens, those that were guessed
     prompt_logprobs: Logprobs | None = None  # of each prompt token after the first, if asked for
     prompt_token_ids: tuple[int, ...] | None = None  # if the params need them
     error: str | None = None

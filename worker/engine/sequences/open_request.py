@@ -48,6 +48,7 @@ class OpenRequest:
             # Cached Blocks of a resumed Sequence may reach past its prompt.
             num_cached_tokens=min(first.num_cached_tokens or 0, first.num_prompt_tokens),
             num_output_tokens=self.num_output_tokens,
+            num_guessed_tokens=sum(sequence.num_guessed_tokens for sequence in self.sequences),
             num_right_tokens=sum(sequence.num_right_tokens for sequence in self.sequences),
             prompt_logprobs=tuple(readout.logprobs) if isinstance(readout, PromptReadout) else None,
             prompt_token_ids=(

@@ -63,7 +63,8 @@ class Sequence:
     thoughts: Thoughts | None = (
         None  # before the output that the matcher matches; None: over, or not followed
     )
-    num_right_tokens: int = 0  # guessed, and right
+    num_guessed_tokens: int = 0  # and verified
+    num_right_tokens: int = 0  # of these, the right ones
     # Its share of the time of its Steps.
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0

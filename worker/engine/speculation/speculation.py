@@ -104,6 +104,7 @@ class Speculation:
             for counter, number in (("guessed", num_guessed), ("right", num_right)):
                 name = f"{offer.proposer.name}_{counter}_tokens"
                 setattr(self._stats, name, getattr(self._stats, name) + number)
+            sequence.num_guessed_tokens += num_guessed
             sequence.num_right_tokens += num_right
         self._open = []
 

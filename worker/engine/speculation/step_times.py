@@ -17,7 +17,7 @@ class StepTimes:
     def __init__(self) -> None:
         self._measured: dict[int, deque[tuple[int, float]]] = {}
         self._points: dict[int, tuple[float, float]] = {}  # (tokens, seconds) by row
-        self._line: list[tuple[float, float]] = []  # in order, none faster than a smaller one
+        self._line: list[tuple[float, float]] = []  # in order, none slower than a larger one
 
     def add(self, num_tokens: int, seconds: float) -> None:
         """Count a Step."""
@@ -25,11 +25,14 @@ class StepTimes:
         steps = self._measured.setdefault(row, deque(maxlen=REMEMBERED))
         steps.append((num_tokens, seconds))
         self._points[row] = fmean(size for size, _ in steps), median(taken for _, taken in steps)
-        self._line = []
-        longest = 0.0
-        for _, (size, taken) in sorted(self._points.items()):
-            longest = max(longest, taken)
-            self._line.append((size, longest))
+        # What other programs do makes Steps slower, never faster: a size of which one slow Step was seen
+        # takes no longer than a larger one.
+        line: list[tuple[float, float]] = []
+        shortest = math.inf
+        for _, (size, taken) in sorted(self._points.items(), reverse=True):
+            shortest = min(shortest, taken)
+            line.append((size, shortest))
+        self._line = line[::-1]
 
     def seconds(self, num_tokens: int) -> float | None:
         """Return the expected seconds of a Step of this size; None before any was measured."""

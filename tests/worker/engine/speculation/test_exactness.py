@@ -84,6 +84,7 @@ def told(completion: Completion) -> Completion:
         started_at=None,
         first_token_at=None,
         num_cached_tokens=0,
+        num_guessed_tokens=0,
         num_right_tokens=0,
     )
 
