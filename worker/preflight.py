@@ -64,10 +64,15 @@ def _check_port(name: str, host: str, port: int) -> None:
         raise ConfigurationError(problem) from None
 
 
+def without_driver(url: str) -> str:
+    """Return a URL of SQLAlchemy as libpq takes it."""
+    return url.replace("+psycopg", "", 1)
+
+
 def check_postgres(url: str) -> None:
     """Check that a Postgres database answers; raises ConfigurationError."""
     try:
-        psycopg.connect(url.replace("+psycopg", "", 1), connect_timeout=ANSWER_SECONDS).close()
+        psycopg.connect(without_driver(url), connect_timeout=ANSWER_SECONDS).close()
     except psycopg.OperationalError as error:
         problem = f"{_first_line(error)}: start Postgres, or correct the address"
         raise ConfigurationError(f"DATABASE_URL: {problem}") from None

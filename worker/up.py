@@ -1,4 +1,4 @@
-"""Run the Procfile: `release` first, then every process, and restart each one that dies.
+"""Run the Procfile: `release` first, if the database needs it, then every process, again when one dies.
 
 `python -m worker.embedded python -m worker.up [PROCESS...]`. Honcho and similar tools stop everything
 when one process ends; here a worker that crashed must come back. A process that its configuration does not
@@ -19,16 +19,19 @@ from pathlib import Path
 from typing import IO, Literal, TextIO
 
 import httpx
+import psycopg
 
 from worker.child import with_parent
 from worker.contract.models import identify
 from worker.loops import Loop
-from worker.preflight import ConfigurationError, check
+from worker.preflight import ConfigurationError, check, without_driver
 from worker.settings import EXIT_CONFIGURATION, Settings, settings
 from worker.telemetry import under_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCFILE_LINE = re.compile(r"^(?P<name>[A-Za-z0-9_-]+):\s*(?P<command>.+)$", re.MULTILINE)
+REVISION = re.compile(r'^revision = "(.+)"$', re.MULTILINE)
+DOWN_REVISION = re.compile(r'^down_revision = "(.+)"$', re.MULTILINE)
 # Long enough for a worker to drain (HEADRACE_DRAIN_SECONDS) and hand back its shards.
 STOP_SECONDS = 30.0
 RESTART_SECONDS = (0.5, 15.0)  # the first wait, and the longest
@@ -166,7 +169,7 @@ def main(names: Iterable[str]) -> int:
         return EXIT_CONFIGURATION
     os.environ["HEADRACE_MODEL"] = str(config.model.resolve())  # processes run in another directory
     stopping = threading.Event()
-    if status := _release(release, config):
+    if not is_migrated(config.database_url) and (status := _release(release, config)):
         return status
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stopping.set())
@@ -177,6 +180,19 @@ def main(names: Iterable[str]) -> int:
         sys.stderr.write(f"{refusal}\n")
         return EXIT_CONFIGURATION
     return 0
+
+
+def is_migrated(database_url: str, directory: Path = ROOT / "migrations" / "versions") -> bool:
+    """Return whether the newest migration is applied: asking Alembic would take a restart two seconds."""
+    texts = [path.read_text() for path in directory.glob("*.py")]
+    earlier = {found[1] for text in texts if (found := DOWN_REVISION.search(text))}
+    newest = {found[1] for text in texts if (found := REVISION.search(text))} - earlier
+    try:
+        with psycopg.connect(without_driver(database_url), connect_timeout=ANSWER_SECONDS) as connection:
+            applied = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+    except psycopg.Error:
+        return False  # no migration has run yet; Alembic says what else is wrong
+    return {version for (version,) in applied} == newest
 
 
 def _release(command: str, config: Settings) -> int:

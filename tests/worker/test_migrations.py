@@ -14,6 +14,7 @@ from worker.settings import settings
 from worker.store.database.session import Store
 from worker.store.rows.schema import METADATA
 from worker.store.shards import counting, shards
+from worker.up import is_migrated
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -47,6 +48,14 @@ def test_up_down_and_up_again(config: Config) -> None:
     assert tables() == {"alembic_version"}
     command.upgrade(config, "head")
     command.check(config)
+
+
+def test_a_migrated_database_is_known_without_alembic(config: Config) -> None:
+    assert not is_migrated(settings().database_url)
+    command.upgrade(config, "head")
+    assert is_migrated(settings().database_url)
+    command.downgrade(config, "-1")
+    assert not is_migrated(settings().database_url)
 
 
 def run(query: str) -> list[tuple]:

@@ -117,12 +117,18 @@ def stop_dispatcher(scene: Scene) -> float:
 @_fault
 def kill_files(scene: Scene) -> float:
     """SIGKILL the files process: what it read or wrote goes on where it was."""
-    busy = "SELECT count(*) FROM batch_files WHERE due_at > now() AND stage <> 'done'"
-    scene.wait(lambda: scene.query(busy)[0][0], "a batch's files at work")
+    busy = "SELECT batch_id, fence FROM batch_files WHERE due_at > now() AND stage <> 'done'"
+    held: list[tuple[str, int]] = []
+    scene.wait(lambda: held.extend(scene.query(busy)) or held, "a batch's files at work")
     scene.cluster.members["files"].send(signal.SIGKILL)
-    done = "SELECT count(*) FROM batch_files WHERE stage = 'done'"
-    before = scene.query(done)[0][0]
-    return scene.wait(lambda: scene.query(done)[0][0] > before, "a batch's files were written")
+    still = """
+        SELECT count(*) FROM batch_files
+        WHERE (batch_id, fence) IN (SELECT * FROM unnest(%s::text[], %s::int[])) AND stage <> 'done'
+    """
+    ids, fences = [batch_id for batch_id, _ in held], [fence for _, fence in held]
+    return scene.wait(
+        lambda: scene.query(still, ids, fences) == [(0,)], "what a dead process worked on was claimed again"
+    )
 
 
 @_fault
