@@ -34,6 +34,8 @@ REVISION = re.compile(r'^revision = "(.+)"$', re.MULTILINE)
 DOWN_REVISION = re.compile(r'^down_revision = "(.+)"$', re.MULTILINE)
 # Long enough for a worker to drain (HEADRACE_DRAIN_SECONDS) and hand back its shards.
 STOP_SECONDS = 30.0
+# No result waits for these: the engine, which takes longest to start, has the cores to itself first.
+LATER, LATER_SECONDS = frozenset({"callbacks", "files", "flower"}), 4.0
 RESTART_SECONDS = (0.5, 15.0)  # the first wait, and the longest
 STEADY_SECONDS = 30.0  # a process that ran this long starts again without a longer wait
 LOOK_SECONDS = 0.2  # between two looks whether everything answers
@@ -81,6 +83,7 @@ class Supervised:
     stopping: threading.Event
     output: TextIO
     log_format: Literal["text", "json"] = "text"
+    after_seconds: float = 0.0  # until it is started for the first time
     process: "subprocess.Popen[str] | None" = None
     refusal: str | None = None  # what is wrong with the configuration
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -89,6 +92,7 @@ class Supervised:
         """Run the command again and again, passing its output on line by line."""
         shortest, longest = RESTART_SECONDS
         wait = shortest
+        self.stopping.wait(self.after_seconds)
         while True:
             started_at = time.monotonic()
             status, said = self.run()
@@ -138,7 +142,11 @@ def up(
 
     A process whose configuration is wrong sets `stopping`; then return what it said.
     """
-    processes = [Supervised(name, line, stopping, output, log_format) for name, line in commands.items()]
+    later = LATER if "gpu" in commands else frozenset()
+    processes = [
+        Supervised(name, line, stopping, output, log_format, LATER_SECONDS if name in later else 0.0)
+        for name, line in commands.items()
+    ]
     loops = [Loop(process.name, process.keep_running, stopping).start() for process in processes]
     stopping.wait()
     for process in processes:
