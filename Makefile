@@ -31,7 +31,7 @@ test-clients: $(VENV)/.dev ## clients of OpenAI's and Anthropic's APIs, unmodifi
 test-gpu: $(VENV)/.dev ## kernels and engine on the GPU of this machine
 	$(BIN)/python -m pytest tests/kernels tests/worker/engine --device cuda
 
-test-slow: $(VENV)/.dev ## what kills worker after worker
+test-slow: $(VENV)/.dev ## what kills processes, fills the machine or takes long
 	$(BIN)/python -m pytest -m slow
 
 test-mutations: $(VENV)/.dev ## breaks the arithmetic of every kernel in many places: its cases must notice

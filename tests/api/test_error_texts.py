@@ -189,6 +189,7 @@ def test_the_codes_of_the_source_are_the_documented_ones() -> None:
     assert documented_codes() - named == {"method_not_allowed"}  # Python's name of the status
 
 
+@pytest.mark.slow
 def test_no_error_shows_what_is_behind_the_api(client: TestClient) -> None:
     walk = Walk(client)
     walk.all()

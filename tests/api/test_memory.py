@@ -54,6 +54,7 @@ def body_of(form: str, num_prompts: int) -> bytes:
     return json.dumps({form: prompts if form == "prompts" else requests, "max_tokens": 1}).encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["prompts", "requests"])
 def test_a_large_body_takes_a_few_times_its_size_and_little_of_that_stays(api: ApiProcess, form: str) -> None:
     def post(body: bytes) -> None:

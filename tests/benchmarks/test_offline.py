@@ -39,6 +39,7 @@ def test_the_result_is_complete_and_right(workload: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["median_s"] == result["median_s"]
 
 
+@pytest.mark.slow
 def test_int8_gives_the_lengths_asked_for(workload: Path) -> None:
     assert main(arguments(workload, "int8")) == 0
     outputs = json.loads((workload / "out.json").read_text())["outputs"]

@@ -127,6 +127,7 @@ def arguments(peer: object, tmp_path: Path, *more: str) -> list[str]:
     return [str(peer), *map(str, paths), "--threads", "1", *more]
 
 
+@pytest.mark.slow
 def test_a_peer_is_installed_converted_for_and_run_in_turns_with_ours(
     echo: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

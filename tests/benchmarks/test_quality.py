@@ -5,6 +5,7 @@ import pytest
 from benchmarks import quality
 
 
+@pytest.mark.slow
 def test_formats_cost_what_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "CALIBRATION_CHARACTERS", 6_000)
     found = quality.measure(2046)

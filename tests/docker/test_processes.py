@@ -21,6 +21,8 @@ from tests.fixtures.deployment import eventually, free_port
 from worker.settings import settings
 from worker.up import ROOT, read_procfile
 
+pytestmark = pytest.mark.slow
+
 # What the API's image does not install: importing one must fail there.
 WITHOUT_ENGINE = ("torch", "numpy", "safetensors", "transformers")
 PROCESSES = ("web", "gpu", "callbacks", "dispatcher", "files", "flower")

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.fixtures.deployment import free_port
 from worker.up import ROOT
 
@@ -41,6 +43,7 @@ def test_the_demo_runs_a_real_batch_with_a_webhook(tmp_path: Path) -> None:
     assert summary["output_tokens"] > 5000
 
 
+@pytest.mark.slow
 def test_the_service_bench_compares_both_sides(tmp_path: Path) -> None:
     summary = run(tmp_path, "benchmarks.service", "--requests", "16", "--turns", "1")
     assert set(summary) == {"engine_tok_s", "service_tok_s", "ratio"}

@@ -7,6 +7,8 @@ from tests.fixtures.malformed import malformed, queues, ticket
 from tests.fixtures.receiver import receiver
 from worker.contract.messages import DELIVER_EVENT, RUN_SHARD
 
+pytestmark = pytest.mark.slow
+
 GPU_TASK, CALLBACKS_TASK = ticket(RUN_SHARD, 10**9), ticket(DELIVER_EVENT, "nobody's")
 
 

@@ -9,6 +9,8 @@ from tests.fixtures.deployment import Deployment, eventually
 from tests.fixtures.receiver import Receiver, receiver
 from worker.loops import EXIT_LOOP_FAILED
 
+pytestmark = pytest.mark.slow
+
 NUM_REQUESTS = 400
 NUM_RESPONSES = 6
 PROMPTS = [f"pack my box with {i} dozen" for i in range(NUM_REQUESTS)]
@@ -139,7 +141,6 @@ def test_a_stream_without_a_seed_goes_on_where_a_dead_worker_left_it(running: De
     assert running.sql(f"SELECT attempts FROM shards WHERE batch_id = '{batch_id}'") == [(2,)]
 
 
-@pytest.mark.slow
 def test_background_responses_outlive_their_worker(running: Deployment) -> None:
     """Several, as one is so short that it may have ended before the worker can be killed."""
     (model,) = running.client.get("/v1/models").json()["data"]

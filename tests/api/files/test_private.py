@@ -50,6 +50,7 @@ def put(client: httpx.Client) -> httpx.Response:
     return client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", lines(5))})
 
 
+@pytest.mark.slow
 def test_nothing_in_the_data_directory_of_a_deployment_is_open_to_others(
     left_open: Path, tmp_path: Path
 ) -> None:

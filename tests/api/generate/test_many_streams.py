@@ -93,6 +93,7 @@ def api(store: Store, tmp_path: Path) -> Iterator[ApiProcess]:  # noqa: ARG001 -
         yield running
 
 
+@pytest.mark.slow
 def test_every_one_of_many_streams_comes_piece_by_piece(api: ApiProcess, store: Store) -> None:
     """No client gets its second piece before all have their first, so all stream at one time."""
     with store.transaction() as session:
