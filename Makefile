@@ -82,6 +82,8 @@ bench-fleet: $(VENV)/.local ## simulated workers over the real store; the last l
 
 bench-speculation: $(VENV)/.local ## what guessed tokens gain, and that they never cost
 	$(BIN)/python -m benchmarks.speculation
+bench-autoscale: $(VENV)/.local ## scaling policies in a simulated fleet; the last line is JSON
+	$(BIN)/python -m benchmarks.autoscale
 
 bench-gpu: $(VENV)/.dev ## every kernel on the GPU of this machine beside torch's own, then the engine
 	for op in kernels/*/bench.py; do $(BIN)/python -m "kernels.$$(basename $$(dirname $$op)).bench" || exit 1; done

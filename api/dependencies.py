@@ -15,7 +15,6 @@ from api.blobs.store import BlobStore
 from api.buckets.locations import Buckets
 from api.buckets.objects import load_buckets
 from api.errors import PermissionDeniedError
-from api.forecasts.forecaster import Forecaster, Learned, read_forecaster
 from api.guards import auth
 from api.guards.auth import Caller
 from api.guards.large_bodies import OnceRequest
@@ -25,6 +24,7 @@ from api.inputs.checkpoint import Checkpoint
 from api.inputs.schema import Text
 from worker.contract.access import EVERY_TENANT, Scope
 from worker.contract.prices import Prices
+from worker.forecasts.forecaster import Forecaster, Learned, read_forecaster
 from worker.queue.broker import Broker
 from worker.queue.feed import FeedReader
 from worker.settings import Settings

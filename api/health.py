@@ -63,7 +63,10 @@ def health() -> Health:
     responses={HTTPStatus.SERVICE_UNAVAILABLE: {"model": Readiness, "description": "something is missing"}},
 )
 def ready(services: DeploymentDependency, response: Response) -> Readiness:
-    """Check Postgres, Redis, and that a gpu worker of this model was seen within 15 seconds."""
+    """Check Postgres, Redis, and that a gpu worker of this model was seen within 15 seconds.
+
+    Where workers come and go (`HEADRACE_MAX_WORKERS`), one need not be there.
+    """
     database, worker = _database_and_worker(services)
     broker = _broker(services)
     is_ready = database == broker == worker == "ok"
@@ -77,7 +80,9 @@ def _database_and_worker(services: Services) -> tuple[Check, Check]:
     try:
         with services.store.transaction() as session:
             model = services.checkpoint.model.fingerprint
-            return "ok", "ok" if workers.slots(session, GPU_QUEUE, model=model) else "failed"
+            is_scaled = services.settings.max_workers is not None
+            is_there = is_scaled or workers.slots(session, GPU_QUEUE, model=model) > 0
+            return "ok", "ok" if is_there else "failed"
     except SQLAlchemyError as error:
         logger.warning("not ready: %s", str(error).splitlines()[0])
         return "failed", "failed"

@@ -10,6 +10,7 @@ from api import error_handlers, health, openapi
 from api.anthropic import batch_routes as message_batches
 from api.anthropic import routes as anthropic
 from api.audit import routes as audit
+from api.autoscale import routes as autoscale
 from api.batches import control_routes, progress_routes
 from api.batches import routes as batches
 from api.dashboard import routes as dashboard
@@ -65,6 +66,7 @@ ROUTERS = (
     keys.router,
     tenants.router,
     usage.router,
+    autoscale.router,
     control_routes.router,
     progress_routes.router,
 )

@@ -33,7 +33,7 @@ def check(config: Settings, processes: Collection[str]) -> None:
         _check_port("FLOWER_PORT", "127.0.0.1", config.flower_port)
     check_postgres(config.database_url)
     _check_redis(config.redis_url)
-    if "gpu" in processes and config.device == "cuda":
+    if {"gpu", "autoscale"} & set(processes) and config.device == "cuda":
         _check_gpu()
 
 

@@ -149,6 +149,14 @@ class Settings(BaseSettings):
         default=None, gt=0, description="how long after a batch's end its requests and results are kept"
     )
 
+    # Scaling (docs/autoscaling.md). None: nobody starts and stops gpu workers by what is wanted.
+    max_workers: int | None = Field(default=None, gt=0)
+    max_spot_workers: int = Field(default=0, ge=0)
+    min_workers: int = Field(default=0, ge=0)
+    cold_start_seconds: float = Field(default=300.0, gt=0, allow_inf_nan=False)
+    target_seconds: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
+    capacity: Literal["on-demand", "spot"] = "on-demand"  # what this gpu worker runs on
+
     # The response cache.
     cache: Literal["off", "exact", "semantic"] = "off"
     cache_ttl_seconds: float = Field(default=86_400.0, gt=0)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,8 @@ RESTART_SECONDS = (0.5, 15.0)  # the first wait, and the longest
 STEADY_SECONDS = 30.0  # a process that ran this long starts again without a longer wait
 LOOK_SECONDS = 0.2  # between two looks whether everything answers
 ANSWER_SECONDS = 5.0  # the longest that one answer takes
+# Starts the Procfile's `gpu` as often as it is needed.
+AUTOSCALE, AUTOSCALE_COMMAND = "autoscale", "python -m worker.autoscale"
 
 
 def read_procfile(path: Path) -> dict[str, str]:
@@ -74,7 +76,7 @@ def start(
     )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Supervised:
     """Keeps one process of the Procfile running until `stopping` is set."""
 
@@ -149,6 +151,12 @@ def up(
     ]
     loops = [Loop(process.name, process.keep_running, stopping).start() for process in processes]
     stopping.wait()
+    stop_all(processes, loops)
+    return next((process.refusal for process in processes if process.refusal is not None), None)
+
+
+def stop_all(processes: Sequence[Supervised], loops: Sequence[Loop]) -> None:
+    """Send SIGTERM to processes whose `stopping` is set, and SIGKILL to those that take too long to end."""
     for process in processes:
         process.send(signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
@@ -158,18 +166,22 @@ def up(
         process.send(signal.SIGKILL)
     for loop in loops:
         loop.join()
-    return next((process.refusal for process in processes if process.refusal is not None), None)
 
 
 def main(names: Iterable[str]) -> int:
-    """Run `release`, then the named processes (default: all) until SIGTERM or Ctrl-C."""
+    """Run `release`, then the named processes until SIGTERM or Ctrl-C.
+
+    Default: all. Where gpu workers are scaled, `autoscale` takes the place of `gpu`.
+    """
     commands = read_procfile(ROOT / "Procfile")
     release = commands.pop("release")
-    chosen = list(names) or list(commands)
+    config = settings()
+    left_out = AUTOSCALE if config.max_workers is None else "gpu"
+    commands[AUTOSCALE] = AUTOSCALE_COMMAND
+    chosen = list(names) or [name for name in commands if name != left_out]
     if unknown := sorted(set(chosen) - set(commands)):
         sys.stderr.write(f"not in the Procfile: {', '.join(unknown)} (it has {', '.join(commands)})\n")
         return 2
-    config = settings()
     try:
         check(config, chosen)
     except ConfigurationError as error:

@@ -21,9 +21,9 @@ from api.batches.schemas import BatchAnswer, BatchModel, Callback, Counts, Input
 from api.batches.tool_turns import to_tool_turns
 from api.batches.waiting import PlaceInLine, explain
 from api.figures import DeviceTime, to_cost, to_device_time
-from api.forecasts.forecaster import Forecaster
 from api.inputs.checkpoint import Checkpoint, Spelling
 from api.parsing.messages import finish_reason, to_message
+from worker.forecasts.forecaster import Forecaster
 from worker.store.batches.batch_views import BatchView
 from worker.store.requests.attempts import RequestAttemptView
 from worker.store.requests.models import ServedModelView

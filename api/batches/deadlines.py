@@ -6,7 +6,7 @@ from math import ceil
 from sqlalchemy.orm import Session
 
 from api.errors import InvalidInputError
-from api.forecasts.forecaster import Forecast
+from worker.forecasts.forecaster import Forecast
 from worker.store.batches.batches import NewBatch
 from worker.store.watching import queueing
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from api.forecasts.forecaster import Forecaster
-from api.forecasts.ranges import Range
+from worker.forecasts.forecaster import Forecaster
+from worker.forecasts.ranges import Range
 from worker.store.batches.batch_views import BatchView
 
 # The least time left that is reported: a batch with work left does not end at once.

@@ -52,6 +52,7 @@ def connect(
 
 
 app.command("up", context_settings={"allow_extra_args": True})(deployment_commands.up)
+app.command("autoscale")(deployment_commands.autoscale)
 app.command("submit", cls=SubmitCommand)(submit_command.submit)
 app.command("estimate")(submit_command.estimate)
 app.command("status")(batch_commands.status)

@@ -10,12 +10,12 @@ from api.dashboard.schemas import (
     WorkerAnswer,
 )
 from api.dependencies import Services
-from api.forecasts.forecaster import Forecaster
 from api.metrics.summary import busy_share, share
 from worker.contract.engine_state import EngineState
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.processes import CORES
 from worker.contract.usage import SECONDS
+from worker.forecasts.forecaster import Forecaster
 from worker.store.batches.batch_views import BatchView
 from worker.store.watching import outlook, overview
 from worker.store.watching.overview import FailingReceiver, Failure, WorkerLoad

@@ -8,10 +8,10 @@ from api.batches.submission import to_batch, too_many_requests
 from api.dependencies import Services
 from api.estimates.schemas import Estimate, Finish, Guess, LinesToEstimate
 from api.files.endpoints import from_line
-from api.forecasts.forecaster import Forecast
-from api.forecasts.ranges import Range
-from api.forecasts.work import distinct, num_at_limit, of_requests, output_tokens
 from api.inputs.prompts import fit
+from worker.forecasts.forecaster import Forecast
+from worker.forecasts.ranges import Range
+from worker.forecasts.work import distinct, num_at_limit, of_requests, output_tokens
 from worker.store.batches.batches import NewBatch
 from worker.values.sampling import SamplingParams
 

@@ -12,7 +12,7 @@ from worker.settings import Settings
 from worker.store.cache import response_cache
 from worker.store.counts import meters, usage
 from worker.store.database.session import Store
-from worker.store.watching import workers
+from worker.store.watching import scaling, workers
 from worker.store.watching.queue_depth import queue_ages, queue_depth
 
 
@@ -53,10 +53,12 @@ class SystemCollector(Collector):
             depth = queue_depth(session)
             ages = queue_ages(session)
             alive = workers.live(session)
+            wanted = scaling.published(session)
             entries = response_cache.size(session).num_entries
         yield from families.of_engines(engines)
         yield from families.of_usage(total_of(by_tenant.values()), currency)
         yield from families.of_tenants(by_tenant, named, currency)
         yield from families.of_queues(depth, ages)
         yield from families.of_processes(alive)
+        yield from families.of_wanted(wanted)
         yield GaugeMetricFamily("headrace_cache_entries", "Answers in the response cache", value=entries)

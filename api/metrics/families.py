@@ -11,6 +11,7 @@ from prometheus_client.core import (
 )
 
 from api.figures import total_of
+from worker.contract import models
 from worker.contract.distributions import BOUNDS, distributions, labelled
 from worker.contract.engine_state import EngineState
 from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE
@@ -27,6 +28,7 @@ from worker.contract.usage import (
 )
 from worker.contract.usage import COUNTERS as USAGE_COUNTERS
 from worker.store.watching.queue_depth import QueueAge, QueueDepth
+from worker.store.watching.scaling import WantedWorkers
 from worker.store.watching.workers import LiveProcess
 
 # The tenants that have no series of their own are summed under this name.
@@ -137,6 +139,30 @@ def of_processes(alive: Sequence[LiveProcess]) -> Iterator[Metric]:
     yield from _engine_states(
         [(one.name, state) for one in alive if (state := EngineState.of_worker(one.info))]
     )
+
+
+def of_wanted(decisions: Sequence[WantedWorkers]) -> Iterator[Metric]:
+    """Yield what the dispatcher decided on each model, and by what."""
+    wanted = GaugeMetricFamily(
+        "headrace_wanted_workers", "Gpu workers that the deadlines need", labels=["model", "capacity"]
+    )
+    tokens = GaugeMetricFamily(
+        "headrace_backlog_tokens",
+        "Tokens of prompts and expected outputs that are still to be computed",
+        labels=["model"],
+    )
+    seconds = GaugeMetricFamily(
+        "headrace_backlog_worker_seconds",
+        "Time of one worker for the backlog, at the upper end of the estimate",
+        labels=["model"],
+    )
+    for one in decisions:
+        model = models.label(one.model_name, one.model_fingerprint)
+        wanted.add_metric([model, "on-demand"], one.on_demand)
+        wanted.add_metric([model, "spot"], one.spot)
+        tokens.add_metric([model], one.num_tokens)
+        seconds.add_metric([model], one.work_seconds)
+    yield from (wanted, tokens, seconds)
 
 
 def _builds(alive: Sequence[LiveProcess]) -> Metric:

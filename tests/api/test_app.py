@@ -68,6 +68,7 @@ def test_openapi_describes_every_route(client: TestClient) -> None:
         "/v1/usage/tenants",
         "/ready",
         "/v1/audit",
+        "/v1/autoscale",
         "/v1/batch",
         "/v1/batch/async",
         "/v1/batch/estimate",

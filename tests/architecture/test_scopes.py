@@ -59,7 +59,14 @@ def test_what_shows_all_tenants_is_not_for_one() -> None:
     """A tenant's own administrator must not read what others do; where both may come, the store differs."""
     chooses = {services_of_batch, services_of_list}
     for (method, path), scopes in scopes_by_route(create_app()).items():
-        if path in {"/metrics", "/v1/metrics", "/v1/overview", "/v1/cache/stats", "/v1/usage/tenants"}:
+        if path in {
+            "/metrics",
+            "/v1/autoscale",
+            "/v1/metrics",
+            "/v1/overview",
+            "/v1/cache/stats",
+            "/v1/usage/tenants",
+        }:
             assert scopes == {Scope.DEPLOYMENT}, (method, path)
     for context in iter_route_contexts(create_app().routes):
         dependant = getattr(context, "dependant", None)

@@ -11,6 +11,8 @@ PROCESSES = (GPU_QUEUE, CALLBACKS_QUEUE, DISPATCHER, FILES)
 # Keys in a process's info.
 BUILD = "build"
 CORES = "cores"  # that it may use
+CAPACITY = "capacity"  # the capacity type that a gpu worker runs on
+SPOT = "spot"
 
 BEAT_SECONDS = 5.0
 

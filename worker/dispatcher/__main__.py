@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from worker.contract.prices import Prices
 from worker.contract.processes import DISPATCHER
+from worker.dispatcher.autoscaler import Autoscaler
 from worker.dispatcher.dispatcher import Dispatcher
 from worker.loops import Loop
 from worker.queue.broker import Broker
@@ -20,6 +21,7 @@ from worker.store.watching.heartbeat import heartbeat
 from worker.telemetry import configure_logging
 
 TIDY_SECONDS = 60.0
+DECIDE_SECONDS = 5.0  # between two decisions on the wanted number of workers
 
 
 def run(config: Settings, stopping: threading.Event) -> None:
@@ -51,6 +53,11 @@ def run(config: Settings, stopping: threading.Event) -> None:
                 dispatcher.tidy()
                 tidied_at = now
 
+    if config.max_workers is not None:
+        autoscaler = Autoscaler(store, config, most=config.max_workers)
+        Loop(
+            "autoscaler", autoscaler.decide, stopping, every_seconds=DECIDE_SECONDS, away=DATABASE_AWAY
+        ).start()
     with heartbeat(store, DISPATCHER):
         Loop("dispatcher", follow, stopping, away=DATABASE_AWAY).run()
 

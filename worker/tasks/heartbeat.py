@@ -11,7 +11,7 @@ from typing import Any
 from worker.contract.engine_state import ENGINE_STATE, EngineState
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.models import Model
-from worker.contract.processes import BEAT_SECONDS, BUILD, CORES, build
+from worker.contract.processes import BEAT_SECONDS, BUILD, CAPACITY, CORES, build
 from worker.engine.engine_thread import EngineThread
 from worker.engine.running.free_cores import usable_cores
 from worker.loops import Loop
@@ -41,7 +41,11 @@ class Heartbeat:
         self._config = config
         self._worker = worker
         self._model = model
-        self._info: dict[str, Any] = {BUILD: build(torch=version("torch")), CORES: usable_cores()}
+        self._info: dict[str, Any] = {
+            BUILD: build(torch=version("torch")),
+            CORES: usable_cores(),
+            CAPACITY: config.capacity,
+        }
         self._meters: MeterWriter | None = None  # None: the model loads
         self._is_known = False  # to the dispatcher
         self._stopping = threading.Event()

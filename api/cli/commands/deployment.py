@@ -1,4 +1,4 @@
-"""Defines `headrace up` and `headrace models`."""
+"""Defines `headrace up`, `headrace autoscale` and `headrace models`."""
 
 import os
 import sys
@@ -16,10 +16,30 @@ def up(
     ] = None,
 ) -> None:
     """Start all processes and run until Ctrl-C; also Postgres and Redis, unless their URLs are set."""
+    _run(processes or [])
+
+
+def autoscale(
+    most: Annotated[
+        int | None,
+        typer.Option(
+            "--max", min=1, envvar="HEADRACE_MAX_WORKERS", help="Run no more workers than this. Default: 1."
+        ),
+    ] = None,
+) -> None:
+    """Start and stop gpu workers of this machine as the deadlines need them, down to none.
+
+    The dispatcher decides how many, if it has HEADRACE_MAX_WORKERS too. `headrace up` then runs both.
+    """
+    os.environ["HEADRACE_MAX_WORKERS"] = str(most or 1)
+    _run(["autoscale"])
+
+
+def _run(processes: list[str]) -> None:
     python = sys.executable
     # This process is replaced, so that signals reach worker.embedded as if it had been started by hand.
     os.execv(  # noqa: S606 - our own modules, no shell
-        python, [python, "-m", "worker.embedded", python, "-m", "worker.up", *(processes or [])]
+        python, [python, "-m", "worker.embedded", python, "-m", "worker.up", *processes]
     )
 
 

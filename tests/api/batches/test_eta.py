@@ -7,14 +7,14 @@ from fastapi.testclient import TestClient
 from sqlalchemy import text
 
 from api.batches.eta import estimate, expected_tokens
-from api.forecasts.calibration import calibrate
-from api.forecasts.forecaster import Forecaster
-from api.forecasts.lengths import LearnedLengths
-from api.forecasts.simulation import Machine
-from api.forecasts.work import of_live
 from tests.fixtures.batches import held, submit
 from tests.fixtures.measured import measured_worker
 from worker.contract.states import BatchStatus
+from worker.forecasts.calibration import calibrate
+from worker.forecasts.forecaster import Forecaster
+from worker.forecasts.lengths import LearnedLengths
+from worker.forecasts.simulation import Machine
+from worker.forecasts.work import of_live
 from worker.store.batches import batch_views
 from worker.store.batches.batch_views import BatchView
 from worker.store.database.session import Store

@@ -7,6 +7,7 @@ from worker.store.rows import files as file_tables
 from worker.store.rows import meters as meter_tables
 from worker.store.rows import models as model_tables
 from worker.store.rows import responses as response_tables
+from worker.store.rows import scaling as scaling_tables
 from worker.store.rows import table as tables
 from worker.store.rows import usage as usage_tables
 from worker.store.rows import webhooks as webhook_tables
@@ -25,6 +26,7 @@ __all__ = [
     "meter_tables",
     "model_tables",
     "response_tables",
+    "scaling_tables",
     "tables",
     "usage_tables",
     "webhook_tables",

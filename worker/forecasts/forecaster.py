@@ -9,14 +9,14 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from api.forecasts import simulation
-from api.forecasts.calibration import Calibration, calibrate
-from api.forecasts.lengths import LearnedLengths
-from api.forecasts.ranges import Range
-from api.forecasts.simulation import Job, Machine
-from api.forecasts.work import BatchWork, distinct, of_live, of_requests, of_the_rest
 from worker.contract.access import DEFAULT_TENANT
 from worker.contract.messages import GPU_QUEUE
+from worker.forecasts import simulation
+from worker.forecasts.calibration import Calibration, calibrate
+from worker.forecasts.lengths import LearnedLengths
+from worker.forecasts.ranges import Range
+from worker.forecasts.simulation import Job, Machine
+from worker.forecasts.work import BatchWork, distinct, of_live, of_requests, of_the_rest
 from worker.store.batches.batch_views import BatchView
 from worker.store.batches.batches import NewBatch
 from worker.store.database.session import Store
@@ -24,11 +24,13 @@ from worker.store.watching import outlook, workers
 from worker.store.watching.outlook import Backlog
 from worker.values.step_costs import StepCosts
 
-# Live batches that are forecast one by one; the others count as one sum.
+# Live batches that are forecast one by one.
 MAX_LIVE = 100
 # Seconds between a worker's saves.
 SAVED_EVERY = 1.5
 MAX_LEARNED = 256  # tenants whose lengths are kept
+# Steps of other workers and of fuller engines may cost so much less, or more.
+COST_DOUBT = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,45 @@ class Forecaster:
         alone = replace(self, calibration=replace(self.calibration, overhead=0.0))
         machine = replace(self.machine, num_workers=1)
         return alone._forecast(machine, own, (), tenant=self.tenant, priority=0).seconds  # noqa: SLF001
+
+    def worker_seconds(self, work: BatchWork) -> Range | None:
+        """Return the worker's seconds that this work takes in full Steps; None: nothing was measured."""
+        if self.machine is None:
+            return None
+        costs, outputs = self.machine.costs, work.output_tokens
+
+        def seconds(tokens: float) -> float:
+            longer = tokens / outputs.expected if outputs.expected else 1.0
+            each = costs.step / self.num_rows + costs.row
+            return (
+                each * max(tokens, work.num_requests)
+                + costs.token * work.prompt_tokens
+                + costs.context * work.context * longer
+            )
+
+        expected = seconds(outputs.expected)
+        if expected <= 0:
+            return Range(0.0, 0.0, 0.0)
+        found = Range(expected, expected, expected).widened(1 / COST_DOUBT, COST_DOUBT)
+        return found.widened(seconds(outputs.low) / expected, seconds(outputs.high) / expected)
+
+    def tail_seconds(self, work: BatchWork) -> float:
+        """Return the seconds that the longest output adds, however many workers share the work.
+
+        As in the simulation: half of its time if not all requests run at once, else what it takes longer than
+        the work in full Steps.
+        """
+        seconds = self.worker_seconds(work)
+        if self.machine is None or seconds is None:
+            return 0.0
+        rows = min(float(self.num_rows), work.num_requests)
+        longest = work.longest * (self.machine.costs.step + self.machine.costs.row * rows)
+        return longest / 2 if work.num_requests > self.num_rows else max(0.0, longest - seconds.expected)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of Sequences in a full Step of a worker."""
+        return 1 if self.machine is None else max(1, self.machine.num_rows)
 
     def _forecast(
         self,
@@ -196,18 +237,27 @@ class Learned:
 
 
 def read_forecaster(
-    own: Store, everybody: Store, learned: Learned, *, model: str | None, shard_size: int
+    own: Store,
+    everybody: Store,
+    learned: Learned,
+    *,
+    model: str | None,
+    shard_size: int,
+    max_live: int = MAX_LIVE,
 ) -> Forecaster:
-    """Return a Forecaster of a model, None: of all models. `own` shows one tenant's rows, for the lengths."""
+    """Return a Forecaster of a model, None: of all models. `own` shows one tenant's rows, for the lengths.
+
+    `max_live` batches are seen one by one; the others count as one sum.
+    """
     with everybody.look() as session:
         lengths, calibration = learned.read(own, session, model)
-        live = outlook.live_batches(session, limit=MAX_LIVE, model=model)
-        unseen = _without(outlook.backlog(session, model=model), live) if len(live) == MAX_LIVE else None
+        live = outlook.live_batches(session, limit=max_live, model=model)
+        unseen = _without(outlook.backlog(session, model=model), live) if len(live) == max_live else None
         infos = workers.infos(session, GPU_QUEUE, model=model)
         weights = outlook.tenant_weights(session)
     return Forecaster(
         tenant=own.tenant_id or DEFAULT_TENANT,
-        machine=_machine(infos),
+        machine=machine_of(infos),
         num_workers=len(infos),
         lengths=lengths,
         calibration=calibration,
@@ -234,7 +284,7 @@ def _without(backlog: Backlog, seen: Sequence[BatchView]) -> Backlog | None:
     )
 
 
-def _machine(infos: Sequence[Mapping[str, Any]]) -> Machine | None:
+def machine_of(infos: Sequence[Mapping[str, Any]]) -> Machine | None:
     """Return the average worker; workers that have not measured yet are assumed to be like it."""
     found = [(info, known) for info in infos if (known := StepCosts.of_worker(info)) is not None]
     if not found:

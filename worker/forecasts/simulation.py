@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Self
 
-from api.forecasts.work import BatchWork
+from worker.forecasts.work import BatchWork
 from worker.values.step_costs import StepCosts
 
 # Fewer tokens than this count as none.

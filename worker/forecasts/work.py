@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from math import exp, sqrt
 from statistics import fmean, pstdev
 
-from api.forecasts.lengths import LEAST_DEVIATION, LearnedLengths, even_curve, within
-from api.forecasts.ranges import DEVIATIONS, Range
+from worker.forecasts.lengths import LEAST_DEVIATION, LearnedLengths, even_curve, within
+from worker.forecasts.ranges import DEVIATIONS, Range
 from worker.store.batches.batch_views import BatchView
 from worker.store.batches.batches import NewBatch
 from worker.store.requests.placement import digest_of

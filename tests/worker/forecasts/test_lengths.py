@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from api.forecasts.lengths import LearnedLengths, even_curve
+from worker.forecasts.lengths import LearnedLengths, even_curve
 from worker.store.watching.outlook import SeenOutput
 
 

@@ -1,9 +1,9 @@
 import pytest
 
-from api.forecasts import simulation
-from api.forecasts.ranges import Range
-from api.forecasts.simulation import Job, Machine
-from api.forecasts.work import BatchWork
+from worker.forecasts import simulation
+from worker.forecasts.ranges import Range
+from worker.forecasts.simulation import Job, Machine
+from worker.forecasts.work import BatchWork
 from worker.values.step_costs import StepCosts
 
 MACHINE = Machine(StepCosts(0.01, 0.001, 0.0001, 0.0, max_rows=64), num_rows=64, max_tokens=512)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, log, log2, sqrt
 
-from api.forecasts.ranges import DEVIATIONS, Range
+from worker.forecasts.ranges import DEVIATIONS, Range
 from worker.store.watching.outlook import ForecastOutcome
 
 # Possible overheads, and the one before any outcome is known, in seconds.

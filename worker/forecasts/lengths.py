@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, log, log2, sqrt
 
-from api.forecasts.ranges import DEVIATIONS, Range
+from worker.forecasts.ranges import DEVIATIONS, Range
 from worker.store.watching.outlook import SeenOutput
 
 # The prior standard deviation of the logarithm of a batch's factor on the usual hazard; it weighs as much as

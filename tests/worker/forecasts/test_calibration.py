@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from api.forecasts.calibration import calibrate
+from worker.forecasts.calibration import calibrate
 from worker.store.watching.outlook import ForecastOutcome
 
 

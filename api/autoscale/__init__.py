@@ -1,0 +1,1 @@
+"""Shows how many workers are wanted, to whoever starts and stops them."""

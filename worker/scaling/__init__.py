@@ -1,0 +1,1 @@
+"""Decides how many workers a backlog needs. Knows no rows, no Postgres and no engine."""
