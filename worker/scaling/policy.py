@@ -88,7 +88,8 @@ def decide(
     replacing = times.cold_start + times.every
     soon = [one for one in work if one.limit < 2 * replacing]
     steady = _within(on_demand, _needed(soon, times, on_demand, spot.ready))
-    early = [replace(one, due_seconds=one.due_seconds - replacing) for one in work]
+    early = [replace(one, due_seconds=one.due_seconds - replacing) for one in work[len(soon) :]]
+    early = sorted([*soon, *early], key=lambda one: one.limit)
     helping = _supply(on_demand, steady, times)
     passing = _within(spot, max(least - steady, _needed(early, times, spot, helping)))
     if passing == spot.most:  # the rest is wanted on demand
