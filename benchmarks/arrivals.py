@@ -58,6 +58,17 @@ def nightly(rng: random.Random) -> list[Arrival]:
     return sorted(found, key=lambda one: one.at)
 
 
+def tight(rng: random.Random) -> list[Arrival]:
+    """Draw two days of four small batches an hour, due in 30 or 60 minutes.
+
+    No schedule comes near the bound here: without slack, work cannot gather until a start pays.
+    """
+    found, at = [], 0.0
+    while (at := at + rng.expovariate(4 / HOUR)) < 2 * DAY:
+        found.append(_draw(rng, at, mean_seconds=600, windows=(HOUR / 2, HOUR)))
+    return found
+
+
 def growing(rng: random.Random) -> list[Arrival]:
     """Draw four days by what is published of BurstGPT (arXiv 2401.17644 and its README).
 
@@ -73,10 +84,12 @@ def growing(rng: random.Random) -> list[Arrival]:
     return found
 
 
+TIGHT = "tight"
 TRACES: dict[str, Callable[[random.Random], list[Arrival]]] = {
     "diurnal": diurnal,
     "bursts": bursts,
     "nightly": nightly,
+    TIGHT: tight,
     "burstgpt": growing,
 }
 

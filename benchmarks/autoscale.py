@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arrivals import HOUR, TRACES, Arrival, read
+from benchmarks.arrivals import HOUR, TIGHT, TRACES, Arrival, read
 from benchmarks.simulated_fleet import (
     COLD_START,
     EVERY,
@@ -192,7 +192,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=sorted(TRACES), help="one of the drawn traces")
+    parser.add_argument(
+        "--only", choices=sorted(TRACES), help=f"one of the drawn traces (default: all but {TIGHT})"
+    )
     parser.add_argument("--trace", type=Path, help="a recorded trace instead (docs/autoscaling.md)")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each trace (default 1)")
     options = parser.parse_args(arguments)
@@ -207,7 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
                 else {
                     name: draw(random.Random(seed))
                     for name, draw in TRACES.items()
-                    if options.only in {None, name}
+                    if options.only == name or (options.only is None and name != TIGHT)
                 }
             )
         except (OSError, ValueError) as error:

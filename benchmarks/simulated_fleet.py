@@ -108,9 +108,9 @@ class Fleet:
 
     def tick(self, arrivals: Sequence[Arrival]) -> None:
         """Advance by one tick, in which these batches arrive."""
-        for one in arrivals:
+        for arrival in arrivals:
             error = self.rng.lognormvariate(0, WORK_DEVIATION)
-            arrived = Live(one, one.seconds, error)
+            arrived = Live(arrival, arrival.seconds, error)
             heapq.heappush(self.live, (arrived.deadline, self.num_arrived, arrived))
             self.num_arrived += 1
             self.arrived_seconds += self.estimate(arrived)

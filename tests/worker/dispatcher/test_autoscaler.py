@@ -41,6 +41,13 @@ def worker(store: Store, name: str = "gpu@a", *, slots: int = 4, **info: object)
         workers.seen(session, name=name, queue=GPU_QUEUE, slots=slots, info=said, model=MODEL.fingerprint)
 
 
+def leave(store: Store, autoscaler: Autoscaler) -> None:
+    """Have the worker end, and let the autoscaler see it: then none is on its way."""
+    with store.transaction() as session:
+        workers.gone(session, "gpu@a")
+    assert only(autoscaler).wanted == 0
+
+
 def batch(store: Store, *, seconds: float = 64, **given: object) -> str:
     """Submit a batch that takes a worker so many seconds: its outputs always reach their limit."""
     return submit(store, num_requests=64, shard_size=64, max_tokens=round(10 * seconds), model=MODEL, **given)
@@ -66,8 +73,7 @@ def test_a_model_that_nobody_has_measured_gets_one_worker(store: Store, autoscal
 def test_a_worker_starts_when_the_slack_is_used_up(store: Store, autoscaler: Autoscaler) -> None:
     worker(store)
     assert only(autoscaler).wanted == 1, "it has just come"
-    with store.transaction() as session:
-        workers.gone(session, "gpu@a")
+    leave(store, autoscaler)
     batch_id = batch(store, seconds=64, deadline=None, completion_window=4 * HOUR)
     assert only(autoscaler).wanted == 0
     with store.transaction() as session:
@@ -104,8 +110,7 @@ def test_a_busy_worker_stays_and_an_idle_one_goes_after_a_while(store: Store, au
 def test_interactive_work_wants_a_worker_at_once(store: Store, autoscaler: Autoscaler) -> None:
     worker(store)
     only(autoscaler)
-    with store.transaction() as session:
-        workers.gone(session, "gpu@a")
+    leave(store, autoscaler)
     submit(store, num_requests=1, shard_size=1, model=MODEL, lane=Lane.INTERACTIVE)
     assert only(autoscaler).wanted == 1
 
@@ -133,9 +138,7 @@ def test_slack_is_left_to_spot(
     autoscaler.config = autoscaler.config.model_copy(update={"max_spot_workers": 4})
     worker(store, **{CAPACITY: SPOT})
     assert only(autoscaler).spot == 1
-    with store.transaction() as session:
-        workers.gone(session, "gpu@a")
-    only(autoscaler)
+    leave(store, autoscaler)
     batch(store, seconds=5, completion_window=timedelta(seconds=seconds))
     found = only(autoscaler)
     assert (found.on_demand, found.spot, found.wanted) == (on_demand, spot, 1)
