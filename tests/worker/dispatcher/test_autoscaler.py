@@ -77,7 +77,7 @@ def test_a_worker_starts_when_the_slack_is_used_up(store: Store, autoscaler: Aut
     batch_id = batch(store, seconds=64, deadline=None, completion_window=4 * HOUR)
     assert only(autoscaler).wanted == 0
     with store.transaction() as session:
-        query = "UPDATE batches SET expires_at = now() + interval '8 minutes' WHERE id = :id"
+        query = "UPDATE batches SET expires_at = now() + interval '350 seconds' WHERE id = :id"
         session.execute(text(query), {"id": batch_id})
     found = only(autoscaler)
     assert found.wanted >= 1
