@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-fleet bench-speculation bench-gpu quality up format clean
+.PHONY: demo test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-fleet bench-autoscale bench-speculation bench-gpu quality up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
@@ -82,6 +82,7 @@ bench-fleet: $(VENV)/.local ## simulated workers over the real store; the last l
 
 bench-speculation: $(VENV)/.local ## what guessed tokens gain, and that they never cost
 	$(BIN)/python -m benchmarks.speculation
+
 bench-autoscale: $(VENV)/.local ## scaling policies in a simulated fleet; the last line is JSON
 	$(BIN)/python -m benchmarks.autoscale
 
