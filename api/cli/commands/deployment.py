@@ -19,19 +19,11 @@ def up(
     _run(processes or [])
 
 
-def autoscale(
-    most: Annotated[
-        int | None,
-        typer.Option(
-            "--max", min=1, envvar="HEADRACE_MAX_WORKERS", help="Run no more workers than this. Default: 1."
-        ),
-    ] = None,
-) -> None:
+def autoscale() -> None:
     """Start and stop gpu workers of this machine as the deadlines need them, down to none.
 
-    The dispatcher decides how many, if it has HEADRACE_MAX_WORKERS too. `headrace up` then runs both.
+    The dispatcher decides how many, if it has HEADRACE_MAX_WORKERS. With that, `headrace up` runs this too.
     """
-    os.environ["HEADRACE_MAX_WORKERS"] = str(most or 1)
     _run(["autoscale"])
 
 
