@@ -14,13 +14,13 @@ BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-fleet bench-autoscale bench-speculation bench-gpu quality up format clean
+.PHONY: demo test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-fleet bench-autoscale bench-speculation bench-gpu quality tune-demo up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
 
-up: $(VENV)/.local ## start everything and stay
-	@$(EMBEDDED) --with-parent $(BIN)/python -m worker.up
+up: $(VENV)/.local ## start everything and stay; reads settings from .env
+	@$(EMBEDDED) --env-file=.env --with-parent $(BIN)/python -m worker.up
 
 test: $(VENV)/.dev ## the tests
 	$(BIN)/python -m pytest -n 2
@@ -93,6 +93,9 @@ bench-gpu: $(VENV)/.dev ## every kernel on the GPU of this machine beside torch'
 quality: $(VENV)/.local ## what quantization costs in perplexity
 	$(BIN)/python -m benchmarks.quality
 
+tune-demo: $(VENV)/.tune ## from poor settings to good ones for the demo's workload; the last line is JSON
+	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/tune} $(EMBEDDED) $(BIN)/python -m benchmarks.tune_demo
+
 format: $(VENV)/.dev ## rewrite the sources in the one style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -115,7 +118,11 @@ $(VENV)/.dev: $(VENV)/.python pyproject.toml .ci/constraints.txt
 	$(BIN)/python -c 'import triton' 2>/dev/null || [ "$$(uname)" != Linux ] || $(PIP) "$(TRITON)"
 	$(PIP) --constraint .ci/constraints.txt --editable '.[dev]'
 	$(PIP) --no-deps --upgrade --target $(VENV)/openai-1 $(OLD_CLIENT)
-	touch $@ $(VENV)/.local
+	touch $@ $(VENV)/.local $(VENV)/.tune
+
+$(VENV)/.tune: $(VENV)/.local
+	$(PIP) --constraint .ci/constraints.txt --editable '.[local,tune]'
+	touch $@
 
 $(VENV)/.schemathesis: $(VENV)/.python Makefile .ci/constraints.txt
 	$(BIN)/python -m venv $(VENV)/schemathesis

@@ -23,7 +23,7 @@ from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
 from worker.engine.requests.generation import GenerationRequest
 from worker.settings import DEMO_MODEL, settings
-from worker.tasks.lifecycle import engine_config
+from worker.tasks.engine_config import engine_config
 from worker.values.sampling import SamplingParams
 
 PROCESSES = ("web", "gpu", "callbacks", "dispatcher", "flower")

@@ -3,7 +3,8 @@
 `python -m worker.embedded COMMAND...` starts what DATABASE_URL and REDIS_URL do not name, runs the
 command with both set, and stops what it started. All data is under HEADRACE_DATA_DIR. A caller that reaches
 an API on loopback is on this machine already, so HEADRACE_AUTH is off there unless it is set. The processes
-that it starts die with it; with `--with-parent`, before the command, it dies with its own parent too.
+that it starts die with it; with `--with-parent`, before the command, it dies with its own parent too. With
+`--env-file=FILE`, the variables of that file are set, if it exists, unless they have a value already.
 """
 
 import fcntl
@@ -32,6 +33,7 @@ from worker.settings import (
     DEFAULT_HOST,
     EXIT_CONFIGURATION,
     is_loopback,
+    read_env_file,
     read_settings,
 )
 from worker.telemetry import configure_logging
@@ -39,6 +41,7 @@ from worker.webhooks.sealing import new_key
 from worker.webhooks.signing import new_secret
 
 WITH_PARENT = "--with-parent"
+ENV_FILE = "--env-file"
 LOCK_SECONDS = 1.0  # how long a deployment that was just killed may still hold the lock
 
 
@@ -207,11 +210,21 @@ def _check_settings() -> None:
 
 def main(arguments: list[str]) -> int:
     """Run a command with the services up; return its exit status."""
-    command = arguments[1:] if arguments[:1] == [WITH_PARENT] else arguments
+    file, dies_with_parent, command = None, False, list(arguments)
+    while command and command[0].startswith("--"):
+        option, _, value = command.pop(0).partition("=")
+        if option == ENV_FILE:
+            file = Path(value)
+        elif option == WITH_PARENT:
+            dies_with_parent = True
+        else:
+            command.clear()
     if not command:
-        _say(f"usage: python -m worker.embedded [{WITH_PARENT}] COMMAND [ARGUMENT...]")
+        _say(f"usage: python -m worker.embedded [{ENV_FILE}=FILE] [{WITH_PARENT}] COMMAND [ARGUMENT...]")
         return 2
-    if command != arguments:
+    if file is not None:
+        os.environ.update(read_env_file(file))
+    if dies_with_parent:
         die_with_parent(signal.SIGKILL)  # the command and the services then die too
     os.umask(OTHERS)  # for every file that the command and the services make
     return _Command().run(command)

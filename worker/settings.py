@@ -8,6 +8,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
+from dotenv import dotenv_values
 from pydantic import AfterValidator, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
@@ -97,6 +98,8 @@ class Settings(BaseSettings):
     max_num_sequences: int | None = Field(default=None, gt=0)
     max_tokens_per_step: int | None = Field(default=None, gt=0)
     kv_cache_bytes: int | None = Field(default=None, gt=0)
+    block_size: int = Field(default=16, ge=1, le=256)
+    prefix_cache: Literal["on", "off"] = "on"
     admission: Literal["fifo", "length-aware"] = "length-aware"
     prefix_sharing: Literal["tenant", "deployment"] = "tenant"
     speculation: Literal["auto", "off"] = "off"
@@ -118,6 +121,7 @@ class Settings(BaseSettings):
     batch_priority_seconds: float = Field(default=10.0, ge=0, allow_inf_nan=False)
     batch_lengths: Annotated[tuple[Annotated[int, Field(ge=1)], ...], NoDecode] = (64, 256, 1024)
     batch_tokens: int = Field(default=16_384, gt=0)
+    target_latency_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     batch_memory_share: float = Field(default=0.5, gt=0, le=1)
 
     # Shards, leases and the dispatcher.
@@ -282,6 +286,12 @@ def read_settings(**given: Any) -> Settings:
         return Settings(**given)
     except ValidationError as error:
         refuse("\n".join(f"{_variable(str(e['loc'][0]))}: {e['msg']}" for e in error.errors()))
+
+
+def read_env_file(file: Path) -> dict[str, str]:
+    """Return the variables of an environment file that have no value yet; none if there is no file."""
+    found = dotenv_values(file, interpolate=False)
+    return {name: value for name, value in found.items() if value and not os.environ.get(name)}
 
 
 def refuse(problem: str) -> NoReturn:

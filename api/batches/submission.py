@@ -74,7 +74,7 @@ def _to_requests(
         given = submission.requests or []
         _check_custom_ids(given)
         found = [
-            _to_request(
+            to_request(
                 services.checkpoint,
                 request,
                 batch_params,
@@ -113,15 +113,16 @@ def _check_custom_ids(given: Sequence[BatchRequest]) -> None:
             raise InvalidInputError(f"{param}: is the same as requests[{earlier}].custom_id", param=param)
 
 
-def _to_request(
+def to_request(
     checkpoint: Checkpoint,
     request: BatchRequest,
     batch_params: SamplingParams,
     path: str,
     *,
-    timeout_seconds: float | None,
-    tool_endpoint: ToolEndpoint | None,
+    timeout_seconds: float | None = None,
+    tool_endpoint: ToolEndpoint | None = None,
 ) -> NewRequest:
+    """Return one request of a batch, whose tokens are not counted yet; raises InvalidInputError."""
     params = _to_own_params(checkpoint, request, batch_params, path)
     prompt, loop = request.prompt, None
     if request.messages is not None:

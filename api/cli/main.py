@@ -13,6 +13,7 @@ from api.cli.commands import batches as batch_commands
 from api.cli.commands import compare as compare_command
 from api.cli.commands import deployment as deployment_commands
 from api.cli.commands import submit as submit_command
+from api.cli.commands import tune as tune_command
 from api.cli.commands.submit_options import SubmitCommand
 from api.cli.connection import Connection, RefusedError, address
 from api.cli.show import fail
@@ -65,6 +66,7 @@ app.command("cancel")(batch_commands.cancel)
 app.command("retry")(batch_commands.retry)
 app.command("delete")(batch_commands.delete)
 app.command("compare")(compare_command.compare)
+app.command("tune")(tune_command.tune)
 app.command("models")(deployment_commands.models)
 app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(keys.app, name="keys")

@@ -190,6 +190,8 @@ def _engine_states(states: Sequence[tuple[str, EngineState]]) -> Iterator[Metric
         "kv_blocks_cached": ("Blocks whose content the prefix cache can find", "num_cached_blocks"),
         "sequences_running": ("Sequences that hold blocks", "num_running"),
         "sequences_waiting": ("Sequences in the engine that hold no blocks", "num_waiting"),
+        "step_sequences_limit": ("Sequences that a step may have now", "max_num_sequences"),
+        "step_tokens_limit": ("Tokens that a step may have now", "max_tokens_per_step"),
     }
     for name, (meaning, field) in gauges.items():
         gauge = GaugeMetricFamily(f"headrace_worker_{name}", meaning, labels=["worker"])

@@ -95,7 +95,12 @@ def test_loops_run_through_the_one_supervisor() -> None:
 
 def test_only_settings_and_the_launchers_read_the_environment() -> None:
     """A variable read elsewhere is documented nowhere, and its bad values pass unseen."""
-    launchers = {"worker/embedded.py", "worker/up.py", "api/cli/session.py"}
+    launchers = {
+        "worker/embedded.py",
+        "worker/up.py",
+        "worker/tuning/trial_process.py",
+        "api/cli/session.py",
+    }
     allowed = launchers | {"worker/settings.py", "worker/engine/__init__.py"}  # the last one only sets
     readers = {
         str(path.relative_to(ROOT))

@@ -275,6 +275,19 @@ def test_it_dies_with_its_own_parent_where_that_is_asked_for(tmp_path: Path) -> 
         assert eventually(lambda: not any(one.is_running() for one in started[1:]), what="their end")
 
 
+def test_an_environment_file_fills_in_what_is_not_set(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(
+        "# urls\nDATABASE_URL=postgresql://a\nREDIS_URL=redis://b\nPORT='8123'\nHOME=away\n"
+    )
+    options = [f"--env-file={tmp_path / '.env'}", sys.executable, "-c"]
+    code = "import os; print(*map(os.environ.get, ('DATABASE_URL', 'PORT', 'HOME')))"
+    with run(tmp_path, *options, code) as process:
+        said = process.communicate(timeout=60)[0]
+    assert said.split() == ["postgresql://a", "8123", os.environ["HOME"]]
+    with run(tmp_path, f"--env-file={tmp_path / 'none'}", "--other", *options[1:], code) as process:
+        assert process.wait(60) == 2
+
+
 def test_everything_is_killed_and_started_again_at_once(tmp_path: Path) -> None:
     environment = {"HEADRACE_DATA_DIR": str(tmp_path)}
     for _ in range(3):

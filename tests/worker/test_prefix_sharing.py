@@ -18,7 +18,7 @@ from worker.store.batches.batches import NewBatch
 from worker.store.database.session import Store
 from worker.store.requests import result_views
 from worker.store.requests.requests import NewRequest
-from worker.tasks.lifecycle import engine_config
+from worker.tasks.engine_config import engine_config
 from worker.values.sampling import SamplingParams
 
 PROMPT = "the quick brown fox jumps over the lazy dog " * 4

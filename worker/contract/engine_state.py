@@ -9,7 +9,7 @@ ENGINE_STATE = "engine_state"  # key in a worker's info; it is missing while the
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """Blocks of the KV cache now, and what the prefix cache did since the process was started."""
+    """Blocks of the KV cache and limits of Steps now, and what the prefix cache did since the start."""
 
     num_blocks: int
     num_used_blocks: int  # held by Sequences
@@ -19,12 +19,19 @@ class EngineState:
     prefix_queried_tokens: int
     prefix_cached_tokens: int
     prefix_evictions: int
+    # The most in a Step now; 0: a worker of an earlier version does not say.
+    max_num_sequences: int = 0
+    max_tokens_per_step: int = 0
 
     @classmethod
     def of_worker(cls, info: Mapping[str, Any]) -> Self | None:
         """Return the state in a worker's info; None: it has no engine, or loads it."""
         said = info.get(ENGINE_STATE)
-        return None if said is None else cls(**{one.name: said[one.name] for one in fields(cls)})
+        return (
+            None
+            if said is None
+            else cls(**{one.name: said[one.name] for one in fields(cls) if one.name in said})
+        )
 
     @property
     def occupancy(self) -> float:

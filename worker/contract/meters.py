@@ -17,6 +17,8 @@ COUNTERS = {
     "prefix_cached_tokens": "Prompt tokens found in the prefix cache",
     "prefix_evictions": "Blocks of the prefix cache that were needed for something else",
     "preemptions": "Sequences that lost their Blocks and had to wait",
+    "limit_cuts": "Times that the limits of steps were cut for a latency target",
+    "limit_raises": "Times that they were raised for it",
     "scheduled_sequences": "Sequences in a step, summed over steps",
     "sequence_rows": "Sequences a step has room for, summed over steps",
     "kv_used_block_steps": "Blocks of the KV cache that sequences hold, summed over steps",

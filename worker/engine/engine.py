@@ -2,13 +2,13 @@
 
 import itertools
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 
 from worker.engine.choosing.chosen_tokens import Chosen
 from worker.engine.models.checkpoint import read_eos_token_ids
 from worker.engine.requests.config import EngineConfig
 from worker.engine.requests.errors import OutOfMemoryError
-from worker.engine.requests.generation import EngineRequest, GenerationRequest
+from worker.engine.requests.generation import Completion, EngineRequest, GenerationRequest
 from worker.engine.requests.stats import BlockUse, EngineStats, ModelInfo
 from worker.engine.running.draft_model import DraftModel
 from worker.engine.running.model_runner import ModelRunner
@@ -17,6 +17,7 @@ from worker.engine.scheduling.admission import make_admission
 from worker.engine.scheduling.batch_gate import make_gate
 from worker.engine.scheduling.block_pool import BlockPool
 from worker.engine.scheduling.generations import Generations
+from worker.engine.scheduling.latency_target import LatencyTarget
 from worker.engine.scheduling.plan import StepOutput, StepPlan
 from worker.engine.scheduling.prefix_cache import PrefixCache
 from worker.engine.scheduling.reading_queue import ReadingQueue
@@ -27,6 +28,7 @@ from worker.engine.speculation.proposer import Proposer
 from worker.engine.speculation.speculation import Speculation
 from worker.engine.text.grammar import GrammarCompiler
 from worker.engine.text.tokenizer import Tokenizer
+from worker.values.outcomes import FinishReason
 from worker.values.step_costs import StepCosts
 
 
@@ -76,6 +78,8 @@ class Engine:
             stats=self.stats,
         )
         self._speculation = Speculation(self._proposers(), pool, self.stats, block_size=config.block_size)
+        target = config.latency_target_seconds
+        self._target = None if target is None else LatencyTarget(target, self._scheduler.limits)
         self._meter = StepMeter(self.stats, num_rows=config.max_num_sequences)
         self._steps = StepPipeline(self._runner, self._meter)
         arrivals = itertools.count(1)
@@ -117,6 +121,12 @@ class Engine:
     def num_waiting(self) -> int:
         """Number of Sequences that hold no Blocks, plus readings that are in no batch yet."""
         return self._scheduler.num_waiting + self._readings.num_queued
+
+    @property
+    def step_limits(self) -> tuple[int, int]:
+        """The most Sequences and tokens of a Step now; safe to read from any thread."""
+        limits = self._scheduler.limits
+        return limits.max_num_sequences, limits.max_tokens
 
     @property
     def block_use(self) -> BlockUse:
@@ -215,9 +225,19 @@ class Engine:
         self._scheduler.limits.reset()
         self._generations.fail(sequence.request_id, f"the device ran out of memory: {error}")
 
+    def _adapt(self, target: LatencyTarget, completions: Iterable[Completion]) -> None:
+        """Move the limits of Steps by the time of generations that ran to their end."""
+        now = time.monotonic()
+        for one in completions:
+            if one.started_at is not None and one.finish_reason in {FinishReason.STOP, FinishReason.LENGTH}:
+                target.ended(one.started_at, now, self.num_running)
+        self.stats.limit_cuts, self.stats.limit_raises = target.num_cuts, target.num_raises
+
     def _collect(self) -> StepOutput:
         """Return everything that happened since the last Step."""
         num_new_tokens, completions, deltas = self._generations.collect()
+        if self._target is not None:
+            self._adapt(self._target, completions)
         output = StepOutput(num_new_tokens, completions, self._readings.collect(), deltas)
         self.stats.decode_tokens += num_new_tokens.total()
         if self.wait_seconds != 0:

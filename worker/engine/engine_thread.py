@@ -182,6 +182,11 @@ class EngineThread:
         return self._loaded_engine().block_use
 
     @property
+    def step_limits(self) -> tuple[int, int]:
+        """The most Sequences and tokens of a Step now."""
+        return self._loaded_engine().step_limits
+
+    @property
     def costs(self) -> StepCosts | None:
         """The measured costs of Steps by size; None until enough Steps were measured."""
         return self._loaded_engine().costs

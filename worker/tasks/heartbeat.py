@@ -80,6 +80,7 @@ class Heartbeat:
     def _state(self) -> dict[str, Any]:
         engine = self._engine
         costs, blocks, stats = engine.costs, engine.block_use, engine.stats
+        max_num_sequences, max_tokens = engine.step_limits
         state = EngineState(
             num_blocks=blocks.num_blocks,
             num_used_blocks=blocks.num_used,
@@ -89,6 +90,8 @@ class Heartbeat:
             prefix_queried_tokens=stats.queried_tokens,
             prefix_cached_tokens=stats.cached_tokens,
             prefix_evictions=stats.evictions,
+            max_num_sequences=max_num_sequences,
+            max_tokens_per_step=max_tokens,
         )
         return {STEP_COSTS: None if costs is None else asdict(costs), ENGINE_STATE: asdict(state)}
 

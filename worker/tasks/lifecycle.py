@@ -19,8 +19,6 @@ from worker.contract.models import Model, ServedModel, identify, weight_format
 from worker.contract.prices import Prices
 from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
-from worker.engine.requests.batch_policy import batch_policy
-from worker.engine.requests.config import EngineConfig
 from worker.engine.requests.errors import CheckpointError, ConfigError
 from worker.engine.requests.generation import GenerationRequest
 from worker.queue.feed import FeedWriter
@@ -35,6 +33,7 @@ from worker.settings import EXIT_CONFIGURATION, Settings, settings
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.requests import models
 from worker.tasks.embedding import embed
+from worker.tasks.engine_config import engine_config
 from worker.tasks.extra_slots import ExtraSlots
 from worker.tasks.heartbeat import EXIT_ENGINE_FAILED, Heartbeat
 from worker.tasks.interactive import InteractiveLane
@@ -204,34 +203,6 @@ def _warm_engine(config: Settings) -> Engine:
     while engine.has_unfinished:
         engine.step()
     return engine
-
-
-def engine_config(config: Settings) -> EngineConfig:
-    """Build the engine's configuration from the settings."""
-    return EngineConfig.for_device(
-        config.device,
-        model=config.model,
-        dtype=config.dtype,
-        kv_cache_dtype=config.kv_cache_dtype,
-        max_num_sequences=config.max_num_sequences,
-        max_tokens_per_step=config.max_tokens_per_step,
-        kv_cache_bytes=config.kv_cache_bytes,
-        admission=config.admission,
-        draft_model=config.draft_model,
-        speculates=config.speculation == "auto",
-        shares_prefixes=config.prefix_sharing == "deployment",
-        num_threads=config.threads,
-        batch_policy=batch_policy(
-            config.batch_policy,
-            timeout_seconds=config.batch_timeout_ms / 1000,
-            size=config.batch_size,
-            latency_seconds=config.batch_latency_ms / 1000,
-            priority_seconds=config.batch_priority_seconds,
-            lengths=config.batch_lengths,
-            tokens=config.batch_tokens,
-            memory_share=config.batch_memory_share,
-        ),
-    )
 
 
 def _loop_tools(config: Settings) -> LoopTools:

@@ -15,7 +15,10 @@ def up(
         list[str] | None, typer.Argument(help="Start only these processes of the Procfile. Default: all.")
     ] = None,
 ) -> None:
-    """Start all processes and run until Ctrl-C; also Postgres and Redis, unless their URLs are set."""
+    """Start all processes and run until Ctrl-C; also Postgres and Redis, unless their URLs are set.
+
+    Settings may stand in the file .env of this directory. Variables that are set go before it.
+    """
     _run(processes or [])
 
 
@@ -29,10 +32,9 @@ def autoscale() -> None:
 
 def _run(processes: list[str]) -> None:
     python = sys.executable
+    embedded = [python, "-m", "worker.embedded", "--env-file=.env"]
     # This process is replaced, so that signals reach worker.embedded as if it had been started by hand.
-    os.execv(  # noqa: S606 - our own modules, no shell
-        python, [python, "-m", "worker.embedded", python, "-m", "worker.up", *processes]
-    )
+    os.execv(python, [*embedded, python, "-m", "worker.up", *processes])  # noqa: S606 - our own, no shell
 
 
 def models(context: typer.Context, as_json: AsJson = False) -> None:

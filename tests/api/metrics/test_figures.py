@@ -199,6 +199,8 @@ def test_every_series_tells_the_truth(client: TestClient, store: Store) -> None:
     assert found["headrace_worker_kv_blocks", ("gpu@here",)] == 100
     assert found["headrace_worker_kv_blocks_cached", ("gpu@here",)] == 60
     assert found["headrace_worker_sequences_running", ("gpu@here",)] == 3
+    assert found["headrace_worker_step_sequences_limit", ("gpu@here",)] == 48
+    assert found["headrace_worker_step_tokens_limit", ("gpu@here",)] == 384
     builds = [labels for name, labels in found if name == "headrace_build_info"]
     assert [
         (model, process, revision, torch) for model, process, _, revision, torch, _ in sorted(builds)

@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 from tests.fixtures.access import allow_semantic_cache
 from tests.fixtures.batches import held, submit
-from worker.contract.engine_state import ENGINE_STATE
+from worker.contract.engine_state import ENGINE_STATE, EngineState
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.meters import COUNTERS
 from worker.contract.processes import BUILD, CORES, build
@@ -30,6 +30,8 @@ INFO = {
         "prefix_queried_tokens": 40,
         "prefix_cached_tokens": 10,
         "prefix_evictions": 7,
+        "max_num_sequences": 48,
+        "max_tokens_per_step": 384,
     },
 }
 READINGS = {
@@ -212,3 +214,10 @@ def test_a_semantic_cache_is_refused_where_postgres_has_no_pgvector(client: Test
     finally:
         with store.transaction() as session:
             session.execute(text("CREATE EXTENSION vector"))
+
+
+def test_a_worker_of_an_earlier_version_says_nothing_of_limits() -> None:
+    said = {name: value for name, value in INFO[ENGINE_STATE].items() if not name.startswith("max_")}
+    state = EngineState.of_worker({ENGINE_STATE: said})
+    assert state is not None
+    assert (state.num_blocks, state.max_num_sequences, state.max_tokens_per_step) == (100, 0, 0)

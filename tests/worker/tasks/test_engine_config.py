@@ -11,7 +11,7 @@ from worker.engine.requests.batch_policy import POLICIES, BatchPolicy
 from worker.engine.requests.generation import GenerationRequest
 from worker.settings import Settings
 from worker.tasks import lifecycle
-from worker.tasks.lifecycle import engine_config
+from worker.tasks.engine_config import engine_config
 
 
 def policy_of(monkeypatch: pytest.MonkeyPatch, **variables: str) -> BatchPolicy:
@@ -51,6 +51,14 @@ def test_parameters_reach_the_policy(
 def test_lengths_that_do_not_grow_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="the shortest first"):
         policy_of(monkeypatch, LENGTHS="20,10")
+
+
+def test_blocks_and_the_prefix_cache_have_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (engine_config(Settings()).block_size, engine_config(Settings()).enable_prefix_cache) == (16, True)  # type: ignore[call-arg]
+    monkeypatch.setenv("HEADRACE_BLOCK_SIZE", "32")
+    monkeypatch.setenv("HEADRACE_PREFIX_CACHE", "off")
+    changed = engine_config(Settings())  # type: ignore[call-arg]
+    assert (changed.block_size, changed.enable_prefix_cache) == (32, False)
 
 
 def test_the_engine_of_a_worker_follows_the_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ class EngineConfig:
     draft_model: Path | None = None
     admission: str = "length-aware"  # policy of worker/engine/scheduling/admission
     batch_policy: BatchPolicy = BatchPolicy()
+    # Mean time of requests in the engine that the limits of Steps are moved for; None: they stay.
+    latency_target_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -74,6 +76,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
+        if self.latency_target_seconds is not None and not 0 < self.latency_target_seconds < float("inf"):
+            raise ConfigError(f"latency_target_seconds must be positive, not {self.latency_target_seconds}")
         if self.max_tokens_per_step < self.max_num_sequences:
             raise ConfigError(
                 f"max_tokens_per_step ({self.max_tokens_per_step}) must be at least "

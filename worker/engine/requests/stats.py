@@ -16,6 +16,8 @@ class EngineStats:
     evictions: int = 0  # cached Blocks reused for other tokens
     preemptions: int = 0
     shrunk_steps: int = 0  # Steps that ran out of memory and were repeated as smaller ones
+    limit_cuts: int = 0  # changes of the limits of Steps for a latency target
+    limit_raises: int = 0
     resumed_tokens: int = 0  # of preempted Sequences, found in the prefix cache at readmission
     computed_tokens: int = 0  # rows run through the model for a Sequence
     padding_tokens: int = 0  # rows run through the model to pad a Step

@@ -1,4 +1,7 @@
-"""Limits the size of Steps: smaller after one ran out of memory, larger again after many that fitted."""
+"""Limits the size of Steps: smaller after one ran out of memory, larger again after many that fitted.
+
+worker/engine/scheduling/latency_target.py moves the limits within which this happens.
+"""
 
 GROW_AFTER_STEPS = 64
 
@@ -30,6 +33,15 @@ class StepLimits:
             self._num_good_steps = 0
             self.max_num_sequences = min(2 * self.max_num_sequences, self._most[0])
             self.max_tokens = min(2 * self.max_tokens, self._most[1])
+
+    def limit(self, max_num_sequences: int, max_tokens: int) -> None:
+        """Replace the configured limits; those that a lack of memory has lowered stay, or fall to them."""
+        were_lowered = (self.max_num_sequences, self.max_tokens) != self._most
+        self._most = (max_num_sequences, max_tokens)
+        self.max_num_sequences = (
+            min(self.max_num_sequences, max_num_sequences) if were_lowered else max_num_sequences
+        )
+        self.max_tokens = min(self.max_tokens, max_tokens) if were_lowered else max_tokens
 
     def reset(self) -> None:
         """Restore the configured limits: the request that was too large is gone."""

@@ -1,0 +1,48 @@
+"""Optimizations one after another, over measurements that are made up."""
+
+import pytest
+
+from tests.fixtures.tuning import MadeUp
+from worker.tuning.optimizing import optimize
+from worker.tuning.space import DTYPE, SEQUENCES, plain
+
+
+def test_it_stops_when_the_target_is_met() -> None:
+    made_up = MadeUp()
+    found = optimize(100, 0.98, measurer=made_up, device="cpu")
+    assert found.optimizations == ("int8 quantization",)
+    assert found.to_json() == {
+        "optimizations": ["int8 quantization"],
+        "final_latency_ms": 80.0,
+        "final_quality": 1.0,
+    }
+    assert (found.is_met, found.first_latency_ms, len(made_up.settings)) == (True, 160.0, 2)
+
+
+def test_where_quality_forbids_quantization_16_bits_come_next_and_then_batching() -> None:
+    told: list[tuple[str, bool]] = []
+    found = optimize(
+        10,
+        0.98,
+        measurer=MadeUp(loss_of_int8=0.05),
+        device="cpu",
+        told=lambda name, _, is_kept: told.append((name, is_kept)),
+    )
+    assert told == [
+        ("none", True),
+        ("int8 quantization", False),
+        ("16 bits", False),  # it made nothing faster
+        ("batching (64 sequences)", True),
+    ]
+    assert found.setting == plain("cpu") | {SEQUENCES: "64"}
+    assert (found.final_quality, found.is_met) == (1.0, True)
+
+
+def test_everything_is_tried_and_a_missed_target_is_told() -> None:
+    made_up = MadeUp(loss_of_int8=0.01)
+    found = optimize(0.5, 0.98, measurer=made_up, device="cpu")
+    assert found.optimizations == ("int8 quantization", "batching (64 sequences)")
+    assert not found.is_met
+    assert found.final_quality == pytest.approx(0.99)
+    assert len(made_up.settings) == 8  # also caches, speculation, admission and blocks
+    assert all(one[DTYPE] == "int8" for one in made_up.settings[1:])
