@@ -84,6 +84,8 @@ def test_a_target_that_is_not_reached_is_the_status(shell: Shell, tmp_path: Path
 
 
 def test_a_search_writes_its_front_and_its_winner(shell: Shell, tmp_path: Path) -> None:
+    for name in ("optuna", "matplotlib"):
+        pytest.importorskip(name, reason="the extra `tune` is not installed")
     work = tmp_path / "work.jsonl"
     work.write_text(
         "".join(

@@ -11,6 +11,10 @@ from worker.settings import Settings
 from worker.tuning.records import Objective, pareto_front
 from worker.tuning.report import summary, write_csv, write_environment, write_png
 from worker.tuning.space import DTYPE, SEQUENCES, TOKENS, Dimension, allowed, plain, search_space
+
+pytest.importorskip("optuna", reason="the extra `tune` is not installed")
+pytest.importorskip("matplotlib", reason="the extra `tune` is not installed")
+
 from worker.tuning.study import SCHEMA, Search, open_storage
 
 SPACE = (
