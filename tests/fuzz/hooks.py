@@ -1,28 +1,30 @@
 """What schemathesis cannot know: which model is served, and ids of what there is. Runs in its environment.
 
 Without them nearly every case ends at the door. Only values of the right form are replaced, so a case that
-must be refused still must.
+must be refused still must. A case is changed the same way each time, as failures are tried again.
 """
 
 import json
 import os
-import random
 from typing import Any
+from zlib import crc32
 
 import schemathesis
 
 IDS: dict[str, list[str]] = json.loads(os.environ["FUZZ_IDS"])
 MODEL = os.environ["FUZZ_MODEL"]
 MOST_CHARACTERS = 64  # of an id
-SHARE, SHARE_DELETED = 0.6, 0.05  # of the ids that become known ones
-_random = random.Random(0)
+SHARE, SHARE_DELETED = 60, 5  # of a hundred ids, those that become known ones
+LEAST_SECONDS = 60.0  # for one request: a 504 after a shorter time is what was asked for
 
 
-def _known(name: str, value: object, share: float) -> Any:
+def _known(name: str, value: object, share: int) -> Any:
     """Return a known id in place of an id, now and then."""
-    is_id = isinstance(value, str) and 0 < len(value) <= MOST_CHARACTERS
-    known = IDS.get(name, [])
-    return _random.choice(known) if is_id and known and _random.random() < share else value
+    known = IDS.get(name)
+    if not known or not isinstance(value, str) or not 0 < len(value) <= MOST_CHARACTERS:
+        return value
+    number = crc32(value.encode(errors="replace"))
+    return known[number // 100 % len(known)] if number % 100 < share else value
 
 
 def _named(value: Any) -> Any:
@@ -34,6 +36,9 @@ def _named(value: Any) -> Any:
     found = {name: _named(one) for name, one in value.items()}
     if isinstance(found.get("model"), str) and found["model"]:
         found["model"] = MODEL
+    seconds = found.get("timeout_seconds")
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < LEAST_SECONDS:
+        found["timeout_seconds"] = LEAST_SECONDS
     for name in ("previous_response_id", "input_file_id"):
         if name in found:
             found[name] = _known(name, found[name], SHARE)
