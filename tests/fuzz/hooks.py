@@ -15,6 +15,10 @@ IDS: dict[str, list[str]] = json.loads(os.environ["FUZZ_IDS"])
 MODEL = os.environ["FUZZ_MODEL"]
 MOST_CHARACTERS = 64  # of an id
 SHARE, SHARE_DELETED = 60, 5  # of a hundred ids, those that become known ones
+FEW_TOKENS = 3  # are generated: what is thrown at is the door
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+# Which of them a route has that generates as much as fits unless it is told.
+LIMIT_OF = {"/v1/chat/completions": "max_completion_tokens", "/v1/responses": "max_output_tokens"}
 LEAST_SECONDS = 60.0  # for one request: a 504 after a shorter time is what was asked for
 
 
@@ -39,6 +43,10 @@ def _named(value: Any) -> Any:
     seconds = found.get("timeout_seconds")
     if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < LEAST_SECONDS:
         found["timeout_seconds"] = LEAST_SECONDS
+    for name in LIMITS:
+        limit = found.get(name)
+        if isinstance(limit, int) and limit > FEW_TOKENS:
+            found[name] = FEW_TOKENS
     for name in ("previous_response_id", "input_file_id"):
         if name in found:
             found[name] = _known(name, found[name], SHARE)
@@ -49,6 +57,8 @@ def _named(value: Any) -> Any:
 def before_call(_context: Any, case: Any, _options: Any) -> None:
     """Put what exists into a case."""
     case.body = _named(case.body)
+    if isinstance(case.body, dict) and (limit := LIMIT_OF.get(case.path)):
+        case.body.setdefault(limit, FEW_TOKENS)
     share = SHARE_DELETED if case.method.upper() == "DELETE" else SHARE
     for name, value in dict(case.path_parameters or {}).items():
         kind = "message_batch_id" if "/messages/batches" in case.path and name == "batch_id" else name
