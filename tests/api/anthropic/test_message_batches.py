@@ -99,6 +99,7 @@ def test_a_batch_from_its_creation_to_its_results(client: TestClient, store: Sto
         },
     }
     assert sql(store, "SELECT type FROM webhook_events") == [("batch.completed",)]
+    assert create(client)["processing_status"] == "in_progress", "forecasts learn nothing of no work"
     assert client.get(f"/v1/batch/{batch['id']}").json()["status"] == "completed"
     deleted = client.delete(f"{BATCHES}/{batch['id']}")
     assert deleted.json() == {"id": batch["id"], "type": "message_batch_deleted"}
