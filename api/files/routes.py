@@ -32,7 +32,11 @@ from api.inputs.schema import Text
 from api.wrong_fields import code_of, explain
 from worker.store.files.files import BATCH_INPUT, BATCH_OUTPUT, FileView
 
-JSON_LINES = "application/jsonl"
+JSON_LINES, BYTES = "application/jsonl", "application/octet-stream"
+CONTENT: dict[str, Any] = {
+    JSON_LINES: {"schema": {"type": "string"}},
+    BYTES: {"schema": {"type": "string", "format": "binary"}},  # of purposes other than batches
+}
 FIELDS = frozenset({"purpose", "wrong_lines", "file", "expires_after[anchor]", "expires_after[seconds]"})
 RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
@@ -124,11 +128,8 @@ def get_file(file_id: FileId, services: ServicesDependency) -> FileObject:
     dependencies=[READ],
     response_class=StreamingResponse,
     responses={
-        HTTPStatus.OK: {"content": {JSON_LINES: {"schema": {"type": "string"}}}},
-        HTTPStatus.PARTIAL_CONTENT: {
-            "description": "The bytes asked for.",
-            "content": {JSON_LINES: {"schema": {"type": "string"}}},
-        },
+        HTTPStatus.OK: {"content": CONTENT},
+        HTTPStatus.PARTIAL_CONTENT: {"description": "The bytes asked for.", "content": CONTENT},
         **documented(401, 403, 404, 416, 422, 429, 503),
     },
     summary="Read a file",
@@ -149,7 +150,7 @@ def get_content(
     return StreamingResponse(
         service.read(services, view, start, end),
         status_code=HTTPStatus.PARTIAL_CONTENT if is_part else HTTPStatus.OK,
-        media_type=JSON_LINES if is_lines else "application/octet-stream",
+        media_type=JSON_LINES if is_lines else BYTES,
         headers=headers,
     )
 

@@ -17,11 +17,12 @@ async def respond(stream: AsyncGenerator[str, None]) -> StreamingResponse:
 
     Work that is refused before that gets an ordinary error answer, with its status.
     """
-    first = await anext(stream)
+    first = await anext(stream, None)
 
     async def events() -> AsyncIterator[str]:
         try:
-            yield first
+            if first is not None:
+                yield first
             async for one in stream:
                 yield one
         finally:

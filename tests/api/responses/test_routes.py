@@ -229,6 +229,8 @@ def test_a_background_stream_can_be_read_again_from_any_event(
     assert [event["type"] for event in told] == WRITTEN
     assert told[-1]["response"] == client.get(f"/v1/responses/{body['id']}").json()
     assert events(client.get(f"{url}&starting_after=4")) == told[5:]
+    after_all = client.get(f"{url}&starting_after={len(told) - 1}")
+    assert (after_all.status_code, after_all.text) == (200, ""), "who has read everything gets nothing more"
 
 
 @pytest.mark.usefixtures("alive")
