@@ -264,6 +264,9 @@ def test_files_of_other_purposes_are_stored_as_they_are(client: TestClient, put:
     assert (file["purpose"], file["bytes"], file["status_details"]) == (purpose, len(packed), None)
     kept = client.get(f"/v1/files/{file['id']}/content")
     assert (kept.content, kept.headers["content-type"]) == (packed, "application/octet-stream")
+    described = client.get("/openapi.json").json()["paths"]["/v1/files/{file_id}/content"]["get"]
+    for status in ("200", "206"):
+        assert kept.headers["content-type"] in described["responses"][status]["content"]
     assert [one["id"] for one in client.get("/v1/files", params={"purpose": purpose}).json()["data"]] == [
         file["id"]
     ]
