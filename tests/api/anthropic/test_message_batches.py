@@ -10,6 +10,7 @@ from api.main import create_app
 from tests.fixtures.access import bearer, make_key
 from tests.fixtures.batches import LEASE, held, result, run_to_the_end
 from tests.fixtures.batches import submit as submit_plain
+from tests.fixtures.measured import measured_worker
 from worker.settings import Settings
 from worker.store.batches import batches
 from worker.store.database.session import Store
@@ -99,7 +100,16 @@ def test_a_batch_from_its_creation_to_its_results(client: TestClient, store: Sto
         },
     }
     assert sql(store, "SELECT type FROM webhook_events") == [("batch.completed",)]
-    assert create(client)["processing_status"] == "in_progress", "forecasts learn nothing of no work"
+
+
+def test_forecasts_learn_nothing_from_a_batch_without_work(client: TestClient, store: Store) -> None:
+    measured_worker(store)
+    body = submission(client)
+    for request in body["requests"]:
+        request["params"] = {}
+    assert client.post(BATCHES, json=body).status_code == 200
+    assert sql(store, "SELECT forecast_seconds FROM batches") == [(0.0,)]
+    assert create(client)["processing_status"] == "in_progress"
     assert client.get(f"/v1/batch/{batch['id']}").json()["status"] == "completed"
     deleted = client.delete(f"{BATCHES}/{batch['id']}")
     assert deleted.json() == {"id": batch["id"], "type": "message_batch_deleted"}

@@ -110,7 +110,7 @@ def recent_outputs(session: Session, *, model: str | None = None) -> list[list[S
 
 
 def forecast_outcomes(session: Session, *, model: str | None = None) -> list[ForecastOutcome]:
-    """Return the outcomes of the last forecasts, newest first."""
+    """Return the outcomes of the last forecasts, newest first, without those of batches that had no work."""
     recent = (
         select(BatchRow.status, BatchRow.forecast_seconds, BatchRow.created_at, BatchRow.finished_at)
         .where(BatchRow.finished_at.is_not(None), BatchRow.results_dropped_at.is_(None), _is_of(model))
@@ -121,7 +121,7 @@ def forecast_outcomes(session: Session, *, model: str | None = None) -> list[For
     seconds = func.extract("epoch", recent.c.finished_at - recent.c.created_at)
     rows = session.execute(
         select(recent.c.forecast_seconds, cast(seconds, Float(53)))
-        .where(recent.c.status == BatchStatus.COMPLETED, recent.c.forecast_seconds.is_not(None))
+        .where(recent.c.status == BatchStatus.COMPLETED, recent.c.forecast_seconds > 0)
         .order_by(recent.c.finished_at.desc())
     )
     return [ForecastOutcome(forecast, taken) for forecast, taken in rows if forecast is not None]
