@@ -100,16 +100,6 @@ def test_a_batch_from_its_creation_to_its_results(client: TestClient, store: Sto
         },
     }
     assert sql(store, "SELECT type FROM webhook_events") == [("batch.completed",)]
-
-
-def test_forecasts_learn_nothing_from_a_batch_without_work(client: TestClient, store: Store) -> None:
-    measured_worker(store)
-    body = submission(client)
-    for request in body["requests"]:
-        request["params"] = {}
-    assert client.post(BATCHES, json=body).status_code == 200
-    assert sql(store, "SELECT forecast_seconds FROM batches") == [(0.0,)]
-    assert create(client)["processing_status"] == "in_progress"
     assert client.get(f"/v1/batch/{batch['id']}").json()["status"] == "completed"
     deleted = client.delete(f"{BATCHES}/{batch['id']}")
     assert deleted.json() == {"id": batch["id"], "type": "message_batch_deleted"}
@@ -232,6 +222,16 @@ def test_a_batch_of_wrong_messages_ends_at_once(client: TestClient, store: Store
     assert (batch["processing_status"], batch["request_counts"]["errored"]) == ("ended", 3)
     assert {one["type"] for one in results(client, batch).values()} == {"errored"}
     assert sql(store, "SELECT type FROM webhook_events") == [("batch.completed",)]
+
+
+def test_forecasts_learn_nothing_from_a_batch_without_work(client: TestClient, store: Store) -> None:
+    measured_worker(store)
+    body = submission(client)
+    for request in body["requests"]:
+        request["params"] = {}
+    assert client.post(BATCHES, json=body).status_code == 200
+    assert sql(store, "SELECT forecast_seconds FROM batches") == [(0.0,)]
+    assert create(client)["processing_status"] == "in_progress"
 
 
 def test_other_batches_are_not_batches_of_messages(client: TestClient, store: Store) -> None:
