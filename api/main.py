@@ -17,6 +17,7 @@ from api.dashboard import routes as dashboard
 from api.dependencies import open_services
 from api.documentation import routes as documentation
 from api.estimates import routes as estimates
+from api.experiments import routes as experiments
 from api.file_batches import routes as file_batches
 from api.files import routes as files
 from api.files.service import prepare
@@ -68,6 +69,7 @@ ROUTERS = (
     usage.router,
     autoscale.router,
     control_routes.router,
+    experiments.router,
     progress_routes.router,
 )
 

@@ -39,36 +39,41 @@ def reassign(services: Services, batch_id: str, wanted: str, *, actor: str) -> N
 
     """
     with services.store.transaction() as session:
-        bound = reassigning.lock(session, batch_id)
-        if bound is None:
-            raise NotFoundError(f"There is no batch {batch_id}.", param="batch_id")
-        if bound.is_over:
-            raise ConflictError(f"{batch_id} has ended, or is about to end.")
-        target = _choose(session, services.checkpoint, wanted)
-        more = 0
-        if target.model == services.checkpoint.model:
-            if bound.tokenizer != target.model.tokenizer:
-                _check_meaning(session, batch_id, target)
-            more = _recount(session, services, batch_id)
-        elif bound.tokenizer != target.model.tokenizer:
-            raise ConflictError(
-                f"{target.model.label} has another tokenizer, so the prompts of {batch_id} must be counted"
-                " again. Ask an API that serves this model.",
-                code="other_tokenizer",
-            )
-        elif (longest := reassigning.longest(session, batch_id)) > target.context:
-            raise InvalidInputError(
-                f"model: a request of {batch_id} may have {longest} tokens, but the context of"
-                f" {target.model.label} is {target.context} tokens",
-                param="model",
-                code="context_length_exceeded",
-            )
-        reassigning.rebind(session, batch_id, target.model, more_output_tokens=more)
-        details = {"from": bound.label, "to": target.model.label}
-        audit.record(session, actor, "batch.reassign", batch_id, details, tenant_id=bound.tenant_id)
+        reassign_in(session, services, batch_id, wanted, actor=actor)
 
 
-def _choose(session: Session, checkpoint: Checkpoint, wanted: str) -> Target:
+def reassign_in(session: Session, services: Services, batch_id: str, wanted: str, *, actor: str) -> None:
+    """Do the same in an open transaction."""
+    bound = reassigning.lock(session, batch_id)
+    if bound is None:
+        raise NotFoundError(f"There is no batch {batch_id}.", param="batch_id")
+    if bound.is_over:
+        raise ConflictError(f"{batch_id} has ended, or is about to end.")
+    target = choose(session, services.checkpoint, wanted)
+    more = 0
+    if target.model == services.checkpoint.model:
+        if bound.tokenizer != target.model.tokenizer:
+            _check_meaning(session, batch_id, target)
+        more = _recount(session, services, batch_id)
+    elif bound.tokenizer != target.model.tokenizer:
+        raise ConflictError(
+            f"{target.model.label} has another tokenizer, so the prompts of {batch_id} must be counted"
+            " again. Ask an API that serves this model.",
+            code="other_tokenizer",
+        )
+    elif (longest := reassigning.longest(session, batch_id)) > target.context:
+        raise InvalidInputError(
+            f"model: a request of {batch_id} may have {longest} tokens, but the context of"
+            f" {target.model.label} is {target.context} tokens",
+            param="model",
+            code="context_length_exceeded",
+        )
+    reassigning.rebind(session, batch_id, target.model, more_output_tokens=more)
+    details = {"from": bound.label, "to": target.model.label}
+    audit.record(session, actor, "batch.reassign", batch_id, details, tenant_id=bound.tenant_id)
+
+
+def choose(session: Session, checkpoint: Checkpoint, wanted: str) -> Target:
     """Return the one model that `wanted` names and that this API or a live worker serves."""
     targets = {checkpoint.model.fingerprint: Target(checkpoint.model, checkpoint.max_model_len)}
     for info in workers.infos(session, GPU_QUEUE):

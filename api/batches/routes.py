@@ -32,6 +32,7 @@ from api.inputs.cursors import After
 from api.inputs.labels import SEARCH, LabelsDependency
 from api.tables import CSV, PARQUET, has_parquet, open_table
 from worker.contract.states import BatchStatus
+from worker.store.experiments.experiments import id_of
 
 JSON_LINES = "application/x-ndjson"
 ACCEPTED = {"jsonl": JSON_LINES, "csv": CSV, "parquet": PARQUET}
@@ -55,7 +56,11 @@ def submit_batch(
     """Store a batch durably and answer at once. Headrace calls `callback_url` when the batch has ended."""
     view = service.submit(services, submission, key)
     return BatchAccepted(
-        batch_id=view.id, status=view.status, requests=view.num_requests, created_at=view.created_at
+        batch_id=view.id,
+        status=view.status,
+        requests=view.num_requests,
+        created_at=view.created_at,
+        experiment_id=None if submission.experiment is None else id_of(view.id),
     )
 
 

@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from api.batches.experiments import ExperimentFields
 from api.batches.progress_schemas import EtaRange, WaitingAnswer
 from api.batches.result_schemas import RequestErrorAnswer
 from api.batches.starts import StartAfter
@@ -195,6 +196,7 @@ class BatchSubmission(SamplingFields):
     cache: Cache | None = None
     cache_similarity: Similarity = DEFAULT_SIMILARITY
     metadata: Metadata = Field(default_factory=dict)
+    experiment: ExperimentFields | None = None
 
     @model_validator(mode="after")
     def _has_one_input(self) -> Self:
@@ -213,6 +215,7 @@ class BatchAccepted(BaseModel):
     requests: int
     created_at: datetime
     retry_of: str | None = None
+    experiment_id: str | None = None
 
 
 class Counts(BaseModel):

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 from api.batches.answers import to_answer, to_result
 from api.batches.deadlines import check_deadline
+from api.batches.experiments import start_experiment, to_experiment
 from api.batches.operators import note
 from api.batches.result_schemas import ResultPage
 from api.batches.schemas import BatchAnswer, BatchPage, BatchStats, BatchSubmission
@@ -21,6 +22,7 @@ from worker.store.batches.batch_views import BatchView
 from worker.store.batches.batches import NewBatch
 from worker.store.batches.labels import Labels
 from worker.store.counts import batch_counts, usage
+from worker.store.experiments.experiments import NewExperiment
 from worker.store.requests import attempts, request_views, result_views
 from worker.store.webhooks import delivery_log
 from worker.values.results import num_bytes
@@ -49,13 +51,20 @@ def submit(services: Services, submission: BatchSubmission, key: IdempotencyKey 
         KeyReusedError: the idempotency key was used for another body.
 
     """
-    return store(services, to_batch(services, submission), key)
+    batch = to_batch(services, submission)
+    experiment = to_experiment(services, batch, submission.experiment)
+    return store(services, batch, key, experiment=experiment)
 
 
 def store(
-    services: Services, batch: NewBatch, key: IdempotencyKey | None, *, found_within: timedelta | None = None
+    services: Services,
+    batch: NewBatch,
+    key: IdempotencyKey | None,
+    *,
+    found_within: timedelta | None = None,
+    experiment: NewExperiment | None = None,
 ) -> BatchView:
-    """Store a batch in one transaction; with a key that made one before, return that.
+    """Store a batch and its experiment in one transaction; with a key that made one before, return that.
 
     With `found_within`, a batch that the key made longer ago does not count.
 
@@ -81,6 +90,8 @@ def store(
         if batch_id is None:
             check_deadline(session, batch, forecast)
             batch_id = batches.submit(session, batch, shard_size=services.settings.shard_size)
+            if experiment is not None:
+                start_experiment(session, batch_id, experiment, shard_size=services.settings.shard_size)
             if key is not None:
                 idempotency.remember(session, key.key, key.fingerprint, batch_id)
         view = batch_views.get(session, batch_id)

@@ -154,7 +154,13 @@ def _check_header(name: str, line: int, header: list[str]) -> None:
 
 def _from_cells(header: list[str], cells: list[str]) -> dict[str, Any]:
     return {
-        column: cell if column in TEXT_COLUMNS else json_or_text(cell)
+        column: cell if column in TEXT_COLUMNS else _to_value(column, cell)
         for column, cell in zip(header, cells, strict=True)
         if cell
     }
+
+
+def _to_value(column: str, cell: str) -> Any:
+    value = json_or_text(cell)
+    # The answer 7 is the text that an output must be, unless a rule says how to match it.
+    return cell if column == "expected" and not isinstance(value, dict) else value

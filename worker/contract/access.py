@@ -7,6 +7,9 @@ DEFAULT_TENANT = "default"
 # The tenant of deleted batches, until the last of their rows is gone.
 NOBODY = ""
 
+# Begins the name of the tenant that the shadows of a tenant's batches belong to; no key can have one.
+SHADOW = "shadow:"
+
 # The pattern of a tenant's name.
 TENANT_NAME = "[a-z0-9][a-z0-9._-]{0,62}"
 # Names all tenants in a request of an operator.

@@ -64,6 +64,15 @@ class FilesStage(StrEnum):
     DONE = "done"  # terminal: every file that can be downloaded exists
 
 
+class ExperimentStatus(StrEnum):
+    """State of an Experiment."""
+
+    RUNNING = "running"  # a verdict, the end of its batches, or a customer's call moves it on
+    ENDED = "ended"  # terminal: it has its verdict, or every request was judged, or the batch has stopped
+    ROLLED_BACK = "rolled_back"  # terminal: the other model is worse, or the customer had enough
+    PROMOTED = "promoted"  # terminal: the other model runs the rest of the batch
+
+
 class UploadStatus(StrEnum):
     """State of an Upload."""
 

@@ -20,6 +20,7 @@ from worker.store.batches import batches, idempotency, responses, starts
 from worker.store.cache import response_cache
 from worker.store.counts import batch_counts, meters, usage
 from worker.store.database.session import Store
+from worker.store.experiments import experiments
 from worker.store.requests import tally
 from worker.store.shards import control, counting, tickets, timeouts
 from worker.store.watching import retention, workers
@@ -64,6 +65,7 @@ class Dispatcher:
             batches.settle_stopping(session, limit=SWEEP_LIMIT)
         with self.store.transaction() as session:
             starts.start_due(session, limit=SWEEP_LIMIT)
+        self._experiment()
         self.issue()
         with self.store.transaction() as session:
             for batch_id in responses.unstored(session, limit=SWEEP_LIMIT):
@@ -106,6 +108,13 @@ class Dispatcher:
         for batch_id, shard_ids in late.items():
             with self.store.transaction() as session:
                 timeouts.settle(session, batch_id, shard_ids)
+
+    def _experiment(self) -> None:
+        with self.store.transaction() as session:
+            found = experiments.open_ids(session, limit=SWEEP_LIMIT)
+        for experiment_id in found:
+            with self.store.transaction() as session:
+                experiments.advance(session, experiment_id)
 
     def _count(self) -> None:
         """Count what workers have saved and not counted, since they died or the batch was locked."""

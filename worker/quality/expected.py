@@ -75,7 +75,7 @@ class Expected:
         """Return whether an output is as expected."""
         match self.match:
             case Match.EXACT:
-                return output.strip() == self.value.strip()
+                return output.strip() == str(self.value).strip()
             case Match.REGEX:
                 return _matches(self.value, output)
             case Match.NUMBER:

@@ -102,7 +102,7 @@ def _inner(keyword: str, given: Any) -> list[Any]:
         return [given]
     if not isinstance(given, list if how == LIST else Mapping):
         raise SchemaError(f"{keyword} must be {'a list' if how == LIST else 'an object'}")
-    return list(given) if how == LIST else list(given.values())
+    return list(given.values()) if isinstance(given, Mapping) else list(given)
 
 
 def _resolve(reference: Any, root: Any) -> Any:

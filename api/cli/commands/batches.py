@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from enum import StrEnum
 from http import HTTPStatus
@@ -170,7 +171,7 @@ def results(
         _print_table(api, batch_id, params, output)
         return
     if as_files:
-        lines = chain.from_iterable(lines_of(api, path) for path in _file_paths(api, batch_id))
+        lines: Iterator[str] = chain.from_iterable(lines_of(api, path) for path in _file_paths(api, batch_id))
     else:
         lines = lines_of(api, f"/v1/batch/{batch_id}/results", **params)
     if output is None:

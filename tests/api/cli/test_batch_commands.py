@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
+from api.cli.prompt_file import read_prompts
 from tests.fixtures.batches import LEASE, held, result, run_to_the_end
 from tests.fixtures.shell import Shell, openai_line
 from worker.settings import Settings
@@ -281,6 +282,17 @@ def test_two_batches_of_the_same_requests_are_compared(
     assert from_files.returncode == 0, from_files.stderr
     assert "better: B has more right outputs" in from_files.stdout
     assert "0.5000" in from_files.stdout
+
+
+def test_a_table_may_have_a_column_of_answers() -> None:
+    rule = {"match": "number", "value": 7}
+    table = ["prompt,expected,seed", "a,7,7", 'b,"{""match"": ""number"", ""value"": 7}",', "c,,", "d,yes,"]
+    assert read_prompts("rows.csv", [row + "\n" for row in table]).items == [
+        {"prompt": "a", "expected": "7", "seed": 7},
+        {"prompt": "b", "expected": rule},
+        {"prompt": "c"},
+        {"prompt": "d", "expected": "yes"},
+    ]
 
 
 def test_a_comparison_says_beforehand_how_many_requests_it_needs(shell: Shell) -> None:

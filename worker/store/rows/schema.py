@@ -3,6 +3,7 @@
 from worker.store.rows import access as access_tables
 from worker.store.rows import cache as cache_tables
 from worker.store.rows import counts as count_tables
+from worker.store.rows import experiments as experiment_tables
 from worker.store.rows import files as file_tables
 from worker.store.rows import meters as meter_tables
 from worker.store.rows import models as model_tables
@@ -22,6 +23,7 @@ __all__ = [
     "access_tables",
     "cache_tables",
     "count_tables",
+    "experiment_tables",
     "file_tables",
     "meter_tables",
     "model_tables",

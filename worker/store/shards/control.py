@@ -11,6 +11,7 @@ from worker.store.batches import batches, journal
 from worker.store.counts import batch_counts
 from worker.store.database.notify import wake_dispatcher, wake_workers
 from worker.store.rows.batches import BatchRow, IdempotencyKeyRow
+from worker.store.rows.experiments import ExperimentRow
 from worker.store.rows.files import BatchFilesRow
 from worker.store.rows.requests import RequestRow, ResultRow
 from worker.store.rows.responses import ResponseRow
@@ -117,6 +118,8 @@ def remove(session: Session, batch_id: str) -> Done:
     journal.changed(session, "batch deleted", batch)
     batch_counts.add(session, batch, -1)
     batch.tenant_id = NOBODY
+    its = update(ExperimentRow).where(ExperimentRow.batch_id == batch_id)
+    session.execute(its.values(tenant_id=NOBODY, closed_at=None))  # the dispatcher drops it with its shadow
     session.flush()
     for table in (IdempotencyKeyRow, WebhookEventRow, BatchFilesRow, ResponseRow):
         session.execute(delete(table).where(table.batch_id == batch_id))

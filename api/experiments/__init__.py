@@ -1,0 +1,1 @@
+"""Experiments: what another model makes of a batch's requests."""

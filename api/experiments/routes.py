@@ -1,0 +1,67 @@
+"""Serves /v1/experiments: list, look at, promote and roll back."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+
+from api.dependencies import READ, SUBMIT, CallerDependency, ServicesDependency
+from api.errors import documented
+from api.experiments import service
+from api.experiments.schemas import ExperimentAnswer, ExperimentPage
+from api.inputs.cursors import After
+
+router = APIRouter(prefix="/v1/experiments", tags=["experiments"])
+
+ExperimentId = Annotated[str, Path(max_length=64, examples=["experiment_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b"])]
+
+
+@router.get(
+    "",
+    dependencies=[READ],
+    responses=documented(401, 403, 404, 422, 429, 503),
+    summary="List experiments",
+)
+def list_experiments(
+    services: ServicesDependency, after: After = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
+) -> ExperimentPage:
+    """Return experiments, the newest first."""
+    return service.page(services, after=after, limit=limit)
+
+
+@router.get(
+    "/{experiment_id}",
+    dependencies=[READ],
+    responses=documented(401, 403, 404, 422, 429, 503),
+    summary="Look at an experiment",
+)
+def get_experiment(experiment_id: ExperimentId, services: ServicesDependency) -> ExperimentAnswer:
+    """Return quality and speed of both models so far, and the verdict."""
+    return service.answer(services, experiment_id)
+
+
+@router.post(
+    "/{experiment_id}/promote",
+    dependencies=[SUBMIT],
+    responses=documented(401, 403, 404, 409, 422, 429, 503),
+    summary="Have the other model run the rest",
+)
+def promote_experiment(
+    experiment_id: ExperimentId, services: ServicesDependency, caller: CallerDependency
+) -> ExperimentAnswer:
+    """Reassign the batch to the other model, and end the experiment. Results that are there stay."""
+    service.promote(services, experiment_id, actor=caller.actor)
+    return service.answer(services, experiment_id)
+
+
+@router.post(
+    "/{experiment_id}/rollback",
+    dependencies=[SUBMIT],
+    responses=documented(401, 403, 404, 409, 422, 429, 503),
+    summary="End an experiment",
+)
+def roll_back_experiment(
+    experiment_id: ExperimentId, services: ServicesDependency, caller: CallerDependency
+) -> ExperimentAnswer:
+    """End an experiment. The batch goes on as if it had not been."""
+    service.roll_back(services, experiment_id, actor=caller.actor)
+    return service.answer(services, experiment_id)

@@ -1,0 +1,56 @@
+"""Defines an experiment as a client reads it."""
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from worker.contract.states import ExperimentStatus
+from worker.quality.comparison import Verdict
+
+
+class ExperimentSide(BaseModel):
+    """One of the two models of an experiment, over the requests that both have answered."""
+
+    model: str | None = Field(description="its name")
+    revision: str | None = Field(description="a fingerprint of its files")
+    quality: float | None = Field(description="the share of right outputs; null: none is judged yet")
+    output_tokens: int = Field(description="of requests that both computed, so without copies")
+    device_seconds: float = Field(description="of the same")
+    tokens_per_device_second: float | None
+
+
+class ExperimentAnswer(BaseModel):
+    """An experiment: B, another model, beside A, the batch's, on the same requests."""
+
+    experiment_id: str
+    batch_id: str
+    status: ExperimentStatus
+    verdict: Verdict = Field(description="of B; it holds however often one looks")
+    more_requests: int | None = Field(
+        description="with a reference answer, that would find the loss; null: there is a verdict"
+    )
+    requests: int = Field(description="that run under both")
+    expected: int = Field(description="of these, with a reference answer")
+    planned: int = Field(description="with a reference answer, that find the loss, as said beforehand")
+    compared: int = Field(description="answered by both")
+    judged: int = Field(description="of these, with a reference answer")
+    agreement: float | None = Field(description="the share of equal outputs")
+    difference: float | None = Field(description="of the shares of right outputs, B's minus A's")
+    interval: tuple[float, float] = Field(description="of the difference; it holds however often one looks")
+    a: ExperimentSide
+    b: ExperimentSide
+    share: float
+    allowed_loss: float
+    resolution: float
+    created_at: datetime
+    ended_at: datetime | None
+
+
+class ExperimentPage(BaseModel):
+    """Experiments, the newest first. Pass `last_id` as `after` to read on."""
+
+    object: Literal["list"] = "list"
+    data: list[ExperimentAnswer]
+    last_id: str | None
+    has_more: bool

@@ -1,0 +1,129 @@
+"""Reads experiments, promotes the other model, or rolls it back. Each function is one transaction."""
+
+from collections.abc import Collection
+
+from sqlalchemy.orm import Session
+
+from api.batches.reassigning import reassign_in
+from api.dependencies import Services
+from api.errors import ConflictError, NotFoundError
+from api.experiments.schemas import ExperimentAnswer, ExperimentPage, ExperimentSide
+from api.inputs.cursors import cut
+from worker.contract.states import ExperimentStatus
+from worker.store.experiments import experiment_views, experiments
+from worker.store.experiments.experiment_views import ExperimentView
+from worker.store.tenants import audit
+
+
+def answer(services: Services, experiment_id: str) -> ExperimentAnswer:
+    """Return an experiment with what it has shown so far.
+
+    Raises:
+        NotFoundError: no such experiment.
+
+    """
+    with services.store.transaction() as session:
+        return _to_answer(_find(session, experiment_id))
+
+
+def page(services: Services, *, after: str | None, limit: int) -> ExperimentPage:
+    """Return a page of experiments, newest first, after experiment `after`; raises UnknownCursorError."""
+    with services.store.transaction() as session:
+        found, has_more = cut(experiment_views.page(session, after=after, limit=limit + 1), limit)
+    data = [_to_answer(view) for view in found]
+    return ExperimentPage(data=data, last_id=data[-1].experiment_id if data else None, has_more=has_more)
+
+
+def promote(services: Services, experiment_id: str, *, actor: str) -> None:
+    """Have the other model run the rest of the batch, and end the experiment.
+
+    Raises:
+        NotFoundError: no such experiment, or the other model is not served any more.
+        ConflictError: the batch has ended, or the experiment was promoted or rolled back.
+
+    """
+    with services.store.transaction() as session:
+        view = _find(session, experiment_id)
+        # Before the experiment's lock, as a deletion of the batch takes the two in this order.
+        other = f"{view.model_name}@{view.model_fingerprint}"
+        reassign_in(session, services, view.batch_id, other, actor=actor)
+        only = {ExperimentStatus.RUNNING, ExperimentStatus.ENDED}
+        _end(session, view, ExperimentStatus.PROMOTED, only=only, actor=actor)
+
+
+def roll_back(services: Services, experiment_id: str, *, actor: str) -> None:
+    """End an experiment; give what is left of a promoted one back to the batch's first model.
+
+    Raises:
+        NotFoundError: no such experiment, or that model is not served any more.
+        ConflictError: the experiment has ended, or it was promoted and its batch has ended.
+
+    """
+    with services.store.transaction() as session:
+        view = _find(session, experiment_id)
+        if view.status is ExperimentStatus.PROMOTED:
+            first = f"{view.base_name}@{view.base_fingerprint}"
+            reassign_in(session, services, view.batch_id, first, actor=actor)
+        only = {ExperimentStatus.RUNNING, ExperimentStatus.PROMOTED} & {view.status}
+        _end(session, view, ExperimentStatus.ROLLED_BACK, only=only, actor=actor)
+
+
+def _find(session: Session, experiment_id: str) -> ExperimentView:
+    view = experiment_views.get(session, experiment_id)
+    if view is None:
+        raise NotFoundError(f"There is no experiment {experiment_id}.", param="experiment_id")
+    return view
+
+
+def _end(
+    session: Session,
+    view: ExperimentView,
+    status: ExperimentStatus,
+    *,
+    only: Collection[ExperimentStatus],
+    actor: str,
+) -> None:
+    if not experiments.end(session, view.id, status, only=only):
+        raise ConflictError(f"{view.id} has ended: {view.status}.")
+    act = "experiment.promote" if status is ExperimentStatus.PROMOTED else "experiment.roll_back"
+    details = {"batch": view.batch_id, "verdict": view.verdict.value}
+    audit.record(session, actor, act, view.id, details, tenant_id=view.tenant_id)
+
+
+def _to_answer(view: ExperimentView) -> ExperimentAnswer:
+    found, speed = view.comparison, view.speed
+    return ExperimentAnswer(
+        experiment_id=view.id,
+        batch_id=view.batch_id,
+        status=view.status,
+        verdict=view.verdict,
+        more_requests=found.more_lines,
+        requests=view.num_requests,
+        expected=view.num_expected,
+        planned=view.num_planned,
+        compared=found.num_lines,
+        judged=found.num_scored,
+        agreement=found.agreement,
+        difference=found.difference,
+        interval=found.difference_interval,
+        a=_to_side(view.base_name, view.base_fingerprint, found.quality_a, speed.tokens_a, speed.seconds_a),
+        b=_to_side(view.model_name, view.model_fingerprint, found.quality_b, speed.tokens_b, speed.seconds_b),
+        share=view.share,
+        allowed_loss=found.allowed_loss,
+        resolution=found.resolution,
+        created_at=view.created_at,
+        ended_at=view.ended_at,
+    )
+
+
+def _to_side(
+    name: str | None, fingerprint: str | None, quality: float | None, tokens: int, seconds: float
+) -> ExperimentSide:
+    return ExperimentSide(
+        model=name,
+        revision=fingerprint,
+        quality=quality,
+        output_tokens=tokens,
+        device_seconds=seconds,
+        tokens_per_device_second=tokens / seconds if seconds else None,
+    )

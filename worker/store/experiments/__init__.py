@@ -1,0 +1,1 @@
+"""Experiments: requests of a batch that run under another model too, and what they show."""

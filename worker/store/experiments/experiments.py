@@ -1,0 +1,227 @@
+"""Starts experiments, and keeps each in step with its batch until nothing is left to do.
+
+The shadow of a batch is a batch of its own: docs/decisions/0024.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Integer, Select, cast, func, insert, literal, null, select
+from sqlalchemy.orm import Session
+
+from worker.contract.access import NOBODY, SHADOW
+from worker.contract.models import Model
+from worker.contract.states import BatchStatus, ExperimentStatus, Lane
+from worker.quality.comparison import Verdict
+from worker.quality.sequential import sample_size
+from worker.store.batches import batches, copying, journal
+from worker.store.database.journal import record
+from worker.store.database.notify import wake_dispatcher
+from worker.store.experiments import judging
+from worker.store.requests import models
+from worker.store.rows.batches import BatchRow
+from worker.store.rows.experiments import ExperimentLineRow, ExperimentRow
+from worker.store.rows.requests import RequestRow
+from worker.store.shards import control
+from worker.values.caching import CacheMode
+from worker.values.requests import RequestKind
+
+# Share of requests that only one side gets right, for the number said beforehand: nobody knows it yet.
+DISCORDANCE = 0.2
+# What the customer asked for that the shadow must not do again, or hold its results to.
+NOT_OF_REQUESTS = ("cache", "timeout_seconds")
+NOT_OF_BATCH = ("name", "callback_url", "endpoint", "input_file_id", "max_failed", "max_total_tokens")
+
+
+class NothingToCompareError(Exception):
+    """No request of the batch can run under another model too."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewExperiment:
+    """An experiment to start with a batch."""
+
+    model: Model  # the other one, with the batch's tokenizer
+    share: float  # of the requests, above 0
+    allowed_loss: float
+    resolution: float
+
+
+def id_of(batch_id: str) -> str:
+    """Return the id of the experiment on a batch, whether or not there is one."""
+    return f"experiment_{batch_id.removeprefix('batch_')}"
+
+
+def start(session: Session, batch_id: str, new: NewExperiment, *, shard_size: int) -> None:
+    """Start an experiment on a batch that this transaction has just submitted.
+
+    Raises:
+        NothingToCompareError: none of its requests can take part.
+
+    """
+    batch = session.get_one(BatchRow, batch_id)
+    can_take_part = (
+        RequestRow.batch_id == batch_id,
+        RequestRow.kind == RequestKind.GENERATION,
+        RequestRow.tool_loop.is_(None),  # its calls would be made twice
+        ~RequestRow.is_wrong_line,
+    )
+    num_possible = session.scalar(select(func.count()).where(*can_take_part)) or 0
+    if not num_possible:
+        raise NothingToCompareError
+    experiment_id = id_of(batch_id)
+    by_chance = func.md5(func.concat(experiment_id, " ", RequestRow.position))
+    num_chosen = max(1, round(new.share * num_possible))
+    chosen = select(RequestRow.id).where(*can_take_part).order_by(by_chance).limit(num_chosen)
+    shadow = _add_shadow(session, batch, new.model, chosen, shard_size=shard_size)
+    num_expected = select(func.count()).where(RequestRow.id.in_(chosen), RequestRow.expected.is_not(None))
+    session.execute(
+        insert(ExperimentRow).values(
+            id=experiment_id,
+            tenant_id=batch.tenant_id,
+            batch_id=batch_id,
+            shadow_id=shadow.id,
+            base_name=batch.model_name,
+            base_fingerprint=batch.model_fingerprint,
+            model_name=new.model.name,
+            model_fingerprint=new.model.fingerprint,
+            share=new.share,
+            allowed_loss=new.allowed_loss,
+            resolution=new.resolution,
+            num_planned=sample_size(new.resolution, DISCORDANCE, allowed_loss=new.allowed_loss),
+            num_requests=num_chosen,
+            num_expected=session.scalar(num_expected) or 0,
+        )
+    )
+    place = func.row_number().over(order_by=RequestRow.position) - 1
+    lines = select(literal(experiment_id), RequestRow.position, cast(place, Integer))
+    session.execute(
+        insert(ExperimentLineRow).from_select(
+            ["experiment_id", "position", "shadow_position"], lines.where(RequestRow.id.in_(chosen))
+        )
+    )
+
+
+def _add_shadow(
+    session: Session, batch: BatchRow, model: Model, chosen: Select[int], *, shard_size: int
+) -> BatchRow:
+    """Copy the chosen requests of a batch into a batch of another model that no customer sees."""
+    own: dict[str, Any] = {
+        "id": batches.new_id(),
+        "tenant_id": SHADOW + batch.tenant_id,
+        "metadata_": {},
+        "cache": CacheMode.OFF,
+        "cache_similarity": null(),
+        "expires_at": batch.expires_at,
+        "paused_at": batch.paused_at,
+        **dict.fromkeys(NOT_OF_BATCH, None),
+        **models.columns_of(model),
+    }
+    shadow = copying.copy_batch(session, batch, own | copying.sums_of(session, chosen))
+    first_positions = copying.add_shards(session, shadow, chosen, shard_size=shard_size)
+    copying.copy_requests(
+        session, chosen, shadow.id, first_positions, shard_size=shard_size, without=NOT_OF_REQUESTS
+    )
+    wake_dispatcher(session)
+    journal.accepted(session, shadow.id, Lane.BATCH, shadow.num_requests, shadow.priority, model=model)
+    return shadow
+
+
+def open_ids(session: Session, *, limit: int) -> list[str]:
+    """Return at most `limit` experiments that `advance` has something to do for, the oldest first."""
+    is_open = select(ExperimentRow.id).where(ExperimentRow.closed_at.is_(None))
+    return list(session.scalars(is_open.order_by(ExperimentRow.created_at).limit(limit)))
+
+
+def advance(session: Session, experiment_id: str) -> None:
+    """Judge what has come in, end the experiment if it is decided, and keep its shadow in step.
+
+    Does nothing if another transaction has the experiment locked.
+    """
+    row = session.scalar(
+        select(ExperimentRow)
+        .where(ExperimentRow.id == experiment_id, ExperimentRow.closed_at.is_(None))
+        .with_for_update(skip_locked=True)
+    )
+    if row is None:
+        return
+    batch, shadow = session.get(BatchRow, row.batch_id), session.get(BatchRow, row.shadow_id)
+    if row.tenant_id == NOBODY or batch is None:
+        _drop(session, row, shadow)
+        return
+    if shadow is not None and row.status is ExperimentStatus.RUNNING:
+        _look(session, row, batch, shadow)
+    if row.status is not ExperimentStatus.RUNNING or shadow is None:
+        _close(session, row, shadow)
+
+
+def _look(session: Session, row: ExperimentRow, batch: BatchRow, shadow: BatchRow) -> None:
+    """Judge new results; decide, or carry over what has become of the batch."""
+    if batch.model_fingerprint != row.base_fingerprint:  # it was reassigned
+        _end(session, row, ExperimentStatus.ENDED)
+        return
+    num_seen = batch.num_settled + shadow.num_settled
+    is_all = True
+    if num_seen != row.num_seen:
+        is_all = judging.judge(session, row, batch) < judging.AT_ONCE
+        row.verdict = judging.compare_lines(session, row).verdict
+        if is_all:
+            row.num_seen = num_seen
+    if row.verdict is not Verdict.UNDECIDED:
+        _end(session, row, _status_of(row.verdict))
+    elif is_all and _is_over(batch, shadow):
+        _end(session, row, ExperimentStatus.ENDED)
+    elif not shadow.status.is_terminal and (batch.paused_at is None) != (shadow.paused_at is None):
+        carry_over: Callable[..., object] = control.resume if batch.paused_at is None else control.pause
+        carry_over(session, shadow.id)
+
+
+def _is_over(batch: BatchRow, shadow: BatchRow) -> bool:
+    """Return whether no further request will have a result on both sides, or its batch was stopped."""
+    if batch.status.is_terminal and batch.status is not BatchStatus.COMPLETED:
+        return True
+    return shadow.status.is_terminal and (
+        batch.status.is_terminal or shadow.status is not BatchStatus.COMPLETED
+    )
+
+
+def _status_of(verdict: Verdict) -> ExperimentStatus:
+    return ExperimentStatus.ROLLED_BACK if verdict is Verdict.WORSE else ExperimentStatus.ENDED
+
+
+def _end(session: Session, row: ExperimentRow, status: ExperimentStatus) -> None:
+    row.status, row.ended_at = status, func.now()
+    session.flush()
+    ended: dict[str, Any] = {"experiment": row.id, "status": status.value, "verdict": row.verdict.value}
+    record(session, "experiment ended", batch=row.batch_id, shard=None, **ended)
+
+
+def end(
+    session: Session, experiment_id: str, status: ExperimentStatus, *, only: Collection[ExperimentStatus]
+) -> bool:
+    """Give an experiment a terminal status, as its customer asks; return False if its own is not in `only`.
+
+    The dispatcher's next sweep cancels the shadow, which belongs to another tenant.
+    """
+    row = session.scalar(select(ExperimentRow).where(ExperimentRow.id == experiment_id).with_for_update())
+    if row is None or row.status not in only:
+        return False
+    _end(session, row, status)
+    return True
+
+
+def _close(session: Session, row: ExperimentRow, shadow: BatchRow | None) -> None:
+    """Cancel the shadow of an ended experiment; close the experiment once that has ended."""
+    if shadow is not None and not shadow.status.is_terminal:
+        batches.cancel(session, shadow.id)
+    if shadow is None or shadow.status.is_terminal:
+        row.closed_at = func.now()
+
+
+def _drop(session: Session, row: ExperimentRow, shadow: BatchRow | None) -> None:
+    """Delete the experiment on a deleted batch, and its shadow."""
+    if shadow is not None and not shadow.status.is_terminal:
+        batches.cancel(session, shadow.id)
+    if shadow is None or control.remove(session, shadow.id) is control.Done.YES:
+        session.delete(row)

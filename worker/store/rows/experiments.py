@@ -1,0 +1,67 @@
+"""Tables of experiments and of the requests that they compare."""
+
+from datetime import datetime
+
+from sqlalchemy import ForeignKey, Index, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from worker.contract.states import ExperimentStatus
+from worker.quality.comparison import Verdict
+from worker.store.rows.table import Owned, TableRow, created_now, one_of
+
+
+class ExperimentRow(Owned, TableRow):
+    """An experiment on a Batch: some of its Requests run under another Model too, in a Batch of their own."""
+
+    __tablename__ = "experiments"
+    __table_args__ = (
+        Index(None, "tenant_id", "created_at", "id"),
+        Index("experiments_open_index", "created_at", postgresql_where=text("closed_at IS NULL")),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    batch_id: Mapped[str]
+    shadow_id: Mapped[str]  # the Batch of the other Model
+    # The Batch's Model when it began, None: any; and the other one. A retry copies none of this.
+    base_name: Mapped[str | None]
+    base_fingerprint: Mapped[str | None]
+    model_name: Mapped[str]
+    model_fingerprint: Mapped[str]
+    status: Mapped[ExperimentStatus] = mapped_column(
+        one_of("status", ExperimentStatus), server_default=ExperimentStatus.RUNNING.value
+    )
+    verdict: Mapped[Verdict] = mapped_column(
+        one_of("verdict", Verdict), server_default=Verdict.UNDECIDED.value
+    )
+    share: Mapped[float]
+    allowed_loss: Mapped[float]
+    resolution: Mapped[float]
+    num_planned: Mapped[int]  # judged Requests that find the loss, as said beforehand
+    num_requests: Mapped[int]  # that run under both
+    num_expected: Mapped[int]  # of these, with a reference answer
+    num_seen: Mapped[int] = mapped_column(server_default="0")  # Results of both Batches at the last look
+    created_at: Mapped[datetime] = created_now()
+    ended_at: Mapped[datetime | None]
+    closed_at: Mapped[datetime | None]  # when nothing was left to do, the end of the other Batch included
+
+
+class ExperimentLineRow(TableRow):
+    """A Request that runs under both Models, and what became of it, once it has a Result from each."""
+
+    __tablename__ = "experiment_lines"
+    __table_args__ = (
+        Index("experiment_lines_open_index", "experiment_id", postgresql_where=text("agrees IS NULL")),
+    )
+
+    experiment_id: Mapped[str] = mapped_column(
+        ForeignKey("experiments.id", ondelete="CASCADE"), primary_key=True
+    )
+    position: Mapped[int] = mapped_column(primary_key=True)  # in the Batch
+    shadow_position: Mapped[int]
+    agrees: Mapped[bool | None]  # None: not judged yet
+    right_a: Mapped[bool | None]  # None: nothing says what is right
+    right_b: Mapped[bool | None]
+    tokens_a: Mapped[int | None]  # of output; None: one of the two was not computed for it
+    tokens_b: Mapped[int | None]
+    seconds_a: Mapped[float | None]  # device seconds
+    seconds_b: Mapped[float | None]
