@@ -12,6 +12,7 @@ from api.cli.commands import administration, keys, tenants, webhooks
 from api.cli.commands import batches as batch_commands
 from api.cli.commands import compare as compare_command
 from api.cli.commands import deployment as deployment_commands
+from api.cli.commands import experiments as experiment_commands
 from api.cli.commands import submit as submit_command
 from api.cli.commands import tune as tune_command
 from api.cli.commands.submit_options import SubmitCommand
@@ -67,6 +68,7 @@ app.command("retry")(batch_commands.retry)
 app.command("delete")(batch_commands.delete)
 app.command("compare")(compare_command.compare)
 app.command("tune")(tune_command.tune)
+app.command("experiment")(experiment_commands.experiment)
 app.command("models")(deployment_commands.models)
 app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(keys.app, name="keys")

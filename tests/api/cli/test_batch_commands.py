@@ -10,8 +10,10 @@ import pytest
 from sqlalchemy import select
 
 from api.cli.prompt_file import read_prompts
+from tests.api.batches.test_models import seen
 from tests.fixtures.batches import LEASE, held, result, run_to_the_end
 from tests.fixtures.shell import Shell, openai_line
+from worker.contract.models import Model, identify
 from worker.settings import Settings
 from worker.store.database.session import Store
 from worker.store.rows.shards import ShardRow
@@ -322,3 +324,19 @@ def test_outputs_of_openais_form_are_compared(shell: Shell, tmp_path: Path) -> N
         wrong.write_text(content)
         done = shell.run("compare", str(a), str(wrong))
         assert (done.returncode, said in done.stderr) == (1, True)
+
+
+def test_an_experiment_is_started_shown_and_rolled_back(
+    shell: Shell, key: str, store: Store, config: Settings
+) -> None:
+    seen(store, Model("small", "b" * 32, identify(config.model).tokenizer))
+    asked = 'experiment={"model": "small", "share": 1}'
+    options = ("--set", asked, "--max-tokens", "5")
+    batch_id = shell.run("submit", "-", *options, key=key, given="one\ntwo\n").stdout.strip()
+    shown = shell.run("experiment", batch_id, key=key)
+    assert shown.returncode == 0, shown.stderr
+    assert "undecided" in shown.stdout
+    assert "small" in shown.stdout
+    ended = shell.json("experiment", batch_id, "--rollback", key=key)
+    assert (ended["status"], ended["requests"], ended["expected"]) == ("rolled_back", 2, 0)
+    assert shell.run("experiment", batch_id, "--promote", "--rollback", key=key).returncode == 1

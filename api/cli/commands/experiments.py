@@ -1,0 +1,46 @@
+"""Defines `headrace experiment`: what an experiment has shown, and what becomes of its other model."""
+
+from typing import Annotated, Any
+
+import typer
+
+from api.cli.connection import connection
+from api.cli.show import AsJson, fail, print_json, print_record, print_table
+
+
+def experiment(
+    context: typer.Context,
+    experiment_id: Annotated[
+        str, typer.Argument(help="The id, experiment_..., or that of its batch, batch_....")
+    ],
+    promote: Annotated[
+        bool, typer.Option("--promote", help="Have the other model run the rest of the batch.")
+    ] = False,
+    roll_back: Annotated[
+        bool, typer.Option("--rollback", help="End it; a promoted batch gets its first model back.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what an experiment has shown so far; promote its other model, or roll that back."""
+    if promote and roll_back:
+        fail("--promote and --rollback exclude each other.")
+    path = f"/v1/experiments/{experiment_id.replace('batch_', 'experiment_', 1)}"
+    api = connection(context)
+    if promote or roll_back:
+        found = api.call("POST", f"{path}/{'promote' if promote else 'rollback'}")
+    else:
+        found = api.call("GET", path)
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+
+
+def _show(found: dict[str, Any]) -> None:
+    apart = {"a", "b", "interval"}
+    low, high = found["interval"]
+    shown = {name: value for name, value in found.items() if name not in apart and value is not None}
+    print_record(shown | {"interval": f"{low:.4f} to {high:.4f}"})
+    names = ["model", "quality", "output_tokens", "device_seconds", "tokens_per_device_second"]
+    rows = [[side.upper(), *(found[side][name] for name in names)] for side in ("a", "b")]
+    print_table(["", *(name.replace("_", " ").upper() for name in names)], rows)
