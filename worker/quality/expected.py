@@ -12,7 +12,7 @@ from typing import Any, Self
 from llguidance import LLMatcher, LLTokenizer
 
 from worker.quality.json_schema import SchemaError, check_schema, is_valid
-from worker.values.grammar import Grammar, GrammarError
+from worker.values.grammar import LIMITS, Grammar, GrammarError, LibraryPanicError, on_deep_stack
 
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 # Tokens that are single bytes, so that a regular expression is matched in time linear in the output.
@@ -72,7 +72,13 @@ class Expected:
         return {"match": self.match.value, "value": self.value, **within}
 
     def is_met(self, output: str) -> bool:
-        """Return whether an output is as expected."""
+        """Return whether an output is as expected; one that is nested too deep to be compared is not."""
+        try:
+            return self._is_met(output)
+        except RecursionError:
+            return False
+
+    def _is_met(self, output: str) -> bool:
         match self.match:
             case Match.EXACT:
                 return output.strip() == str(self.value).strip()
@@ -118,16 +124,23 @@ def _check_pattern(pattern: str) -> None:
 
 
 def _matches(pattern: str, output: str) -> bool:
-    matcher = LLMatcher(_BYTES, Grammar.regex(pattern).source, log_level=0)
     tokens = list(output.encode(errors="replace"))
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+    def follow() -> bool:
+        matcher = LLMatcher(_BYTES, Grammar.regex(pattern).source, log_level=0, limits=LIMITS)
+        return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
+
+    try:
+        return on_deep_stack(follow)
+    except LibraryPanicError:
+        return False
 
 
 def _read(output: str) -> tuple[Any, bool]:
     """Return the value of a JSON text and True, or None and False."""
     try:
         return json.loads(output), True
-    except (ValueError, RecursionError):
+    except ValueError:
         return None, False
 
 

@@ -116,6 +116,8 @@ def test_a_hostile_rule_takes_no_time() -> None:
     assert time.process_time() - began < 5  # 2**40 judgements would take years
 
 
-def test_json_that_cannot_be_read_is_not_as_expected() -> None:
-    expected = Expected.from_json({"match": "json", "value": 1})
-    assert not expected.is_met("[" * 100_000)
+@pytest.mark.parametrize("depth", [100, 900, 100_000])
+def test_json_that_is_nested_too_deep_is_not_as_expected(depth: int) -> None:
+    """A model may write anything, and an error here would end the dispatcher."""
+    for rule in ({"match": "json", "value": 1}, {"match": "json_schema", "value": {"items": {"$ref": "#"}}}):
+        assert not Expected.from_json(rule).is_met("[" * depth + "]" * depth)
