@@ -43,6 +43,16 @@ int64_at, int32_at, int8_at, uint8_at, uint32_at = (
 
 
 @intrinsic
+def pointer_like(_context: Any, pointer: Any, address: Any) -> Any:
+    """Return the pointer to an address, of the same type as another pointer."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[1], arguments[0].type)
+
+    return pointer(pointer, types.int64), generate
+
+
+@intrinsic
 def load(_context: Any, pointer: Any, index: Any) -> Any:
     """Return an element as float32."""
 

@@ -15,7 +15,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic as untyped_intrinsic
 
-from kernels.compiled import inlined
+from kernels.compiled import Pointer, inlined
+from kernels.simd import int64_at
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,12 @@ intrinsic: Any = untyped_intrinsic
 
 # With fewer elements, waking another thread costs more than it saves; estimated from timings on 2 cores.
 _ELEMENTS_WORTH_A_THREAD = 1 << 15
+
+# int64 in a cache line: counters that different threads write lie so far apart.
+LINE = 8
+# How a thread waits: so many looks at a counter, some 50 nanoseconds apart, then looks between sleeps.
+MOST_LOOKS = 2000
+SLEEP_MICROSECONDS = 50
 
 
 def num_threads(num_elements: int | None = None) -> int:
@@ -78,25 +85,79 @@ def team_size(_context: Any) -> Any:
 
 
 @intrinsic
-def wait_for_team(_context: Any) -> Any:
-    """Wait until all threads of this call of `fork` have come here; there must be one part a thread."""
+def take_next(_context: Any, counters: Any, index: Any) -> Any:
+    """Return a counter and raise it by one; no two threads get the same number.
+
+    What this thread wrote before is seen by a thread that has seen the raised counter by `wait_until`.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _call(builder, ir.VoidType(), "GOMP_barrier")
+        pointer = builder.gep(arguments[0], [arguments[1]])
+        return builder.atomic_rmw("add", pointer, ir.Constant(_I64, 1), "acq_rel")
+
+    return types.int64(counters, types.intp), generate
+
+
+@inlined
+def wait_until(counters: Pointer, index: int, least: int) -> None:
+    """Wait until a counter is at least `least`.
+
+    Another thread is a moment late, or other programs have its core. So this one spins for a moment, then
+    sleeps: an idle core takes over work that waits for a core.
+    """
+    num_looks = 0
+    while _look(counters, index) < least:
+        if num_looks < MOST_LOOKS:
+            _pause()
+        else:
+            _sleep()
+        num_looks += 1
+
+
+@inlined
+def meet(team: int, member: int, num_members: int) -> None:
+    """Wait until all members have come here.
+
+    `team` is the address of a line for all and one for each member, LINE int64 each, zeros at first.
+    """
+    counts, own = int64_at(team), (1 + member) * LINE
+    counts[own] += num_members
+    take_next(counts, 0)
+    wait_until(counts, 0, counts[own])
+
+
+@intrinsic
+def _look(_context: Any, counters: Any, index: Any) -> Any:
+    """Return a counter, and see all that was written by those who have raised it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(builder.gep(arguments[0], [arguments[1]]), "acquire", 8)
+
+    return types.int64(counters, types.intp), generate
+
+
+@intrinsic
+def _pause(_context: Any) -> Any:
+    """Let the processor do nothing for a moment."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _call(builder, ir.VoidType(), "llvm.x86.sse2.pause")
         return context.get_dummy_value()
 
     return types.void(), generate
 
 
 @intrinsic
-def take_next(_context: Any, counters: Any, index: Any) -> Any:
-    """Return a counter and raise it by one; no two threads get the same number."""
+def _sleep(_context: Any) -> Any:
+    """Leave the core to others for a moment."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.gep(arguments[0], [arguments[1]])
-        return builder.atomic_rmw("add", pointer, ir.Constant(_I64, 1), "monotonic")
+        kind = ir.FunctionType(_I32, [_I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "usleep")
+        builder.call(function, [ir.Constant(_I32, SLEEP_MICROSECONDS)])
+        return context.get_dummy_value()
 
-    return types.int64(counters, types.intp), generate
+    return types.void(), generate
 
 
 _I32, _I64, _POINTER = ir.IntType(32), ir.IntType(64), ir.IntType(8).as_pointer()
@@ -142,7 +203,7 @@ def _find_openmp() -> bool:
     ]
     for file in found:
         library = ctypes.CDLL(str(file))
-        names = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
+        names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
         if all(hasattr(library, name) for name in names):
             for name in names:
                 address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value

@@ -24,7 +24,7 @@ from kernels.simd import (
     tanh,
     uint8_at,
 )
-from kernels.threads import fork, share, take_next, team_size, wait_for_team
+from kernels.threads import fork, meet, share, take_next, team_size
 
 LARGEST = 127  # of a symmetric int8 range
 ZERO = 128  # the level of a zero in an activation, which is unsigned
@@ -71,9 +71,10 @@ class ChainCall(NamedTuple):
     levels: int  # [piece_rows, depth] uint8
     depth: int
     sums: int  # [num_threads, TILE_ROWS, PANEL] int32
+    team: int  # [1 + num_threads, LINE] zeros: where all threads meet
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Rows that run together."""
 
     first_row: int
@@ -144,7 +145,7 @@ def _gate(is_gelu: bool, products: Pointer, at: int, width: int) -> None:
 
 
 @inlined
-def _follow(link: LinkNumbers, row: int, place: _Place, call: ChainCall) -> None:
+def _follow(link: LinkNumbers, row: int, place: Place, call: ChainCall) -> None:
     """Turn a row of products into what the next link takes."""
     products, at = float32_at(call.products), (place.start + row) * call.width
     if link.after == NORM:
@@ -172,7 +173,7 @@ def _quantize_row(x: Pointer, start: int, width: int, row: int, call: ChainCall)
 
 @inlined
 def _multiply(
-    link: LinkNumbers, panel: int, out: Pointer, start: int, stride: int, place: _Place, call: ChainCall
+    link: LinkNumbers, panel: int, out: Pointer, start: int, stride: int, place: Place, call: ChainCall
 ) -> None:
     """Write the columns of a panel for all rows of the place; a row of `out` is `stride` long."""
     sums, maxima = int32_at(place.sums), float32_at(call.maxima)
@@ -201,7 +202,7 @@ def _multiply(
 
 
 @inlined
-def _prepare(number: int, link: LinkNumbers, place: _Place, call: ChainCall) -> None:
+def _prepare(number: int, link: LinkNumbers, place: Place, call: ChainCall) -> None:
     """Quantize this thread's rows for a link, from what was given or from the products of the link before."""
     begin, end = share(place.num_rows, place.member, place.num_members)
     if number:
@@ -218,7 +219,7 @@ def _prepare(number: int, link: LinkNumbers, place: _Place, call: ChainCall) -> 
 
 
 @inlined
-def _finish(link: LinkNumbers, place: _Place, call: ChainCall) -> None:
+def _finish(link: LinkNumbers, place: Place, call: ChainCall) -> None:
     """Write this thread's rows of the result, unless the last product has written them."""
     products, out = float32_at(call.products), float32_at(call.out)
     begin, end = share(place.num_rows, place.member, place.num_members)
@@ -230,14 +231,14 @@ def _finish(link: LinkNumbers, place: _Place, call: ChainCall) -> None:
 
 
 @kernel
-def _run_links(place: _Place, call: ChainCall) -> None:
-    """Take rows through the whole chain."""
+def take_through(place: Place, call: ChainCall) -> None:
+    """Take rows through the whole chain; at the end, members who share them have met."""
     counters, is_shared = int64_at(place.counters), call.is_shared
     for number in range(call.num_links):
         link = _link(call, number)
         _prepare(number, link, place, call)
         if is_shared:
-            wait_for_team()
+            meet(call.team, place.member, place.num_members)
         out, start, stride = float32_at(call.products), place.start * call.width, call.width
         if number == call.num_links - 1 and link.after == NOTHING:
             out, stride = float32_at(call.out), link.out_features
@@ -247,7 +248,7 @@ def _run_links(place: _Place, call: ChainCall) -> None:
             _multiply(link, panel, out, start, stride, place, call)
             panel = take_next(counters, number) if is_shared else panel + 1
         if is_shared:
-            wait_for_team()
+            meet(call.team, place.member, place.num_members)
     last = _link(call, call.num_links - 1)
     if last.after != NOTHING:
         _finish(last, place, call)
@@ -263,12 +264,12 @@ def _run_part(part: int, num_parts: int, call: ChainCall) -> None:
             for piece in range(num_pieces):
                 num_rows = min(rows, call.num_rows - piece * rows)
                 counters = call.counters + piece * call.num_links * 8
-                _run_links(_Place(piece * rows, num_rows, 0, part, num_members, counters, sums), call)
+                take_through(Place(piece * rows, num_rows, 0, part, num_members, counters, sums), call)
         return
     piece = take_next(int64_at(call.counters), 0)
     while piece < num_pieces:
         num_rows = min(rows, call.num_rows - piece * rows)
-        _run_links(_Place(piece * rows, num_rows, part * rows, 0, 1, call.counters, sums), call)
+        take_through(Place(piece * rows, num_rows, part * rows, 0, 1, call.counters, sums), call)
         piece = take_next(int64_at(call.counters), 0)
 
 

@@ -12,7 +12,7 @@ from kernels import compiled
 from kernels.int8_chain.cpu import GELU, NORM, NOTHING, SILU, LinkNumbers, run_links
 from kernels.int8_chain.panels import PanelWeight
 from kernels.int8_chain.tile import PANEL, TILE_ROWS, WORD
-from kernels.threads import num_threads
+from kernels.threads import LINE, num_threads
 
 # Rows that run together where threads share columns: each weight is read by one of them only.
 MOST_SHARED_ROWS = 256
@@ -118,6 +118,7 @@ def run_chain(chain: Chain, x: Tensor, residual: Tensor | None = None) -> Tensor
     maxima, products = torch.empty(rows), torch.empty(rows, chain.width)
     levels = torch.empty(rows, chain.depth, dtype=torch.uint8)
     sums = torch.empty(num_parts, TILE_ROWS, PANEL, dtype=torch.int32)
+    team = torch.zeros(1 + num_parts, LINE, dtype=torch.int64)
     counters = torch.zeros(-(-num_rows // piece_rows), len(chain.links), dtype=torch.int64)
     run_links(
         num_parts,
@@ -138,6 +139,7 @@ def run_chain(chain: Chain, x: Tensor, residual: Tensor | None = None) -> Tensor
             levels.data_ptr(),
             chain.depth,
             sums.data_ptr(),
+            team.data_ptr(),
         ),
     )
     return out

@@ -87,14 +87,16 @@ def _turn(
 
 
 @kernel
-def _write(part: int, num_parts: int, qkv: Pointer, keys: Pointer, values: Pointer, call: WriteCall) -> None:
+def write_rows(
+    begin: int, end: int, part: int, qkv: Pointer, keys: Pointer, values: Pointer, call: WriteCall
+) -> None:
+    """Write the rows begin..end by a part, which has its own place in the scratch."""
     num_heads, num_kv_heads, head_dim = call.num_heads, call.num_kv_heads, call.head_dim
     group, width = num_heads // num_kv_heads, (num_heads + 2 * num_kv_heads) * head_dim
     query, scratch, slots = float32_at(call.query), float32_at(call.scratch), int64_at(call.slots)
     key_scales, value_scales = float32_at(call.key_scales), float32_at(call.value_scales)
     normed = 2 * part * head_dim  # this part's place in `scratch`: a normed head, then a rotated one
     rotated = normed + head_dim
-    begin, end = share(call.num_rows, part, num_parts)
     for row in range(begin, end):
         block, offset = slots[row] // call.block_size, slots[row] % call.block_size
         for head in range(num_heads):
@@ -114,6 +116,12 @@ def _write(part: int, num_parts: int, qkv: Pointer, keys: Pointer, values: Point
             else:
                 _turn(call, row, qkv, key, call.key_norm, normed, keys, column, call.block_size)
                 copy(head_dim, qkv, value, values, slot * head_dim)
+
+
+@kernel
+def _write(part: int, num_parts: int, qkv: Pointer, keys: Pointer, values: Pointer, call: WriteCall) -> None:
+    begin, end = share(call.num_rows, part, num_parts)
+    write_rows(begin, end, part, qkv, keys, values, call)
 
 
 # Numba takes a plain tuple three microseconds faster than a named one.

@@ -210,6 +210,31 @@ def _write(task: _Task, out: Pointer, call: AttentionCall, plan: PlanNumbers) ->
 
 
 @kernel
+def attend_item(
+    item: int,
+    head: int,
+    part: int,
+    keys: Pointer,
+    values: Pointer,
+    out: Pointer,
+    call: AttentionCall,
+    plan: PlanNumbers,
+) -> None:
+    """Compute an item for one KV head, by a part, which has its own place in the scratch."""
+    scratch, block_floats = float32_at(plan.scratch), call.head_dim * call.block_size
+    task = _task(item, head, part, call, plan)
+    for index in range(task.scores, task.mixed + task.num_vectors * call.head_dim):
+        store(scratch, index, 0)
+    _score(task, keys, call, plan)
+    prefetch(values, _line(task.first_block, task, call, plan) * block_floats, block_floats)
+    _scale_slots(task, call.key_scales, call, plan)
+    _weigh(task, call, plan)
+    _scale_slots(task, call.value_scales, call, plan)
+    _mix(task, values, call, plan)
+    _write(task, out, call, plan)
+
+
+@kernel
 def _attend(
     part: int,
     num_parts: int,
@@ -219,23 +244,13 @@ def _attend(
     call: AttentionCall,
     plan: PlanNumbers,
 ) -> None:
-    scratch, num_kv_heads = float32_at(plan.scratch), call.num_kv_heads
-    block_floats = call.head_dim * call.block_size
+    num_kv_heads = call.num_kv_heads
     # With enough items, a part takes all heads of an item, since they lie in the same pages of memory.
     run = num_kv_heads if plan.num_items >= num_parts else 1
     num_tasks = (plan.num_items * num_kv_heads // run - part + num_parts - 1) // num_parts * run
     for nth in range(num_tasks):
         number = (nth // run * num_parts + part) * run + nth % run
-        task = _task(number // num_kv_heads, number % num_kv_heads, part, call, plan)
-        for index in range(task.scores, task.mixed + task.num_vectors * call.head_dim):
-            store(scratch, index, 0)
-        _score(task, keys, call, plan)
-        prefetch(values, _line(task.first_block, task, call, plan) * block_floats, block_floats)
-        _scale_slots(task, call.key_scales, call, plan)
-        _weigh(task, call, plan)
-        _scale_slots(task, call.value_scales, call, plan)
-        _mix(task, values, call, plan)
-        _write(task, out, call, plan)
+        attend_item(number // num_kv_heads, number % num_kv_heads, part, keys, values, out, call, plan)
 
 
 # Numba takes a plain tuple three microseconds faster than a named one.

@@ -80,8 +80,8 @@ TABLES = (
             ),
             Mutation(
                 "a counter skips",
-                'builder.atomic_rmw("add", pointer, ir.Constant(_I64, 1), "monotonic")',
-                'builder.atomic_rmw("add", pointer, ir.Constant(_I64, 2), "monotonic")',
+                'builder.atomic_rmw("add", pointer, ir.Constant(_I64, 1), "acq_rel")',
+                'builder.atomic_rmw("add", pointer, ir.Constant(_I64, 2), "acq_rel")',
             ),
         ),
     ),

@@ -93,6 +93,7 @@ TABLES = (
                 "head_dim * call.block_size",
             ),
             Mutation("heads of a group share a place", "* group + head % group)", "* group)"),
+            Mutation("a row is left out", "write_rows(begin, end, part", "write_rows(begin + 1, end, part"),
         ),
     ),
     Table(

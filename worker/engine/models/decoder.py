@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.kv_write import PagedCache
 from kernels.rms_norm import rms_norm
 from worker.engine.models.decoder_config import DecoderConfig
+from worker.engine.models.layers.attention_layers import attention_layers
 from worker.engine.models.layers.decoder_layer import DecoderLayer
 from worker.engine.models.layers.ends import Embedding, argmax_of
 from worker.engine.models.layers.layer_end import layer_end
@@ -37,7 +38,7 @@ class Decoder:
         norms = [layer.attention_norm for layer in layers[1:]]
         products = [layer.attention.qkv for layer in layers[1:]]
         # Each layer's end, with the start of the next one.
-        self._ends = [
+        *ends, self._end = [
             layer_end(layer, after, qkv, config.norm_eps)
             for layer, after, qkv in zip(layers, [*norms, norm], [*products, None], strict=True)
         ]
@@ -47,12 +48,14 @@ class Decoder:
         self._dtype = dtype  # of activations between products; the residual is float32
         self._embedding_scale = embedding_scale
         angles = rotary_angles(config.head_dim, max_model_len, config.rope_theta, config.rope_scaling)
-        # Rotary angles, by the layer's window.
-        self._angles = dict.fromkeys(set(config.windows), angles.to(device))
+        angles = local = angles.to(device)
         if config.local_rope_theta is not None:
             local = rotary_angles(config.head_dim, max_model_len, config.local_rope_theta, RopeScaling())
             local = local.to(device)
-            self._angles |= {window: local for window in self._angles if window is not None}
+        attentions = [layer.attention for layer in layers]
+        self._to_last_attention = attention_layers(
+            attentions, [angles if one.window is None else local for one in attentions], ends
+        )
 
     def forward(self, step: StepInput, kv_cache: Sequence[PagedCache]) -> Tensor:
         """Run a Step, writing keys and values, and return the final hidden states of its output rows.
@@ -63,17 +66,15 @@ class Decoder:
         residual = self._embedding(step.token_ids)
         if self._embedding_scale is not None:
             residual.mul_(self._embedding_scale)
-        first, last = self._layers[0], len(self._layers) - 1
+        first = self._layers[0]
         x = first.attention.qkv(rms_norm(residual, first.attention_norm, self.config.norm_eps, self._dtype))
-        for index, (layer, end, cache) in enumerate(zip(self._layers, self._ends, kv_cache, strict=True)):
-            x = layer.attention(x, self._angles[layer.attention.window], cache, step)
-            if index == last and step.output_rows is not None:
-                if not len(step.output_rows):
-                    return x[:0]  # a chunk inside a prompt: only its keys and values were needed
-                x = x.index_select(0, step.output_rows)
-                residual = residual.index_select(0, step.output_rows)
-            x = end(x, residual)
-        return x
+        x = self._to_last_attention(x, residual, kv_cache, step)
+        if step.output_rows is not None:
+            if not len(step.output_rows):
+                return x[:0]  # a chunk inside a prompt: only its keys and values were needed
+            x = x.index_select(0, step.output_rows)
+            residual = residual.index_select(0, step.output_rows)
+        return self._end(x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [num_outputs, vocab_size] of hidden states from `forward`."""

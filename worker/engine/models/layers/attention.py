@@ -14,7 +14,7 @@ class Attention:
     `qkv` is its one product for query, key and value, which runs before it.
     """
 
-    __slots__ = ("_norms", "_scale", "_soft_cap", "qkv", "window")
+    __slots__ = ("norms", "qkv", "scale", "soft_cap", "window")
 
     def __init__(
         self,
@@ -27,22 +27,22 @@ class Attention:
     ) -> None:
         self.window = window  # tokens that a row reads, itself included; None: all up to it
         self.qkv = qkv
-        self._scale = scale
-        self._norms = norms
-        self._soft_cap = soft_cap
+        self.scale = scale
+        self.norms = norms
+        self.soft_cap = soft_cap
 
     def __call__(self, qkv: Tensor, angles: Tensor, cache: PagedCache, step: StepInput) -> Tensor:
         """Return [num_tokens, num_heads * head_dim], before the output projection.
 
         `qkv` [num_tokens, qkv.out_features] is the product; `angles` are as in `kernels.kv_write`.
         """
-        query = rotary_kv_write(qkv, angles, step.positions, step.slots, cache, self._norms)
+        query = rotary_kv_write(qkv, angles, step.positions, step.slots, cache, self.norms)
         return paged_attention(
             query,
             cache,
             step.attention,
-            self._scale,
+            self.scale,
             dtype=qkv.dtype,
             window=self.window,
-            soft_cap=self._soft_cap,
+            soft_cap=self.soft_cap,
         )

@@ -51,14 +51,14 @@ class SeparateEnd:
 class ChainedEnd:
     """The end of a layer as one chain of int8 products."""
 
-    __slots__ = ("_chain",)
+    __slots__ = ("chain",)
 
     def __init__(self, chain: Chain) -> None:
-        self._chain = chain
+        self.chain = chain
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return as `LayerEnd` says."""
-        return run_chain(self._chain, x, residual)
+        return run_chain(self.chain, x, residual)
 
 
 def layer_end(layer: DecoderLayer, norm: Tensor, qkv: Projection | None, eps: float) -> LayerEnd:

@@ -1,0 +1,222 @@
+"""Checks the arguments of layers that run in one parallel region, and runs them on a CPU."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.int8_chain import Chain
+from kernels.int8_chain.tile import PANEL, TILE_ROWS
+from kernels.int8_layers.cpu import COUNTERS, MOST_LINKS, WRITTEN, LayerNumbers, run_bfloat16, run_int8
+from kernels.kv_write import HeadNorms, LayerCache
+from kernels.paged_attention import AttentionPlan
+from kernels.paged_attention.op import NO_WINDOW
+from kernels.threads import LINE, num_threads
+
+# Rows that run together where threads share a piece: each weight is read by one of them only.
+MOST_SHARED_ROWS = 256
+# Rows that one thread takes at once: what they need in a layer stays in a core's own cache.
+MOST_PIECE_ROWS = 32
+# Pieces of their own are worth it where every thread can read a layer's weights from a near cache.
+MOST_BYTES_FOR_PIECES = 4 << 20
+
+_RUN = {torch.bfloat16: run_bfloat16, torch.int8: run_int8}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer from the cache write of its query, key and value to those of the next layer."""
+
+    angles: Tensor  # [max_position, 2, head_dim / 2] float32, as `rotary_kv_write` takes them
+    norms: HeadNorms | None = None
+    window: int | None = None  # tokens that a row reads, itself included; None: all up to it
+    chain: Chain | None = None  # what follows the attention; None only for the last layer
+
+
+class Layers:
+    """Layers that run one after the other on a Step's rows, the last of them up to its attention."""
+
+    __slots__ = ("_caches", "_table", "depth", "layers", "num_bytes", "scale", "soft_cap", "width")
+
+    def __init__(self, layers: Sequence[Layer], *, scale: float, soft_cap: float | None = None) -> None:
+        """Check that layers fit each other; raise ValueError when they do not."""
+        chains = [layer.chain for layer in layers[:-1]]
+        if layers[-1].chain is not None or None in chains:
+            raise ValueError("int8_layers: each layer but the last needs a chain")
+        known = [chain for chain in chains if chain is not None]
+        if any(len(chain.links) > MOST_LINKS for chain in known):
+            raise ValueError(f"int8_layers: a chain has more than {MOST_LINKS} links")
+        self.layers = tuple(layers)
+        self.scale = scale
+        self.soft_cap = soft_cap
+        self.width = max((chain.width for chain in known), default=0)
+        self.depth = max((chain.depth for chain in known), default=0)
+        self.num_bytes = max((chain.num_bytes for chain in known), default=0)
+        self._caches: Sequence[LayerCache] = ()
+        self._table = torch.empty(0)
+
+    def table(self, caches: Sequence[LayerCache]) -> Tensor:
+        """Return the numbers of all layers with their caches; the same list of caches must not change."""
+        if caches is not self._caches:
+            lines = [_numbers(layer, cache) for layer, cache in zip(self.layers, caches, strict=True)]
+            self._table, self._caches = torch.tensor(lines), caches
+        return self._table
+
+
+def run_layers(
+    layers: Layers,
+    qkv: Tensor,
+    residual: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    caches: Sequence[LayerCache],
+    plan: AttentionPlan,
+) -> Tensor:
+    """Return the result of the last layer's attention, [num_rows, num_heads * head_dim] float32.
+
+    `qkv` [num_rows, (num_heads + 2 * num_kv_heads) * head_dim] is the first layer's, and is overwritten;
+    `residual` [num_rows, hidden] changes in place; both are float32, dense. `positions` and `slots` are as
+    `rotary_kv_write` takes them. No Sequence may read what another one writes in the same Step. A row has the
+    same bits in any Step. Raises ValueError on shapes and dtypes that do not fit.
+    """
+    cache = caches[0]
+    _, num_kv_heads, head_dim, block_size = cache.keys.shape
+    num_rows, width = qkv.shape
+    num_heads = width // head_dim - 2 * num_kv_heads
+    run = _RUN.get(cache.keys.dtype)
+    _check(layers, qkv, residual, positions, slots, num_heads=num_heads, cache=cache, plan=plan)
+    assert run is not None  # noqa: S101  (as `_check` has found)
+    num_parts = num_threads()
+    is_shared, most_rows = _split(layers, num_rows, num_parts)
+    pieces = cut(plan, most_rows)
+    num_parts = min(num_parts, len(pieces)) if not is_shared else num_parts
+    piece_rows = int(pieces[:, 3].max())
+    rows = piece_rows if is_shared else piece_rows * num_parts
+    table = torch.from_numpy(pieces)
+    attended = torch.empty(num_rows, num_heads * head_dim)
+    query = torch.empty(num_rows * num_heads * head_dim)
+    heads = torch.empty(num_parts, 2, head_dim)
+    maxima, products = torch.empty(rows), torch.empty(rows, layers.width)
+    levels = torch.empty(rows, layers.depth, dtype=torch.uint8)
+    sums = torch.empty(num_parts, TILE_ROWS, PANEL, dtype=torch.int32)
+    num_shared = len(pieces) * len(layers.layers) * COUNTERS if is_shared else 0
+    counters = torch.zeros(WRITTEN + len(pieces) + num_shared, dtype=torch.int64)
+    team = torch.zeros(1 + num_parts, LINE, dtype=torch.int64)
+    norms = layers.layers[0].norms
+    chain = layers.layers[0].chain
+    run(
+        num_parts,
+        (
+            layers.table(caches).data_ptr(),
+            len(layers.layers),
+            table.data_ptr(),
+            len(pieces),
+            is_shared,
+            counters.data_ptr(),
+            team.data_ptr(),
+            num_rows,
+            qkv.data_ptr(),
+            query.data_ptr(),
+            attended.data_ptr(),
+            residual.data_ptr(),
+            positions.data_ptr(),
+            slots.data_ptr(),
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            block_size,
+            layers.scale,
+            layers.soft_cap or 0.0,
+            0.0 if norms is None else norms.eps,
+            0.0 if chain is None else chain.eps,
+            heads.data_ptr(),
+            piece_rows,
+            maxima.data_ptr(),
+            products.data_ptr(),
+            layers.width,
+            levels.data_ptr(),
+            layers.depth,
+            sums.data_ptr(),
+        ),
+        plan.numbers,
+    )
+    return attended
+
+
+def cut(plan: AttentionPlan, most_rows: int) -> np.ndarray:
+    """Return the plan's items in pieces of about `most_rows` rows, as lines of `Piece`, int64.
+
+    A piece has at most `most_rows` rows and those of one item more.
+    """
+    first_rows, num_rows, sequences = (
+        one.numpy() for one in (plan.first_rows, plan.num_rows, plan.sequences)
+    )
+    numbers = first_rows // most_rows
+    starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+    ends = np.append(starts[1:], len(first_rows))
+    end_rows = first_rows[ends - 1] + num_rows[ends - 1]
+    # The piece of each Sequence's first item.
+    firsts = np.searchsorted(sequences, sequences[starts])
+    needed = np.searchsorted(starts, firsts, side="right") - 1
+    return np.stack([starts, ends, first_rows[starts], end_rows - first_rows[starts], needed], axis=1)
+
+
+def _split(layers: Layers, num_rows: int, num_parts: int) -> tuple[bool, int]:
+    """Return whether threads share a piece, and the rows of one."""
+    is_shared = num_parts > 1 and layers.num_bytes > MOST_BYTES_FOR_PIECES
+    if is_shared:
+        return True, MOST_SHARED_ROWS
+    num_pieces = -(-num_rows // MOST_PIECE_ROWS)
+    num_pieces = -(-num_pieces // num_parts) * num_parts
+    return False, -(-num_rows // num_pieces)
+
+
+def _check(
+    layers: Layers,
+    qkv: Tensor,
+    residual: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    *,
+    num_heads: int,
+    cache: LayerCache,
+    plan: AttentionPlan,
+) -> None:
+    _, num_kv_heads, head_dim, _ = cache.keys.shape
+    num_rows, width = qkv.shape
+    chains = [layer.chain for layer in layers.layers if layer.chain is not None]
+    floats = (qkv, residual)
+    if (
+        not num_rows == len(positions) == len(slots) == len(plan.positions) == len(residual)
+        or width % head_dim
+        or num_heads < 1
+        or num_heads % num_kv_heads
+        or any(one.dtype != torch.float32 or not one.is_contiguous() for one in floats)
+        or any((chain.in_features, chain.out_features) != (num_heads * head_dim, width) for chain in chains)
+        or any(chain.links[0].weight.out_features != residual.shape[1] for chain in chains)
+        or any(layer.angles.shape[1:] != (2, head_dim // 2) for layer in layers.layers)
+    ):
+        raise ValueError(
+            f"int8_layers: arguments do not fit: qkv {tuple(qkv.shape)}, residual {tuple(residual.shape)}, "
+            f"{len(positions)} positions, {len(slots)} slots, keys {tuple(cache.keys.shape)}"
+        )
+    if cache.keys.dtype not in _RUN:
+        raise ValueError(f"int8_layers: cannot use a cache of {cache.keys.dtype}")
+
+
+def _numbers(layer: Layer, cache: LayerCache) -> LayerNumbers:
+    norms, scales = layer.norms, cache.scales
+    return LayerNumbers(
+        0 if layer.chain is None else layer.chain.table.data_ptr(),
+        0 if layer.chain is None else len(layer.chain.links),
+        cache.keys.data_ptr(),
+        cache.values.data_ptr(),
+        0 if scales is None else scales[0].data_ptr(),
+        0 if scales is None else scales[1].data_ptr(),
+        layer.angles.data_ptr(),
+        0 if norms is None else norms.query.data_ptr(),
+        0 if norms is None else norms.key.data_ptr(),
+        layer.window or NO_WINDOW,
+    )
