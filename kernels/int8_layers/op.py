@@ -9,7 +9,15 @@ from torch import Tensor
 
 from kernels.int8_chain import Chain
 from kernels.int8_chain.tile import PANEL, TILE_ROWS
-from kernels.int8_layers.cpu import COUNTERS, MOST_LINKS, WRITTEN, LayerNumbers, run_bfloat16, run_int8
+from kernels.int8_layers.cpu import (
+    COUNTERS,
+    MOST_LINKS,
+    WRITTEN,
+    LayerNumbers,
+    LayersCall,
+    run_bfloat16,
+    run_int8,
+)
 from kernels.kv_write import HeadNorms, LayerCache
 from kernels.paged_attention import AttentionPlan
 from kernels.paged_attention.op import NO_WINDOW
@@ -38,7 +46,18 @@ class Layer:
 class Layers:
     """Layers that run one after the other on a Step's rows, the last of them up to its attention."""
 
-    __slots__ = ("_caches", "_table", "depth", "layers", "num_bytes", "scale", "soft_cap", "width")
+    __slots__ = (
+        "_caches",
+        "_table",
+        "depth",
+        "eps",
+        "head_eps",
+        "layers",
+        "num_bytes",
+        "scale",
+        "soft_cap",
+        "width",
+    )
 
     def __init__(self, layers: Sequence[Layer], *, scale: float, soft_cap: float | None = None) -> None:
         """Check that layers fit each other; raise ValueError when they do not."""
@@ -54,6 +73,9 @@ class Layers:
         self.width = max((chain.width for chain in known), default=0)
         self.depth = max((chain.depth for chain in known), default=0)
         self.num_bytes = max((chain.num_bytes for chain in known), default=0)
+        self.eps = known[0].eps if known else 0.0
+        norms = layers[0].norms
+        self.head_eps = 0.0 if norms is None else norms.eps
         self._caches: Sequence[LayerCache] = ()
         self._table = torch.empty(0)
 
@@ -82,67 +104,79 @@ def run_layers(
     same bits in any Step. Raises ValueError on shapes and dtypes that do not fit.
     """
     cache = caches[0]
-    _, num_kv_heads, head_dim, block_size = cache.keys.shape
-    num_rows, width = qkv.shape
-    num_heads = width // head_dim - 2 * num_kv_heads
-    run = _RUN.get(cache.keys.dtype)
-    _check(layers, qkv, residual, positions, slots, num_heads=num_heads, cache=cache, plan=plan)
-    assert run is not None  # noqa: S101  (as `_check` has found)
-    num_parts = num_threads()
+    _check(layers, qkv, residual, positions, slots, cache=cache, plan=plan)
+    num_rows, num_parts = len(qkv), num_threads()
     is_shared, most_rows = _split(layers, num_rows, num_parts)
     pieces = cut(plan, most_rows)
-    num_parts = min(num_parts, len(pieces)) if not is_shared else num_parts
+    num_parts = num_parts if is_shared else min(num_parts, len(pieces))
+    _, num_kv_heads, head_dim, block_size = cache.keys.shape
+    num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+    table, space = torch.from_numpy(pieces), _space(layers, pieces, num_parts, head_dim, is_shared=is_shared)
+    attended, query = (torch.empty(num_rows, num_heads * head_dim) for _ in range(2))
+    call = LayersCall(
+        layers.table(caches).data_ptr(),
+        len(layers.layers),
+        table.data_ptr(),
+        len(pieces),
+        is_shared,
+        space.counters.data_ptr(),
+        space.team.data_ptr(),
+        num_rows,
+        qkv.data_ptr(),
+        query.data_ptr(),
+        attended.data_ptr(),
+        residual.data_ptr(),
+        positions.data_ptr(),
+        slots.data_ptr(),
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        block_size,
+        layers.scale,
+        layers.soft_cap or 0.0,
+        layers.head_eps,
+        layers.eps,
+        space.heads.data_ptr(),
+        space.piece_rows,
+        space.maxima.data_ptr(),
+        space.products.data_ptr(),
+        layers.width,
+        space.levels.data_ptr(),
+        layers.depth,
+        space.sums.data_ptr(),
+    )
+    _RUN[cache.keys.dtype](num_parts, tuple(call), plan.numbers)
+    return attended
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """Counters, all zero, and memory for what rows need between two products."""
+
+    counters: Tensor
+    team: Tensor
+    heads: Tensor
+    piece_rows: int
+    maxima: Tensor
+    products: Tensor
+    levels: Tensor
+    sums: Tensor
+
+
+def _space(layers: Layers, pieces: np.ndarray, num_parts: int, head_dim: int, *, is_shared: bool) -> _Space:
     piece_rows = int(pieces[:, 3].max())
     rows = piece_rows if is_shared else piece_rows * num_parts
-    table = torch.from_numpy(pieces)
-    attended = torch.empty(num_rows, num_heads * head_dim)
-    query = torch.empty(num_rows * num_heads * head_dim)
-    heads = torch.empty(num_parts, 2, head_dim)
-    maxima, products = torch.empty(rows), torch.empty(rows, layers.width)
-    levels = torch.empty(rows, layers.depth, dtype=torch.uint8)
-    sums = torch.empty(num_parts, TILE_ROWS, PANEL, dtype=torch.int32)
     num_shared = len(pieces) * len(layers.layers) * COUNTERS if is_shared else 0
-    counters = torch.zeros(WRITTEN + len(pieces) + num_shared, dtype=torch.int64)
-    team = torch.zeros(1 + num_parts, LINE, dtype=torch.int64)
-    norms = layers.layers[0].norms
-    chain = layers.layers[0].chain
-    run(
-        num_parts,
-        (
-            layers.table(caches).data_ptr(),
-            len(layers.layers),
-            table.data_ptr(),
-            len(pieces),
-            is_shared,
-            counters.data_ptr(),
-            team.data_ptr(),
-            num_rows,
-            qkv.data_ptr(),
-            query.data_ptr(),
-            attended.data_ptr(),
-            residual.data_ptr(),
-            positions.data_ptr(),
-            slots.data_ptr(),
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            block_size,
-            layers.scale,
-            layers.soft_cap or 0.0,
-            0.0 if norms is None else norms.eps,
-            0.0 if chain is None else chain.eps,
-            heads.data_ptr(),
-            piece_rows,
-            maxima.data_ptr(),
-            products.data_ptr(),
-            layers.width,
-            levels.data_ptr(),
-            layers.depth,
-            sums.data_ptr(),
-        ),
-        plan.numbers,
+    return _Space(
+        torch.zeros(WRITTEN + len(pieces) + num_shared, dtype=torch.int64),
+        torch.zeros(1 + num_parts, LINE, dtype=torch.int64),
+        torch.empty(num_parts, 2, head_dim),
+        piece_rows,
+        torch.empty(rows),
+        torch.empty(rows, layers.width),
+        torch.empty(rows, layers.depth, dtype=torch.uint8),
+        torch.empty(num_parts, TILE_ROWS, PANEL, dtype=torch.int32),
     )
-    return attended
 
 
 def cut(plan: AttentionPlan, most_rows: int) -> np.ndarray:
@@ -180,12 +214,12 @@ def _check(
     positions: Tensor,
     slots: Tensor,
     *,
-    num_heads: int,
     cache: LayerCache,
     plan: AttentionPlan,
 ) -> None:
     _, num_kv_heads, head_dim, _ = cache.keys.shape
     num_rows, width = qkv.shape
+    num_heads = width // head_dim - 2 * num_kv_heads
     chains = [layer.chain for layer in layers.layers if layer.chain is not None]
     floats = (qkv, residual)
     if (
