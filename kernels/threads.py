@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic as untyped_intrinsic
 
-from kernels.compiled import Pointer, inlined
+from kernels.compiled import inlined
 from kernels.simd import int64_at
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def team_size(_context: Any) -> Any:
 def take_next(_context: Any, counters: Any, index: Any) -> Any:
     """Return a counter and raise it by one; no two threads get the same number.
 
-    What this thread wrote before is seen by a thread that has seen the raised counter by `wait_until`.
+    Who sees the raised counter by `meet` sees what this thread wrote before.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -99,31 +99,23 @@ def take_next(_context: Any, counters: Any, index: Any) -> Any:
 
 
 @inlined
-def wait_until(counters: Pointer, index: int, least: int) -> None:
-    """Wait until a counter is at least `least`.
+def meet(team: int, member: int, num_members: int) -> None:
+    """Wait until all members have come here.
 
-    Another thread is a moment late, or other programs have its core. So this one spins for a moment, then
-    sleeps: an idle core takes over work that waits for a core.
+    `team` is the address of a line for all and one for each member, LINE int64 each, zeros at first. If
+    another member is late, other programs may have its core. So this one spins for a moment, then sleeps: an
+    idle core takes over work that waits for a core.
     """
+    counts, own = int64_at(team), (1 + member) * LINE
+    counts[own] += num_members
+    take_next(counts, 0)
     num_looks = 0
-    while _look(counters, index) < least:
+    while _look(counts, 0) < counts[own]:
         if num_looks < MOST_LOOKS:
             _pause()
         else:
             _sleep()
         num_looks += 1
-
-
-@inlined
-def meet(team: int, member: int, num_members: int) -> None:
-    """Wait until all members have come here.
-
-    `team` is the address of a line for all and one for each member, LINE int64 each, zeros at first.
-    """
-    counts, own = int64_at(team), (1 + member) * LINE
-    counts[own] += num_members
-    take_next(counts, 0)
-    wait_until(counts, 0, counts[own])
 
 
 @intrinsic

@@ -1,6 +1,7 @@
 """Runs a Step's rows through layers of attention and int8 products in one parallel region.
 
-Rows are written, attended and multiplied by the code of `kv_write`, `paged_attention` and `int8_chain`.
+Rows are written, attended and multiplied by the code of `kv_write`, `paged_attention` and `int8_chain`. All
+threads share each part of the work and meet after it.
 """
 
 from typing import Any, NamedTuple
@@ -11,13 +12,11 @@ from kernels.int8_chain.tile import PANEL, TILE_ROWS
 from kernels.kv_write.cpu import WriteCall, write_rows
 from kernels.paged_attention.cpu import AttentionCall, PlanNumbers, attend_item
 from kernels.simd import bfloat16_at, float32_at, int8_at, int64_at, pointer_like
-from kernels.threads import LINE, fork, meet, share, take_next, team_size, wait_until
+from kernels.threads import fork, meet, share, take_next, team_size
 
 # Of one piece and layer: a counter for each link of a chain, and one for its attention.
 COUNTERS = 5
 MOST_LINKS = COUNTERS - 1
-# Where the counters of all pieces begin.
-WRITTEN = 2 * LINE
 
 
 class LayerNumbers(NamedTuple):
@@ -42,7 +41,6 @@ class Piece(NamedTuple):
     end_item: int
     first_row: int
     num_rows: int
-    first_needed: int  # the first piece that has rows of the same Sequence as this one's first row
 
 
 class LayersCall(NamedTuple):
@@ -52,10 +50,7 @@ class LayersCall(NamedTuple):
     num_layers: int
     pieces: int  # [num_pieces] Piece
     num_pieces: int
-    is_shared: bool  # whether all threads share the work of a piece, or each has pieces of its own
-    # Zeros: a line for the next piece and one for the number of finished ones; then, for each piece, the
-    # number of layers whose keys and values are written; then COUNTERS for each piece and layer, if shared.
-    counters: int
+    counters: int  # [num_pieces, num_layers, COUNTERS] zeros
     team: int  # [1 + num_threads, LINE] zeros
     num_rows: int
     qkv: int  # [num_rows, (num_heads + 2 * num_kv_heads) * head_dim] float32
@@ -73,7 +68,7 @@ class LayersCall(NamedTuple):
     head_eps: float  # of the norms of heads
     eps: float
     heads: int  # [num_threads, 2, head_dim] float32
-    # What rows need between two products: for each thread, or once where threads share a piece.
+    # What a piece needs between two products.
     piece_rows: int  # the most rows of a piece
     maxima: int  # [piece_rows] float32
     products: int  # [piece_rows, width] float32
@@ -102,8 +97,8 @@ def _layer(call: LayersCall, number: int) -> LayerNumbers:
 
 @inlined
 def _piece(call: LayersCall, number: int) -> Piece:
-    table, at = int64_at(call.pieces), number * 5
-    return Piece(table[at], table[at + 1], table[at + 2], table[at + 3], table[at + 4])
+    table, at = int64_at(call.pieces), number * 4
+    return Piece(table[at], table[at + 1], table[at + 2], table[at + 3])
 
 
 @inlined
@@ -158,7 +153,7 @@ def _chain_call(layer: LayerNumbers, call: LayersCall) -> ChainCall:
         0,
         call.num_rows,
         call.piece_rows,
-        call.is_shared,
+        True,
         call.attended,
         call.residual,
         call.qkv,
@@ -174,12 +169,6 @@ def _chain_call(layer: LayerNumbers, call: LayersCall) -> ChainCall:
 
 
 @inlined
-def _shared_counters(number: int, layer: int, call: LayersCall) -> int:
-    """Return where the counters of a piece and a layer begin."""
-    return WRITTEN + call.num_pieces + (number * call.num_layers + layer) * COUNTERS
-
-
-@inlined
 def _attend_piece(
     part: int,
     counter: int,
@@ -189,72 +178,46 @@ def _attend_piece(
     call: LayersCall,
     plan: PlanNumbers,
 ) -> None:
-    """Compute the attention of a piece; `counter` is its counter's place where threads share it."""
-    counters, num_kv_heads, is_shared = int64_at(call.counters), call.num_kv_heads, call.is_shared
+    """Compute this thread's share of a piece's attention; `counter` is the place of its counter."""
+    counters, num_kv_heads = int64_at(call.counters), call.num_kv_heads
     keys, values = pointer_like(cache, layer.keys), pointer_like(cache, layer.values)
     attention = _attention_call(layer, call)
     num_tasks = (piece.end_item - piece.first_item) * num_kv_heads
-    task = take_next(counters, counter) if is_shared else 0
+    task = take_next(counters, counter)
     while task < num_tasks:
         item, head = piece.first_item + task // num_kv_heads, task % num_kv_heads
         attend_item(item, head, part, keys, values, float32_at(call.attended), attention, plan)
-        task = take_next(counters, counter) if is_shared else task + 1
+        task = take_next(counters, counter)
 
 
 @kernel
 def _run_piece(
-    number: int,
-    part: int,
-    member: int,
-    num_members: int,
-    cache: Pointer,
-    call: LayersCall,
-    plan: PlanNumbers,
+    number: int, member: int, num_members: int, cache: Pointer, call: LayersCall, plan: PlanNumbers
 ) -> None:
-    """Take a piece through all layers, alone or as one of the members that share it."""
-    piece, counters = _piece(call, number), int64_at(call.counters)
+    """Take a piece through all layers, as one of the threads that share it."""
+    piece, sums = _piece(call, number), call.sums + member * TILE_ROWS * PANEL * 4
     begin, end = share(piece.num_rows, member, num_members)
-    start = 0 if call.is_shared else part * call.piece_rows
+    first, last = piece.first_row + begin, piece.first_row + end
     for index in range(call.num_layers):
-        layer, own = _layer(call, index), _shared_counters(number, index, call)
+        layer, counter = _layer(call, index), (number * call.num_layers + index) * COUNTERS
         keys, values = pointer_like(cache, layer.keys), pointer_like(cache, layer.values)
-        first, last = piece.first_row + begin, piece.first_row + end
-        write_rows(first, last, part, float32_at(call.qkv), keys, values, _write_call(layer, call))
-        if call.is_shared:
-            meet(call.team, member, num_members)
-        else:
-            # Earlier rows of the Sequence may be in pieces that other threads have.
-            take_next(counters, WRITTEN + number)
-            for needed in range(piece.first_needed, number):
-                wait_until(counters, WRITTEN + needed, index + 1)
-        _attend_piece(part, own + MOST_LINKS, piece, layer, cache, call, plan)
-        if call.is_shared:
-            meet(call.team, member, num_members)
+        write_rows(first, last, member, float32_at(call.qkv), keys, values, _write_call(layer, call))
+        meet(call.team, member, num_members)
+        _attend_piece(member, counter + MOST_LINKS, piece, layer, cache, call, plan)
+        # The last time so that all end together: OpenMP's own barrier spins for long.
+        meet(call.team, member, num_members)
         if layer.num_links:
-            sums = call.sums + part * TILE_ROWS * PANEL * 4
-            place = Place(
-                piece.first_row, piece.num_rows, start, member, num_members, call.counters + own * 8, sums
-            )
+            counters = call.counters + counter * 8
+            place = Place(piece.first_row, piece.num_rows, 0, member, num_members, counters, sums)
             take_through(place, _chain_call(layer, call))
 
 
 @kernel
 def _run_part(part: int, num_parts: int, cache: Pointer, call: LayersCall, plan: PlanNumbers) -> None:
-    counters = int64_at(call.counters)
-    if call.is_shared:
-        num_members = min(num_parts, team_size())  # OpenMP may have started fewer threads
-        if part < num_members:
-            for number in range(call.num_pieces):
-                _run_piece(number, part, part, num_members, cache, call, plan)
-        return
-    # Pieces are taken in order, so those that a piece waits for have been taken before it.
-    number = take_next(counters, 0)
-    while number < call.num_pieces:
-        _run_piece(number, part, 0, 1, cache, call, plan)
-        take_next(counters, LINE)
-        number = take_next(counters, 0)
-    if part == 0:
-        wait_until(counters, LINE, call.num_pieces)  # sooner asleep than at OpenMP's own barrier
+    num_members = min(num_parts, team_size())  # OpenMP may have started fewer threads
+    if part < num_members:
+        for number in range(call.num_pieces):
+            _run_piece(number, part, num_members, cache, call, plan)
 
 
 # Numba takes a plain tuple three microseconds faster than a named one.

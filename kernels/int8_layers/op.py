@@ -12,7 +12,6 @@ from kernels.int8_chain.tile import PANEL, TILE_ROWS
 from kernels.int8_layers.cpu import (
     COUNTERS,
     MOST_LINKS,
-    WRITTEN,
     LayerNumbers,
     LayersCall,
     run_bfloat16,
@@ -23,12 +22,8 @@ from kernels.paged_attention import AttentionPlan
 from kernels.paged_attention.op import NO_WINDOW
 from kernels.threads import LINE, num_threads
 
-# Rows that run together where threads share a piece: each weight is read by one of them only.
-MOST_SHARED_ROWS = 256
-# Rows that one thread takes at once: what they need in a layer stays in a core's own cache.
-MOST_PIECE_ROWS = 32
-# Pieces of their own are worth it where every thread can read a layer's weights from a near cache.
-MOST_BYTES_FOR_PIECES = 4 << 20
+# The most rows that run together, so that what they need between two products stays small.
+MOST_ROWS = 256
 
 _RUN = {torch.bfloat16: run_bfloat16, torch.int8: run_int8}
 
@@ -53,7 +48,6 @@ class Layers:
         "eps",
         "head_eps",
         "layers",
-        "num_bytes",
         "scale",
         "soft_cap",
         "width",
@@ -72,7 +66,6 @@ class Layers:
         self.soft_cap = soft_cap
         self.width = max((chain.width for chain in known), default=0)
         self.depth = max((chain.depth for chain in known), default=0)
-        self.num_bytes = max((chain.num_bytes for chain in known), default=0)
         self.eps = known[0].eps if known else 0.0
         norms = layers[0].norms
         self.head_eps = 0.0 if norms is None else norms.eps
@@ -106,19 +99,16 @@ def run_layers(
     cache = caches[0]
     _check(layers, qkv, residual, positions, slots, cache=cache, plan=plan)
     num_rows, num_parts = len(qkv), num_threads()
-    is_shared, most_rows = _split(layers, num_rows, num_parts)
-    pieces = cut(plan, most_rows)
-    num_parts = num_parts if is_shared else min(num_parts, len(pieces))
+    pieces = cut(plan, num_rows)
     _, num_kv_heads, head_dim, block_size = cache.keys.shape
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
-    table, space = torch.from_numpy(pieces), _space(layers, pieces, num_parts, head_dim, is_shared=is_shared)
+    table, space = torch.from_numpy(pieces), _space(layers, pieces, num_parts, head_dim)
     attended, query = (torch.empty(num_rows, num_heads * head_dim) for _ in range(2))
     call = LayersCall(
         layers.table(caches).data_ptr(),
         len(layers.layers),
         table.data_ptr(),
         len(pieces),
-        is_shared,
         space.counters.data_ptr(),
         space.team.data_ptr(),
         num_rows,
@@ -163,15 +153,13 @@ class _Space:
     sums: Tensor
 
 
-def _space(layers: Layers, pieces: np.ndarray, num_parts: int, head_dim: int, *, is_shared: bool) -> _Space:
-    piece_rows = int(pieces[:, 3].max())
-    rows = piece_rows if is_shared else piece_rows * num_parts
-    num_shared = len(pieces) * len(layers.layers) * COUNTERS if is_shared else 0
+def _space(layers: Layers, pieces: np.ndarray, num_parts: int, head_dim: int) -> _Space:
+    rows = int(pieces[:, 3].max())
     return _Space(
-        torch.zeros(WRITTEN + len(pieces) + num_shared, dtype=torch.int64),
+        torch.zeros(len(pieces), len(layers.layers), COUNTERS, dtype=torch.int64),
         torch.zeros(1 + num_parts, LINE, dtype=torch.int64),
         torch.empty(num_parts, 2, head_dim),
-        piece_rows,
+        rows,
         torch.empty(rows),
         torch.empty(rows, layers.width),
         torch.empty(rows, layers.depth, dtype=torch.uint8),
@@ -179,32 +167,17 @@ def _space(layers: Layers, pieces: np.ndarray, num_parts: int, head_dim: int, *,
     )
 
 
-def cut(plan: AttentionPlan, most_rows: int) -> np.ndarray:
-    """Return the plan's items in pieces of about `most_rows` rows, as lines of `Piece`, int64.
+def cut(plan: AttentionPlan, num_rows: int) -> np.ndarray:
+    """Return the plan's items in pieces of at most about MOST_ROWS rows, as lines of `Piece`, int64.
 
-    A piece has at most `most_rows` rows and those of one item more.
+    Pieces are about as long as each other; one has at most the rows of an item more.
     """
-    first_rows, num_rows, sequences = (
-        one.numpy() for one in (plan.first_rows, plan.num_rows, plan.sequences)
-    )
-    numbers = first_rows // most_rows
-    starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+    most_rows = -(-num_rows // -(-num_rows // MOST_ROWS))
+    first_rows, lengths = plan.first_rows.numpy(), plan.num_rows.numpy()
+    starts = np.flatnonzero(np.diff(first_rows // most_rows, prepend=-1))
     ends = np.append(starts[1:], len(first_rows))
-    end_rows = first_rows[ends - 1] + num_rows[ends - 1]
-    # The piece of each Sequence's first item.
-    firsts = np.searchsorted(sequences, sequences[starts])
-    needed = np.searchsorted(starts, firsts, side="right") - 1
-    return np.stack([starts, ends, first_rows[starts], end_rows - first_rows[starts], needed], axis=1)
-
-
-def _split(layers: Layers, num_rows: int, num_parts: int) -> tuple[bool, int]:
-    """Return whether threads share a piece, and the rows of one."""
-    is_shared = num_parts > 1 and layers.num_bytes > MOST_BYTES_FOR_PIECES
-    if is_shared:
-        return True, MOST_SHARED_ROWS
-    num_pieces = -(-num_rows // MOST_PIECE_ROWS)
-    num_pieces = -(-num_pieces // num_parts) * num_parts
-    return False, -(-num_rows // num_pieces)
+    end_rows = first_rows[ends - 1] + lengths[ends - 1]
+    return np.stack([starts, ends, first_rows[starts], end_rows - first_rows[starts]], axis=1)
 
 
 def _check(

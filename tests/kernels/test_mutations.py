@@ -35,7 +35,6 @@ NO_ARITHMETIC = {
     "threads.py: meet",
     "threads.py: share",
     "threads.py: team_size",
-    "threads.py: wait_until",
     "tile.py: tile_rows",
 }
 

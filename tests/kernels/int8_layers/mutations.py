@@ -6,19 +6,19 @@ TABLES = (
         "int8_layers/test_int8_layers.py",
         (
             Mutation("layers of other columns", "number * 10", "number * 9"),
-            Mutation("pieces of other columns", "number * 5\n", "number * 4\n"),
+            Mutation("pieces of other columns", "number * 4\n", "number * 3\n"),
             Mutation("norms without their eps", "call.head_eps,", "0.0,"),
             Mutation("no window", "layer.window,\n    )", "1 << 62,\n    )", only="full"),
             Mutation("products without their eps", "call.eps,", "0.0,"),
             Mutation(
                 "links of all layers have the same counters",
-                "(number * call.num_layers + layer) * COUNTERS",
+                "(number * call.num_layers + index) * COUNTERS",
                 "number * COUNTERS",
             ),
             Mutation("items of another piece", "piece.first_item + task", "task"),
             Mutation("rows of another piece", "piece.first_row + begin, piece", "begin, piece"),
             Mutation(
-                "the last shared piece is left out",
+                "the last piece is left out",
                 "for number in range(call.num_pieces)",
                 "for number in range(call.num_pieces - 1)",
             ),

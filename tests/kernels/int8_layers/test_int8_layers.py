@@ -140,22 +140,16 @@ def run_together(layers: Layers, step: Step, caches: list[LayerCache]) -> tuple[
     return out, residual
 
 
-SPLITS = (
-    (1, (False, 8)),
-    (1, (False, 100)),
-    (2, (False, 8)),
-    (3, (False, 16)),
-    (2, (True, 256)),
-    (3, (True, 24)),
-)
+# (threads, the most rows that run together)
+SHARES = ((1, 8), (1, 100), (2, 256), (3, 24))
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8], ids=["bf16", "int8"])
 @pytest.mark.parametrize("is_full", [True, False], ids=["full", "plain"])
-@pytest.mark.parametrize(("num_threads", "split"), SPLITS, ids=str)
+@pytest.mark.parametrize(("num_threads", "most_rows"), SHARES)
 def test_computes_what_the_operators_do(
     num_threads: int,
-    split: tuple[bool, int],
+    most_rows: int,
     is_full: bool,
     cache_dtype: torch.dtype,
     generator: torch.Generator,
@@ -167,7 +161,7 @@ def test_computes_what_the_operators_do(
     step, caches, expected_caches = make_step(), make_caches(cache_dtype), make_caches(cache_dtype)
     expected, total = run_apart(parts, step, expected_caches, soft_cap)
     monkeypatch.setattr(op, "num_threads", lambda: num_threads)
-    monkeypatch.setattr(op, "_split", lambda *_: split)
+    monkeypatch.setattr(op, "MOST_ROWS", most_rows)
     layers = Layers(parts, scale=SCALE, soft_cap=soft_cap)
     # Twice into the same cache: the second run's rows lie where the first one's do.
     for _ in range(2):
@@ -190,9 +184,9 @@ def test_a_row_has_the_same_bits_in_any_step_however_threads_share_the_work(
         return run_together(layers, make_step(chosen, num_rows), make_caches(torch.bfloat16))
 
     together, totals = run(range(len(LENS)))
-    for num_threads, split in SPLITS:
+    for num_threads, most_rows in SHARES:
         monkeypatch.setattr(op, "num_threads", lambda count=num_threads: count)
-        monkeypatch.setattr(op, "_split", lambda *_, split=split: split)
+        monkeypatch.setattr(op, "MOST_ROWS", most_rows)
         out, total = run(range(len(LENS)))
         assert torch.equal(out, together)
         assert torch.equal(total, totals)
@@ -205,25 +199,18 @@ def test_a_row_has_the_same_bits_in_any_step_however_threads_share_the_work(
     assert torch.equal(out, together[ends[-2] : ends[-2] + 33])
 
 
-def test_a_piece_knows_the_first_one_with_rows_of_its_sequence() -> None:
-    step = make_step()
-    assert op.cut(step.plan, 16).tolist() == [
-        [0, 5, 0, 16, 0],
-        [5, 8, 16, 17, 1],  # a decode row, and the first rows of the last Sequence
-        [8, 10, 33, 16, 1],
-        [10, 12, 49, 16, 1],
-        [12, 14, 65, 16, 1],
-        [14, 15, 81, 6, 1],
+def test_pieces_begin_with_an_item_and_are_as_long_as_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op, "MOST_ROWS", 16)
+    assert op.cut(make_step().plan, 87).tolist() == [
+        [0, 5, 0, 16],
+        [5, 8, 16, 17],  # a decode row, and the first rows of the last Sequence
+        [8, 10, 33, 16],
+        [10, 12, 49, 16],
+        [12, 14, 65, 16],
+        [14, 15, 81, 6],
     ]
-
-
-def test_threads_share_pieces_only_where_weights_are_large(generator: torch.Generator) -> None:
-    layers = Layers(make_layers(generator, is_full=False), scale=SCALE)
-    assert op._split(layers, 36, 2) == (False, 18)
-    assert op._split(layers, 36, 1) == (False, 18)
-    assert op._split(layers, 300, 2) == (False, 30)
-    layers.num_bytes = op.MOST_BYTES_FOR_PIECES + 1
-    assert op._split(layers, 36, 2) == (True, op.MOST_SHARED_ROWS)
+    monkeypatch.setattr(op, "MOST_ROWS", 80)
+    assert op.cut(make_step().plan, 87).tolist() == [[0, 10, 0, 49], [10, 15, 49, 38]]
 
 
 def test_what_does_not_fit_is_refused(generator: torch.Generator) -> None:
