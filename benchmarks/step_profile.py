@@ -29,6 +29,7 @@ from worker.engine.models import decoder
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.decoder import Decoder
 from worker.engine.models.layers import mlp
+from worker.engine.models.layers.attention_layers import ChainedLayers
 from worker.engine.models.layers.ends import Argmax, Embedding, argmax_of
 from worker.engine.models.layers.layer_end import ChainedEnd
 from worker.engine.models.layers.linear import ChainedLinear, Projection
@@ -50,7 +51,8 @@ METHODS: tuple[tuple[type, str, str], ...] = (
     (Decoder, "forward", "model host"),
     (Decoder, "logits", "model host"),
     (ModelRunner, "_choose_on_cpu", "sampling"),
-    # A chain is one call, so its parts cannot be told apart.
+    # Each is one call, so its parts cannot be told apart.
+    (ChainedLayers, "__call__", "layers"),
     (ChainedEnd, "__call__", "chains"),
 )
 SAMPLING = ("sample", "apply_rules", "token_logprobs")  # of worker.engine.running.model_runner
