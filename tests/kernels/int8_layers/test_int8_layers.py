@@ -91,7 +91,10 @@ def make_step(chosen: Sequence[int] = range(len(LENS)), num_rows: int | None = N
         torch.randn(sum(n for n, _ in LENS), width, generator=generator) for width in (QKV, HIDDEN)
     )
     ends = np.cumsum([n for n, _ in LENS])
-    rows, positions, slots, counts = [], [], [], []
+    rows: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    counts: list[int] = []
     for line, number in enumerate(chosen):
         length, context = LENS[number]
         own = blocks[torch.from_numpy(owners == number)].numpy()

@@ -178,6 +178,12 @@ TABLES = (
             Mutation(
                 "scale of a Block's first Slot", "load(scales, at + slot)", "load(scales, at)", only="int8"
             ),
+            Mutation(
+                "values have the scales of keys",
+                "_scale_slots(task, call.value_scales, call, plan)",
+                "_scale_slots(task, call.key_scales, call, plan)",
+                only="int8",
+            ),
             Mutation("a row does not read itself", "start + position + 1\n", "start + position\n"),
             Mutation(
                 "the window is one token narrower",

@@ -1,7 +1,7 @@
 """Runs all layers from the first one's query, key and value to the last one's attention."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from torch import Tensor
 
@@ -56,9 +56,10 @@ class ChainedLayers:
     def __call__(self, x: Tensor, residual: Tensor, caches: Sequence[PagedCache], step: StepInput) -> Tensor:
         """Return as `AttentionLayers` says."""
         plan = step.attention
-        if not isinstance(plan, AttentionPlan) or not isinstance(caches[0], LayerCache):
+        if not isinstance(plan, AttentionPlan):
             raise TypeError("layers of int8 products run on a CPU")
-        return run_layers(self._layers, x, residual, step.positions, step.slots, caches, plan)
+        on_cpu = cast("Sequence[LayerCache]", caches)
+        return run_layers(self._layers, x, residual, step.positions, step.slots, on_cpu, plan)
 
 
 def attention_layers(
