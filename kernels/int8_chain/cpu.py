@@ -74,7 +74,7 @@ class ChainCall(NamedTuple):
     team: int  # [1 + num_threads, LINE] zeros: where all threads meet
 
 
-class Place(NamedTuple):
+class ChainRows(NamedTuple):
     """Rows that run together."""
 
     first_row: int
@@ -145,7 +145,7 @@ def _gate(is_gelu: bool, products: Pointer, at: int, width: int) -> None:
 
 
 @inlined
-def _follow(link: LinkNumbers, row: int, place: Place, call: ChainCall) -> None:
+def _follow(link: LinkNumbers, row: int, place: ChainRows, call: ChainCall) -> None:
     """Turn a row of products into what the next link takes."""
     products, at = float32_at(call.products), (place.start + row) * call.width
     if link.after == NORM:
@@ -173,7 +173,7 @@ def _quantize_row(x: Pointer, start: int, width: int, row: int, call: ChainCall)
 
 @inlined
 def _multiply(
-    link: LinkNumbers, panel: int, out: Pointer, start: int, stride: int, place: Place, call: ChainCall
+    link: LinkNumbers, panel: int, out: Pointer, start: int, stride: int, place: ChainRows, call: ChainCall
 ) -> None:
     """Write the columns of a panel for all rows of the place; a row of `out` is `stride` long."""
     sums, maxima = int32_at(place.sums), float32_at(call.maxima)
@@ -202,7 +202,7 @@ def _multiply(
 
 
 @inlined
-def _prepare(number: int, link: LinkNumbers, place: Place, call: ChainCall) -> None:
+def _prepare(number: int, link: LinkNumbers, place: ChainRows, call: ChainCall) -> None:
     """Quantize this thread's rows for a link, from what was given or from the products of the link before."""
     begin, end = share(place.num_rows, place.member, place.num_members)
     if number:
@@ -219,7 +219,7 @@ def _prepare(number: int, link: LinkNumbers, place: Place, call: ChainCall) -> N
 
 
 @inlined
-def _finish(link: LinkNumbers, place: Place, call: ChainCall) -> None:
+def _finish(link: LinkNumbers, place: ChainRows, call: ChainCall) -> None:
     """Write this thread's rows of the result, unless the last product has written them."""
     products, out = float32_at(call.products), float32_at(call.out)
     begin, end = share(place.num_rows, place.member, place.num_members)
@@ -231,7 +231,7 @@ def _finish(link: LinkNumbers, place: Place, call: ChainCall) -> None:
 
 
 @kernel
-def take_through(place: Place, call: ChainCall) -> None:
+def take_through(place: ChainRows, call: ChainCall) -> None:
     """Take rows through the whole chain; at the end, members who share them have met."""
     counters, is_shared = int64_at(place.counters), call.is_shared
     for number in range(call.num_links):
@@ -264,12 +264,12 @@ def _run_part(part: int, num_parts: int, call: ChainCall) -> None:
             for piece in range(num_pieces):
                 num_rows = min(rows, call.num_rows - piece * rows)
                 counters = call.counters + piece * call.num_links * 8
-                take_through(Place(piece * rows, num_rows, 0, part, num_members, counters, sums), call)
+                take_through(ChainRows(piece * rows, num_rows, 0, part, num_members, counters, sums), call)
         return
     piece = take_next(int64_at(call.counters), 0)
     while piece < num_pieces:
         num_rows = min(rows, call.num_rows - piece * rows)
-        take_through(Place(piece * rows, num_rows, part * rows, 0, 1, call.counters, sums), call)
+        take_through(ChainRows(piece * rows, num_rows, part * rows, 0, 1, call.counters, sums), call)
         piece = take_next(int64_at(call.counters), 0)
 
 

@@ -7,7 +7,7 @@ threads share each part of the work and meet after it.
 from typing import Any, NamedTuple
 
 from kernels.compiled import Pointer, inlined, kernel
-from kernels.int8_chain.cpu import ChainCall, Place, take_through
+from kernels.int8_chain.cpu import ChainCall, ChainRows, take_through
 from kernels.int8_chain.tile import PANEL, TILE_ROWS
 from kernels.kv_write.cpu import WriteCall, write_rows
 from kernels.paged_attention.cpu import AttentionCall, PlanNumbers, attend_item
@@ -208,7 +208,7 @@ def _run_piece(
         meet(call.team, member, num_members)
         if layer.num_links:
             counters = call.counters + counter * 8
-            place = Place(piece.first_row, piece.num_rows, 0, member, num_members, counters, sums)
+            place = ChainRows(piece.first_row, piece.num_rows, 0, member, num_members, counters, sums)
             take_through(place, _chain_call(layer, call))
 
 
