@@ -11,7 +11,12 @@ TABLES = (
             Mutation("no bias", " + load(bias, column + index)", "", only="of_the_product"),
             Mutation("padding counts", "min(PANEL, call.out_features - column)", "PANEL"),
             Mutation("one row of levels for all", "first * depth,\n", "0,\n", only="of_the_product"),
-            Mutation("a part's rows are another's", "call.tokens + part * call.num_rows * 8", "call.tokens"),
+            Mutation(
+                "a part's rows are another's",
+                "call.tokens + part * call.num_rows * 8",
+                "call.tokens",
+                only="part_that",
+            ),
             Mutation(
                 "the first panel is left out", "panel = take_next(counter, 0)\n    w", "panel = 1\n    w"
             ),

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.int8_argmax import int8_argmax
+from kernels.int8_argmax import cpu, int8_argmax, op
 from kernels.int8_argmax.cases import CASES
 from kernels.int8_chain import Chain, Link, PanelWeight, is_available, pack_panels, run_chain
 from kernels.quantization import quantize_int8
@@ -29,6 +29,20 @@ def test_it_is_that_of_the_product(
     finally:
         torch.set_num_threads(before)
     assert torch.equal(chosen, run_chain(Chain([Link(weight)]), x).argmax(dim=1))
+
+
+def test_a_part_that_takes_all_panels_has_the_largest_ones(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the other threads begin late."""
+
+    def run_the_last(num_parts: int, numbers: tuple[int, ...]) -> None:
+        cpu._take_panels(num_parts - 1, num_parts, cpu.ArgmaxCall(*numbers))
+
+    weight, x = packed(64, 200, generator), torch.randn(5, 64, generator=generator)
+    monkeypatch.setattr(op, "num_threads", lambda *_: 3)
+    monkeypatch.setattr(op, "find_largest", run_the_last)
+    assert torch.equal(int8_argmax(x, weight), run_chain(Chain([Link(weight)]), x).argmax(dim=1))
 
 
 def test_a_difference_of_the_last_bit_counts(generator: torch.Generator) -> None:
