@@ -1,0 +1,1 @@
+"""Cuts what matters least out of a model: `python -m worker.engine.prune`. Needs no Engine."""

@@ -1,0 +1,1 @@
+"""Trains decoders on text, for pruning and distillation. Needs no Engine."""
