@@ -1,5 +1,6 @@
 """Checks the arguments of the int8 product and runs it: oneDNN from the torch wheel on a CPU."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,14 @@ class PackedInt8Weight:
 def is_available() -> bool:
     """Return whether this torch includes oneDNN."""
     return bool(torch._C._has_mkldnn)  # noqa: SLF001
+
+
+@functools.cache
+def is_exact() -> bool:
+    """Return whether sums are exact on this processor: on x86 without VNNI, oneDNN adds pairs in 16 bits."""
+    x, weight = torch.ones(16, 64), torch.full((64, 64), LARGEST, dtype=torch.int8)
+    packed = pack_int8_weight(Int8Weight(weight, torch.full((64,), float(LARGEST))))
+    return bool((int8_linear(x, packed, None, torch.float32) == 64 * LARGEST**2).all())
 
 
 def pack_int8_weight(weight: Int8Weight) -> PackedInt8Weight:

@@ -76,8 +76,13 @@ def pack_tiled_weight(weight: QuantizedWeight | Tensor, bias: Tensor | None = No
 
 
 def rows_of(weight: TiledWeight, rows: Tensor) -> Tensor:
-    """Return some rows of a bfloat16 weight, float32 [num_rows, in_features]; `rows` are int64 [num_rows]."""
-    return weight.data[rows // TILE, :, rows % TILE].flatten(1).float()
+    """Return rows of a bfloat16 or symmetric int8 weight, float32 [num_rows, in_features].
+
+    `rows` are int64 [num_rows].
+    """
+    tiles, places = rows // TILE, rows % TILE
+    found = weight.data[tiles, :, places].flatten(1).float()
+    return found if weight.scales is None else found * weight.scales[tiles, 0, places].unsqueeze(1)
 
 
 def _pairs(weight: Tensor) -> Tensor:

@@ -1,12 +1,20 @@
+import os
+import platform
+import subprocess
+import sys
+
 import pytest
 import torch
 
-from kernels.int8_linear import int8_linear, pack_int8_weight, reference
+from kernels.int8_linear import int8_linear, is_exact, pack_int8_weight, reference
 from kernels.int8_linear.cases import CASES
 from kernels.quantization import quantize_int8
 from kernels.testing import assert_matches
 
+needs_exact_sums = pytest.mark.skipif(not is_exact(), reason="sums saturate on this processor")
 
+
+@needs_exact_sums
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "plain"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_reference(
@@ -23,6 +31,7 @@ def test_matches_reference(
     assert_matches(actual, reference.int8_linear(x, weight, bias))
 
 
+@needs_exact_sums
 def test_is_within_its_steps_of_the_unquantized_product(generator: torch.Generator) -> None:
     x = torch.randn(16, 96, generator=generator)
     x[3] *= 1000  # an outlier token costs the others nothing
@@ -47,6 +56,16 @@ def test_a_row_has_the_same_bits_in_any_batch(generator: torch.Generator) -> Non
     for count in (1, 2, 3, 17, 64, 299):
         assert torch.equal(int8_linear(x[:count], weight, None, torch.float32), together[:count])
         assert torch.equal(int8_linear(x[-count:], weight, None, torch.float32), together[-count:])
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN's sums saturate on x86 only")
+def test_sums_that_saturate_are_noticed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from kernels.int8_linear import is_exact; raise SystemExit(is_exact())"],
+        env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"},
+        check=False,
+    )
+    assert done.returncode == 0
 
 
 def test_shapes_are_checked() -> None:

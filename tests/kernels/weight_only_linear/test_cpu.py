@@ -162,6 +162,12 @@ def test_bfloat16_weights_are_widened_exactly(generator: torch.Generator) -> Non
     assert packed.num_bytes == 3 * TILE * 34 * 2
 
 
+def test_rows_of_an_int8_weight_have_their_scales(generator: torch.Generator) -> None:
+    weight = quantize_int8(torch.randn(150, 34, generator=generator))
+    rows = torch.tensor([0, 149, 63, 64, 63])
+    assert torch.equal(rows_of(pack_tiled_weight(weight), rows), weight.dequantize()[rows])
+
+
 @pytest.mark.parametrize("format_", ["bf16", "int8-zero"])
 @pytest.mark.parametrize("num_tokens", [1, 7, 300])
 def test_the_largest_output_is_that_of_the_product(

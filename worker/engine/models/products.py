@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.compiled import has_feature
 from kernels.device import converts_fp8, multiplies_bfloat16
 from kernels.expert_linear import ExpertWeights, pack_expert_weights
+from kernels.int8_linear import is_exact
 from kernels.quantization import (
     Fp8Weight,
     Int4Weight,
@@ -47,8 +48,9 @@ class Products:
 
     On a GPU, tokens are then quantized to the format of a weight that is stored in 8 bits. A weight of 4
     bits, or one whose rows have several scales or a zero point, is multiplied by tokens in 16 bits. On a CPU
-    such a weight is quantized again. Without `eight_bits`, a CPU multiplies any format by tokens in `dtype`,
-    and bfloat16 too, unless oneDNN is faster at it.
+    such a weight is quantized again, and tokens stay float32 where sums of int8 products would saturate.
+    Without `eight_bits`, a CPU multiplies any format by tokens in `dtype`, and bfloat16 too, unless oneDNN is
+    faster at it.
     """
 
     dtype: torch.dtype  # of activations where nothing is quantized
@@ -103,7 +105,7 @@ class Products:
             if self.eight_bits is not None and has_row_scales(weight):
                 return ScaledLinear(pack_scaled_weight(weight, bias, is_gated=is_gated).to(self.device))
             return WeightOnlyLinear(pack_linear_weight(weight, bias, is_gated=is_gated).to(self.device))
-        if self.eight_bits is not None and isinstance(weight, Int8Weight):
+        if self.eight_bits is not None and isinstance(weight, Int8Weight) and is_exact():
             return int8_projection(weight, bias, self.activation_dtype)
         return WeightOnlyLinear(pack_tiled_weight(weight, bias))
 

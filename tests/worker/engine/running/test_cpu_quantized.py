@@ -165,3 +165,21 @@ def test_a_tied_int8_head_is_read_as_the_embedding(tmp_path: Path) -> None:
     rows = tied._runner._model._embedding(token_ids)
     steps = weights[token_ids].abs().amax(dim=1, keepdim=True) / 127
     assert ((rows - weights[token_ids]).abs() <= 0.51 * steps).all()
+
+
+def test_int8_weights_are_multiplied_in_float32_where_sums_would_saturate(
+    halves: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "is_exact", lambda: False)
+    found, _, logits = generate(halves[1], "int8")
+    assert set(found.model_info.weight_formats) == {"int8"}
+    worth = shutil.copytree(halves[1], tmp_path / "worth")
+    tensors = load_file(worth / "model.safetensors")
+    kept = {"model.embed_tokens.weight"} & tensors.keys() if "lm_head.weight" in tensors else set()
+    for name in tensors.keys() - kept:
+        if tensors[name].dim() == 2:
+            tensors[name] = quantize_int8(tensors[name]).dequantize()
+    save_file(tensors, worth / "model.safetensors")
+    _, _, expected = generate(worth, "f32")
+    # Those of each prompt's first token: keys and values are in bfloat16, so later tokens may differ.
+    assert ((logits - expected)[::4].abs().amax(dim=1) < 0.01 * expected[::4].abs().amax(dim=1)).all()
