@@ -208,7 +208,7 @@ def is_migrated(database_url: str, directory: Path = ROOT / "migrations" / "vers
     earlier = {found[1] for text in texts if (found := DOWN_REVISION.search(text))}
     newest = {found[1] for text in texts if (found := REVISION.search(text))} - earlier
     try:
-        with psycopg.connect(without_driver(database_url), connect_timeout=ANSWER_SECONDS) as connection:
+        with psycopg.connect(without_driver(database_url), connect_timeout=int(ANSWER_SECONDS)) as connection:
             applied = connection.execute("SELECT version_num FROM alembic_version").fetchall()
     except psycopg.Error:
         return False  # no migration has run yet; Alembic says what else is wrong

@@ -89,7 +89,7 @@ class Autoscaler:
         if told:
             engine = {key: told[-1][key] for key in ENGINE_KEYS}
         backlog = _Backlog(()) if waiting is None else self._backlog(now, fingerprint, engine)
-        cold_start = before and before.cold_start_seconds
+        cold_start = None if before is None else before.cold_start_seconds
         num_ready = sum(worker.is_ready for worker in workers)
         if before is not None and before.short_since is not None and num_ready >= before.wanted > 0:
             took = min((now - before.short_since).total_seconds(), LONGEST_COLD_START)
