@@ -61,7 +61,7 @@ def nightly(rng: random.Random) -> list[Arrival]:
 def tight(rng: random.Random) -> list[Arrival]:
     """Draw two days of four small batches an hour, due in 30 or 60 minutes.
 
-    No schedule comes near the bound here: without slack, work cannot gather until a start pays.
+    Without slack, work cannot gather until a start pays: the policy is far above the bound here.
     """
     found, at = [], 0.0
     while (at := at + rng.expovariate(4 / HOUR)) < 2 * DAY:
