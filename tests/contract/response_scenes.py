@@ -185,7 +185,7 @@ def response_lines(client: OpenAI) -> None:
         first, second = _run_lines(
             client,
             {"input": "jump", "max_output_tokens": 5},
-            {"input": [{"role": "user", "content": "over"}], "max_output_tokens": 100}
+            {"input": [{"role": "user", "content": "over"}], "max_output_tokens": 100, "temperature": 0}
             | calls
             | {"tool_endpoint": {"url": endpoint.url}},
         )
