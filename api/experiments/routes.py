@@ -9,10 +9,11 @@ from api.errors import documented
 from api.experiments import service
 from api.experiments.schemas import ExperimentAnswer, ExperimentPage
 from api.inputs.cursors import After
+from api.inputs.schema import Text
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"])
 
-ExperimentId = Annotated[str, Path(max_length=64, examples=["experiment_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b"])]
+ExperimentId = Annotated[Text, Path(max_length=64, examples=["experiment_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b"])]
 
 
 @router.get(

@@ -12,7 +12,7 @@ _step = Engine.step
 
 
 def _hang(engine: Engine) -> StepOutput:
-    if "warm-up" not in engine._open:
+    if "warm-up" not in engine._generations:
         threading.Event().wait()
     return _step(engine)
 
