@@ -34,8 +34,9 @@ REVISION = re.compile(r'^revision = "(.+)"$', re.MULTILINE)
 DOWN_REVISION = re.compile(r'^down_revision = "(.+)"$', re.MULTILINE)
 # Long enough for a worker to drain (HEADRACE_DRAIN_SECONDS) and hand back its shards.
 STOP_SECONDS = 30.0
-# No result waits for these: the engine, which takes longest to start, has the cores to itself first.
-LATER, LATER_SECONDS = frozenset({"callbacks", "files", "flower"}), 4.0
+# No result waits for these: they start when the gpu worker, which takes longest, is ready, or after so long.
+LATER, LATER_SECONDS = frozenset({"callbacks", "files", "flower"}), 12.0
+READY_LINE = re.compile(r"@\S+ ready\.")  # of Celery
 RESTART_SECONDS = (0.5, 15.0)  # the first wait, and the longest
 STEADY_SECONDS = 30.0  # a process that ran this long starts again without a longer wait
 LOOK_SECONDS = 0.2  # between two looks whether everything answers
@@ -85,7 +86,8 @@ class Supervised:
     stopping: threading.Event
     output: TextIO
     log_format: Literal["text", "json"] = "text"
-    after_seconds: float = 0.0  # until it is started for the first time
+    ready: threading.Event = field(default_factory=threading.Event)  # set when a Celery worker says so
+    after: threading.Event | None = None  # of another process, which starts before this one
     process: "subprocess.Popen[str] | None" = None
     refusal: str | None = None  # what is wrong with the configuration
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -94,7 +96,10 @@ class Supervised:
         """Run the command again and again, passing its output on line by line."""
         shortest, longest = RESTART_SECONDS
         wait = shortest
-        self.stopping.wait(self.after_seconds)
+        latest = time.monotonic() + LATER_SECONDS
+        while self.after is not None and not self.after.is_set() and time.monotonic() < latest:
+            if self.stopping.wait(LOOK_SECONDS):
+                return
         while True:
             started_at = time.monotonic()
             status, said = self.run()
@@ -120,6 +125,8 @@ class Supervised:
             for line in lines:
                 said = line.rstrip()
                 self.say(said)
+                if READY_LINE.search(said):
+                    self.ready.set()
         return self.process.wait(), said
 
     def send(self, signum: signal.Signals) -> None:
@@ -144,15 +151,16 @@ def up(
 
     A process whose configuration is wrong sets `stopping`; then return what it said.
     """
-    later = LATER if "gpu" in commands else frozenset()
-    processes = [
-        Supervised(name, line, stopping, output, log_format, LATER_SECONDS if name in later else 0.0)
-        for name, line in commands.items()
-    ]
-    loops = [Loop(process.name, process.keep_running, stopping).start() for process in processes]
+    processes = {
+        name: Supervised(name, line, stopping, output, log_format) for name, line in commands.items()
+    }
+    if "gpu" in processes:
+        for name in LATER & processes.keys():
+            processes[name].after = processes["gpu"].ready
+    loops = [Loop(process.name, process.keep_running, stopping).start() for process in processes.values()]
     stopping.wait()
-    stop_all(processes, loops)
-    return next((process.refusal for process in processes if process.refusal is not None), None)
+    stop_all([*processes.values()], loops)
+    return next((process.refusal for process in processes.values() if process.refusal is not None), None)
 
 
 def stop_all(processes: Sequence[Supervised], loops: Sequence[Loop]) -> None:

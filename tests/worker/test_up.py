@@ -41,6 +41,27 @@ def test_a_process_that_dies_comes_back_and_all_stop_together() -> None:
         os.kill(pids()[1], 0)
 
 
+def test_what_no_result_waits_for_starts_after_the_gpu_worker(tmp_path: Path) -> None:
+    output, stopping = io.StringIO(), threading.Event()
+    loaded = tmp_path / "loaded"
+    gpu = f"sh -c 'until [ -e {loaded} ]; do sleep 0.1; done; echo gpu@host ready.; exec sleep 60'"
+    commands = {
+        "gpu": gpu,
+        "files": "sh -c 'echo up; exec sleep 60'",
+        "web": "sh -c 'echo up; exec sleep 60'",
+    }
+    thread = threading.Thread(target=up, args=(commands, stopping, output))
+    thread.start()
+    eventually(lambda: "web        | up" in output.getvalue())
+    assert "files" not in output.getvalue()
+    loaded.touch()
+    eventually(lambda: "files      | up" in output.getvalue())
+    stopping.set()
+    thread.join(60)
+    lines = output.getvalue().splitlines()
+    assert lines.index("gpu        | gpu@host ready.") < lines.index("files      | up")
+
+
 def test_processes_die_with_the_one_that_keeps_them_running() -> None:
     code = """
 import threading
