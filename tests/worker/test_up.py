@@ -58,8 +58,8 @@ def test_what_no_result_waits_for_starts_after_the_gpu_worker(tmp_path: Path) ->
     eventually(lambda: "files      | up" in output.getvalue())
     stopping.set()
     thread.join(60)
-    lines = output.getvalue().splitlines()
-    assert lines.index("gpu        | gpu@host ready.") < lines.index("files      | up")
+    text = output.getvalue()
+    assert text.index("gpu        | gpu@host ready.") < text.index("files      | up")
 
 
 def test_processes_die_with_the_one_that_keeps_them_running() -> None:
