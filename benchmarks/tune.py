@@ -1,8 +1,9 @@
 """Searches the engine's settings for a workload, as `headrace tune`: `python -m benchmarks.tune`."""
 
-import typer
+import sys
 
-from api.cli.commands.tune import tune
+from api.cli.main import main
 
 if __name__ == "__main__":
-    typer.run(tune)
+    sys.argv.insert(1, "tune")
+    main()

@@ -32,6 +32,7 @@ from worker.settings import (
     DEFAULT_DATA_DIR,
     DEFAULT_HOST,
     EXIT_CONFIGURATION,
+    NO_SERVICES,
     is_loopback,
     read_env_file,
     read_settings,
@@ -203,8 +204,8 @@ class _Command:
 
 def _check_settings() -> None:
     """Check what can be checked before the services run; end the process, or raise ConfigurationError."""
-    away = {"database_url": "postgresql://", "redis_url": "redis://"}
-    config = read_settings(**{name: url for name, url in away.items() if not os.environ.get(name.upper())})
+    away = {name: url for name, url in NO_SERVICES.items() if not os.environ.get(name.upper())}
+    config = read_settings(**away)
     check_model(config.model)
 
 

@@ -280,6 +280,10 @@ def settings() -> Settings:
     return read_settings()
 
 
+# For a command that reads the settings and uses neither service.
+NO_SERVICES = {"database_url": "postgresql://", "redis_url": "redis://"}
+
+
 def read_settings(**given: Any) -> Settings:
     """Return the settings, of which some may be `given`; end the process if a value cannot be used."""
     try:

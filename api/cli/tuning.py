@@ -1,7 +1,6 @@
 """Prepares tuning: reads the workload for a model, and opens the study in Postgres. Loads no engine."""
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from api.cli.show import fail
 from api.cli.workload import WorkloadError, read_workload
 from api.inputs.checkpoint import Checkpoint, ModelDirectoryError
 from worker.contract.models import identify
-from worker.settings import DEMO_MODEL, Settings, database_url, read_settings
+from worker.cores import usable_cores
+from worker.settings import DEMO_MODEL, NO_SERVICES, Settings, database_url, read_settings
 from worker.tuning.measuring import MeasuredSetting, Measurer
 from worker.tuning.records import Objective
 from worker.tuning.requests import write_requests
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 DEMO_WORKLOAD = DEMO_MODEL / "workload.jsonl"
 TRIAL_SECONDS = 900
-SERVICES = {"database_url": "postgresql://", "redis_url": "redis://"}  # which no trial uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def prepared(
     Ends the process if a file cannot be used.
     """
     file = workload or DEMO_WORKLOAD
-    config = read_settings(**SERVICES, **({"model": models[0]} if models else {}))
+    config = read_settings(**NO_SERVICES, **({"model": models[0]} if models else {}))
     config = config.model_copy(update={"model": config.model.resolve()})
     try:
         checkpoint = Checkpoint.load(config.model, aliases=config.model_aliases)
@@ -98,7 +97,7 @@ def prepared(
         write_requests(lines, requests)
         answers = "".join(f"{number} {one}\n" for number, one in sorted(expected.items()))
         digest = hashlib.sha256(lines.read_bytes() + answers.encode() + "".join(prints).encode())
-        name = f"{digest.hexdigest()[:32]} {config.device}, {num_cores()} cores, {at_once} at once"
+        name = f"{digest.hexdigest()[:32]} {config.device}, {usable_cores()} cores, {at_once} at once"
         trials = Trials(config.model, lines, at_once, TRIAL_SECONDS)
         measurer = Measurer(trials, exact(config.device), expected)
         yield Tuning(config, measurer, name, tuple(one.resolve() for one in models))
@@ -112,11 +111,11 @@ def open_search(tuning: Tuning, objective: Objective) -> Iterator["Search"]:
     except ImportError:
         fail("Tuning needs Optuna: pip install 'headrace[tune]'")
     device = tuning.config.device
-    space = search_space(device, num_cores=num_cores())
+    space = search_space(device, num_cores=usable_cores())
     if len(tuning.models) > 1:
         space = (*space, Dimension(MODEL, tuple(map(str, tuning.models))))
     defaults = {one.variable: one.values[0] for one in space}
-    defaults |= {SEQUENCES: "64", TOKENS: "512", THREADS: str(num_cores())}
+    defaults |= {SEQUENCES: "64", TOKENS: "512", THREADS: str(usable_cores())}
     current = defaults | {name: value for name, value in tuning.current.items() if value}
     first = [current, defaults, defaults | {DTYPE: "int8"}]
     with open_storage(database_url()) as storage:
@@ -130,11 +129,6 @@ def has_database() -> bool:
     except SystemExit:
         return False
     return True
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measured(measure: Callable[[], MeasuredSetting]) -> MeasuredSetting:

@@ -7,6 +7,7 @@ from worker.settings import Settings
 
 def engine_config(config: Settings) -> EngineConfig:
     """Return the configuration of the engine that the settings ask for."""
+    speculates = config.speculation == "auto"
     return EngineConfig.for_device(
         config.device,
         model=config.model,
@@ -17,8 +18,8 @@ def engine_config(config: Settings) -> EngineConfig:
         max_tokens_per_step=config.max_tokens_per_step,
         kv_cache_bytes=config.kv_cache_bytes,
         admission=config.admission,
-        draft_model=config.draft_model,
-        speculates=config.speculation == "auto",
+        draft_model=config.draft_model if speculates else None,  # which would take memory
+        speculates=speculates,
         enable_prefix_cache=config.prefix_cache == "on",
         shares_prefixes=config.prefix_sharing == "deployment",
         num_threads=config.threads,

@@ -12,8 +12,8 @@ from worker.contract.engine_state import ENGINE_STATE, EngineState
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.models import Model
 from worker.contract.processes import BEAT_SECONDS, BUILD, CAPACITY, CORES, build
+from worker.cores import usable_cores
 from worker.engine.engine_thread import EngineThread
-from worker.engine.running.free_cores import usable_cores
 from worker.loops import Loop
 from worker.settings import Settings
 from worker.store.database.notify import wake_dispatcher

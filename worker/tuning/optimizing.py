@@ -66,11 +66,16 @@ def optimize(
     measurer: Measurer,
     device: str,
     told: Callable[[str, MeasuredSetting, bool], None] = lambda *_: None,
+    failed: Callable[[str, TrialFailedError], None] = lambda *_: None,
 ) -> Optimized:
     """Apply optimizations to an engine without any, measure after each, and stop when the target is met.
 
     One that saves no latency, or makes the quality less than the target, is taken back. `told` gets each
-    with its measurement and whether it is kept. Raises TrialFailedError if the first trial fails.
+    with its measurement and whether it is kept; `failed` gets one with which no trial ran.
+
+    Raises:
+        TrialFailedError: the first trial, without any optimization, failed.
+
     """
     best = first = measurer.measure(plain(device))
     told("none", first, True)
@@ -81,7 +86,8 @@ def optimize(
         for name, change in alternatives:
             try:
                 found = measurer.measure({**best.setting, **change})
-            except TrialFailedError:
+            except TrialFailedError as error:
+                failed(name, error)
                 continue
             is_faster = _latency(found) < (1 - LEAST_GAIN) * _latency(best)
             is_kept = is_faster and _quality(found) >= target_quality

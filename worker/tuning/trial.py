@@ -22,14 +22,13 @@ from typing import Any
 from worker.engine.engine import Engine
 from worker.engine.requests.errors import EngineError
 from worker.engine.requests.generation import Completion, GenerationRequest
-from worker.settings import read_settings
+from worker.settings import NO_SERVICES, read_settings
 from worker.tasks.engine_config import engine_config
 from worker.tuning.requests import TunedRequest, read_requests
 
 NUM_PARTS = 4  # after each, the trial reports
 NUM_WARM_UP = 4  # requests
 WARM_UP_TOKENS = 4
-SERVICES = {"database_url": "postgresql://", "redis_url": "redis://"}  # which a trial does not use
 
 
 class WorkloadRun:
@@ -112,7 +111,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def measure(requests: Sequence[TunedRequest], concurrency: int) -> dict[str, Any]:
     """Load the engine, run the workload and return the results; raises EngineError, RuntimeError."""
-    config = engine_config(read_settings(**SERVICES))
+    config = engine_config(read_settings(**NO_SERVICES))
     engine = Engine(config)
     warm_up(engine, requests)
     run = WorkloadRun(engine, requests, concurrency)

@@ -110,10 +110,13 @@ def _optimize(
         end = "" if is_kept else ", not kept"
         sys.stderr.write(f"{name}: {result.latency_p95_ms:.1f} ms, quality {quality:.4f}{end}\n")
 
-    config, measurer = tuning.config, tuning.measurer
+    def failed(name: str, error: TrialFailedError) -> None:
+        sys.stderr.write(f"{name}: failed, not kept: {error}\n")
+
+    device, measurer = tuning.config.device, tuning.measurer
     try:
         found = optimize(
-            target_latency_ms, target_quality, measurer=measurer, device=config.device, told=told
+            target_latency_ms, target_quality, measurer=measurer, device=device, told=told, failed=failed
         )
     except TrialFailedError as error:
         fail(f"The engine does not run this workload: {error}")
@@ -129,8 +132,7 @@ def _optimize(
 
 def _start_with_a_database() -> None:
     """Replace this process by the same command beside a Postgres of its own."""
-    given = sys.argv[1:]
-    command = [sys.executable, "-m", "api.cli", *(given if "tune" in given else ["tune", *given])]
+    command = [sys.executable, "-m", "api.cli", *sys.argv[1:]]
     os.execv(sys.executable, [sys.executable, "-m", "worker.embedded", *command])  # noqa: S606 - no shell
 
 

@@ -73,3 +73,11 @@ def test_the_engine_of_a_worker_follows_the_setting(monkeypatch: pytest.MonkeyPa
     second = thread.submit([GenerationRequest(2, "brown fox")])
     assert [len(one.take(60.0)) for one in (first, second)] == [1, 1]
     thread.stop()
+
+
+def test_no_draft_is_loaded_where_nothing_speculates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADRACE_DRAFT_MODEL", str(tmp_path))
+    monkeypatch.setenv("HEADRACE_SPECULATION", "off")
+    assert engine_config(Settings()).draft_model is None  # type: ignore[call-arg]
+    monkeypatch.setenv("HEADRACE_SPECULATION", "auto")
+    assert engine_config(Settings()).draft_model == tmp_path  # type: ignore[call-arg]

@@ -3,8 +3,10 @@
 import pytest
 
 from tests.fixtures.tuning import MadeUp
+from worker.tuning.measuring import MeasuredSetting
 from worker.tuning.optimizing import optimize
-from worker.tuning.space import DTYPE, SEQUENCES, plain
+from worker.tuning.space import DTYPE, SEQUENCES, Setting, plain
+from worker.tuning.trial_process import Report, TrialFailedError
 
 
 def test_it_stops_when_the_target_is_met() -> None:
@@ -46,3 +48,22 @@ def test_everything_is_tried_and_a_missed_target_is_told() -> None:
     assert found.final_quality == pytest.approx(0.99)
     assert len(made_up.settings) == 8  # also caches, speculation, admission and blocks
     assert all(one[DTYPE] == "int8" for one in made_up.settings[1:])
+
+
+def test_what_cannot_run_is_told_and_left_out() -> None:
+    class WithoutInt8(MadeUp):
+        def measure(self, setting: Setting, report: Report = lambda *_: True) -> MeasuredSetting:
+            if setting[DTYPE] == "int8":
+                raise TrialFailedError("no such kernel")
+            return super().measure(setting, report)
+
+    failed: list[tuple[str, str]] = []
+    found = optimize(
+        10,
+        0.98,
+        measurer=WithoutInt8(),
+        device="cpu",
+        failed=lambda name, error: failed.append((name, str(error))),
+    )
+    assert failed == [("int8 quantization", "no such kernel")]
+    assert found.optimizations == ("batching (64 sequences)",)

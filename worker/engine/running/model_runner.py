@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from worker.cores import usable_cores
 from worker.engine.choosing.chosen_tokens import Chosen, ChosenTokens, TokensOnDevice
 from worker.engine.choosing.logit_rules import apply_rules
 from worker.engine.choosing.row_reader import read_rows
@@ -25,7 +26,7 @@ from worker.engine.requests.errors import OutOfMemoryError
 from worker.engine.requests.stats import ModelInfo
 from worker.engine.running.cpu_placement import CpuPlacement
 from worker.engine.running.device import is_out_of_memory, open_device
-from worker.engine.running.free_cores import FreeCores, usable_cores
+from worker.engine.running.free_cores import FreeCores
 from worker.engine.running.input_builder import InputBuilder, PackedStep
 from worker.engine.running.kv_cache import allocate_kv_cache, longest_sequence, size_kv_cache
 from worker.engine.scheduling.plan import StepPlan

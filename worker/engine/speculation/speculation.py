@@ -116,7 +116,7 @@ class Speculation:
                     proposer.ended(sequence)
 
     def pause(self) -> None:
-        """GuessedTokens nothing for some Steps: one with guesses ran out of memory."""
+        """Guess nothing for some Steps: one with guesses ran out of memory."""
         self._open = []
         self._num_paused = PAUSE_STEPS
 
