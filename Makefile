@@ -31,8 +31,9 @@ test-clients: $(VENV)/.dev ## clients of OpenAI's and Anthropic's APIs, unmodifi
 test-gpu: $(VENV)/.dev ## kernels and engine on the GPU of this machine
 	$(BIN)/python -m pytest tests/kernels tests/worker/engine --device cuda
 
-test-slow: $(VENV)/.dev ## what kills processes, fills the machine or takes long
-	$(BIN)/python -m pytest -m slow
+test-slow: $(VENV)/.dev ## what kills processes, fills the machine, interprets GPU kernels or takes long
+	$(BIN)/python -m pytest -m slow -n 2 tests/kernels tests/worker/engine tests/benchmarks
+	$(BIN)/python -m pytest -m slow --ignore tests/kernels --ignore tests/worker/engine --ignore tests/benchmarks
 
 test-mutations: $(VENV)/.dev ## breaks the arithmetic of every kernel in many places: its cases must notice
 	$(BIN)/python -m pytest -m mutation tests/kernels

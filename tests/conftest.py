@@ -70,15 +70,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
     return ByFile(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with what takes long; skip what needs a GPU where there is none."""
+    """Start with what takes long. Without a GPU, skip what needs one; what interprets kernels is slow."""
     items.sort(key=lambda item: rank(item.nodeid))
-    if marked := [item for item in items if item.get_closest_marker("gpu")]:
+    for_gpus = [item for item in items if item.get_closest_marker("gpu")]
+    of_kernels = [item for item in items if item.path.name in {"test_gpu.py", "test_gpu_quantized.py"}]
+    if for_gpus or of_kernels:
         import torch
 
-        if not torch.cuda.is_available():
-            for item in marked:
-                item.add_marker(pytest.mark.skip(reason="torch finds no GPU"))
+        if torch.cuda.is_available():
+            return
+        for item in for_gpus:
+            item.add_marker(pytest.mark.skip(reason="torch finds no GPU"))
+        for item in of_kernels:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_unconfigure() -> None:

@@ -11,6 +11,7 @@ from tests.fixtures.tiny_llama import write_tiny_llama
 SHAPE = Shape(num_short=6, num_long=1, long_tokens=64)
 
 
+@pytest.mark.slow
 def test_every_backlog_runs_under_every_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tiny_llama(tmp_path, max_position_embeddings=512)
     small = "--threads 1 --runs 1 --num-blocks 40 --num-short 6 --num-long 1 --long-tokens 64"

@@ -156,6 +156,7 @@ def test_a_peer_is_installed_converted_for_and_run_in_turns_with_ours(
     assert (tmp_path / "cache/echo/environment/pyvenv.cfg").stat().st_mtime_ns == installed
 
 
+@pytest.mark.slow
 def test_the_prefix_cache_is_compared_with_its_absence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ from tests.fixtures.benchmark_docs import documented_fields
 from tests.fixtures.tiny_llama import write_tiny_llama
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", ["0", "500"])
 def test_each_named_policy_runs_everything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], rate: str

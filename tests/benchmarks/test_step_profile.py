@@ -32,6 +32,7 @@ PARTS = {
 CHAINED = {"attention out", "gate up", "activation", "down", "attention", "rotation, kv write"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "int8"])
 def test_parts_add_up_to_the_whole(tmp_path: Path, dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
     write_tiny_llama(tmp_path)

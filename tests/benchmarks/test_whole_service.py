@@ -55,6 +55,7 @@ def test_a_process_that_fails_has_no_figures(tmp_path: Path, capsys: pytest.Capt
     assert "ingestion failed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_file_is_accepted_whole(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORT", str(free_port()))
     monkeypatch.setattr(ingestion, "settings", Settings)  # read again

@@ -35,7 +35,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield started
 
 
-@pytest.fixture(params=CLIENTS)
+@pytest.fixture(params=[pytest.param("1.109.1", marks=pytest.mark.slow), "3.52.0"])
 def play(request: pytest.FixtureRequest, running: Deployment) -> Play:
     """Run a scene of tests/contract/scenes.py with one of the clients."""
     version = str(request.param)

@@ -35,6 +35,7 @@ def run(data_dir: Path, *command: str) -> dict[str, object]:
     return last
 
 
+@pytest.mark.slow
 def test_the_demo_runs_a_real_batch_with_a_webhook(tmp_path: Path) -> None:
     summary = run(tmp_path, "api.cli.demo")
     assert (summary["status"], summary["webhook_verified"]) == ("completed", True)

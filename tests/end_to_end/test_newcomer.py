@@ -106,6 +106,7 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
         process.wait(STOP_SECONDS)
 
 
+@pytest.mark.slow
 def test_one_line_tells_when_and_where_all_is_up(newcomer: Newcomer) -> None:
     lines = (newcomer.checkout / "log").read_text().splitlines()
     (line,) = [line for line in lines if line.startswith("ready: ")]
@@ -126,6 +127,7 @@ def test_every_block_of_readme_is_of_a_kind_that_is_tested() -> None:
         assert [block for kind, block in BLOCKS if kind == "sh" and block.startswith(start)], start
 
 
+@pytest.mark.slow
 def test_readmes_commands_run_as_printed(newcomer: Newcomer) -> None:
     """One shell runs them all, in order; it ends at the first that fails. `headrace` reads PORT."""
     blocks = [block for kind, block in BLOCKS if kind == "sh" and not block.startswith(tuple(ELSEWHERE))]

@@ -168,6 +168,7 @@ def test_a_server_that_is_killed_comes_back_at_its_address(tmp_path: Path) -> No
     assert not (tmp_path / "postgres" / "postmaster.pid").exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_come_back_is_given_up_in_one_line(tmp_path: Path) -> None:
     code = "import os, sys; print(os.environ['REDIS_URL'], flush=True); sys.stdin.read()"
     with run(tmp_path, sys.executable, "-c", code, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -288,6 +289,7 @@ def test_an_environment_file_fills_in_what_is_not_set(tmp_path: Path) -> None:
         assert process.wait(60) == 2
 
 
+@pytest.mark.slow
 def test_everything_is_killed_and_started_again_at_once(tmp_path: Path) -> None:
     environment = {"HEADRACE_DATA_DIR": str(tmp_path)}
     for _ in range(3):

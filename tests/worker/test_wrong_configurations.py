@@ -121,6 +121,7 @@ def test_a_port_that_is_taken(tmp_path: Path, taken: int, setting: str) -> None:
     assert lines[0].startswith(f"{setting}: 127.0.0.1:{taken} is taken")
 
 
+@pytest.mark.slow
 def test_what_only_the_engine_sees_ends_everything_too(model: Path, tmp_path: Path) -> None:
     config = model / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": ["OtherForCausalLM"]}))

@@ -31,6 +31,7 @@ def delete(store: Store, batch_id: str) -> None:
         assert control.remove(session, batch_id) is Done.YES
 
 
+@pytest.mark.slow
 def test_lines_and_events_of_a_deleted_batch_say_so(api: ApiProcess, store: Store) -> None:
     batch_id = submit(store, num_requests=4, shard_size=2)
     run_to_the_end(store, held(store, 1))
@@ -72,6 +73,7 @@ def test_whoever_waits_for_results_of_a_batch_that_is_deleted_is_told(
     assert looks == [False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["results?follow=1", "results", "events"])
 def test_postgres_going_away_is_the_last_line(
     client: TestClient,

@@ -178,6 +178,7 @@ def test_ctrl_c_says_that_the_batch_goes_on(shell: Shell, key: str, command: str
     assert f"The batch goes on. `headrace status {batch['batch_id']} --watch`" in done.stderr
 
 
+@pytest.mark.slow
 def test_shells_complete_the_ids_of_batches(shell: Shell, key: str) -> None:
     first, second = submit(shell, key), submit(shell, key)
 

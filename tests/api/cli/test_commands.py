@@ -221,7 +221,9 @@ def test_keys_and_tenants_are_administered_and_audited(shell: Shell) -> None:
         assert rotated["key"] not in said
 
 
-@pytest.mark.parametrize("kind", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    "kind", ["bash", *(pytest.param(one, marks=pytest.mark.slow) for one in ("zsh", "fish"))]
+)
 def test_shells_complete_commands(kind: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "from api.cli.main import app; app(prog_name='headrace')"],

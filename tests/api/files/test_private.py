@@ -103,6 +103,7 @@ def test_the_api_alone_keeps_what_it_is_sent_to_itself(api: ApiProcess, left_ope
     assert open_to_others(left_open) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_api_left_is_swept_by_the_next_but_no_upload_that_goes_on(
     api: ApiProcess, left_open: Path, tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ def test_every_one_of_many_streams_comes_piece_by_piece(api: ApiProcess, store: 
     assert "WARNING" not in api.log.read_text()
 
 
+@pytest.mark.slow
 def test_as_many_connections_may_be_open_as_the_system_allows(api: ApiProcess) -> None:
     limits = Path(f"/proc/{api.process.pid}/limits").read_text().splitlines()
     (soft, hard) = next(line.split()[3:5] for line in limits if line.startswith("Max open files"))

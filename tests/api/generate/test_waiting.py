@@ -167,6 +167,7 @@ def test_a_stream_whose_result_is_another_text_ends_with_an_error(
     assert told[-1]["error"]["code"] == "stream_interrupted"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("alive")
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_waits_while_postgres_is_away_gets_the_answer(

@@ -138,6 +138,7 @@ def test_four_bits_stay_four_bits(generator: torch.Generator) -> None:
     assert packed.num_bytes == weight.num_bytes + 16 * 4  # the table
 
 
+@pytest.mark.slow
 def test_levels_are_found_without_an_instruction_for_it() -> None:
     """As on a CPU without AVX512, for which this machine's Numba compiles in a process of its own."""
     environment = os.environ | {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"}

@@ -46,6 +46,7 @@ def test_every_page_asks_for_the_password(address: str, page: str) -> None:
     assert status(address + page, LOGIN) == 200
 
 
+@pytest.mark.slow
 def test_it_ends_at_once_without_redis(tmp_path: Path) -> None:
     process, _ = run(tmp_path / "log", REDIS_URL=f"redis://127.0.0.1:{free_port()}/0")
     eventually(lambda: "Failed to capture events" in (tmp_path / "log").read_text(), what="a try")

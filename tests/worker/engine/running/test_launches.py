@@ -56,7 +56,9 @@ def launches(model: Path, fields: dict[str, Any]) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [one if one == "llama" else pytest.param(one, marks=pytest.mark.slow) for one in MODELS]
+)
 def test_no_step_compiles_a_kernel(name: str, tmp_path: Path) -> None:
     fields, settings = MODELS[name]
     model = write_tiny_llama(tmp_path, max_position_embeddings=2048, **fields)

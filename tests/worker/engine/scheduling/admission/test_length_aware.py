@@ -5,6 +5,8 @@ import time
 from collections.abc import Sequence as Items
 from itertools import pairwise
 
+import pytest
+
 from tests.fixtures.scheduling import make_scheduler, make_sequence
 from worker.engine.scheduling.admission.length_aware import AGING_STEPS, PATIENCE_STEPS
 from worker.engine.scheduling.scheduler import Scheduler
@@ -193,6 +195,7 @@ def test_the_last_to_end_does_not_wait_for_room_it_needs_late() -> None:
     assert scheduler.stats.preemptions == 1
 
 
+@pytest.mark.slow
 def test_a_step_costs_the_same_however_many_wait() -> None:
     """A Step with 100,000 waiting takes about as long as with 1,000; 0.1 to 0.3 ms on one slow core."""
     seconds = {}
