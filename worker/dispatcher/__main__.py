@@ -6,11 +6,13 @@ Usage: `python -m worker.dispatcher`.
 import signal
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 from worker.contract.prices import Prices
 from worker.contract.processes import DISPATCHER
-from worker.dispatcher.autoscaler import Autoscaler
+from worker.dispatcher.autoscaler import Autoscaler, withdraw
 from worker.dispatcher.dispatcher import Dispatcher
 from worker.loops import Loop
 from worker.queue.broker import Broker
@@ -53,11 +55,12 @@ def run(config: Settings, stopping: threading.Event) -> None:
                 dispatcher.tidy()
                 tidied_at = now
 
-    if config.max_workers is not None:
-        autoscaler = Autoscaler(store, config, most=config.max_workers)
-        Loop(
-            "autoscaler", autoscaler.decide, stopping, every_seconds=DECIDE_SECONDS, away=DATABASE_AWAY
-        ).start()
+    duty: Callable[[], object]
+    if config.max_workers is None:
+        duty, seconds = partial(withdraw, store), TIDY_SECONDS
+    else:
+        duty, seconds = Autoscaler(store, config, most=config.max_workers).decide, DECIDE_SECONDS
+    Loop("autoscaler", duty, stopping, every_seconds=seconds, away=DATABASE_AWAY).start()
     with heartbeat(store, DISPATCHER):
         Loop("dispatcher", follow, stopping, away=DATABASE_AWAY).run()
 

@@ -33,6 +33,12 @@ FORGET = 0.2
 ENGINE_KEYS = (STEP_COSTS, "max_num_sequences", "max_tokens_per_step")
 
 
+def withdraw(store: Store) -> None:
+    """Delete the decisions of a time when workers were scaled: nobody keeps them current."""
+    with store.transaction() as session:
+        scaling.withdraw(session)
+
+
 @dataclass(frozen=True, slots=True)
 class _Backlog:
     """The work of one model."""

@@ -12,10 +12,10 @@ from worker.contract.messages import GPU_QUEUE
 from worker.contract.models import Model
 from worker.contract.processes import CAPACITY, SPOT
 from worker.contract.states import Lane
-from worker.dispatcher.autoscaler import HOLD_SECONDS, Autoscaler
+from worker.dispatcher.autoscaler import HOLD_SECONDS, Autoscaler, withdraw
 from worker.settings import settings
 from worker.store.database.session import Store
-from worker.store.watching import workers
+from worker.store.watching import scaling, workers
 from worker.store.watching.scaling import WantedWorkers
 from worker.values.step_costs import STEP_COSTS
 
@@ -60,6 +60,14 @@ def only(autoscaler: Autoscaler) -> WantedWorkers:
 
 def test_without_work_and_workers_nothing_is_published(autoscaler: Autoscaler) -> None:
     assert autoscaler.decide() == []
+
+
+def test_where_workers_are_no_longer_scaled_old_decisions_go(store: Store, autoscaler: Autoscaler) -> None:
+    worker(store)
+    autoscaler.decide()
+    withdraw(store)
+    with store.look() as session:
+        assert scaling.published(session) == []
 
 
 def test_a_model_that_nobody_has_measured_gets_one_worker(store: Store, autoscaler: Autoscaler) -> None:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Double, cast, func, select
+from sqlalchemy import Double, cast, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -111,3 +111,8 @@ def publish(session: Session, decisions: Sequence[WantedWorkers]) -> None:
                 index_elements=[WantedWorkersRow.model_fingerprint], set_=asdict(decision)
             )
         )
+
+
+def withdraw(session: Session) -> None:
+    """Delete all decisions."""
+    session.execute(delete(WantedWorkersRow))
