@@ -34,6 +34,9 @@ class TenantAnswer(BaseModel):
     max_file_bytes: int | None = Field(description="bytes of files")
     calls_per_minute: int | None = Field(description="calls to the API")
     may_use_semantic_cache: bool
+    allows_reuse: bool = Field(
+        description="whether its stored requests and outputs may serve for tuning and training"
+    )
     created_at: datetime
 
 
@@ -56,6 +59,7 @@ class TenantChange(Schema):
     max_file_bytes: Limit | None = None
     calls_per_minute: Limit | None = None
     may_use_semantic_cache: bool = False
+    allows_reuse: bool = False
 
 
 def to_answer(tenant: Tenant) -> TenantAnswer:

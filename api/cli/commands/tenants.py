@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 
 LIMIT_NAMES = tuple(limit.name for limit in fields(TenantLimits))
+RIGHTS = {"may_use_semantic_cache": "SEMANTIC CACHE", "allows_reuse": "REUSE"}  # and their headings
 
 Name = Annotated[str, typer.Argument(help="The name of the tenant.")]
 
@@ -55,6 +56,13 @@ def set_tenant(
             "--semantic-cache/--no-semantic-cache", help="Allow its batches to ask for the semantic cache."
         ),
     ] = None,
+    reuse: Annotated[
+        bool | None,
+        typer.Option(
+            "--reuse/--no-reuse",
+            help="Allow its stored requests and outputs to serve for tuning and training.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Change a tenant's share, limits and rights, or create it. `none` removes a limit; the rest stays."""
@@ -69,6 +77,8 @@ def set_tenant(
         changes["weight"] = weight
     if semantic_cache is not None:
         changes["may_use_semantic_cache"] = semantic_cache
+    if reuse is not None:
+        changes["allows_reuse"] = reuse
     if not changes:
         fail("There is nothing to change. Name a weight, a limit or a right.")
     if api := server(context):
@@ -96,9 +106,6 @@ def _show(found: list[dict[str, Any]], *, as_json: bool) -> None:
         print_json(found)
         return
     columns = ("id", "weight", *LIMIT_NAMES)
-    headings = ["TENANT", *(name.replace("_", " ").upper() for name in columns[1:]), "SEMANTIC CACHE"]
-    yes_or_no = {True: "yes", False: "no"}
-    print_table(
-        headings,
-        ([*(one[column] for column in columns), yes_or_no[one["may_use_semantic_cache"]]] for one in found),
-    )
+    headings = ["TENANT", *(name.replace("_", " ").upper() for name in columns[1:]), *RIGHTS.values()]
+    rows = ([*map(one.get, columns), *("yes" if one[right] else "no" for right in RIGHTS)] for one in found)
+    print_table(headings, rows)

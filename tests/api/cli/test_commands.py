@@ -199,6 +199,7 @@ def test_keys_and_tenants_are_administered_and_audited(shell: Shell) -> None:
     assert [(t["weight"], t["max_batches"], t["max_bytes"]) for t in changed] == [(3, 5, None)]
     assert shell.json("tenants", "set", "acme", "--max-batches", "none")[0]["max_batches"] is None
     assert shell.json("tenants", "set", "acme", "--semantic-cache")[0]["may_use_semantic_cache"] is True
+    assert shell.json("tenants", "set", "acme", "--reuse")[0]["allows_reuse"] is True
     assert "yes" in shell.run("tenants", "list").stdout
     listed = {key["prefix"]: key for key in shell.json("keys", "list", "--tenant", "acme")}
     assert (listed[first["prefix"]]["revoked_at"] is None, listed[rotated["prefix"]]["scopes"]) == (
@@ -207,6 +208,7 @@ def test_keys_and_tenants_are_administered_and_audited(shell: Shell) -> None:
     )
     acts = [(entry["act"], entry["target"]) for entry in shell.json("audit")]
     assert acts == [
+        ("tenant.set", "acme"),
         ("tenant.set", "acme"),
         ("tenant.set", "acme"),
         ("tenant.set", "acme"),

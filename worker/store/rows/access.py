@@ -28,6 +28,8 @@ class TenantRow(TableRow):
     max_file_bytes: Mapped[int | None]  # stored files, and uploads at their announced size
     calls_per_minute: Mapped[int | None]  # to the API
     may_use_semantic_cache: Mapped[bool] = mapped_column(server_default=false())
+    # Its stored requests and outputs may serve to tune the service and to train models.
+    allows_reuse: Mapped[bool] = mapped_column(server_default=false())
     created_at: Mapped[datetime] = created_now()
 
 

@@ -33,6 +33,7 @@ class Tenant:
     weight: int
     limits: TenantLimits
     may_use_semantic_cache: bool
+    allows_reuse: bool
     created_at: datetime
 
 
@@ -52,6 +53,12 @@ def may_use_semantic_cache(session: Session) -> bool:
     """Return whether the session's tenant may get the answer to another, similar prompt."""
     tenant = session.get(TenantRow, tenant_of(session))
     return tenant is not None and tenant.may_use_semantic_cache
+
+
+def allows_reuse(session: Session) -> bool:
+    """Return whether the session's tenant allows its stored work to serve for tuning and training."""
+    tenant = session.get(TenantRow, tenant_of(session))
+    return tenant is not None and tenant.allows_reuse
 
 
 def find(session: Session, tenant_id: str) -> Tenant | None:
