@@ -14,13 +14,32 @@ BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-fleet bench-autoscale bench-speculation bench-gpu quality tune-demo up format clean
+.PHONY: demo images compose-test kubernetes-test test-stores test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-fleet bench-autoscale bench-speculation bench-gpu quality tune-demo up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
 
 up: $(VENV)/.local ## start everything and stay; reads settings from .env
 	@$(EMBEDDED) --env-file=.env --with-parent $(BIN)/python -m worker.up
+
+BASE ?= python:3.12-slim
+BUILDER ?= $(shell command -v docker || command -v podman)
+BUILD_OPTIONS ?=
+BUILD = $(BUILDER) build --build-arg BASE=$(BASE) $(BUILD_OPTIONS)
+images: ## both container images (docs/docker.md)
+	$(BUILD) --file docker/api.Dockerfile --tag headrace-api .
+	$(BUILD) --file docker/worker.Dockerfile --tag headrace-worker .
+
+compose-test kubernetes-test: BUILDER := podman
+test-stores: # Postgres and Redis of Debian, which stand in for the official images in tests
+	$(BUILD) --file tests/docker/stores/postgres.Dockerfile --tag headrace-test-postgres tests/docker/stores
+	$(BUILD) --file tests/docker/stores/redis.Dockerfile --tag headrace-test-redis tests/docker/stores
+
+compose-test: images test-stores $(VENV)/.dev ## the compose file in podman: a batch, kills, an upgrade
+	$(BIN)/python -m pytest -m containers tests/docker/test_containers.py
+
+kubernetes-test: images test-stores $(VENV)/.dev ## the Kubernetes manifests as pods of podman, on several hosts
+	$(BIN)/python -m pytest -m containers tests/docker/test_pods.py
 
 test: $(VENV)/.dev ## the tests
 	$(BIN)/python -m pytest -n 2

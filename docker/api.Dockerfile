@@ -1,13 +1,18 @@
 # Every process but the gpu worker: release, web, callbacks, dispatcher, files, flower. No torch.
 #   docker build -f docker/api.Dockerfile -t headrace-api .
 
-FROM python:3.12-slim AS build
+# Any image with Python 3.11 to 3.13 and pip: docker/debian_base.sh makes one without a registry.
+ARG BASE=python:3.12-slim
+
+FROM $BASE AS build
 WORKDIR /app
 RUN python -m venv --without-pip /opt/venv
 # The pins before the code, so that a change of code does not install them again.
 COPY pyproject.toml ./
 COPY docker/requirements.py docker/
-RUN python docker/requirements.py flower > requirements.txt \
+# Add parquet (150 MB) for results and prompts as Parquet.
+ARG EXTRAS="flower s3"
+RUN python docker/requirements.py $EXTRAS > requirements.txt \
     && pip --python /opt/venv/bin/python install --no-cache-dir -r requirements.txt
 COPY README.md LICENSE ./
 COPY kernels kernels
@@ -17,7 +22,7 @@ COPY api api
 RUN pip --python /opt/venv/bin/python install --no-cache-dir --no-deps --editable . \
     && pip --python /opt/venv/bin/python check
 
-FROM python:3.12-slim
+FROM $BASE
 RUN groupadd --gid 10001 headrace && useradd --uid 10001 --gid 10001 --create-home headrace
 WORKDIR /app
 COPY --from=build /opt/venv /opt/venv

@@ -1,9 +1,13 @@
 # The gpu worker. For CPU by default:
 #   docker build -f docker/worker.Dockerfile -t headrace-worker .
 # For CUDA (an empty TORCH_INDEX means PyPI, whose torch for Linux on x86-64 is the CUDA build):
-#   docker build -f docker/worker.Dockerfile --build-arg TORCH_INDEX= -t headrace-worker:cuda .
+#   docker build -f docker/worker.Dockerfile --build-arg TORCH_INDEX= --build-arg PACKAGES="gcc libc6-dev" \
+#       -t headrace-worker:cuda .
 
-FROM python:3.12-slim AS build
+# Any image with Python 3.11 to 3.13 and pip: docker/debian_base.sh makes one without a registry.
+ARG BASE=python:3.12-slim
+
+FROM $BASE AS build
 WORKDIR /app
 RUN python -m venv --without-pip /opt/venv
 # torch first and pinned: it is most of the image, and what follows must not exchange it.
@@ -24,7 +28,11 @@ COPY api api
 RUN pip --python /opt/venv/bin/python install --no-cache-dir --no-deps --editable . \
     && pip --python /opt/venv/bin/python check
 
-FROM python:3.12-slim
+FROM $BASE
+# Debian packages: on a GPU, Triton compiles a module in C at its first start.
+ARG PACKAGES=""
+RUN [ -z "$PACKAGES" ] || { apt-get update && apt-get install --yes --no-install-recommends $PACKAGES \
+    && rm -rf /var/lib/apt/lists/*; }
 RUN groupadd --gid 10001 headrace && useradd --uid 10001 --gid 10001 --create-home headrace
 WORKDIR /app
 COPY --from=build /opt/venv /opt/venv

@@ -7,6 +7,7 @@ from functools import cache
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
+from urllib.parse import parse_qs, urlsplit
 
 from dotenv import dotenv_values
 from pydantic import AfterValidator, Field, SecretStr, ValidationError, ValidationInfo, field_validator
@@ -30,8 +31,12 @@ def _psycopg_url(url: str) -> str:
 
 
 def _redis_url(url: str) -> str:
-    if url.partition("://")[0] not in {"redis", "rediss"}:
+    scheme = url.partition("://")[0]
+    if scheme not in {"redis", "rediss"}:
         raise ValueError("must be a redis:// or rediss:// address")
+    if scheme == "rediss" and "ssl_cert_reqs" not in parse_qs(urlsplit(url).query):
+        # Celery would accept any certificate where the address does not say that it must be checked.
+        url += f"{'&' if '?' in url else '?'}ssl_cert_reqs=required"
     return url
 
 

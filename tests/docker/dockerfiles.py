@@ -45,12 +45,13 @@ def read_dockerfile(path: Path) -> list[Instruction]:
 
 
 def stages(instructions: list[Instruction]) -> list[list[Instruction]]:
-    """Cut a Dockerfile at each FROM."""
+    """Cut a Dockerfile at each FROM; the arguments before the first are left out."""
     found: list[list[Instruction]] = []
     for instruction in instructions:
         if instruction.name == "FROM":
             found.append([])
-        found[-1].append(instruction)
+        if found:
+            found[-1].append(instruction)
     return found
 
 

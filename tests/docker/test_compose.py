@@ -11,25 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from tests.docker.compose_file import COMPOSE, DOCKER, REQUIRED, VARIABLE, interpolate, load, seconds
 from tests.docker.dockerfiles import read_dockerfile
 from worker.settings import Settings
 from worker.up import ROOT, read_procfile
-from worker.webhooks.signing import new_secret
 
-DOCKER = ROOT / "docker"
-COMPOSE = DOCKER / "compose.yaml"
 COMPOSE_GPU = DOCKER / "compose.gpu.yaml"
-VARIABLE = re.compile(
-    r"(?<!\$)\$(?:\{(?P<name>\w+)(?:(?P<operator>:?[-?])(?P<operand>[^}]*))?\}|(?P<bare>\w+))"
-)
-REQUIRED = {
-    "POSTGRES_PASSWORD": "postgres-password",
-    "REDIS_PASSWORD": "redis-password",
-    "HEADRACE_WEBHOOK_SECRET": new_secret(),
-    "FLOWER_BASIC_AUTH": "headrace:flower-password",
-}
 PROCESSES = read_procfile(ROOT / "Procfile")
 # What each service waits for. Nothing that reads tables starts before the migrations have run.
 AFTER_RELEASE = {
@@ -49,41 +37,10 @@ DEPENDS_ON = {
     "flower": {"redis": "service_healthy"},
 }
 
-
-def interpolate(text: str, environment: dict[str, str]) -> str:
-    """Fill in variables as Compose does."""
-
-    def value(match: re.Match[str]) -> str:
-        name = match["name"] or match["bare"]
-        if environment.get(name):
-            return environment[name]
-        operator, operand = match["operator"], match["operand"]
-        assert operator in {":-", ":?"}, f"{match[0]}: an empty {name} would get through"
-        assert operator == ":-", f"{name} is required: {operand}"
-        return operand
-
-    return VARIABLE.sub(value, text).replace("$$", "$")
-
-
-def interpolate_all(node: Any, environment: dict[str, str]) -> Any:
-    """Fill in the variables of every text in a document, after it was read, as Compose does."""
-    if isinstance(node, dict):
-        return {key: interpolate_all(value, environment) for key, value in node.items()}
-    if isinstance(node, list):
-        return [interpolate_all(value, environment) for value in node]
-    return interpolate(node, environment) if isinstance(node, str) else node
-
-
-def load(path: Path = COMPOSE, **environment: str) -> dict[str, Any]:
-    document = interpolate_all(yaml.safe_load(path.read_text()), REQUIRED | environment)
-    assert isinstance(document, dict)
-    return document
-
-
-def seconds(duration: str) -> int:
-    match = re.fullmatch(r"(\d+)([sm])", duration)
-    assert match is not None, duration
-    return int(match[1]) * {"s": 1, "m": 60}[match[2]]
+# Set by the image or by the file itself, or for those processes only that need it.
+FIXED = {"HEADRACE_DATA_DIR", "HEADRACE_HOST", "HEADRACE_AUTH"}
+SECRETS = {"HEADRACE_WEBHOOK_SECRET", "HEADRACE_SECRET_KEY"}
+ALIASED = {"database_url", "redis_url", "port", "flower_port"}
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +148,26 @@ def test_each_process_reads_its_environment(
     assert (read.webhook_secret is not None) == (name in {"callbacks", "gpu"})
 
 
+def test_every_setting_can_be_set() -> None:
+    """A setting that Compose does not pass on is set in docker/.env, and nothing happens."""
+    settings = {f"HEADRACE_{name.upper()}" for name in Settings.model_fields if name not in ALIASED}
+    chosen = load(**dict.fromkeys(settings - FIXED - SECRETS, "given"))["services"]
+    for name in PROCESSES:
+        given = {variable for variable, value in chosen[name]["environment"].items() if value == "given"}
+        assert given == settings - FIXED - SECRETS
+
+
+def test_a_bucket_is_for_those_who_keep_files() -> None:
+    """Credentials reach two processes; one that is not set must be missing, as an empty one would count."""
+    with_bucket = {
+        name
+        for name, service in load(AWS_REGION="eu-central-1")["services"].items()
+        if "AWS_REGION" in service.get("environment", {})
+    }
+    assert with_bucket == {"web", "files"}
+    assert "AWS_REGION" not in load()["services"]["web"]["environment"]
+
+
 def test_callbacks_know_that_the_api_is_open() -> None:
     """Where the API listens on loopback only, callbacks may reach loopback; in a container nobody may."""
     for name in ("api.Dockerfile", "worker.Dockerfile"):
@@ -287,9 +264,12 @@ def test_the_gpu_file_changes_services_that_exist(services: dict[str, Any]) -> N
     assert merged["command"] == services["gpu"]["command"]
     assert merged["image"] == "headrace-worker:cuda"
     assert merged["build"]["dockerfile"] == "docker/worker.Dockerfile"
-    assert merged["build"]["args"] == {"TORCH_INDEX": ""}
-    arguments = [i.value for i in read_dockerfile(DOCKER / "worker.Dockerfile") if i.name == "ARG"]
-    assert any(argument.startswith("TORCH_INDEX=") for argument in arguments)
+    assert merged["environment"]["HEADRACE_DEVICE"] == "cuda"
+    given = merged["build"]["args"]
+    assert given["TORCH_INDEX"] == ""
+    assert "gcc" in given["PACKAGES"].split(), "Triton compiles a module in C"
+    known = [i.value for i in read_dockerfile(DOCKER / "worker.Dockerfile") if i.name == "ARG"]
+    assert all(any(argument.startswith(f"{name}=") for argument in known) for name in given)
     (device,) = merged["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
 
