@@ -1,5 +1,7 @@
 """docker/kubernetes as kubectl renders it, against the schemas of Kubernetes and against the Procfile."""
 
+import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -42,11 +44,16 @@ def base() -> list[dict[str, Any]]:
     return render(KUBERNETES)
 
 
+def way_to_base(directory: Path) -> str:
+    """Return the relative path from an overlay's directory to the manifests: kubectl takes no absolute one."""
+    return os.path.relpath(KUBERNETES, directory.resolve())
+
+
 @pytest.fixture(scope="module")
 def with_keda(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    directory = tmp_path_factory.mktemp("overlay").resolve()
-    path = Path(*[".."] * (len(directory.parts) - 1)) / KUBERNETES.relative_to("/")
-    (directory / "kustomization.yaml").write_text(OVERLAY.format(base=path))
+    directory = tmp_path_factory.mktemp("overlay")
+    overlay = OVERLAY.format(base=way_to_base(directory))
+    (directory / "kustomization.yaml").write_text(overlay)
     return render(directory)
 
 
@@ -207,3 +214,24 @@ def test_keda_reads_what_the_dispatcher_writes(with_keda: list[dict[str, Any]], 
     with store.transaction() as session:
         session.execute(text("DELETE FROM wanted_workers"))
         assert float(session.scalar(text(trigger["metadata"]["query"]))) == 0
+
+
+def test_the_overlay_in_the_documentation_works(tmp_path: Path) -> None:
+    """It is what people copy: its patches must find what they change."""
+    written = re.search(
+        r"```yaml\n(# kustomization.*?)```", (ROOT / "docs" / "kubernetes.md").read_text(), re.DOTALL
+    )
+    assert written is not None
+    overlay = written[1].replace("../docker/kubernetes", way_to_base(tmp_path))
+    (tmp_path / "kustomization.yaml").write_text(overlay)
+    found = render(tmp_path)
+    for each in found:
+        if each["apiVersion"] != OF_KEDA:
+            kubernetes_validate.validate(each, VERSION, strict=True)
+    (config,) = of_kind("ConfigMap", found).values()
+    assert {"HEADRACE_BLOB_URL", "HEADRACE_LOG_FORMAT", "HEADRACE_MODEL"} <= set(config["data"])
+    for name, deployment in of_kind("Deployment", found).items():
+        container = main_container(deployment["spec"]["template"])
+        assert container["image"].startswith("registry.example.com/headrace-")
+        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert ("/models" in mounts) == (name in {"web", "files", "gpu"})

@@ -59,6 +59,11 @@ class Member:
             self.process.send_signal(signum)
 
     @property
+    def links(self) -> tuple[Link, Link]:
+        """Its ways to Postgres and to Redis."""
+        return self.postgres, self.redis
+
+    @property
     def worker(self) -> str:
         """What a Celery worker calls itself in the database."""
         return f"{self.name}@{os.uname().nodename}"
@@ -106,7 +111,8 @@ class Cluster:
         self._stopping.set()
         time.sleep(RESTART_SECONDS * 2)
         for member in self.members.values():
-            member.postgres.heal()
+            for link in member.links:
+                link.heal()
             member.send(signal.SIGCONT)
             member.send(signal.SIGTERM)
         for member in self.members.values():

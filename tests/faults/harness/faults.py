@@ -14,6 +14,8 @@ from worker.contract.messages import CALLBACKS_QUEUE, DELIVER_EVENT, GPU_QUEUE, 
 
 Fault = Callable[[Scene], float]
 FAULTS: dict[str, Fault] = {}
+NOTICE_SECONDS = 0.8  # a drain takes half a second
+HOSTS = (("gpu1", "dispatcher1"), ("gpu2", "dispatcher2", "callbacks"))  # what runs where, if there were two
 PAST_SECONDS = 3.0  # how long a victim that others have taken over from stays away yet
 
 
@@ -54,6 +56,20 @@ def term_gpu(scene: Scene) -> float:
     member.send(signal.SIGTERM)
     member.send(signal.SIGCONT)
     return scene.wait(lambda: scene.taken_over(held), "the shards of a worker that was told to end went on")
+
+
+@_fault
+def spot_notice(scene: Scene) -> float:
+    """SIGTERM a gpu worker, and SIGKILL it soon after, in the middle of its drain perhaps."""
+    member, held = _a_worker_in_a_shard(scene)
+    member.send(signal.SIGTERM)
+    member.send(signal.SIGCONT)
+    notice = scene.rng.uniform(0, NOTICE_SECONDS)
+    time.sleep(notice)
+    member.send(signal.SIGKILL)
+    return notice + scene.wait(
+        lambda: scene.taken_over(held), "the shards of a worker that was taken away went on"
+    )
 
 
 @_fault
@@ -246,6 +262,28 @@ def partition_gpu(scene: Scene) -> float:
         if scene.rng.random() < 0.5:
             member.postgres.reset()
         member.postgres.heal()
+    return seconds
+
+
+@_fault
+def host_cut(scene: Scene) -> float:
+    """Forward nothing between the processes of one host and both stores; then go on, or reset."""
+    host = scene.rng.choice(HOSTS)
+    scene.wait(lambda: scene.held_by(scene.cluster.members[host[0]].worker), "a gpu worker with a shard")
+    links = [link for name in host for link in scene.cluster.members[name].links]
+    for link in links:
+        link.stall()
+    try:
+        time.sleep(0.5)  # what was on its way has arrived
+        held = scene.held_by(scene.cluster.members[host[0]].worker)
+        seconds = 0.5 + scene.wait(lambda: scene.taken_over(held), "the shards of a lost host went on")
+        time.sleep(scene.rng.uniform(0, PAST_SECONDS))
+    finally:
+        is_reset = scene.rng.random() < 0.5
+        for link in links:
+            if is_reset:
+                link.reset()
+            link.heal()
     return seconds
 
 
