@@ -45,7 +45,7 @@ def base() -> list[dict[str, Any]]:
 
 
 def way_to_base(directory: Path) -> str:
-    """Return the relative path from an overlay's directory to the manifests: kubectl takes no absolute one."""
+    """Return the path from an overlay's directory to the manifests: kubectl takes no absolute one."""
     return os.path.relpath(KUBERNETES, directory.resolve())
 
 

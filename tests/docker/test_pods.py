@@ -161,10 +161,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         credentials = {"aws_access_key_id": "test", "aws_secret_access_key": "secret"}
         client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **credentials)
         client.create_bucket(Bucket="headrace")
-        base = Path(*[".."] * (len(scratch.parts) - 1)) / KUBERNETES.relative_to("/")
-        (scratch / "kustomization.yaml").write_text(
-            OVERLAY.format(base=base, subnet=subnet, endpoint=endpoint)
-        )
+        overlay = OVERLAY.format(base=way_to_base(scratch), subnet=subnet, endpoint=endpoint)
+        (scratch / "kustomization.yaml").write_text(overlay)
         create_secret()
         cluster.objects += render(scratch)
         cluster.objects.append(
