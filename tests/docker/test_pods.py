@@ -24,7 +24,7 @@ from tests.docker.compose_file import REQUIRED
 from tests.docker.customer import PROMPTS, Customer
 from tests.docker.podman import podman, subnet_and_gateway, succeeds
 from tests.docker.pods import Cluster
-from tests.docker.test_kubernetes import render
+from tests.docker.test_kubernetes import render, way_to_base
 from tests.fixtures.deployment import eventually
 from tests.fixtures.receiver import receiver
 from worker.webhooks.sealing import new_key
