@@ -1,21 +1,25 @@
 """Measures the quality loss of quantization: the demo model's perplexity on its held-out text by format.
 
-    python -m benchmarks.quality [--tokens N]
+    python -m benchmarks.quality [--tokens N] [--max-loss 0.005]
 
 `worker.engine.quantize` writes each checkpoint and the loader reads it. int8 also quantizes tokens, as the
-CPU's int8 product does; fp8 rounds tokens to fp8 before each product, as a GPU's product would. The rest runs
-in bf16. The last line is JSON: perplexity, bytes of weights, bytes of KV cache per token.
+CPU's int8 product does, and int8_static by ranges; fp8 rounds tokens to fp8 before each product, as a GPU's
+product would. auto mixes formats to the fewest bytes within --max-loss. The rest runs in bf16. The last line
+is JSON: perplexity, the interval of its rise, the divergence from the exact model in nats a token, bytes of
+weights, bytes of KV cache per token; and of auto, whether it is smaller than int8 and within the loss.
 """
 
 import argparse
 import json
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -29,32 +33,45 @@ from kernels.quantize_tokens import quantize_tokens
 from models.demo import heldout
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.layers.linear import Projection
-from worker.engine.quantize.__main__ import read_moments
+from worker.engine.quantize.calibration import LARGEST, Moments, input_scales, observe, read_windows
+from worker.engine.quantize.formats import WeightFormat
+from worker.engine.quantize.logits import LogitComparison
+from worker.engine.quantize.mixing import find_formats, say_formats
 from worker.engine.quantize.text_forward import TextForward
-from worker.engine.quantize.writer import quantize_checkpoint
+from worker.engine.quantize.writer import cast_checkpoint, num_bytes_of, quantize_checkpoint
 
 DEMO = Path(heldout.__file__).parent
 WINDOW = 1024
 # Modules of the standard library, which the model was trained on; none of them is held out.
 CALIBRATION = ("argparse.py", "threading.py", "http/client.py", "json/encoder.py", "tarfile.py", "random.py")
 CALIBRATION_CHARACTERS = 20_000  # of each
+MAX_LOSS = 0.005  # of auto
 
 
 @dataclass(slots=True)
 class Rounded:
-    """A linear layer that rounds its tokens to fp8 before the product."""
+    """A linear layer that rounds its tokens before the product."""
 
     projection: Projection
-    out_features: int
+    to_rounded: Callable[[Tensor], Tensor]
+    out_features: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.out_features = self.projection.out_features
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [num_tokens, out_features] for `x` [num_tokens, in_features]."""
-        levels, scales = quantize_tokens(x, torch.float8_e4m3fn)
-        return self.projection((levels.float() * scales).to(x.dtype))
+        return self.projection(self.to_rounded(x.float()).to(x.dtype))
 
 
 class RoundedWeights(Weights):
-    """Weights whose products round their tokens to fp8."""
+    """Weights whose products round their tokens, by the first module of the product."""
+
+    def __init__(
+        self, directory: Path, dtype: torch.dtype, to_rounded: Callable[[str], Callable[[Tensor], Tensor]]
+    ) -> None:
+        super().__init__(directory, dtype)
+        self._to_rounded = to_rounded
 
     def linear(
         self,
@@ -67,7 +84,23 @@ class RoundedWeights(Weights):
     ) -> Projection:
         """Return the projection; it rounds its tokens unless `is_exact`."""
         projection = super().linear(names, rows, columns, has_bias=has_bias, is_exact=is_exact)
-        return projection if is_exact else Rounded(projection, projection.out_features)
+        return projection if is_exact else Rounded(projection, self._to_rounded(names[0]))
+
+
+def by_token(_: str) -> Callable[[Tensor], Tensor]:
+    """Return what rounds tokens to fp8, each by its largest value."""
+
+    def to_rounded(x: Tensor) -> Tensor:
+        levels, scales = quantize_tokens(x, torch.float8_e4m3fn)
+        return levels.float() * scales
+
+    return to_rounded
+
+
+def by_range(scales: Mapping[str, float], module: str) -> Callable[[Tensor], Tensor]:
+    """Return what rounds tokens to int8, all by the scale of their product."""
+    scale = scales[module]
+    return lambda x: (x / scale).round().clamp(-LARGEST, LARGEST) * scale
 
 
 def int8_cache() -> AbstractContextManager[object]:
@@ -83,24 +116,54 @@ def int8_cache() -> AbstractContextManager[object]:
     return patch("worker.engine.models.layers.attention.paged_attention", attend)
 
 
-def perplexity(forward: TextForward, max_tokens: int | None) -> float:
-    """Return the held-out perplexity as `models/demo/heldout.py` defines it."""
-    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-    text = (DEMO / "heldout.txt").read_text(encoding="utf-8")
+class HeldOut:
+    """The held-out text, with what the exact model makes of it."""
 
-    def logits_of(ids: Tensor) -> Tensor:
-        return forward.model.logits(forward.hidden(ids[0])).unsqueeze(0)
+    def __init__(self, max_tokens: int | None) -> None:
+        self._max_tokens = max_tokens
+        self._tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+        self._text = (DEMO / "heldout.txt").read_text(encoding="utf-8")
+        self._exact = TextForward(DEMO, WINDOW, torch.bfloat16)
+        self._states: list[Tensor] = []  # by window
 
-    scores = heldout.perplexity(logits_of, tokenizer, text, window=WINDOW, max_tokens=max_tokens)
-    return float(scores["perplexity"])
+    def score(self, forward: TextForward) -> dict[str, float | list[float]]:
+        """Return the perplexity as `models/demo/heldout.py` defines it, and what has changed."""
+        compared, place = LogitComparison(), count()
+
+        def logits_of(ids: Tensor) -> Tensor:
+            window = next(place)
+            if window == len(self._states):
+                self._states.append(self._exact.hidden(ids[0]))
+            logits = forward.model.logits(forward.hidden(ids[0]))
+            exact = self._exact.model.logits(self._states[window])
+            compared.add(exact[:-1], logits[:-1], ids[0, 1:])
+            return logits.unsqueeze(0)
+
+        scores = heldout.perplexity(
+            logits_of, self._tokenizer, self._text, window=WINDOW, max_tokens=self._max_tokens
+        )
+        found = compared.result()
+        return {
+            "ppl": round(float(scores["perplexity"]), 4),
+            "rise": [round(bound, 5) for bound in found.change_interval],
+            "divergence": round(found.divergence, 6),
+        }
 
 
-def measure(max_tokens: int | None) -> dict[str, dict[str, float | int]]:
-    """Return perplexity and bytes by format."""
+def calibration_text() -> str:
+    """Return text of the standard library that the model was trained on."""
     library = Path(sysconfig.get_path("stdlib"))
     texts = [(library / name).read_text(encoding="utf-8") for name in CALIBRATION]
-    moments = read_moments(DEMO, "".join(text[:CALIBRATION_CHARACTERS] for text in texts))
-    results: dict[str, dict[str, float | int]] = {}
+    return "".join(text[:CALIBRATION_CHARACTERS] for text in texts)
+
+
+def measure(max_tokens: int | None, max_loss: float = MAX_LOSS) -> dict[str, dict[str, Any]]:
+    """Return perplexity, divergence and bytes by format."""
+    windows = read_windows(DEMO, calibration_text())
+    moments = observe(DEMO, windows, Moments)
+    mixture = find_formats(DEMO, windows, max_loss)
+    held_out = HeldOut(max_tokens)
+    results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
 
         def add(
@@ -115,27 +178,40 @@ def measure(max_tokens: int | None) -> dict[str, dict[str, float | int]]:
             _, num_kv_heads, head_dim, _ = keys.shape
             head_bytes = head_dim + 4 if context else 2 * head_dim
             with context or nullcontext():
-                value = perplexity(forward, max_tokens)
+                found = held_out.score(forward)
             results[name] = {
-                "ppl": round(value, 4),
+                **found,
                 "bytes": num_bytes,
                 "kv_bytes_per_token": 2 * num_kv_heads * head_bytes * len(forward.kv_cache),
             }
 
-        def quantized(name: str, format_: str, **options: object) -> tuple[Path, int]:
+        def quantized(
+            name: str, formats: WeightFormat | Mapping[str, WeightFormat], **options: Any
+        ) -> tuple[Path, int]:
             out = Path(folder, name)
-            return out, quantize_checkpoint(DEMO, out, format_, **options)  # type: ignore[arg-type]
+            return out, quantize_checkpoint(DEMO, out, formats, **options)
 
-        whole = (DEMO / "model.safetensors").stat().st_size
+        int8, fp8, int4 = WeightFormat("int8"), WeightFormat("fp8"), WeightFormat("int4", 64)
+        scales = input_scales(DEMO, windows)
+        fp8_tokens = partial(RoundedWeights, to_rounded=by_token)
+        static_tokens = partial(RoundedWeights, to_rounded=partial(by_range, scales))
+        whole = num_bytes_of(DEMO)
         add("bf16", DEMO, whole)
-        add("int8", *quantized("int8", "int8"), partial(Weights, eight_bits="int8"))
-        add("fp8", *quantized("fp8", "fp8"), RoundedWeights)
-        add("fp8_weights", *quantized("fp8_weights", "fp8"))
-        add("fp8_compensated", *quantized("fp8_compensated", "fp8", moments=moments), RoundedWeights)
-        add("int4", *quantized("int4", "int4"))
-        add("int4_compensated", *quantized("int4_compensated", "int4", moments=moments))
-        add("nf4", *quantized("nf4", "nf4"))
+        add("fp16", Path(folder, "fp16"), cast_checkpoint(DEMO, Path(folder, "fp16"), "fp16"))
+        add("int8", *quantized("int8", int8), partial(Weights, eight_bits="int8"))
+        add("int8_static", *quantized("int8_static", int8, input_scales=scales), static_tokens)
+        add("fp8", *quantized("fp8", fp8), fp8_tokens)
+        add("fp8_weights", *quantized("fp8_weights", fp8))
+        add("fp8_compensated", *quantized("fp8_compensated", fp8, moments=moments), fp8_tokens)
+        add("int4", *quantized("int4", int4))
+        add("int4_compensated", *quantized("int4_compensated", int4, moments=moments))
+        add("nf4", *quantized("nf4", WeightFormat("nf4")))
+        add("auto", *quantized("auto", mixture.formats, moments=mixture.moments))
         add("int8_kv", DEMO, whole, context=int8_cache())
+    auto, rise = results["auto"], results["auto"]["ppl"] / results["bf16"]["ppl"] - 1
+    auto["formats"] = say_formats(mixture.formats, mixture.num_modules)
+    auto["is_smaller_than_int8"] = auto["bytes"] < results["int8"]["bytes"]
+    auto["is_within_loss"] = rise <= max_loss
     return results
 
 
@@ -145,15 +221,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tokens", type=int, default=None, help="of the held-out text; default: all of it")
-    results = measure(parser.parse_args().tokens)
+    parser.add_argument("--max-loss", type=float, default=MAX_LOSS, help="of auto: share of the perplexity")
+    options = parser.parse_args()
+    results = measure(options.tokens, options.max_loss)
     exact = results["bf16"]["ppl"]
-    print(f"{'format':18} {'perplexity':>10} {'change':>8} {'weights':>10} {'KV a token':>10}")
+    print(
+        f"{'format':18} {'perplexity':>10} {'change':>8} {'interval':>18} {'divergence':>10} {'weights':>10}"
+        f" {'KV a token':>10}"
+    )
     for name, row in results.items():
-        change = 100 * (row["ppl"] / exact - 1)
+        low, high = row["rise"]
         print(
-            f"{name:18} {row['ppl']:10.4f} {change:+7.2f}% {row['bytes'] / 1e6:7.2f} MB "
-            f"{row['kv_bytes_per_token']:8} B"
+            f"{name:18} {row['ppl']:10.4f} {row['ppl'] / exact - 1:+8.2%} {low:+8.2%} to {high:+6.2%} "
+            f"{row['divergence']:10.6f} {row['bytes'] / 1e6:7.2f} MB {row['kv_bytes_per_token']:8} B"
         )
+    print(f"auto: {results['auto']['formats']}")
     print(json.dumps(results))
 
 

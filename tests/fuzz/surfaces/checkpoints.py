@@ -51,6 +51,24 @@ SECTIONS: tuple[dict[str, Any], ...] = (
         }
     },
     {
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": "mixed-precision",
+            "config_groups": {
+                "group_0": {
+                    "targets": ["re:.*down_proj"],
+                    "format": "pack-quantized",
+                    "weights": {"num_bits": 4, "strategy": "group", "symmetric": True},
+                },
+                "group_1": {
+                    "targets": ["Linear"],
+                    "format": "int-quantized",
+                    "weights": {"num_bits": 8, "strategy": "channel", "symmetric": True},
+                },
+            },
+        }
+    },
+    {
         "sliding_window": 8,
         "layer_types": ["full_attention", "sliding_attention"],
         "query_pre_attn_scalar": 12,

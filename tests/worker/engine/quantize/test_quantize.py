@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from kernels.quantization import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
@@ -14,6 +14,7 @@ from tests.fixtures.tiny_llama import TEXT, write_tiny_llama
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.products import Products
 from worker.engine.quantize.__main__ import main
+from worker.engine.quantize.calibration import InputRange
 
 QUANTIZE = {
     "int8": quantize_int8,
@@ -131,4 +132,78 @@ def test_bad_input_is_named(plain: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "no tokens" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         quantize(plain, tmp_path / "seven", "int8", "--calibration", str(text))
-    assert "only int4 and fp8" in capsys.readouterr().err
+    assert "only int4, fp8, int8-static, auto use it" in capsys.readouterr().err
+
+
+def test_sizes_are_printed(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert quantize(plain, tmp_path / "out", "int8") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    sizes = [
+        sum(t.nbytes for f in one.glob("*.safetensors") for t in load_file(f).values())
+        for one in (plain, tmp_path / "out")
+    ]
+    before, after = sizes
+    assert line == (
+        f"{tmp_path / 'out'}: {before / 1e6:.2f} MB of tensors before, {after / 1e6:.2f} MB after,"
+        f" ratio {before / after:.2f}, in int8"
+    )
+
+
+def test_static_ranges_come_from_the_text(plain: Path, tmp_path: Path) -> None:
+    """A product's inputs have one scale, those of q, k and v the same."""
+    text = tmp_path / "text"
+    text.write_text(TEXT * 4)
+    assert quantize(plain, tmp_path / "out", "int8-static", "--calibration", str(text)) == 0
+    stored = {name: t for f in (tmp_path / "out").glob("*.safetensors") for name, t in load_file(f).items()}
+    scales = {name: t for name, t in stored.items() if name.endswith(".input_scale")}
+    assert len(scales) == 14
+    assert all(t.shape == (1,) and t.dtype == torch.float32 and 0 < t < 1 for t in scales.values())
+    first = "model.layers.0.self_attn"
+    assert len({float(scales[f"{first}.{name}_proj.input_scale"]) for name in "qkv"}) == 1
+    section = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    inputs = section["config_groups"]["group_0"]["input_activations"]
+    assert (inputs["dynamic"], inputs["strategy"], section["format"]) == (False, "tensor", "int-quantized")
+    (completion,) = run(make_engine(tmp_path / "out"), requests_for(["the quick brown"], greedy(12)))
+    assert completion.error is None
+    with pytest.raises(SystemExit):
+        quantize(plain, tmp_path / "none", "int8-static")
+
+
+@pytest.mark.parametrize("tail", [0.0, 400.0])
+def test_a_range_cuts_off_what_is_rare(tail: float) -> None:
+    values = torch.randn(400, 50, generator=torch.Generator().manual_seed(0))
+    values[0, 0] = tail
+    seen = InputRange()
+    for part in torch.split(values, 100):
+        seen.add(part)
+    scale = seen.scale()
+    assert scale is not None
+
+    def error(step: float) -> float:
+        return float(((values / step).round().clamp(-127, 127) * step - values).square().sum())
+
+    tried = [float(values.abs().max()) / 127 * share for share in torch.linspace(0.02, 1.2, 60).tolist()]
+    assert error(scale) < 1.1 * min(map(error, tried))
+    assert InputRange().scale() is None
+
+
+@pytest.mark.parametrize(("format_", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_floats_are_cast(format_: str, dtype: torch.dtype, plain: Path, tmp_path: Path) -> None:
+    assert quantize(plain, tmp_path / "out", format_) == 0
+    for file in plain.glob("*.safetensors"):
+        found = load_file(tmp_path / "out" / file.name)
+        assert all(torch.equal(found[name], t.to(dtype)) for name, t in load_file(file).items())
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config.get("dtype", config.get("torch_dtype")) == str(dtype).removeprefix("torch.")
+    assert "quantization_config" not in config
+    (completion,) = run(make_engine(tmp_path / "out"), requests_for(["the quick brown"], greedy(12)))
+    assert completion.error is None
+
+
+def test_a_value_too_large_for_fp16_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    large = write_tiny_llama(tmp_path / "large", dtype=torch.bfloat16)
+    tensors = load_file(large / "model.safetensors")
+    tensors["model.norm.weight"][3] = 1e5
+    save_file(tensors, large / "model.safetensors", metadata={"format": "pt"})
+    assert quantize(large, tmp_path / "out", "fp16") == 2
+    assert "model.norm.weight: does not fit: fp16: a value of 99840 is too large" in capsys.readouterr().err

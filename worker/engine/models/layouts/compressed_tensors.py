@@ -1,6 +1,7 @@
 """Reads and writes checkpoints of the compressed-tensors project: int8, fp8, and int4 in words."""
 
-from collections.abc import Container
+import re
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,80 @@ class CompressedTensorsLayout:
         return grouped_weight(levels, scales, zero_points, num_bits=4)
 
 
+@dataclass(frozen=True, slots=True)
+class GroupTargets:
+    """The modules that a group of config.json is for."""
+
+    names: frozenset[str]  # of modules, or "Linear", which is every one that no other group names
+    patterns: tuple[re.Pattern[str], ...] = ()
+
+    def name(self, module: str) -> bool:
+        """Return whether the group names this module itself."""
+        return module in self.names or any(pattern.match(module) for pattern in self.patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedLayout:
+    """Modules of several groups, each stored as its group says."""
+
+    groups: tuple[tuple[GroupTargets, CompressedTensorsLayout], ...]
+
+    def covers(self, names: Container[str], module: str) -> bool:
+        """Return whether `module` is quantized."""
+        return f"{module}.weight_scale" in names
+
+    def read(self, take: TakeTensor, module: str) -> QuantizedWeight | Tensor:
+        """Return its weight."""
+        named = (layout for targets, layout in self.groups if targets.name(module))
+        others = (layout for targets, layout in self.groups if "Linear" in targets.names)
+        layout = next(named, None) or next(others, None)
+        if layout is None:
+            raise ValueError("no group of config.json is for it")
+        return layout.read(take, module)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Modules of one format, to be written; symmetric, and int8 and fp8 scaled by rows."""
+
+    kind: str  # int8, fp8 or int4
+    group_size: int | None = None  # of int4
+    targets: Sequence[str] = ("Linear",)  # names of modules; "Linear": every one
+    has_input_scales: bool = False  # int8 only: activations have the scale of the checkpoint, not a token's
+
+    @property
+    def format(self) -> str:
+        """The format's name, as config.json has it."""
+        if self.kind == "int4":
+            return "pack-quantized"
+        return "float-quantized" if self.kind == "fp8" else "int-quantized"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return config.json's description of the group."""
+        number = "float" if self.kind == "fp8" else "int"
+        weights = {
+            "num_bits": 4 if self.kind == "int4" else 8,
+            "type": number,
+            "strategy": "group" if self.kind == "int4" else "channel",
+            "group_size": self.group_size,
+            "symmetric": True,
+            "dynamic": False,
+        }
+        inputs = {
+            "num_bits": 8,
+            "type": number,
+            "strategy": "tensor" if self.has_input_scales else "token",
+            "symmetric": True,
+            "dynamic": not self.has_input_scales,
+        }
+        return {
+            "targets": list(self.targets),
+            "weights": weights,
+            "input_activations": None if self.kind == "int4" else inputs,
+            "output_activations": None,
+        }
+
+
 def write_tensors(module: str, weight: Int8Weight | Int4Weight | Fp8Weight) -> dict[str, Tensor]:
     """Return the tensors that hold a symmetric weight; raises ValueError if it has zero points."""
     if not isinstance(weight, Fp8Weight) and weight.zero_points is not None:
@@ -71,29 +146,16 @@ def write_tensors(module: str, weight: Int8Weight | Int4Weight | Fp8Weight) -> d
     return {f"{module}.weight": weight.levels, f"{module}.weight_scale": weight.scales.reshape(-1, 1)}
 
 
-def write_config(kind: str, group_size: int | None = None) -> dict[str, Any]:
-    """Return config.json's section for weights that are all "int8", "fp8" (scaled by rows) or "int4"."""
-    number = "float" if kind == "fp8" else "int"
-    weights = {
-        "num_bits": 4 if kind == "int4" else 8,
-        "type": number,
-        "strategy": "group" if kind == "int4" else "channel",
-        "group_size": group_size,
-        "symmetric": True,
-        "dynamic": False,
-    }
-    tokens = {"num_bits": 8, "type": number, "strategy": "token", "symmetric": True, "dynamic": True}
+def write_config(groups: Sequence[Group], ignored: Sequence[str] = ()) -> dict[str, Any]:
+    """Return config.json's section; `ignored` are modules besides the head that are not quantized."""
+    is_mixed = len({group.format for group in groups}) > 1
     return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized" if kind == "int4" else f"{number}-quantized",
+        "format": "mixed-precision" if is_mixed else groups[0].format,
         "quantization_status": "compressed",
         "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": weights,
-                "input_activations": None if kind == "int4" else tokens,
-                "output_activations": None,
-            }
+            f"group_{number}": group.to_json() | ({"format": group.format} if is_mixed else {})
+            for number, group in enumerate(groups)
         },
-        "ignore": ["lm_head"],
+        "ignore": ["lm_head", *ignored],
     }

@@ -1,11 +1,12 @@
 """Finds the layout that a checkpoint's config.json names."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 from worker.engine.models.layouts.awq import AwqLayout
 from worker.engine.models.layouts.bitsandbytes import BitsAndBytesLayout
-from worker.engine.models.layouts.compressed_tensors import CompressedTensorsLayout
+from worker.engine.models.layouts.compressed_tensors import CompressedTensorsLayout, GroupTargets, MixedLayout
 from worker.engine.models.layouts.fp8_blocks import Fp8BlocksLayout
 from worker.engine.models.layouts.gptq import GptqLayout
 from worker.engine.models.layouts.layout import Layout
@@ -17,6 +18,7 @@ STRATEGIES: dict[str, tuple[object, ...]] = {
     "float-quantized": ("tensor", "channel", "block"),
     "pack-quantized": ("group", "channel"),
 }
+MIXED = "mixed-precision"  # each group has a `format` of its own
 
 
 def read_layout(file: Path, config: dict[str, Any]) -> Layout | None:
@@ -54,28 +56,50 @@ def read_layout(file: Path, config: dict[str, Any]) -> Layout | None:
 
 
 def _read_compressed_tensors(file: Path, section: dict[str, Any]) -> Layout:
-    _require(file, section, "format", tuple(STRATEGIES))
+    _require(file, section, "format", (*STRATEGIES, MIXED))
     _require(file, section, "quantization_status", ("compressed", None))
     groups = section.get("config_groups")
-    if not isinstance(groups, dict) or len(groups) != 1:
-        found = f"{len(groups)} groups" if isinstance(groups, dict) else repr(groups)
+    if not isinstance(groups, dict) or not groups:
+        found = "no groups" if isinstance(groups, dict) else repr(groups)
         raise UnsupportedModelError(
-            file, "quantization_config.config_groups", f"has {found}; only one group is supported"
+            file, "quantization_config.config_groups", f"has {found}; at least one group is needed"
         )
-    ((name, group),) = groups.items()
+    read = [_read_group(file, section, name, group) for name, group in groups.items()]
+    return read[0][1] if len(read) == 1 else MixedLayout(tuple(read))
+
+
+def _read_group(
+    file: Path, section: dict[str, Any], name: str, group: Any
+) -> tuple[GroupTargets, CompressedTensorsLayout]:
+    where = f"quantization_config.config_groups.{name}"
     weights = group.get("weights") if isinstance(group, dict) else None
     if not isinstance(weights, dict):
-        where = f"quantization_config.config_groups.{name}.weights"
-        raise UnsupportedModelError(file, where, f"must be an object, not {weights!r}")
-    is_packed = section["format"] == "pack-quantized"
+        raise UnsupportedModelError(file, f"{where}.weights", f"must be an object, not {weights!r}")
+    # Files older than formats by group have the section's only.
+    stored = {"format": group.get("format") or section["format"]}
+    _require(file, stored, "format", tuple(STRATEGIES))
+    is_packed = stored["format"] == "pack-quantized"
     _require(file, weights, "num_bits", (4,) if is_packed else (8,))
     _require(file, weights, "actorder", (None, "weight", "static"))
-    _require(file, weights, "strategy", STRATEGIES[section["format"]])
-    return CompressedTensorsLayout(
+    _require(file, weights, "strategy", STRATEGIES[stored["format"]])
+    layout = CompressedTensorsLayout(
         num_bits=weights["num_bits"],
         is_symmetric=weights.get("symmetric", True),
         block=_read_block(file, weights, "block_structure"),
     )
+    return _read_targets(file, f"{where}.targets", group.get("targets")), layout
+
+
+def _read_targets(file: Path, where: str, targets: Any) -> GroupTargets:
+    if targets is None:
+        targets = ["Linear"]
+    if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets):
+        raise UnsupportedModelError(file, where, f"must be names of modules, not {targets!r}")
+    patterns = [one.removeprefix("re:") for one in targets if one.startswith("re:")]
+    try:
+        return GroupTargets(frozenset(targets), tuple(map(re.compile, patterns)))
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UnsupportedModelError(file, where, f"has a pattern that cannot be read: {error}") from error
 
 
 def _read_block(file: Path, section: dict[str, Any], key: str) -> tuple[int, int] | None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from tests.fixtures import quantized_checkpoints as made
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
@@ -24,6 +25,31 @@ def compressed(format_: str, **weights: Any) -> dict[str, Any]:
     }
 
 
+INT8 = {"num_bits": 8, "strategy": "channel", "symmetric": True}
+INT4 = {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": True}
+
+
+def mixed(attention: Any, others: Any) -> dict[str, Any]:
+    """Attention in int4, the rest in int8: as targets say that are names, patterns, or every other one."""
+    return compressed("mixed-precision") | {
+        "config_groups": {
+            "group_0": {"targets": others, "format": "int-quantized", "weights": INT8},
+            "group_1": {"targets": attention, "format": "pack-quantized", "weights": INT4},
+        }
+    }
+
+
+def attention_in_int4(weight: Tensor) -> made.Stored:
+    is_attention = max(weight.shape) == 64
+    pack = (
+        made.compressed_int4(is_symmetric=True, group_size=32)
+        if is_attention
+        else made.compressed_int8(is_symmetric=True)
+    )
+    return pack(weight)
+
+
+NAMES = [f"model.layers.{layer}.self_attn.{name}_proj" for layer in range(2) for name in "qkvo"]
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
 LAYOUTS: dict[str, tuple[dict[str, Any], Any]] = {
     "gptq": (GPTQ, made.gptq()),
@@ -51,6 +77,8 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Any]] = {
         compressed("int-quantized", num_bits=8, strategy="channel", symmetric=False),
         made.compressed_int8(is_symmetric=False),
     ),
+    "mixed-patterns": (mixed(["re:.*self_attn.*"], ["re:.*mlp.*"]), attention_in_int4),
+    "mixed-names": (mixed(NAMES, ["Linear"]), attention_in_int4),
     "fp8-tensor": (
         compressed("float-quantized", num_bits=8, strategy="tensor", symmetric=True),
         made.fp8("weight_scale", None),
@@ -83,7 +111,7 @@ def test_every_weight_is_what_it_is_worth(name: str, plain: Path, tmp_path: Path
             torch.testing.assert_close(found, expected.float(), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["gptq-desc-act", "awq", "int4-zero"])
+@pytest.mark.parametrize("name", ["gptq-desc-act", "awq", "int4-zero", "mixed-names"])
 def test_the_engine_runs_it(name: str, plain: Path, tmp_path: Path) -> None:
     packed, worth = made.store(plain, tmp_path, *LAYOUTS[name])
     one, other = (
@@ -104,8 +132,11 @@ def test_the_engine_runs_it(name: str, plain: Path, tmp_path: Path) -> None:
         ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type: 'fp4'"),
         (compressed("marlin-24"), "format: 'marlin-24'"),
         (compressed("int-quantized", num_bits=8, strategy="group"), "strategy: 'group'"),
-        (compressed("int-quantized", num_bits=8) | {"config_groups": {}}, "config_groups: has 0 groups"),
-        (compressed("int-quantized") | {"config_groups": None}, "config_groups: has None; only one group"),
+        (compressed("int-quantized", num_bits=8) | {"config_groups": {}}, "config_groups: has no groups"),
+        (compressed("int-quantized") | {"config_groups": None}, "config_groups: has None; at least one"),
+        (compressed("mixed-precision", num_bits=8), "format: 'mixed-precision' is not supported"),
+        (mixed("q_proj", ["Linear"]), r"group_1\.targets: must be names of modules, not 'q_proj'"),
+        (mixed(["re:("], ["Linear"]), r"group_1\.targets: has a pattern that cannot be read"),
         (
             compressed("int-quantized") | {"config_groups": {"group_0": {"targets": ["Linear"]}}},
             r"config_groups\.group_0\.weights: must be an object, not None",
@@ -133,6 +164,16 @@ def test_what_is_not_built_is_named(
     edit_config(packed, quantization_config=change)
     with pytest.raises(UnsupportedModelError, match=problem):
         Weights(packed, torch.float32)
+
+
+def test_a_module_of_no_group_is_named(plain: Path, tmp_path: Path) -> None:
+    packed, _ = made.store(plain, tmp_path, *LAYOUTS["mixed-patterns"])
+    edit_config(packed, quantization_config=mixed(["re:.*self_attn.*"], ["re:.*up_proj"]))
+    with (
+        Weights(packed, torch.float32) as weights,
+        pytest.raises(CheckpointError, match=r"gate_proj: .*no group of config\.json is for it"),
+    ):
+        weights.take("model.layers.0.mlp.gate_proj.weight", 128, 64)
 
 
 def test_tensors_that_do_not_fit_are_named(plain: Path, tmp_path: Path) -> None:
