@@ -9,6 +9,7 @@ import torch
 from openai import OpenAI
 
 from tests.fixtures.deployment import Deployment
+from tests.fixtures.shell import Shell
 from tests.fixtures.tiny_llama import load_reference, tiny_tokenizer
 
 TEXTS = ["the quick brown fox jumps", "na\xefve caf\xe9, \u6771\u4eac", "x"]
@@ -125,3 +126,20 @@ def test_a_chat_with_the_tokens_of_its_prompt(client: OpenAI, model: str, runnin
         assert getattr(chunk, "prompt_token_ids", None) == (None if number else prompt)
         told += chunk.choices[0].token_ids  # type: ignore[attr-defined]
     assert told == choice.token_ids  # type: ignore[attr-defined]
+
+
+def test_a_served_model_is_compared_with_itself_on_a_text(
+    running: Deployment, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model is named, or found at its address; what is reported is the model's own."""
+    shell, text = Shell(str(running.client.base_url), monkeypatch), tmp_path / "text"
+    text.write_text(TEXTS[0] * 3)
+    found = shell.json("compare", model, f"{running.client.base_url}", "--text", str(text))
+    ids = tiny_tokenizer().encode(TEXTS[0] * 3).ids
+    directory = Path(running.environment["HEADRACE_MODEL"])
+    with torch.inference_mode():
+        rows = load_reference(directory)(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+    expected = -rows.gather(1, torch.tensor(ids[1:]).unsqueeze(1)).mean()
+    assert found["num_tokens"] == len(ids) - 1
+    assert found["perplexity_a"] == pytest.approx(float(expected.exp()), rel=1e-3)
+    assert (found["change"], found["divergence"], found["agreement"]) == (0, pytest.approx(0, abs=1e-6), 1)

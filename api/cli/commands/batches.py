@@ -15,8 +15,8 @@ import httpx
 import typer
 
 from api.cli.commands.submit_options import read_entries
+from api.cli.comparing.outputs import lines_of
 from api.cli.connection import Connection, RefusedError, address, connection, given, told
-from api.cli.outputs import lines_of
 from api.cli.show import AsJson, fail, print_json, print_record, print_table
 from api.cli.watch import wait_for_files, watch
 from worker.contract.states import BatchStatus

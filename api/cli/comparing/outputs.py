@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from api.cli.connection import Connection, RefusedError
 from worker.quality.expected import Expected, ExpectedError
@@ -17,14 +17,49 @@ class OutputsError(Exception):
 
 
 @dataclass(slots=True)
+class Requests:
+    """What outputs are expected to be, and what was asked for, by the names of requests."""
+
+    expected: dict[str, Expected] = field(default_factory=dict)
+    questions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Outputs:
-    """Outputs by the names of their requests, and what they are expected to be, where that is known.
+    """Outputs by the names of their requests, with the requests, where these are known.
 
     The name is the custom_id, or else the position. A request that failed has None for an output.
     """
 
     outputs: dict[str, str | None] = field(default_factory=dict)
-    expected: dict[str, Expected] = field(default_factory=dict)
+    requests: Requests = field(default_factory=Requests)
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The outputs of two configurations, by the names of requests, and the requests."""
+
+    a: dict[str, str | None]
+    b: dict[str, str | None]
+    requests: Requests
+
+    @classmethod
+    def read(cls, api: Connection, a: str, b: str, requests: str | None) -> Self:
+        """Read both sides as `read_outputs` does; the file `requests` replaces what they say of requests.
+
+        Raises:
+            OutputsError: also if they have no request in common.
+            RefusedError: there is no such batch.
+
+        """
+        first, second = read_outputs(api, a), read_outputs(api, b)
+        if not first.outputs.keys() & second.outputs.keys():
+            raise OutputsError(
+                f"{a} and {b} have no request in common: requests are paired by custom_id, or by position."
+            )
+        one, other = first.requests, second.requests
+        known = Requests(one.expected | other.expected, one.questions | other.questions)
+        return cls(first.outputs, second.outputs, known if requests is None else read_requests(requests))
 
 
 def lines_of(api: Connection, path: str, **params: Any) -> Iterator[str]:
@@ -54,14 +89,15 @@ def read_outputs(api: Connection, name: str) -> Outputs:
     return found
 
 
-def read_expected(name: str) -> dict[str, Expected]:
-    """Return what a file of requests expects of their outputs; raises OutputsError, as above."""
-    found: dict[str, Expected] = {}
+def read_requests(name: str) -> Requests:
+    """Return the requests of a file, ours or in OpenAI's format; raises OutputsError, as above."""
+    found = Requests()
     try:
         with Path(name).open(encoding="utf-8") as file:
             for place, (number, line) in enumerate(_objects(name, file)):
-                if line.get("expected") is not None:
-                    found[_name(line, place)] = _to_expected(name, number, line["expected"])
+                body = line.get("body")
+                asked = body if isinstance(body, dict) else line
+                _add(found, _name(line, place), name, number, asked | {"expected": line.get("expected")})
     except OSError as error:
         raise OutputsError(f"{name} cannot be read: {error.strerror}.") from error
     return found
@@ -74,8 +110,16 @@ def _read(found: Outputs, name: str, lines: Iterable[str]) -> None:
             raise OutputsError(f"{name}, line {number}: an earlier line has the same custom_id {key!r}.")
         found.outputs[key] = _output(name, number, line)
         request = line.get("request")
-        if isinstance(request, dict) and request.get("expected") is not None:
-            found.expected[key] = _to_expected(name, number, request["expected"])
+        if isinstance(request, dict):
+            _add(found.requests, key, name, number, request)
+
+
+def _add(found: Requests, key: str, name: str, number: int, request: dict[str, Any]) -> None:
+    if request.get("expected") is not None:
+        found.expected[key] = _to_expected(name, number, request["expected"])
+    asked = next((request[one] for one in ("prompt", "messages", "inputs") if request.get(one)), None)
+    if asked is not None:
+        found.questions[key] = asked if isinstance(asked, str) else json.dumps(asked, ensure_ascii=False)
 
 
 def _objects(name: str, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
