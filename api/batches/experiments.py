@@ -9,22 +9,32 @@ from api.batches.reassigning import choose
 from api.dependencies import Services
 from api.errors import ConflictError, InvalidInputError, NotFoundError
 from api.inputs.schema import NonEmptyText, Schema
+from worker.contract.states import ExperimentMode
 from worker.quality.comparison import RESOLUTION
 from worker.store.batches.batches import NewBatch
 from worker.store.experiments import experiments
 from worker.store.experiments.experiments import NewExperiment, NothingToCompareError
 
-PARAM = "experiment.model"
+PARAM, SHARE = "experiment.model", "experiment.share"
+MOST_SPLIT = 0.5
 Fraction = Annotated[float, Field(strict=False, allow_inf_nan=False)]
 
 
 class ExperimentFields(Schema):
-    """Another model that runs a share of the requests too. Its results are compared, and never returned."""
+    """Another model that runs a share of the requests too, or in place of the batch's own."""
 
     model: Annotated[NonEmptyText, Field(max_length=512)] = Field(
         description="one that a live worker serves: its name, or name@ and the beginning of its revision"
     )
-    share: Annotated[Fraction, Field(gt=0, le=1)] = Field(default=0.1, description="of the requests")
+    mode: Annotated[ExperimentMode, Field(strict=False)] = Field(
+        default=ExperimentMode.SHADOW,
+        description="shadow: the other model's results are compared and never returned; ab: it runs them in"
+        " place of the batch's model, and each result names the model that made it",
+    )
+    share: Annotated[Fraction, Field(gt=0, le=1)] = Field(
+        default=0.1,
+        description="of the requests; in mode ab at most 0.5, as each is compared with another one",
+    )
     allowed_loss: Annotated[Fraction, Field(ge=0, le=0.5)] = Field(
         default=0.0, description="the share of right outputs that the other model may have less"
     )
@@ -44,26 +54,51 @@ def to_experiment(
     """
     if given is None:
         return None
-    with services.store.look() as session:
-        try:
-            target = choose(session, services.checkpoint, given.model)
-        except (NotFoundError, ConflictError) as error:
-            raise InvalidInputError(f"experiment.{error.message}", param=PARAM) from error
-    if batch.model is None or target.model.tokenizer != batch.model.tokenizer:
+    if given.mode is ExperimentMode.AB and given.share > MOST_SPLIT:
         raise InvalidInputError(
-            f"{PARAM}: {target.model.label} has another tokenizer or chat template than the batch's model",
-            param=PARAM,
-            code="invalid_value",
+            f"{SHARE}: must be at most {MOST_SPLIT} in mode ab", param=SHARE, code="invalid_value"
         )
     longest = max(request.num_prompt_tokens + request.max_tokens for request in batch.requests)
+    tokenizer = None if batch.model is None else batch.model.tokenizer
+    with services.store.look() as session:
+        return check_experiment(session, services, given, tokenizer, longest, param=PARAM)
+
+
+def check_experiment(
+    session: Session,
+    services: Services,
+    given: ExperimentFields,
+    tokenizer: str | None,
+    longest: int,
+    *,
+    param: str = "model",
+) -> NewExperiment:
+    """Return an experiment on requests that `tokenizer` has counted, of at most `longest` tokens.
+
+    `param` is the name by which a refusal calls the field of the other model.
+
+    Raises:
+        InvalidInputError: no such model is served, or it cannot run these requests.
+
+    """
+    try:
+        target = choose(session, services.checkpoint, given.model)
+    except (NotFoundError, ConflictError) as error:
+        raise InvalidInputError(f"{param}{error.message.removeprefix('model')}", param=param) from error
+    if target.model.tokenizer != tokenizer:
+        raise InvalidInputError(
+            f"{param}: {target.model.label} has another tokenizer or chat template than the batch's model",
+            param=param,
+            code="invalid_value",
+        )
     if longest > target.context:
         raise InvalidInputError(
-            f"{PARAM}: a request may have {longest} tokens, but the context of {target.model.label} is"
+            f"{param}: a request may have {longest} tokens, but the context of {target.model.label} is"
             f" {target.context} tokens",
-            param=PARAM,
+            param=param,
             code="context_length_exceeded",
         )
-    return NewExperiment(target.model, given.share, given.allowed_loss, given.resolution)
+    return NewExperiment(target.model, given.share, given.allowed_loss, given.resolution, given.mode)
 
 
 def start_experiment(session: Session, batch_id: str, new: NewExperiment, *, shard_size: int) -> None:
@@ -77,6 +112,7 @@ def start_experiment(session: Session, batch_id: str, new: NewExperiment, *, sha
         experiments.start(session, batch_id, new, shard_size=shard_size)
     except NothingToCompareError as error:
         raise InvalidInputError(
-            "experiment: no request generates a text without a tool endpoint, so there is nothing to compare",
+            "experiment: too few requests generate a text without a tool endpoint, so there is nothing to"
+            " compare; in mode ab, there must be two that differ",
             param="experiment",
         ) from error

@@ -1,4 +1,4 @@
-"""Serves /v1/experiments: list, look at, promote and roll back."""
+"""Serves /v1/experiments: start, list, look at, promote and roll back."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path, Query
 from api.dependencies import READ, SUBMIT, CallerDependency, ServicesDependency
 from api.errors import documented
 from api.experiments import service
-from api.experiments.schemas import ExperimentAnswer, ExperimentPage
+from api.experiments.schemas import ExperimentAnswer, ExperimentPage, ExperimentSubmission
 from api.inputs.cursors import After
 from api.inputs.schema import Text
 
@@ -27,6 +27,23 @@ def list_experiments(
 ) -> ExperimentPage:
     """Return experiments, the newest first."""
     return service.page(services, after=after, limit=limit)
+
+
+@router.post(
+    "",
+    status_code=201,
+    dependencies=[SUBMIT],
+    responses=documented(401, 403, 404, 409, 413, 422, 429, 503),
+    summary="Start an experiment on a running batch",
+)
+def create_experiment(
+    submission: ExperimentSubmission, services: ServicesDependency, caller: CallerDependency
+) -> ExperimentAnswer:
+    """Have another model run a share of a batch's requests too, also of one that was made from a file.
+
+    Those with a result take part as well. An experiment may also be asked for with a new batch.
+    """
+    return service.answer(services, service.create(services, submission, actor=caller.actor))
 
 
 @router.get(

@@ -1,16 +1,24 @@
 """Defines an experiment as a client reads it."""
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from worker.contract.states import ExperimentStatus
+from api.batches.experiments import ExperimentFields
+from api.inputs.schema import NonEmptyText
+from worker.contract.states import ExperimentMode, ExperimentStatus
 from worker.quality.comparison import Verdict
 
 
+class ExperimentSubmission(ExperimentFields):
+    """An experiment on a batch that runs already."""
+
+    batch_id: Annotated[NonEmptyText, Field(max_length=64)]
+
+
 class ExperimentSide(BaseModel):
-    """One of the two models of an experiment, over the requests that both have answered."""
+    """One of the two models of an experiment, over the requests that are compared."""
 
     model: str | None = Field(description="its name")
     revision: str | None = Field(description="a fingerprint of its files")
@@ -21,21 +29,24 @@ class ExperimentSide(BaseModel):
 
 
 class ExperimentAnswer(BaseModel):
-    """An experiment: B, another model, beside A, the batch's, on the same requests."""
+    """An experiment: B, another model, beside A, the batch's, on the same requests, or on pairs of them."""
 
     experiment_id: str
     batch_id: str
+    mode: ExperimentMode
     status: ExperimentStatus
     verdict: Verdict = Field(description="of B; it holds however often one looks")
     more_requests: int | None = Field(
         description="with a reference answer, that would find the loss; null: there is a verdict"
     )
-    requests: int = Field(description="that run under both")
+    requests: int = Field(
+        description="that run under both; in mode ab, under B, each compared with one under A"
+    )
     expected: int = Field(description="of these, with a reference answer")
     planned: int = Field(description="with a reference answer, that find the loss, as said beforehand")
     compared: int = Field(description="answered by both")
     judged: int = Field(description="of these, with a reference answer")
-    agreement: float | None = Field(description="the share of equal outputs")
+    agreement: float | None = Field(description="the share of equal outputs; null in mode ab")
     difference: float | None = Field(description="of the shares of right outputs, B's minus A's")
     interval: tuple[float, float] = Field(description="of the difference; it holds however often one looks")
     a: ExperimentSide

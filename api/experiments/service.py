@@ -4,15 +4,59 @@ from collections.abc import Collection
 
 from sqlalchemy.orm import Session
 
+from api.batches.experiments import check_experiment, start_experiment
 from api.batches.reassigning import reassign_in
 from api.dependencies import Services
-from api.errors import ConflictError, NotFoundError
-from api.experiments.schemas import ExperimentAnswer, ExperimentPage, ExperimentSide
+from api.errors import ConflictError, InvalidInputError, NotFoundError
+from api.experiments.schemas import ExperimentAnswer, ExperimentPage, ExperimentSide, ExperimentSubmission
 from api.inputs.cursors import cut
-from worker.contract.states import ExperimentStatus
+from worker.contract.states import ExperimentMode, ExperimentStatus
 from worker.store.experiments import experiment_views, experiments
 from worker.store.experiments.experiment_views import ExperimentView
+from worker.store.shards import reassigning
 from worker.store.tenants import audit
+
+
+def create(services: Services, submission: ExperimentSubmission, *, actor: str) -> str:
+    """Start an experiment on a batch that runs already; return its id.
+
+    Raises:
+        NotFoundError: no such batch.
+        ConflictError: the batch has ended, is still read from its file, or has an experiment.
+        InvalidInputError: the other model is not served, or cannot run these requests.
+
+    """
+    batch_id = submission.batch_id
+    experiment_id = experiments.id_of(batch_id)
+    if submission.mode is ExperimentMode.AB:
+        raise InvalidInputError(
+            "mode: ab must be asked for with a new batch, as its requests are not shared out again",
+            param="mode",
+            code="invalid_value",
+        )
+    with services.store.transaction() as session:
+        bound = reassigning.lock(session, batch_id)
+        if bound is None:
+            raise NotFoundError(f"There is no batch {batch_id}.", param="batch_id")
+        if bound.is_over:
+            raise ConflictError(f"{batch_id} has ended, or is about to.")
+        if bound.is_unread:
+            raise ConflictError(f"{batch_id} is still read from its file. Try again when it has been read.")
+        if experiment_views.get(session, experiment_id) is not None:
+            raise ConflictError(f"{batch_id} has an experiment: {experiment_id}.")
+        longest = reassigning.longest(session, batch_id)
+        new = check_experiment(session, services, submission, bound.tokenizer, longest)
+        start_experiment(session, batch_id, new, shard_size=services.settings.shard_size)
+        details = {"batch": batch_id, "model": new.model.label}
+        audit.record(
+            session,
+            actor,
+            "experiment.start",
+            experiments.id_of(batch_id),
+            details,
+            tenant_id=bound.tenant_id,
+        )
+    return experiments.id_of(batch_id)
 
 
 def answer(services: Services, experiment_id: str) -> ExperimentAnswer:
@@ -95,6 +139,7 @@ def _to_answer(view: ExperimentView) -> ExperimentAnswer:
     return ExperimentAnswer(
         experiment_id=view.id,
         batch_id=view.batch_id,
+        mode=view.mode,
         status=view.status,
         verdict=view.verdict,
         more_requests=found.more_lines,
@@ -103,7 +148,7 @@ def _to_answer(view: ExperimentView) -> ExperimentAnswer:
         planned=view.num_planned,
         compared=found.num_lines,
         judged=found.num_scored,
-        agreement=found.agreement,
+        agreement=found.agreement if view.mode is ExperimentMode.SHADOW else None,
         difference=found.difference,
         interval=found.difference_interval,
         a=_to_side(view.base_name, view.base_fingerprint, found.quality_a, speed.tokens_a, speed.seconds_a),

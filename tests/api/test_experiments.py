@@ -1,17 +1,22 @@
 """An experiment over HTTP: asked for with a batch, looked at, promoted, rolled back."""
 
+import json
+from threading import Event
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 
+from api.dependencies import open_services
+from api.files.reading import BatchReader
 from tests.api.batches.test_models import seen
 from tests.fixtures.batches import LEASE, held, result
-from worker.contract.models import Model, identify
+from worker.contract.models import Model, ServedModel, identify
 from worker.settings import Settings
 from worker.store.database.session import Store
 from worker.store.experiments import experiments
+from worker.store.requests import models
 from worker.store.rows.shards import ShardRow
 from worker.store.shards import shards
 from worker.store.shards.shards import Progress
@@ -87,6 +92,8 @@ def test_an_experiment_is_asked_for_and_reported(client: TestClient, store: Stor
         ({"model": "short"}, "experiment.model", "the context of short@"),
         ({"share": 0}, "experiment.share", "must be more than 0"),
         ({"share": 1.5}, "experiment.share", "must be at most 1"),
+        ({"mode": "ab", "share": 0.6}, "experiment.share", "must be at most 0.5 in mode ab"),
+        ({"mode": "b"}, "experiment.mode", "must be"),
         ({"colour": "red"}, "experiment.colour", "not a known field"),
     ],
 )
@@ -107,6 +114,110 @@ def test_requests_that_generate_nothing_are_no_experiment(client: TestClient, ot
     answer = client.post("/v1/batch/async", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (422, "experiment")
     assert client.get("/v1/batch").json()["data"] == []
+
+
+def test_another_model_runs_a_share_in_place_of_the_batchs(
+    client: TestClient, store: Store, config: Settings, other: Model
+) -> None:
+    """Every result says which of the two made it."""
+    accepted = submit(client, mode="ab")
+    base = identify(config.model)
+    with store.transaction() as session:
+        served = {
+            one.fingerprint: models.register(session, ServedModel(one, "bfloat16", "f32"))
+            for one in (base, other)
+        }
+        shard_rows = session.execute(select(ShardRow.id, ShardRow.model_fingerprint)).all()
+    for shard_id, fingerprint in shard_rows:
+        with store.transaction() as session:
+            held_by = served[fingerprint]
+            claimed = shards.claim(session, shard_id, worker="gpu@here", lease=LEASE, model=held_by)
+            assert claimed is not None
+            results = [result(one.id, output="yes") for one in claimed.requests]
+            shards.save(session, [Progress(claimed, results, running_tokens=0, is_last=True)], lease=LEASE)
+    sweep(store)
+    found = client.get(f"/v1/experiments/{accepted['experiment_id']}").json()
+    assert (found["mode"], found["status"], found["requests"], found["judged"]) == ("ab", "ended", 3, 3)
+    assert (found["agreement"], found["difference"]) == (None, 0)
+    rows = client.get(f"/v1/batch/{accepted['batch_id']}/results").json()["data"]
+    assert sorted(row["model"]["name"] for row in rows) == sorted([base.name] * 3 + [other.name] * 3)
+    assert len(client.get("/v1/batch").json()["data"]) == 1
+
+
+@pytest.mark.usefixtures("other")
+def test_an_experiment_is_started_on_a_batch_that_runs(client: TestClient, store: Store) -> None:
+    """Requests that have a result take part too."""
+    requests = [{"prompt": f"{i}", "max_tokens": 5, "expected": "yes"} for i in range(6)]
+    batch_id = client.post("/v1/batch/async", json={"requests": requests}).json()["batch_id"]
+    with store.transaction() as session:
+        shard_id = session.scalars(select(ShardRow.id).order_by(ShardRow.id)).first()
+        assert shard_id is not None
+        claimed = held(store, shard_id)
+        first = [result(claimed.requests[0].id, output="yes")]
+        shards.save(session, [Progress(claimed, first, running_tokens=0, is_last=False)], lease=LEASE)
+    body = {"batch_id": batch_id, "model": "small", "share": 1, "resolution": 0.1}
+    started = client.post("/v1/experiments", json=body)
+    assert (started.status_code, started.json()["requests"]) == (201, 6), started.text
+    again = client.post("/v1/experiments", json=body)
+    assert (again.status_code, "has an experiment" in again.json()["error"]["message"]) == (409, True)
+    with store.transaction() as session:
+        rest = [result(one.id, output="yes") for one in claimed.requests[1:]]
+        shards.save(session, [Progress(claimed, rest, running_tokens=0, is_last=True)], lease=LEASE)
+    run_all(store)
+    sweep(store)
+    found = client.get(f"/v1/experiments/{started.json()['experiment_id']}").json()
+    assert (found["status"], found["judged"], found["agreement"]) == ("ended", 6, 1)
+    assert client.get("/v1/audit").json()["data"][0]["act"] == "experiment.start"
+    assert client.get(f"/v1/batch/{batch_id}").json()["status"] == "completed"
+    late = client.post("/v1/experiments", json=body)
+    assert (late.status_code, "has ended" in late.json()["error"]["message"]) == (409, True)
+    none = client.post("/v1/experiments", json=body | {"batch_id": "batch_none"})
+    assert (none.status_code, none.json()["error"]["param"]) == (404, "batch_id")
+
+
+@pytest.mark.parametrize(("change", "param"), [({"mode": "ab"}, "mode"), ({"model": "nobodys"}, "model")])
+def test_a_batch_that_runs_is_not_shared_out_again(
+    client: TestClient, other: Model, change: dict[str, Any], param: str
+) -> None:
+    batch_id = client.post("/v1/batch/async", json={"prompts": ["x", "y"]}).json()["batch_id"]
+    refused = client.post("/v1/experiments", json={"batch_id": batch_id, "model": other.name} | change)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, param)
+
+
+def test_a_batch_of_a_file_has_an_experiment_once_it_is_read(
+    client: TestClient, store: Store, config: Settings, other: Model
+) -> None:
+    lines = [
+        json.dumps(
+            {
+                "custom_id": f"{i}",
+                "method": "POST",
+                "url": "/v1/completions",
+                "body": {"model": identify(config.model).name, "prompt": f"{i}", "max_tokens": 5},
+                "expected": "yes",
+            }
+        )
+        for i in range(4)
+    ]
+    file = client.post(
+        "/v1/files", files={"file": ("rows.jsonl", "\n".join(lines).encode())}, data={"purpose": "batch"}
+    ).json()["id"]
+    made = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch_id = client.post("/v1/batches", json=made).json()["id"]
+    body = {"batch_id": batch_id, "model": other.name, "share": 0.5}
+    early = client.post("/v1/experiments", json=body)
+    assert (early.status_code, "still read from its file" in early.json()["error"]["message"]) == (409, True)
+    services = open_services(config)
+    reader = BatchReader(services, Event())
+    while reader.turn():
+        pass
+    services.store.close()
+    started = client.post("/v1/experiments", json=body)
+    assert started.status_code == 201, started.text
+    run_all(store)
+    sweep(store)
+    found = client.get(f"/v1/experiments/{started.json()['experiment_id']}").json()
+    assert (found["requests"], found["judged"], found["difference"]) == (2, 2, 0)
 
 
 def test_a_repeated_submission_finds_its_experiment(client: TestClient, other: Model) -> None:

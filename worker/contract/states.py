@@ -73,6 +73,13 @@ class ExperimentStatus(StrEnum):
     PROMOTED = "promoted"  # terminal: the other model runs the rest of the batch
 
 
+class ExperimentMode(StrEnum):
+    """What becomes of the results of an Experiment's other model."""
+
+    SHADOW = "shadow"  # they are compared, and never returned
+    AB = "ab"  # they are returned: it runs these requests in place of the batch's model
+
+
 class UploadStatus(StrEnum):
     """State of an Upload."""
 

@@ -13,6 +13,11 @@ def experiment(
     experiment_id: Annotated[
         str, typer.Argument(help="The id, experiment_..., or that of its batch, batch_....")
     ],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Start an experiment on a batch: the other model, which a worker serves."),
+    ] = None,
+    share: Annotated[float, typer.Option(help="With --model: of the requests, that run under it too.")] = 0.1,
     promote: Annotated[
         bool, typer.Option("--promote", help="Have the other model run the rest of the batch.")
     ] = False,
@@ -21,12 +26,15 @@ def experiment(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what an experiment has shown so far; promote its other model, or roll that back."""
-    if promote and roll_back:
-        fail("--promote and --rollback exclude each other.")
+    """Show what an experiment has shown so far; promote its other model, or roll that back; start one."""
+    if promote + roll_back + (model is not None) > 1:
+        fail("--model, --promote and --rollback exclude each other.")
     path = f"/v1/experiments/{experiment_id.replace('batch_', 'experiment_', 1)}"
     api = connection(context)
-    if promote or roll_back:
+    if model is not None:
+        body = {"batch_id": experiment_id, "model": model, "share": share}
+        found = api.call("POST", "/v1/experiments", json=body)
+    elif promote or roll_back:
         found = api.call("POST", f"{path}/{'promote' if promote else 'rollback'}")
     else:
         found = api.call("GET", path)

@@ -341,3 +341,6 @@ def test_an_experiment_is_started_shown_and_rolled_back(
     ended = shell.json("experiment", batch_id, "--rollback", key=key)
     assert (ended["status"], ended["requests"], ended["expected"]) == ("rolled_back", 2, 0)
     assert shell.run("experiment", batch_id, "--promote", "--rollback", key=key).returncode == 1
+    second = shell.run("submit", "-", "--max-tokens", "5", key=key, given="one\ntwo\n").stdout.strip()
+    begun = shell.json("experiment", second, "--model", "small", "--share", "0.5", key=key)
+    assert (begun["batch_id"], begun["mode"], begun["requests"]) == (second, "shadow", 1)

@@ -6,7 +6,7 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from worker.contract.states import ExperimentStatus
+from worker.contract.states import ExperimentMode, ExperimentStatus
 from worker.quality.comparison import Comparison, Verdict
 from worker.store.database import cursors
 from worker.store.experiments import judging
@@ -21,6 +21,7 @@ class ExperimentView:
     id: str
     tenant_id: str
     batch_id: str
+    mode: ExperimentMode
     status: ExperimentStatus
     verdict: Verdict
     base_name: str | None  # the batch's model when it began
@@ -60,6 +61,7 @@ def _to_view(session: Session, row: ExperimentRow) -> ExperimentView:
         id=row.id,
         tenant_id=row.tenant_id,
         batch_id=row.batch_id,
+        mode=ExperimentMode.AB if row.shadow_id is None else ExperimentMode.SHADOW,
         status=row.status,
         verdict=row.verdict,
         base_name=row.base_name,

@@ -12,18 +12,18 @@ from sqlalchemy.orm import Session
 
 from worker.contract.access import NOBODY, SHADOW
 from worker.contract.models import Model
-from worker.contract.states import BatchStatus, ExperimentStatus, Lane
+from worker.contract.states import BatchStatus, ExperimentMode, ExperimentStatus, Lane
 from worker.quality.comparison import Verdict
 from worker.quality.sequential import sample_size
 from worker.store.batches import batches, copying, journal
 from worker.store.database.journal import record
 from worker.store.database.notify import wake_dispatcher
-from worker.store.experiments import judging
+from worker.store.experiments import judging, splitting
 from worker.store.requests import models
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.experiments import ExperimentLineRow, ExperimentRow
 from worker.store.rows.requests import RequestRow
-from worker.store.shards import control
+from worker.store.shards import control, reassigning
 from worker.values.caching import CacheMode
 from worker.values.requests import RequestKind
 
@@ -46,6 +46,7 @@ class NewExperiment:
     share: float  # of the requests, above 0
     allowed_loss: float
     resolution: float
+    mode: ExperimentMode = ExperimentMode.SHADOW
 
 
 def id_of(batch_id: str) -> str:
@@ -61,39 +62,53 @@ def start(session: Session, batch_id: str, new: NewExperiment, *, shard_size: in
 
     """
     batch = session.get_one(BatchRow, batch_id)
-    can_take_part = (
+    is_split = new.mode is ExperimentMode.AB
+    can_take_part = [
         RequestRow.batch_id == batch_id,
         RequestRow.kind == RequestKind.GENERATION,
         RequestRow.tool_loop.is_(None),  # its calls would be made twice
         ~RequestRow.is_wrong_line,
-    )
+    ]
+    if is_split:
+        can_take_part.append(~splitting.has_copies())
     num_possible = session.scalar(select(func.count()).where(*can_take_part)) or 0
-    if not num_possible:
+    if num_possible <= is_split:
         raise NothingToCompareError
     experiment_id = id_of(batch_id)
     by_chance = func.md5(func.concat(experiment_id, " ", RequestRow.position))
     num_chosen = max(1, round(new.share * num_possible))
+    if is_split:
+        num_chosen = min(num_chosen, num_possible // 2)
     chosen = select(RequestRow.id).where(*can_take_part).order_by(by_chance).limit(num_chosen)
-    shadow = _add_shadow(session, batch, new.model, chosen, shard_size=shard_size)
-    num_expected = select(func.count()).where(RequestRow.id.in_(chosen), RequestRow.expected.is_not(None))
-    session.execute(
-        insert(ExperimentRow).values(
-            id=experiment_id,
-            tenant_id=batch.tenant_id,
-            batch_id=batch_id,
-            shadow_id=shadow.id,
-            base_name=batch.model_name,
-            base_fingerprint=batch.model_fingerprint,
-            model_name=new.model.name,
-            model_fingerprint=new.model.fingerprint,
-            share=new.share,
-            allowed_loss=new.allowed_loss,
-            resolution=new.resolution,
-            num_planned=sample_size(new.resolution, DISCORDANCE, allowed_loss=new.allowed_loss),
-            num_requests=num_chosen,
-            num_expected=session.scalar(num_expected) or 0,
-        )
+    row = ExperimentRow(
+        id=experiment_id,
+        tenant_id=batch.tenant_id,
+        batch_id=batch_id,
+        base_name=batch.model_name,
+        base_fingerprint=batch.model_fingerprint,
+        model_name=new.model.name,
+        model_fingerprint=new.model.fingerprint,
+        share=new.share,
+        allowed_loss=new.allowed_loss,
+        resolution=new.resolution,
+        num_planned=sample_size(new.resolution, DISCORDANCE, allowed_loss=new.allowed_loss),
+        num_requests=num_chosen,
+        num_expected=0,
     )
+    session.add(row)
+    session.flush()
+    if is_split:
+        place = func.row_number().over(order_by=by_chance).label("place")
+        ordered = select(place, RequestRow.position, RequestRow.expected).where(*can_take_part)
+        row.num_expected = splitting.pair(session, row.id, ordered, num_chosen)
+        splitting.move(session, batch, chosen, new.model, shard_size=shard_size)
+    else:
+        row.shadow_id = _add_shadow(session, batch, new.model, chosen, shard_size=shard_size).id
+        row.num_expected = _add_lines(session, row.id, chosen)
+
+
+def _add_lines(session: Session, experiment_id: str, chosen: Select[int]) -> int:
+    """Store the chosen requests of a batch and their copies as pairs; return how many have an expectation."""
     place = func.row_number().over(order_by=RequestRow.position) - 1
     lines = select(literal(experiment_id), RequestRow.position, cast(place, Integer))
     session.execute(
@@ -101,6 +116,8 @@ def start(session: Session, batch_id: str, new: NewExperiment, *, shard_size: in
             ["experiment_id", "position", "shadow_position"], lines.where(RequestRow.id.in_(chosen))
         )
     )
+    expected = select(func.count()).where(RequestRow.id.in_(chosen), RequestRow.expected.is_not(None))
+    return session.scalar(expected) or 0
 
 
 def _add_shadow(
@@ -146,22 +163,24 @@ def advance(session: Session, experiment_id: str) -> None:
     )
     if row is None:
         return
-    batch, shadow = session.get(BatchRow, row.batch_id), session.get(BatchRow, row.shadow_id)
+    batch = session.get(BatchRow, row.batch_id)
+    shadow = None if row.shadow_id is None else session.get(BatchRow, row.shadow_id)
     if row.tenant_id == NOBODY or batch is None:
         _drop(session, row, shadow)
         return
-    if shadow is not None and row.status is ExperimentStatus.RUNNING:
+    is_gone = row.shadow_id is not None and shadow is None
+    if row.status is ExperimentStatus.RUNNING and not is_gone:
         _look(session, row, batch, shadow)
-    if row.status is not ExperimentStatus.RUNNING or shadow is None:
-        _close(session, row, shadow)
+    if row.status is not ExperimentStatus.RUNNING or is_gone:
+        _close(session, row, batch, shadow)
 
 
-def _look(session: Session, row: ExperimentRow, batch: BatchRow, shadow: BatchRow) -> None:
+def _look(session: Session, row: ExperimentRow, batch: BatchRow, shadow: BatchRow | None) -> None:
     """Judge new results; decide, or carry over what has become of the batch."""
     if batch.model_fingerprint != row.base_fingerprint:  # it was reassigned
         _end(session, row, ExperimentStatus.ENDED)
         return
-    num_seen = batch.num_settled + shadow.num_settled
+    num_seen = batch.num_settled + (0 if shadow is None else shadow.num_settled)
     is_all = True
     if num_seen != row.num_seen:
         is_all = judging.judge(session, row, batch) < judging.AT_ONCE
@@ -172,13 +191,21 @@ def _look(session: Session, row: ExperimentRow, batch: BatchRow, shadow: BatchRo
         _end(session, row, _status_of(row.verdict))
     elif is_all and _is_over(batch, shadow):
         _end(session, row, ExperimentStatus.ENDED)
-    elif not shadow.status.is_terminal and (batch.paused_at is None) != (shadow.paused_at is None):
+    elif shadow is not None and not shadow.status.is_terminal:
+        _keep_paused(session, batch, shadow)
+
+
+def _keep_paused(session: Session, batch: BatchRow, shadow: BatchRow) -> None:
+    """Pause or resume a shadow as its batch is."""
+    if (batch.paused_at is None) != (shadow.paused_at is None):
         carry_over: Callable[..., object] = control.resume if batch.paused_at is None else control.pause
         carry_over(session, shadow.id)
 
 
-def _is_over(batch: BatchRow, shadow: BatchRow) -> bool:
+def _is_over(batch: BatchRow, shadow: BatchRow | None) -> bool:
     """Return whether no further request will have a result on both sides, or its batch was stopped."""
+    if shadow is None:
+        return batch.status.is_terminal
     if batch.status.is_terminal and batch.status is not BatchStatus.COMPLETED:
         return True
     return shadow.status.is_terminal and (
@@ -211,8 +238,13 @@ def end(
     return True
 
 
-def _close(session: Session, row: ExperimentRow, shadow: BatchRow | None) -> None:
-    """Cancel the shadow of an ended experiment; close the experiment once that has ended."""
+def _close(session: Session, row: ExperimentRow, batch: BatchRow, shadow: BatchRow | None) -> None:
+    """Take from the other model what it is not to run any more; close the experiment once that is done."""
+    if row.shadow_id is None and row.status is ExperimentStatus.ROLLED_BACK:
+        # Not waited for: a promotion locks the batch first, and then the experiment.
+        if batches.lock(session, batch.id, skip_locked=True) is None:
+            return
+        reassigning.give_back(session, batch)
     if shadow is not None and not shadow.status.is_terminal:
         batches.cancel(session, shadow.id)
     if shadow is None or shadow.status.is_terminal:

@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session, aliased
 
 from worker.parsing.parser import parse
-from worker.quality.comparison import Comparison, Pair, Tally, compare, to_pair
+from worker.quality.comparison import Comparison, Pair, Tally, compare
 from worker.quality.expected import Expected
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.experiments import ExperimentLineRow, ExperimentRow
@@ -37,15 +37,16 @@ class Speed:
 
 def judge(session: Session, experiment: ExperimentRow, batch: BatchRow) -> int:
     """Judge at most `AT_ONCE` requests of a locked experiment; return how many."""
-    params = func.coalesce(_OF_A.params, BatchRow.params)
+    parsing_a, parsing_b = (func.coalesce(one.params, BatchRow.params)["parsing"] for one in (_OF_A, _OF_B))
+    other_id = experiment.shadow_id or batch.id
     rows = session.execute(
-        select(ExperimentLineRow, _A, _B, _OF_A.expected, params["parsing"])
+        select(ExperimentLineRow, _A, _B, _OF_A.expected, _OF_B.expected, parsing_a, parsing_b)
         .join(_OF_A, (_OF_A.batch_id == batch.id) & (_OF_A.position == ExperimentLineRow.position))
         .join(BatchRow, BatchRow.id == _OF_A.batch_id)
         .join(_A, _A.request_id == _OF_A.id)
         .join(
             _OF_B,
-            (_OF_B.batch_id == experiment.shadow_id) & (_OF_B.position == ExperimentLineRow.shadow_position),
+            (_OF_B.batch_id == other_id) & (_OF_B.position == ExperimentLineRow.shadow_position),
         )
         .join(_B, _B.request_id == _OF_B.id)
         .where(
@@ -56,13 +57,11 @@ def judge(session: Session, experiment: ExperimentRow, batch: BatchRow) -> int:
         )
         .limit(AT_ONCE)
     ).all()
-    for line, a, b, expected, parsing in rows:
-        reader = None if parsing is None else Parsing.from_json(parsing)
-        rule = None if expected is None else Expected.from_json(json.loads(expected))
-        pair = to_pair(_content(a, reader), _content(b, reader), rule)
-        line.agrees = pair.agree
-        if pair.score_a is not None and pair.score_b is not None:
-            line.right_a, line.right_b = bool(pair.score_a), bool(pair.score_b)
+    for line, a, b, *rules in rows:
+        content_a, content_b = _content(a, rules[2]), _content(b, rules[3])
+        line.agrees = content_a is not None and content_a == content_b
+        if rules[0] is not None and rules[1] is not None:
+            line.right_a, line.right_b = _is_right(content_a, rules[0]), _is_right(content_b, rules[1])
         if a.source == b.source == Source.ENGINE:
             line.tokens_a, line.seconds_a = a.num_output_tokens, _seconds(a)
             line.tokens_b, line.seconds_b = b.num_output_tokens, _seconds(b)
@@ -94,11 +93,16 @@ def speed_of(session: Session, experiment_id: str) -> Speed:
     return Speed(int(found[0]), int(found[1]), float(found[2]), float(found[3]))
 
 
-def _content(result: ResultRow, parsing: Parsing | None) -> str | None:
+def _content(result: ResultRow, parsing: Any) -> str | None:
     """Return what an output answers, without the reasoning before it; None if the request failed."""
     if result.outcome is not Outcome.COMPLETED or result.output is None:
         return None
-    return parse(result.output, parsing, seed="").content
+    reader = None if parsing is None else Parsing.from_json(parsing)
+    return parse(result.output, reader, seed="").content
+
+
+def _is_right(content: str | None, expected: str) -> bool:
+    return content is not None and Expected.from_json(json.loads(expected)).is_met(content)
 
 
 def _seconds(result: ResultRow) -> float:

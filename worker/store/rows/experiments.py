@@ -21,7 +21,8 @@ class ExperimentRow(Owned, TableRow):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     batch_id: Mapped[str]
-    shadow_id: Mapped[str]  # the Batch of the other Model
+    # The Batch of the other Model. None: that runs some of the Requests in place of the Batch's own Model.
+    shadow_id: Mapped[str | None]
     # The Batch's Model when it began, None: any; and the other one. A retry copies none of this.
     base_name: Mapped[str | None]
     base_fingerprint: Mapped[str | None]
@@ -37,7 +38,7 @@ class ExperimentRow(Owned, TableRow):
     allowed_loss: Mapped[float]
     resolution: Mapped[float]
     num_planned: Mapped[int]  # judged Requests that find the loss, as said beforehand
-    num_requests: Mapped[int]  # that run under both
+    num_requests: Mapped[int]  # that run under both, or of which another runs under the other Model
     num_expected: Mapped[int]  # of these, with a reference answer
     num_seen: Mapped[int] = mapped_column(server_default="0")  # Results of both Batches at the last look
     created_at: Mapped[datetime] = created_now()
@@ -46,7 +47,7 @@ class ExperimentRow(Owned, TableRow):
 
 
 class ExperimentLineRow(TableRow):
-    """A Request that runs under both Models, and what became of it, once it has a Result from each."""
+    """A Request that runs under both Models, or two that run under one each, and what became of them."""
 
     __tablename__ = "experiment_lines"
     __table_args__ = (
@@ -57,7 +58,7 @@ class ExperimentLineRow(TableRow):
         ForeignKey("experiments.id", ondelete="CASCADE"), primary_key=True
     )
     position: Mapped[int] = mapped_column(primary_key=True)  # in the Batch
-    shadow_position: Mapped[int]
+    shadow_position: Mapped[int]  # in the Batch of the other Model; without one, in the Batch
     agrees: Mapped[bool | None]  # None: not judged yet
     right_a: Mapped[bool | None]  # None: nothing says what is right
     right_b: Mapped[bool | None]

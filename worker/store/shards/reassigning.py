@@ -35,6 +35,7 @@ class Bound:
 
     tenant_id: str
     is_over: bool  # it has ended, or is about to
+    is_unread: bool  # lines of its file are not requests yet
     label: str | None
     tokenizer: str | None  # None: unknown
 
@@ -67,6 +68,7 @@ def lock(session: Session, batch_id: str) -> Bound | None:
     return Bound(
         tenant_id=batch.tenant_id,
         is_over=batches.is_stopping(session, batch),
+        is_unread=batch.num_unread > 0,
         label=None if name is None or fingerprint is None else label(name, fingerprint),
         tokenizer=batch.model_tokenizer,
     )
@@ -157,7 +159,34 @@ def rebind(session: Session, batch_id: str, model: Model, *, more_output_tokens:
     batch.max_output_tokens += more_output_tokens
     batch.model_name, batch.model_fingerprint = model.name, model.fingerprint
     batch.model_tokenizer = model.tokenizer
-    of_batch = (ShardRow.batch_id == batch.id, ShardRow.state.in_(LIVE))
+    ids = _rebind_shards(session, batch, model.fingerprint)
+    prompt_tokens = select(func.coalesce(func.sum(RequestRow.num_prompt_tokens), 0))
+    batch.num_prompt_tokens = int(session.scalar(prompt_tokens.where(RequestRow.batch_id == batch.id)) or 0)
+    wake_workers(session, batch.id)
+    if batch.lane is Lane.INTERACTIVE:
+        wake_interactive(session, sorted(ids))
+    wake_dispatcher(session)
+    wake_files(session)
+
+
+def give_back(session: Session, batch: BatchRow) -> None:
+    """Bind the shards of a locked batch that wait for another model than its own to its own.
+
+    Workers that run such a shard lose it, and its requests without a result start again from their prompts.
+    """
+    own = batch.model_fingerprint or ""
+    ids = _rebind_shards(session, batch, own, ShardRow.model_fingerprint != own)
+    if ids:
+        journal.of_shards(session, "shards given back", batch, *sorted(ids))
+        wake_workers(session, batch.id)
+        wake_dispatcher(session)
+
+
+def _rebind_shards(
+    session: Session, batch: BatchRow, fingerprint: str, *conditions: ColumnElement[bool]
+) -> Sequence[int]:
+    """Bind the unfinished shards of a locked batch that meet the conditions to a model; return their ids."""
+    of_batch = (ShardRow.batch_id == batch.id, ShardRow.state.in_(LIVE), *conditions)
     live = session.execute(
         select(ShardRow.id, ShardRow.state).where(*of_batch).order_by(ShardRow.id).with_for_update()
     )
@@ -168,7 +197,7 @@ def rebind(session: Session, batch_id: str, model: Model, *, more_output_tokens:
         update(ShardRow)
         .where(*of_batch)
         .values(
-            model_fingerprint=model.fingerprint,
+            model_fingerprint=fingerprint,
             state=ShardState.READY,
             # A shard that was never claimed keeps its fence of 0, by which extra slots know it as not begun.
             fence=case((ShardRow.fence > 0, ShardRow.fence + 1), else_=0),
@@ -179,18 +208,9 @@ def rebind(session: Session, batch_id: str, model: Model, *, more_output_tokens:
         .returning(ShardRow.id)
         .execution_options(synchronize_session=False)
     ).all()
-    session.execute(
-        delete(PartialOutputRow).where(
-            PartialOutputRow.request_id.in_(select(RequestRow.id).where(RequestRow.batch_id == batch.id))
-        )
-    )
-    prompt_tokens = select(func.coalesce(func.sum(RequestRow.num_prompt_tokens), 0))
-    batch.num_prompt_tokens = int(session.scalar(prompt_tokens.where(RequestRow.batch_id == batch.id)) or 0)
-    wake_workers(session, batch.id)
-    if batch.lane is Lane.INTERACTIVE:
-        wake_interactive(session, sorted(ids))
-    wake_dispatcher(session)
-    wake_files(session)
+    begun = select(RequestRow.id).where(RequestRow.batch_id == batch.id, RequestRow.shard_id.in_(ids))
+    session.execute(delete(PartialOutputRow).where(PartialOutputRow.request_id.in_(begun)))
+    return ids
 
 
 def _is_unfinished(batch_id: str) -> ColumnElement[bool]:
