@@ -6,14 +6,20 @@ No more than a piece of the table is in memory at once.
 import csv
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
 from typing import IO, Any
 
+from api.table_fields import order_fields
+
 PARQUET_ROWS = 1024  # read at once
+# Rows whose fields are ordered together: as many as the files process puts into shards together.
+ORDERED_ROWS, ORDERED_CHARACTERS = 16_384, 16 << 20
 MAX_CELL_CHARACTERS = 1 << 24  # Python's own limit is smaller than a long prompt
+
+REST = "*"  # in a template
 
 Row = Mapping[str, Any]
 
@@ -23,7 +29,10 @@ class TableError(Exception):
 
 
 class Template:
-    """A prompt with names of columns in braces, such as `Label: {text}`. `{{` stands for a brace."""
+    """A prompt with names of columns in braces, such as `Label: {text}`. `{{` stands for a brace.
+
+    `{*}` stands for all columns that are used nowhere else, as a JSON object.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -34,11 +43,17 @@ class Template:
         if any(spec or conversion for _, _, spec, conversion in parts):
             raise TableError("the template: write only the name of a column between braces.")
         self._parts = [(literal, name) for literal, name, _, _ in parts]
-        self.columns = {name for _, name in self._parts if name is not None}
+        names = {name for _, name in self._parts if name is not None}
+        self.columns, self.has_rest = names - {REST}, REST in names
 
-    def fill(self, row: Row) -> str:
+    def fill(self, row: Row, rest: str = "") -> str:
         """Return the prompt of a row; an empty cell leaves nothing. Raises KeyError for an unknown column."""
-        return "".join(literal + ("" if name is None else _text(row[name])) for literal, name in self._parts)
+        return "".join(literal + self._value(row, name, rest) for literal, name in self._parts)
+
+    def _value(self, row: Row, name: str | None, rest: str) -> str:
+        if name is None:
+            return ""
+        return rest if name == REST else _text(row[name])
 
 
 def _text(value: object) -> str:
@@ -47,7 +62,11 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LineForm:
-    """How a row becomes a line. `custom_id` and `keep` name columns; `keep=None` keeps all others."""
+    """How a row becomes a line. `custom_id` and `keep` name columns; `keep=None` keeps all others.
+
+    `reorder_fields` lets the fields of `{*}` come in any order, so that rows begin alike. Without `{*}` it
+    raises TableError.
+    """
 
     template: Template
     body: Mapping[str, Any]  # of every line
@@ -55,19 +74,32 @@ class LineForm:
     keep: tuple[str, ...] | None = None
     is_chat: bool = False
     system: str | None = None
+    reorder_fields: bool = False
+
+    def __post_init__(self) -> None:
+        if self.reorder_fields and not self.template.has_rest:
+            raise TableError("the template: reorder_fields needs {*}, the place of the fields to reorder.")
 
     @property
     def endpoint(self) -> str:
         """The endpoint that runs the lines."""
         return "/v1/chat/completions" if self.is_chat else "/v1/completions"
 
-    def to_line(self, index: int, row: Row) -> dict[str, Any]:
-        """Return the line of a row; raises KeyError for an unknown column."""
-        prompt = self.template.fill(row)
+    def fields_of(self, row: Row) -> dict[str, str]:
+        """Return the fields that stand for `{*}`, by column: all that are not empty, as JSON."""
+        if not self.template.has_rest:
+            return {}
+        used = self.template.columns | {self.custom_id, *(self.keep or ())}
+        left = {name: value for name, value in row.items() if name not in used and value is not None}
+        return {name: f"{_to_json(name)}: {_to_json(value)}" for name, value in left.items()}
+
+    def to_line(self, index: int, row: Row, rest: str = "") -> dict[str, Any]:
+        """Return the line of a row, with `rest` in place of `{*}`; raises KeyError for an unknown column."""
+        prompt = self.template.fill(row, rest)
         keep = self.keep
         if keep is None:
             used = self.template.columns | {self.custom_id}
-            keep = tuple(name for name in row if name not in used)
+            keep = () if self.template.has_rest else tuple(name for name in row if name not in used)
         kept = {name: row[name] for name in keep}
         asked: dict[str, Any] = {"prompt": prompt}
         if self.is_chat:
@@ -79,6 +111,10 @@ class LineForm:
             "url": self.endpoint,
             "body": {**self.body, **asked} | ({"metadata": kept} if kept else {}),
         }
+
+
+def _to_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def lines_of(
@@ -95,9 +131,9 @@ def lines_of(
     """
     name = name or str(file)
     index = -1
-    for index, row in enumerate(_rows(file, name, max_bytes)):
+    for index, (row, rest) in enumerate(_with_rest(_rows(file, name, max_bytes), form)):
         try:
-            line = form.to_line(index, row)
+            line = form.to_line(index, row, rest)
         except KeyError as error:
             columns = ", ".join(row)
             message = f"{name}, row {index + 1}: there is no column {error}. The columns are {columns}."
@@ -105,6 +141,33 @@ def lines_of(
         yield json.dumps(line, default=str).encode() + b"\n"
     if index < 0:
         raise TableError(f"{name} has no rows.")
+
+
+def _with_rest(rows: Iterable[Row], form: LineForm) -> Iterator[tuple[Row, str]]:
+    """Yield each row with what stands for `{*}`."""
+    block: list[tuple[Row, dict[str, str]]] = []
+    num_characters = 0
+    for row in rows:
+        fields = form.fields_of(row)
+        if not form.reorder_fields:
+            yield row, _to_object(fields.values())
+            continue
+        block.append((row, fields))
+        num_characters += sum(map(len, fields.values()))
+        if len(block) == ORDERED_ROWS or num_characters >= ORDERED_CHARACTERS:
+            yield from _ordered(block)
+            block, num_characters = [], 0
+    yield from _ordered(block)
+
+
+def _ordered(block: Sequence[tuple[Row, dict[str, str]]]) -> Iterator[tuple[Row, str]]:
+    orders = order_fields([fields for _, fields in block])
+    for (row, fields), order in zip(block, orders, strict=True):
+        yield row, _to_object(fields[name] for name in order)
+
+
+def _to_object(fields: Iterable[str]) -> str:
+    return "{" + ", ".join(fields) + "}"
 
 
 def kind_of(name: str) -> str:

@@ -141,17 +141,17 @@ def _to_form(services: Services, submission: FileBatchSubmission) -> LineForm | 
     if table.system is not None and not is_chat:
         raise InvalidInputError("table.system: goes with /v1/chat/completions", param="table.system")
     try:
-        template = Template(table.prompt)
+        return LineForm(
+            template=Template(table.prompt),
+            body={"model": services.checkpoint.name} | table.body,
+            custom_id=table.custom_id,
+            keep=None if table.keep is None else tuple(table.keep),
+            is_chat=is_chat,
+            system=table.system,
+            reorder_fields=table.reorder_fields,
+        )
     except TableError as error:
         raise InvalidInputError(f"table.prompt: {error}", param="table.prompt") from error
-    return LineForm(
-        template=template,
-        body={"model": services.checkpoint.name} | table.body,
-        custom_id=table.custom_id,
-        keep=None if table.keep is None else tuple(table.keep),
-        is_chat=is_chat,
-        system=table.system,
-    )
 
 
 def _find(session: Session, key: IdempotencyKey) -> str | None:

@@ -1,4 +1,8 @@
-"""Reads batches out of their input files: turns lines into stored requests, a Chunk per transaction."""
+"""Reads batches out of their input files: turns lines into stored requests, a Chunk per transaction.
+
+Requests that begin alike go to the same shards within a Chunk, so Chunks grow: the first is small, so that
+work starts at once.
+"""
 
 import logging
 from collections import OrderedDict
@@ -37,8 +41,9 @@ logger = logging.getLogger(__name__)
 LEASE = timedelta(seconds=6)
 RENEW_SECONDS = 1.5
 LONGEST_SECONDS = 3600.0
-CHUNK_LINES = 2048  # per transaction
-TURN_CHUNKS = 16  # then the next batch gets a turn
+CHUNK_LINES = 2048  # in the first transaction; then as many as were read before it, within these limits:
+MAX_CHUNK_LINES, MAX_CHUNK_BYTES = 16_384, 16 << 20
+TURN_LINES = 32_768  # then the next batch gets a turn
 RETRY_AFTER = timedelta(seconds=5)
 # Batches whose earlier requests are remembered between turns, to find Duplicates.
 MAX_BATCHES_REMEMBERED = 8
@@ -97,20 +102,28 @@ class BatchReader:
         )
 
         def read() -> _Chunk:
-            found = list(islice(requests, CHUNK_LINES))
-            numbers, given = [number for number, _ in found], [request for _, request in found]
+            most = max(CHUNK_LINES, min(splitter.number, MAX_CHUNK_LINES))
+            until = splitter.offset + MAX_CHUNK_BYTES
+            numbers, given = [], []
+            for number, request in islice(requests, most):
+                numbers.append(number)
+                given.append(request)
+                if splitter.offset >= until:
+                    break
             return _Chunk(given, numbers, held.read_offset + splitter.offset, splitter.number)
 
         # Storing takes as long as reading, so the next lines are read while these are stored.
         with ThreadPoolExecutor(1) as ahead:
             coming = ahead.submit(read)
-            for number in range(TURN_CHUNKS):
+            is_last = False
+            while not is_last:
                 try:
                     chunk = coming.result()
                 except WrongLineError as error:  # something has changed since the file was checked
                     self._refuse(held, [error.at(splitter.number)])
                     return
-                if number + 1 < TURN_CHUNKS:
+                is_last = not chunk.requests or chunk.read_lines - held.read_lines >= TURN_LINES
+                if not is_last:
                     coming = ahead.submit(read)
                 if not self._store(held, chunk, may_repeat=file.num_wrong_lines is not None):
                     return

@@ -142,6 +142,7 @@ def _submit_uri(
     body: dict[str, Any] = {"input_uri": uri, "endpoint": "/v1/chat/completions"}
     if form is not None:
         table = given(prompt=form.template.text, custom_id=form.custom_id, keep=form.keep, system=form.system)
+        table |= {"reorder_fields": True} if form.reorder_fields else {}
         body |= {"endpoint": form.endpoint, "table": table | {"body": form.body}}
     body |= {"completion_window": DEFAULT_WINDOW} | asked
     batch: dict[str, Any] = api.call(

@@ -23,7 +23,8 @@ def to_form(
         str | None,
         typer.Option(
             metavar="TEMPLATE",
-            help="Make the prompts from the columns of a .parquet, .csv or .jsonl file: `Label: {text}`.",
+            help="Make the prompts from the columns of a .parquet, .csv or .jsonl file: `Label: {text}`."
+            " `{*}` stands for all columns that are used nowhere else, as a JSON object.",
         ),
     ] = None,
     custom_id: Annotated[
@@ -42,6 +43,14 @@ def to_form(
     system: Annotated[
         str | None, typer.Option(help="The system message of each chat; implies --chat.")
     ] = None,
+    reorder_fields: Annotated[
+        bool,
+        typer.Option(
+            "--reorder-fields",
+            help="Let the fields of `{*}` come in any order, another one in each row, so that prompts begin"
+            " alike and are computed faster.",
+        ),
+    ] = False,
 ) -> LineForm | None:
     """Return the form of a table's lines; None without a template. Raises TableError."""
     if prompt is None:
@@ -53,6 +62,7 @@ def to_form(
         keep=tuple(keep) if keep else None,
         is_chat=chat or system is not None,
         system=system,
+        reorder_fields=reorder_fields,
     )
 
 

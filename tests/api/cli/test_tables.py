@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+import api.table_lines as table_lines_module
+from api.table_fields import order_fields
 from api.table_lines import LineForm, TableError, Template
 from api.table_lines import lines_of as table_lines
 from tests.fixtures.batches import held, run_to_the_end
@@ -70,6 +72,54 @@ def test_a_column_gives_the_ids_and_some_are_kept(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("reorders", [False, True])
+def test_a_star_stands_for_all_columns_that_are_used_nowhere_else(tmp_path: Path, reorders: bool) -> None:
+    write_table(tmp_path / "t.jsonl")
+    first, second = lines_of(tmp_path / "t.jsonl", "Judge {*}.", custom_id="id", reorder_fields=reorders)
+    assert first["body"]["prompt"] == 'Judge {"text": "one", "label": 1}.'
+    # An empty cell leaves nothing.
+    assert second["body"]["prompt"] == 'Judge {"text": "two \\"x\\", {y}"}.'
+    assert "metadata" not in first["body"], "every column is in the prompt"
+    first, _ = lines_of(tmp_path / "t.jsonl", "{label}: {*}", keep=("id",), reorder_fields=reorders)
+    assert (first["body"]["prompt"], first["body"]["metadata"]) == ('1: {"text": "one"}', {"id": "a"})
+
+
+def test_fields_are_reordered_so_that_rows_begin_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"note": f"{i}", "shop": "ab"[i % 2], "town": "Lisbon and Porto"} for i in range(4)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    def prompts() -> list[str]:
+        found = lines_of(tmp_path / "t.jsonl", "{*}", reorder_fields=True)
+        assert [one["custom_id"] for one in found] == [f"row-{i}" for i in range(4)]
+        return [one["body"]["prompt"] for one in found]
+
+    shops = "abab"
+    assert prompts() == [
+        f'{{"town": "Lisbon and Porto", "shop": "{shops[i]}", "note": "{i}"}}' for i in range(4)
+    ]
+    assert [json.loads(one) for one in prompts()] == rows
+    monkeypatch.setattr(table_lines_module, "ORDERED_ROWS", 2)  # among two, no shop comes twice
+    assert prompts()[3] == '{"town": "Lisbon and Porto", "note": "3", "shop": "b"}'
+
+
+def test_a_column_that_follows_from_another_comes_before_it() -> None:
+    kinds = ["shoe", "shoe", "hat"]
+    rows = [{"product": f"{'long name ' * 5}{i % 3}", "kind": kinds[i % 3], "n": f"{i}"} for i in range(9)]
+    assert order_fields(rows) == [["kind", "product", "n"]] * 9
+
+
+def test_each_group_of_rows_has_its_own_order() -> None:
+    rows = [
+        *({"a": "the same for some", "b": f"{i}", "c": "x" * 9} for i in range(3)),
+        *({"a": f"{i}", "b": "the same for others"} for i in range(3)),
+    ]
+    assert order_fields(rows) == [["c", "a", "b"]] * 3 + [["b", "a"]] * 3
+    assert order_fields([]) == []
+    assert order_fields([{}, {"a": "x"}]) == [[], ["a"]]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "prompt", "told"),
     [
@@ -95,6 +145,16 @@ def test_a_wrong_table_is_told_in_a_sentence(
     with pytest.raises(TableError) as error:
         lines_of(tmp_path / name, prompt)
     assert told in str(error.value)
+
+
+def test_fields_cannot_be_reordered_where_the_template_has_no_place_for_them(
+    shell: Shell, tmp_path: Path
+) -> None:
+    write_table(tmp_path / "t.csv")
+    key = shell.run("keys", "create").stdout.strip()
+    refused = shell.run("submit", str(tmp_path / "t.csv"), "--prompt", "{text}", "--reorder-fields", key=key)
+    assert refused.returncode == 1
+    assert "reorder_fields needs {*}" in refused.stderr
 
 
 def read_table(file: Path) -> list[dict[str, Any]]:

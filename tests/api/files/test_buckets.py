@@ -119,6 +119,20 @@ def test_lines_come_from_a_bucket_and_results_go_there(
     assert (event["output_uri"], event["output_error"]) == (uri, None)
 
 
+def test_the_fields_of_a_table_are_reordered(
+    client: TestClient, store: Store, s3: Any, reader: BatchReader
+) -> None:
+    rows = [{"id": f"{i}", "note": f"{i}", "town": "Lisbon"} for i in range(2)]
+    s3.put_object(Bucket="mine", Key="rows.jsonl", Body="\n".join(map(json.dumps, rows)).encode())
+    table = {"prompt": "{*}", "custom_id": "id", "reorder_fields": True}
+    create(client, input_uri="s3://mine/rows.jsonl", table=table)
+    while reader.turn():
+        pass
+    with store.transaction() as session:
+        found = session.scalars(text("SELECT prompt FROM requests ORDER BY position")).all()
+    assert found == [f'{{"town": "Lisbon", "note": "{i}"}}' for i in range(2)]
+
+
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet", "jsonl"])
 def test_a_table_comes_by_a_template_and_goes_as_one(
     client: TestClient, store: Store, s3: Any, reader: BatchReader, writer: ResultWriter, suffix: str
@@ -240,6 +254,11 @@ def sql_now(store: Store) -> None:
         ({"input_uri": "s3://mine/none.jsonl"}, 400, "input_uri"),
         ({"input_uri": "s3://mine/rows.csv"}, 400, "table"),
         ({"input_uri": "s3://mine/x.jsonl", "table": {"prompt": "{"}}, 400, "table.prompt"),
+        (
+            {"input_uri": "s3://mine/x.jsonl", "table": {"prompt": "{x}", "reorder_fields": True}},
+            400,
+            "table.prompt",
+        ),
         ({"input_file_id": "file-1", "table": {"prompt": "x"}}, 400, "body"),
         ({"input_file_id": "file-1", "input_uri": "s3://mine/x"}, 400, "body"),
         ({}, 400, "body"),

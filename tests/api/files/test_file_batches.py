@@ -100,7 +100,7 @@ def test_reading_goes_on_where_it_was_left(
     client: TestClient, store: Store, reader: BatchReader, create: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "CHUNK_LINES", 3)
-    monkeypatch.setattr(reading, "TURN_CHUNKS", 2)
+    monkeypatch.setattr(reading, "TURN_LINES", 6)
     first, second = create(lines(20)), create(lines(4))
     reader.turn()
     assert look(client, first)["status"] == "validating"
@@ -114,11 +114,39 @@ def test_reading_goes_on_where_it_was_left(
     assert sql(store, f"SELECT sum(num_requests) FROM shards WHERE batch_id = '{first['id']}'") == [(20,)]
 
 
+def test_chunks_grow_and_put_together_what_begins_alike(
+    store: Store, reader: BatchReader, create: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "CHUNK_LINES", 2)
+    monkeypatch.setattr(reading, "MAX_CHUNK_LINES", 4)
+    prompts = [f"{'abc'[i % 3] * 80} {i}" for i in range(14)]
+    create(b"".join(line(f"row-{i}", body=body(prompt=prompt)) for i, prompt in enumerate(prompts)))
+    while reader.turn():
+        pass
+    chunks = "SELECT count(*) FROM requests GROUP BY xmin ORDER BY min(position)"
+    assert sql(store, chunks) == [(2,), (2,), (4,), (4,), (2,)]
+    together = (
+        "SELECT array_agg(position ORDER BY position) FROM requests GROUP BY shard_id ORDER BY shard_id"
+    )
+    assert [found for (found,) in sql(store, together)][2:4] == [[4, 7], [5, 6]]
+    assert sql(store, "SELECT prompt FROM requests ORDER BY position") == [(prompt,) for prompt in prompts]
+
+
+def test_a_chunk_of_long_lines_is_cut(
+    store: Store, reader: BatchReader, create: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MAX_CHUNK_BYTES", 1)
+    create(lines(3))
+    while reader.turn():
+        pass
+    assert sql(store, "SELECT count(*) FROM requests GROUP BY xmin") == [(1,)] * 3
+
+
 def test_what_comes_again_in_another_chunk_is_run_once(
     client: TestClient, store: Store, reader: BatchReader, create: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "CHUNK_LINES", 2)
-    monkeypatch.setattr(reading, "TURN_CHUNKS", 1)
+    monkeypatch.setattr(reading, "TURN_LINES", 2)
     greedy = body(temperature=0)
     batch = create(b"".join(line(f"row-{i}", body=greedy) for i in range(7)))
     while reader.turn():

@@ -78,7 +78,7 @@ def test_wrong_lines_become_failed_requests(
     chunk: int,
 ) -> None:
     monkeypatch.setattr(reading, "CHUNK_LINES", chunk)
-    monkeypatch.setattr(reading, "TURN_CHUNKS", 2)
+    monkeypatch.setattr(reading, "TURN_LINES", 2 * chunk)
     assert put(WRONG).status_code == 400
     file = put(WRONG, wrong_lines="fail").json()
     assert file["status_details"] == "4 lines are wrong and will fail in a batch."

@@ -37,7 +37,7 @@ def test_results_are_followed_while_the_file_is_read(
     client: TestClient, store: Store, reader: BatchReader, create: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "CHUNK_LINES", 2)
-    monkeypatch.setattr(reading, "TURN_CHUNKS", 1)
+    monkeypatch.setattr(reading, "TURN_LINES", 2)
     batch = create(lines(5))
     port = free_port()
     server = uvicorn.Server(uvicorn.Config(client.app, port=port, log_config=None, lifespan="off"))

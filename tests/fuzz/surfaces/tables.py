@@ -23,6 +23,8 @@ PROMPTS = (
     "Label: {text}",
     "{{{id}}} {text}",
     "{text} {missing}",
+    "{*}",
+    "{id} {*} {*}",
     "plain",
     "{}",
     "{0}",
@@ -67,6 +69,7 @@ def tables(chaos: Chaos) -> bool:
             {"model": "tiny"},
             custom_id=chaos.choice((None, None, "id")),
             is_chat=chaos.random() < 0.5,
+            reorder_fields=chaos.random() < 0.2,
         )
         lines = list(lines_of(file, form))
     # The command tells each.

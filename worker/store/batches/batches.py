@@ -167,7 +167,9 @@ def add_shards(
         joined = [None] * len(given)
     new = [index for index, there in enumerate(joined) if there is None]
     placed = placement.place_all(
-        [digests[index] for index in new], [priority_of(given[index], priority) for index in new]
+        [given[index] for index in new],
+        [digests[index] for index in new],
+        [priority_of(given[index], priority) for index in new],
     )
     shard_ids = _add_empty_shards(
         session,

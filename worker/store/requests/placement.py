@@ -1,11 +1,13 @@
-"""Assigns the requests of a new batch to shards, one after the other. Uses no database.
+"""Assigns the requests of a new batch, or of a chunk of its file, to shards. Uses no database.
 
 Identical requests go to one shard, so that one of them runs there, and its Result, recorded under one fence,
-becomes the Result of all of them. Requests of different priorities go to different shards.
+becomes the Result of all of them. Requests of different priorities go to different shards. Requests whose
+prompts begin alike follow each other, so that a worker computes their common beginning once, and those with
+long outputs come first, so that none of these runs alone at the end: docs/decisions/0031.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from worker.store.requests.requests import NewRequest
@@ -17,6 +19,8 @@ from worker.values.sampling import SamplingParams
 MAX_REMEMBERED = 100_000
 # The most requests in a shard, as one save may have to write all their rows; a further copy runs again.
 MAX_ROWS = 10_000
+# The fewest characters that two prompts must share to stay together: about a Block of tokens.
+MIN_COMMON = 64
 
 
 @dataclass(slots=True)
@@ -36,10 +40,15 @@ class Placement:
     _num_different: int = 0  # in the newest shard
     _shard_by_digest: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
 
-    def place_all(self, digests: Sequence[bytes | None], priorities: Sequence[int]) -> list[int]:
-        """Return the index of each request's shard; shards of higher priority come first."""
-        placed = [0] * len(digests)
-        for index in sorted(range(len(digests)), key=lambda index: -priorities[index]):
+    def place_all(
+        self, given: Sequence[NewRequest], digests: Sequence[bytes | None], priorities: Sequence[int]
+    ) -> list[int]:
+        """Return the index of each request's shard; shards of higher priority come first.
+
+        `digests` holds `digest_of` each request, `priorities` the priority with which it runs.
+        """
+        placed = [0] * len(given)
+        for index in _arrange(given, priorities):
             placed[index] = self._place(digests[index], priorities[index])
         return placed
 
@@ -65,6 +74,49 @@ class Placement:
             if len(self._shard_by_digest) > MAX_REMEMBERED:
                 self._shard_by_digest.popitem(last=False)
         return shard
+
+
+def _arrange(given: Sequence[NewRequest], priorities: Sequence[int]) -> list[int]:
+    """Return the indices of requests in the order in which shards take them.
+
+    Sorted by text, neighbours with a common beginning form a group. Within a priority, the longest possible
+    outputs go first, by powers of two; then the group that begins first; then requests by text. Neighbours
+    that share half of the shorter prompt stay together, so they count as long as the longest of them.
+    """
+    texts = [_text_of(request) for request in given]
+    by_text = sorted(range(len(given)), key=lambda index: (texts[index], index))
+    groups = _runs(by_text, texts, lambda _: MIN_COMMON)
+    near = _runs(by_text, texts, lambda length: max(MIN_COMMON, length // 2))
+    first = {index: min(group) for group in groups for index in group}
+    length = {
+        index: max(given[each].max_tokens for each in group).bit_length() for group in near for index in group
+    }
+    place = {index: at for at, index in enumerate(by_text)}
+    return sorted(by_text, key=lambda index: (-priorities[index], -length[index], first[index], place[index]))
+
+
+def _runs(
+    by_text: Sequence[int], texts: Sequence[str], num_common: Callable[[int], int]
+) -> Iterator[list[int]]:
+    """Cut sorted prompts where neighbours share fewer characters than their shorter one's length requires."""
+    run: list[int] = []
+    for index in by_text:
+        if run:
+            before, text = texts[run[-1]], texts[index]
+            shorter = min(len(before), len(text))
+            count = num_common(shorter)
+            if shorter < count or before[:count] != text[:count]:
+                yield run
+                run = []
+        run.append(index)
+    if run:
+        yield run
+
+
+def _text_of(request: NewRequest) -> str:
+    """Return text that begins alike for requests whose tokens begin alike."""
+    first = request.prompts[0]
+    return first if isinstance(first, str) else " ".join(map(str, first))
 
 
 def priority_of(request: NewRequest, batch_priority: int) -> int:

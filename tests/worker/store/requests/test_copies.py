@@ -264,16 +264,17 @@ def test_a_copy_outlives_the_cancellation_of_its_first(store: Store) -> None:
 
 
 def test_shards_hold_different_requests_and_their_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    placed = Placement(shard_size=2)
-    given = [b"a", b"b", b"a", None, b"b", b"c", None, b"a"]
-    assert placed.place_all(given, [0] * 8) == [0, 0, 0, 1, 0, 1, 2, 0]
-    assert [shard.num_requests for shard in placed.shards] == [5, 2, 1]
+    def place(size: int, *digests: bytes | None) -> tuple[list[int], list[int]]:
+        placed = Placement(size)
+        given = [NewRequest(prompt="a", max_tokens=10)] * len(digests)
+        indices = placed.place_all(given, digests, [0] * len(digests))
+        return indices, [shard.num_requests for shard in placed.shards]
+
+    assert place(2, b"a", b"b", b"a", None, b"b", b"c", None, b"a") == ([0, 0, 0, 1, 0, 1, 2, 0], [5, 2, 1])
     monkeypatch.setattr(placement, "MAX_REMEMBERED", 1)
-    forgetful = Placement(shard_size=1)
-    assert forgetful.place_all([b"a", b"b", b"b", b"a"], [0] * 4) == [0, 1, 1, 2]
+    assert place(1, b"a", b"b", b"b", b"a") == ([0, 1, 1, 2], [1, 2, 1])
     monkeypatch.setattr(placement, "MAX_ROWS", 3)
-    bounded = Placement(shard_size=2)
-    assert bounded.place_all([b"a"] * 8, [0] * 8) == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert place(2, *[b"a"] * 8) == ([0, 0, 0, 0, 1, 1, 1, 1], [4, 4])
 
 
 def test_what_was_kept_of_one_that_is_never_run_again_is_what_its_copies_have_too(store: Store) -> None:
