@@ -65,7 +65,8 @@ def health() -> Health:
 def ready(services: DeploymentDependency, response: Response) -> Readiness:
     """Check Postgres, Redis, and that a gpu worker of this model was seen within 15 seconds.
 
-    Where workers come and go (`HEADRACE_MAX_WORKERS`), one need not be there.
+    Where workers come and go (`HEADRACE_MAX_WORKERS`), one need not be there. One that serves several models
+    in turns (`HEADRACE_MODELS`) need not have loaded this one.
     """
     database, worker = _database_and_worker(services)
     broker = _broker(services)
@@ -82,7 +83,8 @@ def _database_and_worker(services: Services) -> tuple[Check, Check]:
             model = services.checkpoint.model.fingerprint
             is_scaled = services.settings.max_workers is not None
             is_there = is_scaled or workers.slots(session, GPU_QUEUE, model=model) > 0
-            return "ok", "ok" if is_there else "failed"
+            is_served = is_there or workers.may_load(session, model)
+            return "ok", "ok" if is_served else "failed"
     except SQLAlchemyError as error:
         logger.warning("not ready: %s", str(error).splitlines()[0])
         return "failed", "failed"

@@ -2,8 +2,8 @@ r"""Measures what the placement of requests gains: `python -m benchmarks.placeme
 
 Three batches are generated, with requests in random order: `faq`, questions behind one of many instructions;
 `turns`, each turn of many conversations with the turns before it; `table`, rows with repeated values. Each is
-cut into shards in the order of its lines, and by the placement of the service. Simulated workers run both, with
-the real scheduler and prefix cache and without a model. Time comes from assumed costs of Steps, so every
+cut into shards in the order of its lines, and by the placement of the service. Simulated workers run both,
+with the real scheduler and prefix cache and without a model. Time comes from assumed costs of Steps, so every
 machine finds the same figures. The last line is JSON.
 """
 

@@ -71,11 +71,13 @@ class LocalWorkers:
 
 
 def _is_busy(one: Supervised, live: list[GpuWorker]) -> bool:
-    """Return whether a worker holds a shard. Its Identity has its host and its process."""
-    if one.process is None:
-        return False
-    ending = f"@{socket.gethostname()}/{one.process.pid}-"
-    return any(ending in worker.name and worker.is_busy for worker in live)
+    """Return whether a worker holds a shard."""
+    return any(worker.is_busy and is_worker_of(one, worker.name) for worker in live)
+
+
+def is_worker_of(one: Supervised, identity: str) -> bool:
+    """Return whether a worker of this Identity is a process that we run: it has its host and its process."""
+    return one.process is not None and f"@{socket.gethostname()}/{one.process.pid}-" in identity
 
 
 def run(config: Settings, stopping: threading.Event) -> int:

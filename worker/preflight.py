@@ -27,13 +27,14 @@ class ConfigurationError(Exception):
 def check(config: Settings, processes: Collection[str]) -> None:
     """Check the settings for these processes of the Procfile; raises ConfigurationError."""
     check_model(config.model)
+    _check_models(config)
     if "web" in processes:
         _check_port("PORT", config.host, config.port)
     if "flower" in processes:
         _check_port("FLOWER_PORT", "127.0.0.1", config.flower_port)
     check_postgres(config.database_url)
     _check_redis(config.redis_url)
-    if {"gpu", "autoscale"} & set(processes) and config.device == "cuda":
+    if {"gpu", "autoscale", "switching"} & set(processes) and config.device == "cuda":
         _check_gpu()
 
 
@@ -41,6 +42,14 @@ def check_model(directory: Path) -> None:
     """Check the files of a model directory; raises ConfigurationError."""
     if problem := problem_of(directory):
         raise ConfigurationError(f"HEADRACE_MODEL: {problem}")
+
+
+def _check_models(config: Settings) -> None:
+    if config.models and config.max_workers is not None:
+        raise ConfigurationError("HEADRACE_MODELS: does not go with HEADRACE_MAX_WORKERS: unset one of them")
+    for directory in config.models:
+        if problem := problem_of(directory):
+            raise ConfigurationError(f"HEADRACE_MODELS: {problem}")
 
 
 def _check_port(name: str, host: str, port: int) -> None:

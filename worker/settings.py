@@ -93,6 +93,8 @@ class Settings(BaseSettings):
 
     # The engine.
     model: Path = DEMO_MODEL
+    # Those that one gpu worker of this machine serves in turns; without them it serves `model`.
+    models: Annotated[tuple[Path, ...], NoDecode] = ()
     # worker/values/parsing.py; None: as its chat template says.
     model_family: Literal["hermes", "llama", "mistral", "gemma", "harmony", "none"] | None = None
     device: Literal["cpu", "cuda"] = "cpu"
@@ -194,7 +196,7 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
-    @field_validator("webhook_allowed_networks", "webhook_ports", "batch_lengths", mode="before")
+    @field_validator("webhook_allowed_networks", "webhook_ports", "batch_lengths", "models", mode="before")
     @classmethod
     def _split_list(cls, value: object) -> object:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value

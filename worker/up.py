@@ -23,6 +23,7 @@ import psycopg
 
 from worker.child import with_parent
 from worker.contract.models import identify
+from worker.contract.processes import SWITCHING
 from worker.loops import Loop
 from worker.preflight import ConfigurationError, check, without_driver
 from worker.settings import EXIT_CONFIGURATION, Settings, settings
@@ -41,8 +42,9 @@ RESTART_SECONDS = (0.5, 15.0)  # the first wait, and the longest
 STEADY_SECONDS = 30.0  # a process that ran this long starts again without a longer wait
 LOOK_SECONDS = 0.2  # between two looks whether everything answers
 ANSWER_SECONDS = 5.0  # the longest that one answer takes
-# Starts the Procfile's `gpu` as often as it is needed.
+# These start the Procfile's `gpu`: as often as it is needed, or for one of several models.
 AUTOSCALE, AUTOSCALE_COMMAND = "autoscale", "python -m worker.autoscale"
+SWITCHING_COMMAND = "python -m worker.switching"
 
 
 def read_procfile(path: Path) -> dict[str, str]:
@@ -88,6 +90,7 @@ class Supervised:
     log_format: Literal["text", "json"] = "text"
     ready: threading.Event = field(default_factory=threading.Event)  # set when a Celery worker says so
     after: threading.Event | None = None  # of another process, which starts before this one
+    variables: Mapping[str, str] = field(default_factory=dict)  # of its environment, beside ours
     process: "subprocess.Popen[str] | None" = None
     refusal: str | None = None  # what is wrong with the configuration
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -119,7 +122,10 @@ class Supervised:
         with self._lock:
             if self.stopping.is_set():
                 return 0, said
-            self.process = start(self.command, output=subprocess.PIPE, dies_with_us=True)
+            environment = {**os.environ, **self.variables}
+            self.process = start(
+                self.command, output=subprocess.PIPE, environment=environment, dies_with_us=True
+            )
         assert self.process.stdout is not None  # noqa: S101 - it is a pipe
         with self.process.stdout as lines:
             for line in lines:
@@ -179,14 +185,14 @@ def stop_all(processes: Sequence[Supervised], loops: Sequence[Loop]) -> None:
 def main(names: Iterable[str]) -> int:
     """Run `release`, then the named processes until SIGTERM or Ctrl-C.
 
-    Default: all. Where gpu workers are scaled, `autoscale` takes the place of `gpu`.
+    Default: all. Where gpu workers are scaled, `autoscale` takes the place of `gpu`; where one serves several
+    models, `switching` does.
     """
     commands = read_procfile(ROOT / "Procfile")
     release = commands.pop("release")
     config = settings()
-    left_out = AUTOSCALE if config.max_workers is None else "gpu"
-    commands[AUTOSCALE] = AUTOSCALE_COMMAND
-    chosen = list(names) or [name for name in commands if name != left_out]
+    commands |= {AUTOSCALE: AUTOSCALE_COMMAND, SWITCHING: SWITCHING_COMMAND}
+    chosen = list(names) or without_other_starters(commands, config)
     if unknown := sorted(set(chosen) - set(commands)):
         sys.stderr.write(f"not in the Procfile: {', '.join(unknown)} (it has {', '.join(commands)})\n")
         return 2
@@ -195,7 +201,9 @@ def main(names: Iterable[str]) -> int:
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIGURATION
-    os.environ["HEADRACE_MODEL"] = str(config.model.resolve())  # processes run in another directory
+    # Processes run in another directory.
+    os.environ["HEADRACE_MODEL"] = str(config.model.resolve())
+    os.environ["HEADRACE_MODELS"] = ",".join(str(model.resolve()) for model in config.models)
     stopping = threading.Event()
     if not is_migrated(config.database_url) and (status := _release(release, config)):
         return status
@@ -208,6 +216,14 @@ def main(names: Iterable[str]) -> int:
         sys.stderr.write(f"{refusal}\n")
         return EXIT_CONFIGURATION
     return 0
+
+
+def without_other_starters(names: Iterable[str], config: Settings) -> list[str]:
+    """Leave out what starts gpu workers in another way than the settings say."""
+    starter = "gpu" if config.max_workers is None else AUTOSCALE
+    if config.models:
+        starter = SWITCHING
+    return [name for name in names if name == starter or name not in {"gpu", AUTOSCALE, SWITCHING}]
 
 
 def is_migrated(database_url: str, directory: Path = ROOT / "migrations" / "versions") -> bool:

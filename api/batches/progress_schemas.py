@@ -25,6 +25,7 @@ class WaitingAnswer(BaseModel):
         "file_unread",
         "no_worker",
         "model_loading",
+        "model_unloaded",
         "in_line",
         "starting",
         "stopping",

@@ -10,7 +10,7 @@ from worker.contract.models import label
 from worker.contract.states import BatchStatus
 from worker.store.batches.batch_views import BatchView
 from worker.store.files import batch_files
-from worker.store.watching import queueing
+from worker.store.watching import queueing, workers
 from worker.store.watching.queueing import Ahead, Capacity
 
 
@@ -21,6 +21,7 @@ class PlaceInLine:
     ahead: Ahead
     capacity: Capacity
     has_no_reader: bool = False  # no process reads the file that its requests come from
+    may_load: bool = False  # a worker of several models loads this one when its turn comes
 
 
 def read_line(session: Session, view: BatchView) -> PlaceInLine | None:
@@ -32,7 +33,8 @@ def read_line(session: Session, view: BatchView) -> PlaceInLine | None:
         session, priority=view.priority, expires_at=view.expires_at, batch_id=view.id, model=model
     )
     has_no_reader = bool(view.num_unread) and batch_files.has_no_reader(session, view.id)
-    return PlaceInLine(ahead, queueing.capacity(session, model=model), has_no_reader)
+    may_load = model is not None and workers.may_load(session, model)
+    return PlaceInLine(ahead, queueing.capacity(session, model=model), has_no_reader, may_load)
 
 
 def explain(view: BatchView, line: PlaceInLine | None) -> WaitingAnswer | None:
@@ -42,7 +44,7 @@ def explain(view: BatchView, line: PlaceInLine | None) -> WaitingAnswer | None:
     if held_back := _held_back(view):
         return held_back
     capacity = line.capacity
-    is_served = capacity.num_ready or capacity.num_loading
+    is_served = capacity.num_ready or capacity.num_loading or line.may_load
     if capacity.num_others and not is_served and view.model_name and view.model_fingerprint:
         message = f"no worker serves {label(view.model_name, view.model_fingerprint)}"
         return WaitingAnswer(reason="no_worker", message=message)
@@ -60,6 +62,9 @@ def explain(view: BatchView, line: PlaceInLine | None) -> WaitingAnswer | None:
     if not capacity.num_ready:
         if capacity.num_loading:
             return WaitingAnswer(reason="model_loading", message="the workers are loading the model", **place)
+        if line.may_load:
+            message = "a worker that runs another model loads this one when its turn comes"
+            return WaitingAnswer(reason="model_unloaded", message=message, **place)
         return WaitingAnswer(reason="no_worker", message="no gpu worker is running", **place)
     if ahead.num_batches:
         message = f"{ahead.num_requests} requests of {ahead.num_batches} batches run before it"

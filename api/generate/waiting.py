@@ -221,7 +221,10 @@ def _submit(
 ) -> None:
     with services.store.transaction() as session:
         model = services.checkpoint.model
-        if needs_worker and not workers.slots(session, GPU_QUEUE, model=model.fingerprint):
+        is_served = workers.slots(session, GPU_QUEUE, model=model.fingerprint) or workers.may_load(
+            session, model.fingerprint
+        )
+        if needs_worker and not is_served:
             raise NoWorkerError(f"No worker serves {model.label} now. Nothing was accepted. Try again.")
         batches.submit(session, batch, shard_size=services.settings.shard_size)
         if beside is not None:

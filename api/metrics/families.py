@@ -17,7 +17,7 @@ from worker.contract.engine_state import EngineState
 from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE
 from worker.contract.meters import COUNTERS, Readings
 from worker.contract.prices import to_amount
-from worker.contract.processes import BUILD, DISPATCHER, FILES, build
+from worker.contract.processes import BUILD, DISPATCHER, FILES, SWITCHING, build
 from worker.contract.usage import (
     BATCHES_ENDED,
     COST,
@@ -132,7 +132,7 @@ def of_processes(alive: Sequence[LiveProcess]) -> Iterator[Metric]:
     for queue in (GPU_QUEUE, CALLBACKS_QUEUE):
         workers.add_metric([queue], sum(one.queue == queue for one in alive))
     others = GaugeMetricFamily("headrace_processes", "Other processes seen lately", labels=["process"])
-    for process in (DISPATCHER, FILES):
+    for process in (DISPATCHER, FILES, SWITCHING):
         others.add_metric([process], sum(one.queue == process for one in alive))
     yield from (workers, others)
     yield _builds(alive)

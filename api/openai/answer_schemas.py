@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from api.batches.result_schemas import TOOL_TURNS, CalledTool, FunctionCall, ToolTurnAnswer
+from worker.contract.processes import ModelState
 
 
 class PromptTokensDetails(BaseModel):
@@ -179,6 +180,10 @@ class ModelAnswer(BaseModel):
     created_at: datetime
     lifecycle: Literal["active"]
     max_input_tokens: int
+    status: ModelState = Field(
+        description="`loaded` or `loading` at a gpu worker; `unloaded`: a worker that serves several models"
+        " loads it when its turn comes; `unserved`: no worker serves it"
+    )
 
 
 class ModelList(BaseModel):

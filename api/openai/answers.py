@@ -13,6 +13,7 @@ from api.openai.answer_schemas import ModelAnswer
 from api.openai.bodies import Endpoint
 from api.openai.logprobs import TextOffsets, to_chat_logprobs, to_completion_logprobs, to_prompt_logprobs
 from api.parsing.messages import finish_reason, to_message
+from worker.contract.processes import ModelState
 from worker.store.requests.models import ServedModelView
 from worker.store.requests.result_views import ResultView
 from worker.values.caching import Source
@@ -101,7 +102,7 @@ def to_usage_so_far(num_prompt_tokens: int, num_output_tokens: int) -> dict[str,
     }
 
 
-def to_model(checkpoint: Checkpoint, name: str) -> ModelAnswer:
+def to_model(checkpoint: Checkpoint, name: str, status: ModelState) -> ModelAnswer:
     """Return the served model as /v1/models shows it under one of its names."""
     return ModelAnswer(
         id=name,
@@ -116,6 +117,7 @@ def to_model(checkpoint: Checkpoint, name: str) -> ModelAnswer:
         created_at=datetime.fromtimestamp(checkpoint.created, UTC),
         lifecycle="active",
         max_input_tokens=checkpoint.max_model_len,
+        status=status,
     )
 
 

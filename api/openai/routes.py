@@ -26,7 +26,9 @@ from api.openai.answers import to_answer, to_model
 from api.openai.bodies import Body, ChatBody, CompletionBody, EmbeddingBody, Endpoint, StreamOptions
 from api.openai.requests import check_model, prompts_field, to_request
 from api.openai.streaming import chunks
+from worker.contract.processes import ModelState
 from worker.store.batches.batches import NewBatch
+from worker.store.watching import workers
 from worker.values.sampling import SamplingParams
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=OnceRoute, dependencies=[OPENAI_STATUSES])
@@ -87,7 +89,8 @@ async def embeddings(
 @router.get("/models", dependencies=[READ], responses=documented(401, 403, 429), summary="List the models")
 def models(services: ServicesDependency) -> ModelList:
     """List the one model that is served, under each of its names."""
-    found = [to_model(services.checkpoint, name) for name in services.checkpoint.names]
+    status = _status(services)
+    found = [to_model(services.checkpoint, name, status) for name in services.checkpoint.names]
     return ModelList(object="list", data=found, has_more=False, first_id=found[0].id, last_id=found[-1].id)
 
 
@@ -102,7 +105,12 @@ def get_model(
 ) -> ModelAnswer:
     """Return the model of this name or alias."""
     check_model(services.checkpoint, model)
-    return to_model(services.checkpoint, model)
+    return to_model(services.checkpoint, model, _status(services))
+
+
+def _status(services: Services) -> ModelState:
+    with services.store.transaction() as session:
+        return workers.state_of(session, services.checkpoint.model.fingerprint)
 
 
 async def _complete(

@@ -11,6 +11,7 @@ from api.main import create_app
 from tests.fixtures.batches import LEASE, claim, held, result, serving
 from tests.fixtures.checkpoint import TEMPLATE, write_checkpoint
 from worker.contract.models import Model, ServedModel, identify, label
+from worker.contract.processes import MODELS, SWITCHING, ModelState
 from worker.settings import Settings
 from worker.store.database.session import Store
 from worker.store.requests import models, partial_outputs
@@ -106,6 +107,37 @@ def test_what_waits_for_a_model_that_nobody_serves_says_so(
     assert waiting["message"] == f"no worker serves {label('other', OTHER.fingerprint)}"  # type: ignore[index]
     seen(store, OTHER)
     assert batch(client, batch_id)["waiting"]["reason"] == "starting"  # type: ignore[index]
+
+
+def test_what_waits_for_its_models_turn_at_a_worker_says_so(
+    client: TestClient, store: Store, own: Model
+) -> None:
+    def status() -> str:
+        (found,) = client.get("/v1/models").json()["data"]
+        assert client.get(f"/v1/models/{own.name}").json() == found
+        return str(found["status"])
+
+    assert status() == "unserved"
+    assert client.get("/ready").json()["worker"] == "failed"
+    batch_id = submit(client)
+    seen(store, OTHER)
+    info = {MODELS: {own.fingerprint: ModelState.UNLOADED, OTHER.fingerprint: ModelState.LOADED}}
+    with store.transaction() as session:
+        workers.seen(session, name="switching@here/1", queue=SWITCHING, slots=0, info=info)
+    assert status() == "unloaded"
+    assert client.get("/ready").json()["worker"] == "ok", "it is loaded when its turn comes"
+    waiting = batch(client, batch_id)["waiting"]
+    assert waiting == {
+        "reason": "model_unloaded",
+        "message": "a worker that runs another model loads this one when its turn comes",
+        "position": 1,
+        "batches_ahead": 0,
+        "requests_ahead": 0,
+    }
+    seen(store, own, slots=0)
+    assert (status(), batch(client, batch_id)["waiting"]["reason"]) == ("loading", "model_loading")  # type: ignore[index]
+    seen(store, own)
+    assert (status(), batch(client, batch_id)["waiting"]["reason"]) == ("loaded", "starting")  # type: ignore[index]
 
 
 def test_ready_means_a_worker_of_this_model(client: TestClient, store: Store, own: Model) -> None:

@@ -16,6 +16,7 @@ from api.inputs.checkpoint import Checkpoint
 from api.openai.answers import to_answer, to_model
 from api.openai.bodies import Endpoint
 from tests.fixtures.checkpoint import CONTEXT, write_checkpoint
+from worker.contract.processes import ModelState
 from worker.store.requests.result_views import ResultView
 from worker.values.caching import Source
 from worker.values.logprobs import TokenLogprob
@@ -204,7 +205,7 @@ def test_embeddings(checkpoint: Checkpoint, is_base64: bool) -> None:
 
 
 def test_models(checkpoint: Checkpoint) -> None:
-    found = to_model(checkpoint, "gpt-4")
+    found = to_model(checkpoint, "gpt-4", ModelState.LOADED)
     assert Model.model_validate(found.model_dump()).id == "gpt-4"
     assert (found.root, found.parent) == (checkpoint.name, None)
     assert found.max_model_len == CONTEXT

@@ -1,16 +1,17 @@
 """Read what the scaling policy needs, and publish what it decides."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Double, cast, delete, func, select
+from sqlalchemy import Double, and_, case, cast, delete, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from worker.contract.messages import GPU_QUEUE
-from worker.contract.states import LIVE_STATUSES, Lane, ShardState
+from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, ShardState
+from worker.scaling.model_choice import ModelWork
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.scaling import WantedWorkersRow
 from worker.store.rows.shards import ShardRow
@@ -76,6 +77,37 @@ def waiting_models(session: Session) -> list[WaitingModel]:
         .group_by(BatchRow.model_fingerprint)
     )
     return [WaitingModel(str(fingerprint), str(name), bool(waits)) for fingerprint, name, waits in found]
+
+
+def work_of(
+    session: Session, models: Collection[str], *, target_seconds: float, worker: str | None
+) -> dict[str, ModelWork]:
+    """Return what waits for a worker of each of these models, or is held by `worker`.
+
+    A batch without a deadline is due `target_seconds` after its start, and what a client waits for at once.
+    """
+    begun = func.greatest(BatchRow.created_at, BatchRow.start_after)
+    due = case(
+        (ShardRow.lane == Lane.INTERACTIVE, BatchRow.created_at),
+        else_=func.coalesce(BatchRow.expires_at, begun + timedelta(seconds=target_seconds)),
+    )
+    is_held = and_(ShardRow.state == ShardState.RUNNING, ShardRow.worker == worker)
+    rows = session.execute(
+        select(
+            ShardRow.model_fingerprint,
+            cast(func.extract("epoch", func.min(due) - func.now()), Double),
+            func.bool_or(ShardRow.lane == Lane.INTERACTIVE),
+        )
+        .join(BatchRow, BatchRow.id == ShardRow.batch_id)
+        .where(
+            ShardRow.model_fingerprint.in_(models),
+            or_(ShardRow.state == ShardState.READY, is_held),
+            BatchRow.status.in_([BatchStatus.PENDING, BatchStatus.PROCESSING]),
+            BatchRow.paused_at.is_(None),
+        )
+        .group_by(ShardRow.model_fingerprint)
+    )
+    return {fingerprint: ModelWork(due_seconds, waits) for fingerprint, due_seconds, waits in rows}
 
 
 def gpu_workers(session: Session, *, model: str | None = None) -> list[GpuWorker]:

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from worker.contract.messages import GPU_QUEUE
+from worker.contract.processes import MODELS, SWITCHING, ModelState
 from worker.store.database.notify import CLEAR_CACHES, wake_workers
 from worker.store.rows.workers import WorkerRow
 
@@ -48,6 +49,22 @@ def slots(session: Session, queue: str, *, model: str | None = None) -> int:
     """
     total = select(func.coalesce(func.sum(WorkerRow.slots), 0)).where(is_live(queue, model))
     return int(session.scalar(total) or 0)
+
+
+def may_load(session: Session, model: str) -> bool:
+    """Return whether a live process loads this model when its turn comes, whatever its worker runs now."""
+    is_seen = (WorkerRow.queue == SWITCHING, WorkerRow.seen_at > func.now() - SEEN_WITHIN)
+    its = WorkerRow.info[MODELS].has_key(model)
+    return bool(session.scalar(select(exists().where(*is_seen, its))))
+
+
+def state_of(session: Session, model: str) -> ModelState:
+    """Return what live workers have of a model."""
+    if slots(session, GPU_QUEUE, model=model):
+        return ModelState.LOADED
+    if count(session, GPU_QUEUE, model=model):
+        return ModelState.LOADING
+    return ModelState.UNLOADED if may_load(session, model) else ModelState.UNSERVED
 
 
 def count(session: Session, queue: str, *, model: str | None = None) -> int:
