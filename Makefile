@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo images compose-test kubernetes-lint kubernetes-test test-stores test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-fleet bench-autoscale bench-speculation bench-gpu quality tune-demo up format clean
+.PHONY: demo images compose-test kubernetes-lint kubernetes-test test-stores test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-fleet bench-autoscale bench-placement bench-speculation bench-gpu quality tune-demo up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
@@ -104,6 +104,9 @@ bench-interactive: $(VENV)/.local ## time to first token, idle and under a backl
 WORKERS ?= 2
 bench-fleet: $(VENV)/.local ## simulated workers over the real store; the last line is JSON
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/bench} $(EMBEDDED) $(BIN)/python -m benchmarks.fleet --workers $(WORKERS)
+
+bench-placement: $(VENV)/.local ## what shards of alike requests gain, simulated; the last line is JSON
+	$(BIN)/python -m benchmarks.placement
 
 bench-speculation: $(VENV)/.local ## what guessed tokens gain, and that they never cost
 	$(BIN)/python -m benchmarks.speculation

@@ -94,15 +94,17 @@ def copy_requests(
     shard_size: int,
     without: Collection[str] = (),
 ) -> None:
-    """Copy requests in their order to the new batch's shards, with positions counted from 0.
+    """Copy requests in their order to the new batch, with positions counted from 0.
 
+    They come to its shards in the order of their old shards, so that what was placed together stays together.
     Each request keeps its priority. `first_positions` maps each priority to its first shard's position. The
     columns `without` get their defaults.
     """
     kept = [name for name in columns_copied_by(Copier.RETRY, RequestRow) if name not in without]
     columns = [inspect(RequestRow).columns[name].name for name in kept]
     place = (func.row_number().over(order_by=RequestRow.position) - 1).label("place")
-    among = func.row_number().over(partition_by=ShardRow.priority, order_by=RequestRow.position) - 1
+    in_shards = (ShardRow.id, RequestRow.position)
+    among = func.row_number().over(partition_by=ShardRow.priority, order_by=in_shards) - 1
     first = case(first_positions, value=ShardRow.priority)
     old = (
         select(
