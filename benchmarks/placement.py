@@ -13,8 +13,9 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -27,6 +28,7 @@ from worker.engine.scheduling.block_pool import BlockPool
 from worker.engine.scheduling.prefix_cache import PrefixCache
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.engine.sequences.sequence import Sequence as Tokens
+from worker.runs.tail import MAX_SHARDS, Load, leaves
 from worker.settings import DEMO_MODEL
 from worker.store.requests.placement import Placement
 from worker.store.requests.requests import NewRequest
@@ -39,16 +41,18 @@ MAX_ROWS, MAX_STEP_TOKENS = 256, 8192
 # Assumed, of a model of 8 billion parameters on a card of 24 GB.
 COSTS = StepCosts(step=8e-3, row=2e-5, token=5e-5, context=2e-9, max_rows=MAX_ROWS)
 LONG_TOKENS, SHORT_TOKENS = 256, 16
+REISSUE_SECONDS = 2.0  # until a ticket that a worker did not use comes again
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """The simulated workers."""
 
-    num_workers: int
+    costs: tuple[StepCosts, ...]  # of each worker
     shard_size: int
     shards_in_flight: int
     kv_tokens: int  # of each worker
+    leaves_tail: bool = False  # to those that end it sooner
 
 
 def faq(numbers: random.Random, text: Callable[[int], str], num_requests: int) -> list[NewRequest]:
@@ -120,6 +124,7 @@ class Worker:
     """A worker with a clock of its own."""
 
     scheduler: Scheduler
+    costs: StepCosts
     now: float = 0.0
     left: dict[int, int] = field(default_factory=dict)  # requests without a result, by shard
 
@@ -129,8 +134,8 @@ class Worker:
         self.scheduler.advance(plan)
         num_rows = len(plan.entries)
         context = sum(entry.start + entry.num_tokens for entry in plan.entries)
-        self.now += COSTS.step + COSTS.row * num_rows + COSTS.context * context
-        self.now += COSTS.token * (plan.num_tokens - num_rows)
+        self.now += self.costs.step + self.costs.row * num_rows + self.costs.context * context
+        self.now += self.costs.token * (plan.num_tokens - num_rows)
         for entry in plan.entries:
             sequence = entry.sequence
             if not entry.is_sampled:
@@ -162,7 +167,7 @@ def run(
     given: Sequence[NewRequest], prompts: Sequence[list[int]], shards: Sequence[list[int]], fleet: Fleet
 ) -> tuple[float, float]:
     """Run shards in order; return the share of prompt tokens that came from the cache, and the seconds."""
-    workers = [Worker(make_scheduler(fleet.kv_tokens)) for _ in range(fleet.num_workers)]
+    workers = [Worker(make_scheduler(fleet.kv_tokens), costs) for costs in fleet.costs]
     waiting = deque(enumerate(shards))
     arrivals = count()
     sequences: list[Tokens] = []
@@ -172,15 +177,34 @@ def run(
             break
         worker = min(able, key=lambda one: one.now)
         while waiting and len(worker.left) < fleet.shards_in_flight:
+            if fleet.leaves_tail and leaves_next(worker, workers, given, [shard for _, shard in waiting]):
+                break
             shard, members = waiting.popleft()
             worker.left[shard] = len(members)
             for index in members:
                 sequence = to_sequence(shard, next(arrivals), prompts[index], given[index].max_tokens)
                 worker.scheduler.add(sequence)
                 sequences.append(sequence)
-        worker.step()
+        if worker.left:
+            worker.step()
+        else:
+            worker.now += REISSUE_SECONDS
     cached = sum(one.num_cached_tokens or 0 for one in sequences)
     return cached / sum(one.num_prompt_tokens for one in sequences), max(one.now for one in workers)
+
+
+def leaves_next(
+    own: Worker, workers: Sequence[Worker], given: Sequence[NewRequest], ready: Sequence[Sequence[int]]
+) -> bool:
+    """Return whether a worker leaves the next shard to the others, as the service decides it."""
+    if len(ready) > MAX_SHARDS:
+        return False
+    loads = {id(one): Load(one.costs, MAX_ROWS, sum(one.left.values())) for one in workers}
+    load = loads.pop(id(own))
+    num_ready = sum(map(len, ready))
+    expected = sum(request.max_tokens for request in given) / len(given)
+    others = list(loads.values())
+    return leaves(load, others, num_of_shard=len(ready[0]), num_ready=num_ready, output_tokens=expected)
 
 
 def to_sequence(shard: int, arrival: int, prompt: list[int], max_tokens: int) -> Tokens:
@@ -218,7 +242,6 @@ def batches(num_requests: int) -> Iterator[tuple[str, list[NewRequest], list[New
 
 def measure(num_requests: int, fleet: Fleet) -> dict[str, dict[str, float]]:
     """Run every batch before and after; return shares from the cache and the ratio of the times."""
-    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
     found = {}
     for name, as_given, reordered in batches(num_requests):
         figures = {}
@@ -227,8 +250,7 @@ def measure(num_requests: int, fleet: Fleet) -> dict[str, dict[str, float]]:
             ("placed", as_given, placed),
             ("after", reordered, placed),
         ):
-            prompts = [one.ids for one in tokenizer.encode_batch_fast([request.prompt for request in given])]
-            figures[side] = run(given, prompts, cut(given, fleet.shard_size), fleet)
+            figures[side] = run(given, encode(given), cut(given, fleet.shard_size), fleet)
             print(f"{name:>8} {side:>8}: {figures[side][0]:.3f} from cache, {figures[side][1]:.1f} s")
         found[name] = {
             "cached_before": round(figures["before"][0], 3),
@@ -239,21 +261,49 @@ def measure(num_requests: int, fleet: Fleet) -> dict[str, dict[str, float]]:
     return found
 
 
+def measure_unlike(num_requests: int, fleet: Fleet) -> dict[str, float]:
+    """Run a batch without and with a worker that is ten times as slow, and takes or leaves last shards."""
+    _, given, _ = next(batches(num_requests))
+    prompts = encode(given)
+    slow = StepCosts(**{one: 10 * value for one, value in asdict(COSTS).items()} | {"max_rows": MAX_ROWS})
+    shards = placed(given, fleet.shard_size)
+    seconds = [
+        run(given, prompts, shards, replace(one, costs=costs))[1]
+        for one, costs in (
+            (fleet, fleet.costs[:-1]),
+            (fleet, (*fleet.costs[:-1], slow)),
+            (replace(fleet, leaves_tail=True), (*fleet.costs[:-1], slow)),
+        )
+    ]
+    without, takes, leaves_it = seconds
+    print(f"  unlike: {without:.1f} s without the slow one, {takes:.1f} if it takes all, {leaves_it:.1f} s")
+    return {"without_slow": round(without, 1), "takes": round(takes, 1), "leaves": round(leaves_it, 1)}
+
+
+def encode(given: Sequence[NewRequest]) -> list[list[int]]:
+    """Return the tokens of each prompt."""
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    return [one.ids for one in tokenizer.encode_batch_fast([request.prompt for request in given])]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--requests", type=int, default=10_000, help="in each batch")
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=4, help="at least 2")
     parser.add_argument("--shard-size", type=int, default=64)
     parser.add_argument("--shards-in-flight", type=int, default=10, help="of each worker")
     parser.add_argument("--kv-tokens", type=int, default=131_072, help="of each worker's cache")
     options = parser.parse_args(arguments)
-    if min(vars(options).values()) < 1 or options.kv_tokens < 8192:
-        parser.error("every number must be at least 1, and --kv-tokens at least 8192")
-    fleet = Fleet(options.workers, options.shard_size, options.shards_in_flight, options.kv_tokens)
-    print(json.dumps(measure(options.requests, fleet) | {"requests": options.requests}))
+    if min(vars(options).values()) < 1 or options.workers < 2 or options.kv_tokens < 8192:
+        parser.error("every number must be at least 1, --workers at least 2, and --kv-tokens at least 8192")
+    costs = (COSTS,) * options.workers
+    fleet = Fleet(costs, options.shard_size, options.shards_in_flight, options.kv_tokens)
+    found: dict[str, Any] = {"requests": options.requests, **measure(options.requests, fleet)}
+    found["unlike"] = measure_unlike(options.requests, fleet)
+    print(json.dumps(found))
     return 0
 
 

@@ -34,7 +34,8 @@ class Ending(StrEnum):
     """Reason for the end of a shard's run."""
 
     FINISHED = "finished"
-    NOTHING_TO_DO = "nothing to do"  # another worker holds it, its batch ended, or this worker drains
+    # Another worker holds it or finishes it sooner, its batch ended, or this worker drains.
+    NOTHING_TO_DO = "nothing to do"
     STOPPED = "stopped"  # its batch was cancelled or expired
     HANDED_BACK = "handed back"  # this worker is shutting down
     LOST = "lost"  # the lease expired and another worker claimed it

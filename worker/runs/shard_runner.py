@@ -21,6 +21,7 @@ from worker.runs.run import Ending, Run, save_now
 from worker.runs.run_meters import RunMeters
 from worker.runs.shard_saver import ShardSaver
 from worker.runs.solo import Solo
+from worker.runs.tail import Tail
 from worker.runs.tool_loops import LoopTools
 from worker.runs.translation import can_resume
 from worker.store.database.session import DATABASE_AWAY, Store
@@ -50,6 +51,7 @@ class ShardRunner:
     meters: RunMeters = field(default_factory=RunMeters)
     cache: ResponseCache | None = None
     tools: LoopTools | None = None
+    tail: Tail | None = None  # None: it takes every shard that it can
     checkpoint_tokens: int = 256  # a partial output is saved each time it has grown by so many
     _solo: Solo = field(default_factory=Solo)
     _runs: set[Run] = field(default_factory=set)  # in progress
@@ -64,6 +66,8 @@ class ShardRunner:
 
     def run(self, shard_id: int) -> Ending:
         """Run the shard whose turn it is, as one ticket allows, to its end or until it must stop."""
+        if self.tail is not None and self.tail.leaves_next():
+            return Ending.NOTHING_TO_DO
         tried: set[int] = set()
         while len(tried) < CLAIM_ATTEMPTS and not self.draining.is_set():
             # The ticket may name another shard than the one whose turn it is.

@@ -28,6 +28,7 @@ from worker.runs.response_cache import ResponseCache
 from worker.runs.run_meters import RunMeters
 from worker.runs.shard_runner import ShardRunner
 from worker.runs.shard_saver import ShardSaver
+from worker.runs.tail import Tail
 from worker.runs.tool_loops import LoopTools
 from worker.settings import EXIT_CONFIGURATION, Settings, settings
 from worker.store.database.session import DATABASE_AWAY, Store
@@ -174,6 +175,7 @@ class EngineStep(bootsteps.StartStopStep):
             draining=self._stopping,
             checkpoint_tokens=config.checkpoint_tokens,
             tools=_loop_tools(config),
+            tail=Tail(self._store, self._keeper.worker, self._keeper.serves),
         )
         interactive = InteractiveRunner(
             store=self._store,

@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy import ColumnElement, Double, and_, cast, func, or_, select
 from sqlalchemy.orm import Session
 
 from worker.contract.messages import GPU_QUEUE
-from worker.contract.states import BatchStatus
+from worker.contract.states import BatchStatus, Lane, ShardState
+from worker.store.requests.models import may_run
 from worker.store.rows.batches import BatchRow
+from worker.store.rows.shards import ShardRow
 from worker.store.rows.workers import WorkerRow
 from worker.store.watching.workers import is_live
 
@@ -28,6 +31,24 @@ class Capacity:
     num_ready: int
     num_loading: int
     num_others: int  # of other models
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyShard:
+    """A shard that waits for a worker."""
+
+    num_requests: int
+    output_tokens: float  # that each is expected to generate: the mean of its batch, at first the limit
+    is_begun: bool  # a worker had it before
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRequests:
+    """A live gpu worker, and the requests of the shards that it holds."""
+
+    name: str
+    info: dict[str, Any]
+    num_requests: int
 
 
 def ahead_of(
@@ -80,6 +101,44 @@ def capacity(session: Session, *, model: str | None = None) -> Capacity:
         ).where(is_live(GPU_QUEUE))
     ).one()
     return Capacity(ready, loading, everybody - ready - loading)
+
+
+def first_ready(session: Session, *, model: str | None, limit: int) -> list[ReadyShard]:
+    """Return at most `limit` shards that a worker of this model may claim, in no order in particular."""
+    settled = BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled
+    output_tokens = func.coalesce(
+        cast(BatchRow.output_tokens, Double) / func.nullif(settled, 0),
+        cast(BatchRow.max_output_tokens, Double) / BatchRow.num_requests,
+    )
+    rows = session.execute(
+        select(ShardRow.num_requests, output_tokens, ShardRow.fence > 0)
+        .join(BatchRow, BatchRow.id == ShardRow.batch_id)
+        .where(
+            may_run(model),
+            ShardRow.state == ShardState.READY,
+            ShardRow.lane == Lane.BATCH,
+            BatchRow.status.in_([BatchStatus.PENDING, BatchStatus.PROCESSING]),
+            BatchRow.paused_at.is_(None),
+        )
+        .limit(limit)
+    )
+    return [ReadyShard(*row) for row in rows]
+
+
+def held_requests(session: Session, *, model: str | None) -> list[HeldRequests]:
+    """Return the live gpu workers that are ready to run shards of a model, with what they hold."""
+    held = (
+        select(ShardRow.worker, func.sum(ShardRow.num_requests).label("num_requests"))
+        .where(ShardRow.state == ShardState.RUNNING)
+        .group_by(ShardRow.worker)
+        .subquery()
+    )
+    rows = session.execute(
+        select(WorkerRow.name, WorkerRow.info, func.coalesce(held.c.num_requests, 0))
+        .outerjoin(held, held.c.worker == WorkerRow.name)
+        .where(is_live(GPU_QUEUE, model), WorkerRow.slots > 0)
+    )
+    return [HeldRequests(name, info, int(num_requests)) for name, info, num_requests in rows]
 
 
 def read_clock(session: Session) -> datetime:

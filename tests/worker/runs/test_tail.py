@@ -1,0 +1,136 @@
+"""Which worker leaves the last shards of a backlog to others."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from datetime import timedelta
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import text
+
+from tests.fixtures.batches import claim, submit
+from tests.fixtures.fake_engine import FakeEngine, keeper
+from worker.contract.messages import GPU_QUEUE
+from worker.engine.engine_thread import EngineThread
+from worker.runs.run import Ending
+from worker.runs.shard_runner import ShardRunner
+from worker.runs.shard_saver import ShardSaver
+from worker.runs.tail import MAX_SHARDS, Load, Tail, leaves
+from worker.store.database.session import Store
+from worker.store.shards import control, shards
+from worker.store.watching import workers
+from worker.values.step_costs import STEP_COSTS, StepCosts
+
+FAST = StepCosts(step=0.02, row=0.0, token=0.0, context=0.0, max_rows=64)
+SLOW = replace(FAST, step=0.4)
+IDLE_FAST, IDLE_SLOW = Load(FAST, 64, 0), Load(SLOW, 64, 0)
+
+
+def leaves_it(own: Load, *others: Load, num_ready: int = 64, output_tokens: float = 100.0) -> bool:
+    return leaves(own, others, num_of_shard=64, num_ready=num_ready, output_tokens=output_tokens)
+
+
+def test_a_slow_worker_leaves_what_a_fast_one_ends_sooner() -> None:
+    assert leaves_it(IDLE_SLOW, IDLE_FAST)
+    assert not leaves_it(IDLE_FAST, IDLE_SLOW)
+    assert not leaves_it(IDLE_SLOW, IDLE_FAST, num_ready=64 * 20), (
+        "so much keeps the fast one busy for longer"
+    )
+    assert not leaves_it(IDLE_SLOW, replace(IDLE_FAST, num_requests=64 * 20))
+    assert not leaves_it(IDLE_SLOW, IDLE_FAST, output_tokens=5.0), "it is not worth waiting for"
+    assert not leaves_it(IDLE_SLOW)
+
+
+def test_a_worker_that_holds_much_leaves_the_last_shard_to_an_idle_one() -> None:
+    assert leaves_it(replace(IDLE_SLOW, num_requests=600), IDLE_SLOW)
+    assert not leaves_it(IDLE_SLOW, IDLE_SLOW)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.001, 2.0), st.integers(0, 2000)), min_size=1, max_size=5),
+    st.integers(64, 4000),
+    st.floats(1, 4000),
+)
+def test_somebody_always_takes_the_shard(
+    loads: list[tuple[float, int]], num_ready: int, output_tokens: float
+) -> None:
+    known = [Load(replace(FAST, step=step), 64, num_requests) for step, num_requests in loads]
+    others = [known[:place] + known[place + 1 :] for place in range(len(known))]
+    assert not all(
+        leaves_it(own, *them, num_ready=num_ready, output_tokens=output_tokens)
+        for own, them in zip(known, others, strict=True)
+    )
+
+
+Seen = Callable[..., None]
+
+
+@pytest.fixture
+def seen(store: Store) -> Seen:
+    def seen(name: str, costs: StepCosts | None, *, slots: int = 4, model: str | None = None) -> None:
+        info = {STEP_COSTS: None if costs is None else asdict(costs), "max_num_sequences": 64}
+        with store.transaction() as session:
+            workers.seen(session, name=name, queue=GPU_QUEUE, slots=slots, info=info, model=model)
+
+    return seen
+
+
+def test_a_runner_leaves_a_shard_while_a_faster_worker_lives(store: Store, seen: Seen) -> None:
+    engine = FakeEngine()
+    runner = ShardRunner(
+        store=store,
+        saver=ShardSaver(store),
+        engine=cast("EngineThread", engine),
+        keeper=keeper(store, engine),
+        save_seconds=0.05,
+        drain_seconds=0.2,
+        draining=threading.Event(),
+        tail=Tail(store, "gpu@slow", None),
+    )
+    assert runner.tail is not None
+    submit(store, num_requests=4, shard_size=4, max_tokens=100)
+    seen("gpu@slow", SLOW)
+    assert not runner.tail.leaves_next()
+    seen("gpu@loading", FAST, slots=0)
+    seen("gpu@new", None)
+    assert not runner.tail.leaves_next(), "one is not ready, and nothing is known of the other's speed"
+    seen("gpu@fast", FAST)
+    assert runner.run(1) is Ending.NOTHING_TO_DO
+    assert not Tail(store, "gpu@fast", None).leaves_next()
+    assert not Tail(store, "gpu@new", None).leaves_next()
+    with store.transaction() as session:
+        assert session.scalar(text("SELECT state FROM shards")) == "ready"
+        session.execute(text("UPDATE workers SET seen_at = now() - interval '1 min' WHERE name = 'gpu@fast'"))
+    assert not runner.tail.leaves_next()
+
+
+def test_what_others_have_begun_is_left_to_nobody(store: Store, seen: Seen) -> None:
+    submit(store, num_requests=4, shard_size=4, max_tokens=100)
+    seen("gpu@slow", SLOW)
+    seen("gpu@fast", FAST)
+    slow = Tail(store, "gpu@slow", None)
+    assert slow.leaves_next()
+    held = claim(store, 1, worker="gpu@fast")
+    assert held is not None
+    assert not slow.leaves_next(), "nothing is ready"
+    with store.transaction() as session:
+        shards.release(session, held)
+    assert not slow.leaves_next()
+
+
+def test_only_the_end_of_a_backlog_is_left(store: Store, seen: Seen) -> None:
+    batch_id = submit(store, num_requests=MAX_SHARDS, shard_size=1, max_tokens=1000)
+    seen("gpu@slow", replace(SLOW, step=4.0))
+    seen("gpu@fast", FAST)
+    slow = Tail(store, "gpu@slow", None)
+    assert slow.leaves_next()
+    with store.transaction() as session:
+        control.pause(session, batch_id)
+    assert not slow.leaves_next(), "what is paused is not ready"
+    with store.transaction() as session:
+        control.resume(session, batch_id)
+    submit(store, num_requests=1, completion_window=timedelta(hours=1))
+    assert not slow.leaves_next()
