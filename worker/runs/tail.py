@@ -45,8 +45,8 @@ def leaves(
 ) -> bool:
     """Return whether the others end all that is ready, the shard included, well before this worker ends it.
 
-    `num_of_shard` and `num_ready` count requests. A request is expected to generate `output_tokens`. The worker
-    that would end the shard first never leaves it.
+    `num_of_shard` and `num_ready` count requests. A request is expected to generate `output_tokens`. The
+    worker that would end the shard first never leaves it.
     """
     mine = own.seconds_per_token(num_of_shard)
     if mine <= min((one.seconds_per_token(num_of_shard) for one in others), default=mine):

@@ -52,6 +52,21 @@ def test_a_retry_counts_what_its_requests_can_generate_and_store_as_their_batch_
         assert [json.loads(one) for one in kept] == [{"match": "exact", "value": "é"}] * 2
 
 
+def test_a_retry_keeps_together_what_was_placed_together(store: Store) -> None:
+    prompts = [f"{'ab'[i % 2] * 80} {i}" for i in range(8)]
+    with store.transaction() as session:
+        new = NewBatch(SamplingParams(max_tokens=9), [NewRequest(prompt, max_tokens=9) for prompt in prompts])
+        batch_id = batches.submit(session, new, shard_size=4)
+        batches.cancel(session, batch_id)
+        assert retries.retry(session, batch_id, with_cancelled=True, shard_size=4) is not None
+        found = text(
+            "SELECT array_agg(position ORDER BY position) FROM requests GROUP BY shard_id ORDER BY 1"
+        )
+        assert session.scalars(found).all() == [[0, 2, 4, 6], [0, 2, 4, 6], [1, 3, 5, 7], [1, 3, 5, 7]]
+        positions = text("SELECT position, prompt FROM requests ORDER BY position, id")
+        assert session.execute(positions).all() == [(i, one) for i, one in enumerate(prompts) for _ in "ab"]
+
+
 def test_a_retry_is_within_the_quota_of_tokens_over_all_choices(store: Store) -> None:
     batch_id = cancelled(store)
     with store.transaction() as session:
