@@ -111,14 +111,17 @@ class ModelSwitch:
     def _note_ready(self) -> None:
         self._ready_at = self.clock()
         self.switch_seconds = self._ready_at - self._asked_at
-        logger.info("%s is ready after %.1f s", self._held, self.switch_seconds)
+        logger.info("%s is ready after %.1f s", self._label(self._held), self.switch_seconds)
 
     def _leave(self, chosen: str) -> None:
         assert self._process is not None  # noqa: S101 - it is ready
-        logger.info("the worker leaves %s for %s", self._held, chosen)
+        logger.info("the worker leaves %s for %s", self._label(self._held), self._label(chosen))
         self._held, self._ready_at, self._asked_at = chosen, None, self.clock()
         self._process.stopping.set()
         self._process.send(signal.SIGTERM)
+
+    def _label(self, fingerprint: str | None) -> str:
+        return next(model.label for model in self.models.values() if model.fingerprint == fingerprint)
 
     def _tell(self) -> None:
         states = dict.fromkeys((model.fingerprint for model in self.models.values()), ModelState.UNLOADED)

@@ -7,8 +7,10 @@ others waiting for its last shard.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from worker.store.database import presence
 from worker.store.database.session import Store
 from worker.store.watching import queueing
+from worker.store.watching.queueing import HeldRequests, ReadyShard
 from worker.values.step_costs import StepCosts
 
 # With more ready shards than this, no worker leaves one.
@@ -73,6 +75,13 @@ class Tail:
             if not 0 < len(ready) <= MAX_SHARDS or any(shard.is_begun for shard in ready):
                 return False
             workers = queueing.held_requests(session, model=self.model)
+            # The rows of workers that have died stay for a while.
+            if not self._leaves(ready, workers):
+                return False
+            present = presence.present(session)
+        return self._leaves(ready, [one for one in workers if one.presence_key in present])
+
+    def _leaves(self, ready: Sequence[ReadyShard], workers: Sequence[HeldRequests]) -> bool:
         loads = {
             one.name: Load(costs, one.info["max_num_sequences"], one.num_requests)
             for one in workers
@@ -83,10 +92,5 @@ class Tail:
             return False
         num_ready = sum(shard.num_requests for shard in ready)
         tokens = sum(shard.num_requests * shard.output_tokens for shard in ready) / num_ready
-        return leaves(
-            own,
-            list(loads.values()),
-            num_of_shard=ready[0].num_requests,
-            num_ready=num_ready,
-            output_tokens=tokens,
-        )
+        others, num_of_shard = list(loads.values()), ready[0].num_requests
+        return leaves(own, others, num_of_shard=num_of_shard, num_ready=num_ready, output_tokens=tokens)

@@ -1,24 +1,30 @@
 """Which worker leaves the last shards of a backlog to others."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import cast
 
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from psycopg.rows import TupleRow
 from sqlalchemy import text
 
 from tests.fixtures.batches import claim, submit
+from tests.fixtures.deployment import eventually
 from tests.fixtures.fake_engine import FakeEngine, keeper
 from worker.contract.messages import GPU_QUEUE
 from worker.engine.engine_thread import EngineThread
+from worker.preflight import without_driver
 from worker.runs.run import Ending
 from worker.runs.shard_runner import ShardRunner
 from worker.runs.shard_saver import ShardSaver
 from worker.runs.tail import MAX_SHARDS, Load, Tail, leaves
+from worker.settings import settings
+from worker.store.database import presence
 from worker.store.database.session import Store
 from worker.store.shards import control, shards
 from worker.store.watching import workers
@@ -69,16 +75,30 @@ Seen = Callable[..., None]
 
 
 @pytest.fixture
-def seen(store: Store) -> Seen:
-    def seen(name: str, costs: StepCosts | None, *, slots: int = 4, model: str | None = None) -> None:
+def connections() -> Iterator[dict[str, psycopg.Connection[TupleRow]]]:
+    """By which workers are present."""
+    opened: dict[str, psycopg.Connection[TupleRow]] = {}
+    yield opened
+    for connection in opened.values():
+        connection.close()
+
+
+@pytest.fixture
+def seen(store: Store, connections: dict[str, psycopg.Connection[TupleRow]]) -> Seen:
+    def seen(name: str, costs: StepCosts | None, *, slots: int = 4) -> None:
         info = {STEP_COSTS: None if costs is None else asdict(costs), "max_num_sequences": 64}
         with store.transaction() as session:
-            workers.seen(session, name=name, queue=GPU_QUEUE, slots=slots, info=info, model=model)
+            workers.seen(session, name=name, queue=GPU_QUEUE, slots=slots, info=info)
+        url = without_driver(settings().database_url)
+        connections[name] = psycopg.connect(url, autocommit=True)
+        presence.announce(connections[name], name)
 
     return seen
 
 
-def test_a_runner_leaves_a_shard_while_a_faster_worker_lives(store: Store, seen: Seen) -> None:
+def test_a_runner_leaves_a_shard_while_a_faster_worker_lives(
+    store: Store, seen: Seen, connections: dict[str, psycopg.Connection[TupleRow]]
+) -> None:
     engine = FakeEngine()
     runner = ShardRunner(
         store=store,
@@ -103,8 +123,8 @@ def test_a_runner_leaves_a_shard_while_a_faster_worker_lives(store: Store, seen:
     assert not Tail(store, "gpu@new", None).leaves_next()
     with store.transaction() as session:
         assert session.scalar(text("SELECT state FROM shards")) == "ready"
-        session.execute(text("UPDATE workers SET seen_at = now() - interval '1 min' WHERE name = 'gpu@fast'"))
-    assert not runner.tail.leaves_next()
+    connections["gpu@fast"].close()
+    eventually(lambda: not runner.tail.leaves_next(), what="the end of a worker that has died")
 
 
 def test_what_others_have_begun_is_left_to_nobody(store: Store, seen: Seen) -> None:

@@ -9,8 +9,8 @@ from datetime import timedelta
 
 import psycopg
 from psycopg.rows import TupleRow
-from sqlalchemy import BigInteger, bindparam, cast, func, select, text, update
-from sqlalchemy.orm import Session
+from sqlalchemy import BigInteger, ColumnElement, bindparam, cast, func, select, text, update
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from worker.contract.states import ShardState
 from worker.store.rows.shards import ShardRow
@@ -34,13 +34,21 @@ def present(session: Session) -> frozenset[int]:
     return frozenset(session.scalars(keys, {"kind": KIND}))
 
 
+def key_of(worker: InstrumentedAttribute[str] | InstrumentedAttribute[str | None]) -> ColumnElement[int]:
+    """Return the SQL expression of the lock key of a worker, as `present` returns it."""
+    return cast(func.hashtext(worker), BigInteger).op("&")(bindparam("bits", UNSIGNED, BigInteger))
+
+
 def cut_leases(session: Session, keys: Collection[int], *, to: timedelta) -> None:
     """Shorten workers' leases to at most `to` from now."""
-    key = cast(func.hashtext(ShardRow.worker), BigInteger).op("&")(bindparam("bits", UNSIGNED, BigInteger))
     soon = func.now() + to
     held = (
         select(ShardRow.id)
-        .where(ShardRow.state == ShardState.RUNNING, ShardRow.lease_expires_at > soon, key.in_(keys))
+        .where(
+            ShardRow.state == ShardState.RUNNING,
+            ShardRow.lease_expires_at > soon,
+            key_of(ShardRow.worker).in_(keys),
+        )
         .order_by(ShardRow.id)
         .with_for_update(skip_locked=True)  # a locked row is being saved
     )

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.states import BatchStatus, Lane, ShardState
+from worker.store.database import presence
 from worker.store.requests.models import may_run
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.shards import ShardRow
@@ -49,6 +50,7 @@ class HeldRequests:
     name: str
     info: dict[str, Any]
     num_requests: int
+    presence_key: int  # worker/store/database/presence.py
 
 
 def ahead_of(
@@ -134,11 +136,16 @@ def held_requests(session: Session, *, model: str | None) -> list[HeldRequests]:
         .subquery()
     )
     rows = session.execute(
-        select(WorkerRow.name, WorkerRow.info, func.coalesce(held.c.num_requests, 0))
+        select(
+            WorkerRow.name,
+            WorkerRow.info,
+            func.coalesce(held.c.num_requests, 0),
+            presence.key_of(WorkerRow.name),
+        )
         .outerjoin(held, held.c.worker == WorkerRow.name)
         .where(is_live(GPU_QUEUE, model), WorkerRow.slots > 0)
     )
-    return [HeldRequests(name, info, int(num_requests)) for name, info, num_requests in rows]
+    return [HeldRequests(name, info, int(num_requests), key) for name, info, num_requests, key in rows]
 
 
 def read_clock(session: Session) -> datetime:
