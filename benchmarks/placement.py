@@ -14,7 +14,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import count
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -28,7 +27,7 @@ from worker.engine.scheduling.block_pool import BlockPool
 from worker.engine.scheduling.prefix_cache import PrefixCache
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.engine.sequences.sequence import Sequence as Tokens
-from worker.runs.tail import MAX_SHARDS, Load, leaves
+from worker.runs.tail import AGAIN_SECONDS, LOOK_SECONDS, MAX_SHARDS, WORTH_SECONDS, Load, leaves
 from worker.settings import DEMO_MODEL
 from worker.store.requests.placement import Placement
 from worker.store.requests.requests import NewRequest
@@ -41,7 +40,6 @@ MAX_ROWS, MAX_STEP_TOKENS = 256, 8192
 # Assumed, of a model of 8 billion parameters on a card of 24 GB.
 COSTS = StepCosts(step=8e-3, row=2e-5, token=5e-5, context=2e-9, max_rows=MAX_ROWS)
 LONG_TOKENS, SHORT_TOKENS = 256, 16
-REISSUE_SECONDS = 2.0  # until a ticket that a worker did not use comes again
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +117,38 @@ def placed(given: Sequence[NewRequest], size: int) -> list[list[int]]:
     return shards
 
 
+@dataclass(slots=True)
+class Ready:
+    """A shard that waits for a worker."""
+
+    number: int
+    sequences: list[Tokens]
+    since: float = 0.0
+    avoided_by: int | None = None  # the worker that gave it back
+
+
 @dataclass(slots=True, eq=False)
 class Worker:
     """A worker with a clock of its own."""
 
+    number: int
     scheduler: Scheduler
     costs: StepCosts
     now: float = 0.0
-    left: dict[int, int] = field(default_factory=dict)  # requests without a result, by shard
+    look_at: float = 0.0  # whether to give a shard back
+    held: dict[int, list[Tokens]] = field(default_factory=dict)  # requests without a result, by shard
+
+    @property
+    def load(self) -> Load:
+        """Return its speed and the requests that it holds."""
+        return Load(self.costs, MAX_ROWS, sum(map(len, self.held.values())))
+
+    def take(self, shard: Ready) -> None:
+        """Begin a shard."""
+        self.now = max(self.now, shard.since)
+        self.held[shard.number] = list(shard.sequences)
+        for sequence in shard.sequences:
+            self.scheduler.add(sequence)
 
     def step(self) -> None:
         """Run one Step."""
@@ -144,9 +166,20 @@ class Worker:
             if sequence.num_output_tokens == sequence.params.max_tokens:
                 self.scheduler.finish(sequence, FinishReason.LENGTH)
                 shard = int(str(sequence.request_id))
-                self.left[shard] -= 1
-                if not self.left[shard]:
-                    del self.left[shard]
+                self.held[shard].remove(sequence)
+                if not self.held[shard]:
+                    del self.held[shard]
+
+    def give_back(self, number: int) -> Ready:
+        """Stop a shard; its requests go on elsewhere from their last token."""
+        rest = self.held.pop(number)
+        for sequence in rest:
+            self.scheduler.finish(sequence)
+        resumed = [
+            to_sequence(number, one.arrival, one.token_ids, one.params.max_tokens, one.num_prompt_tokens)
+            for one in rest
+        ]
+        return Ready(number, resumed, self.now, avoided_by=self.number)
 
 
 def make_scheduler(kv_tokens: int) -> Scheduler:
@@ -167,53 +200,59 @@ def run(
     given: Sequence[NewRequest], prompts: Sequence[list[int]], shards: Sequence[list[int]], fleet: Fleet
 ) -> tuple[float, float]:
     """Run shards in order; return the share of prompt tokens that came from the cache, and the seconds."""
-    workers = [Worker(make_scheduler(fleet.kv_tokens), costs) for costs in fleet.costs]
-    waiting = deque(enumerate(shards))
-    arrivals = count()
-    sequences: list[Tokens] = []
-    while True:
-        able = [one for one in workers if one.left or waiting]
-        if not able:
-            break
-        worker = min(able, key=lambda one: one.now)
-        while waiting and len(worker.left) < fleet.shards_in_flight:
-            if fleet.leaves_tail and leaves_next(worker, workers, given, [shard for _, shard in waiting]):
-                break
-            shard, members = waiting.popleft()
-            worker.left[shard] = len(members)
-            for index in members:
-                sequence = to_sequence(shard, next(arrivals), prompts[index], given[index].max_tokens)
-                worker.scheduler.add(sequence)
-                sequences.append(sequence)
-        if worker.left:
-            worker.step()
-        else:
-            worker.now += REISSUE_SECONDS
-    cached = sum(one.num_cached_tokens or 0 for one in sequences)
-    return cached / sum(one.num_prompt_tokens for one in sequences), max(one.now for one in workers)
-
-
-def leaves_next(
-    own: Worker, workers: Sequence[Worker], given: Sequence[NewRequest], ready: Sequence[Sequence[int]]
-) -> bool:
-    """Return whether a worker leaves the next shard to the others, as the service decides it."""
-    if len(ready) > MAX_SHARDS:
-        return False
-    loads = {id(one): Load(one.costs, MAX_ROWS, sum(one.left.values())) for one in workers}
-    load = loads.pop(id(own))
-    num_ready = sum(map(len, ready))
+    workers = [
+        Worker(number, make_scheduler(fleet.kv_tokens), costs) for number, costs in enumerate(fleet.costs)
+    ]
+    sequences = [
+        [to_sequence(number, index, prompts[index], given[index].max_tokens) for index in members]
+        for number, members in enumerate(shards)
+    ]
     expected = sum(request.max_tokens for request in given) / len(given)
-    others = list(loads.values())
-    return leaves(load, others, num_of_shard=len(ready[0]), num_ready=num_ready, output_tokens=expected)
+    waiting = deque(Ready(number, its) for number, its in enumerate(sequences))
+    while able := [one for one in workers if one.held or waiting]:
+        worker = min(able, key=lambda one: one.now)
+        others = [one.load for one in workers if one is not worker]
+        while waiting and len(worker.held) < fleet.shards_in_flight:
+            is_left = fleet.leaves_tail and leaves_next(worker.load, others, waiting, expected)
+            if is_left or waiting[0].avoided_by == worker.number:
+                break
+            worker.take(waiting.popleft())
+        if not worker.held:
+            worker.now += WORTH_SECONDS / 2  # a ticket that it did not use comes again
+            continue
+        if fleet.leaves_tail and not waiting and worker.now >= worker.look_at:
+            number, rest = next(reversed(worker.held.items()))
+            load = replace(worker.load, num_requests=worker.load.num_requests - len(rest))
+            size = {"num_of_shard": len(rest), "num_ready": len(rest)}
+            is_given = leaves(load, others, **size, output_tokens=expected)
+            worker.look_at = worker.now + (AGAIN_SECONDS if is_given else LOOK_SECONDS)
+            if is_given:
+                waiting.append(worker.give_back(number))
+        if worker.held:
+            worker.step()
+    every = [one for its in sequences for one in its]
+    cached = sum(one.num_cached_tokens or 0 for one in every)
+    return cached / sum(one.num_prompt_tokens for one in every), max(one.now for one in workers)
 
 
-def to_sequence(shard: int, arrival: int, prompt: list[int], max_tokens: int) -> Tokens:
-    """Return a request of a shard as a worker's scheduler takes it."""
+def leaves_next(own: Load, others: Sequence[Load], waiting: Sequence[Ready], expected: float) -> bool:
+    """Return whether a worker leaves the next shard to the others, as the service decides it."""
+    if len(waiting) > MAX_SHARDS or waiting[0].avoided_by is not None:
+        return False
+    num_ready = sum(len(one.sequences) for one in waiting)
+    first = len(waiting[0].sequences)
+    return leaves(own, others, num_of_shard=first, num_ready=num_ready, output_tokens=expected)
+
+
+def to_sequence(
+    shard: int, arrival: int, token_ids: list[int], max_tokens: int, num_prompt_tokens: int | None = None
+) -> Tokens:
+    """Return a request of a shard as a worker's scheduler takes it, perhaps with tokens of its output."""
     return Tokens(
         request_id=shard,
         arrival=arrival,
-        token_ids=list(prompt),
-        num_prompt_tokens=len(prompt),
+        token_ids=list(token_ids),
+        num_prompt_tokens=len(token_ids) if num_prompt_tokens is None else num_prompt_tokens,
         params=SamplingParams(max_tokens=max_tokens),
         seed=0,
         stop_token_ids=frozenset(),

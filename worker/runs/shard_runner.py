@@ -69,10 +69,11 @@ class ShardRunner:
         if self.tail is not None and self.tail.leaves_next():
             return Ending.NOTHING_TO_DO
         tried: set[int] = set()
+        avoided = set() if self.tail is None else self.tail.avoided()
         while len(tried) < CLAIM_ATTEMPTS and not self.draining.is_set():
             # The ticket may name another shard than the one whose turn it is.
-            with self._choose(tried, otherwise=shard_id) as chosen:
-                if chosen in tried:
+            with self._choose(tried | avoided, otherwise=shard_id) as chosen:
+                if chosen in tried | avoided:
                     break
                 tried.add(chosen)
                 ending = self.run_this(chosen)
@@ -100,6 +101,8 @@ class ShardRunner:
 
     def run_this(self, shard_id: int) -> Ending:
         """Run this shard and no other, if it is ready. A suspect also gives way to what others have left."""
+        if self.tail is not None and shard_id in self.tail.avoided():
+            return Ending.NOTHING_TO_DO
         with self.store.transaction() as session:
             alone = shards.is_suspect(session, shard_id, model=self.keeper.serves)
         give_up = self._gives_way if alone else self.draining.is_set
@@ -166,6 +169,16 @@ class ShardRunner:
             run.cut(Ending.HANDED_BACK)
         elif saved is AfterSave.CANCEL_SOME:
             run.cancel_some(self._cancelled_in(run.held.shard_id))
+        elif self._gives_back(run):
+            run.cut(Ending.HANDED_BACK)
+
+    def _gives_back(self, run: Run) -> bool:
+        """Return whether other workers, which have nothing to do, end a shard sooner."""
+        held = run.held
+        # What several workers have had may be what they died of.
+        if self.tail is None or run.cut_at is not None or held.attempt > 1:
+            return False
+        return self.tail.gives_back(held.shard_id, held.batch_id, num_left=run.num_left)
 
     def _save(self, run: Run, *, is_last: bool) -> AfterSave:
         fresh = {} if is_last else self._fresh_checkpoints(run)

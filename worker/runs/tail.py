@@ -1,22 +1,28 @@
-"""Leaves the last shards of a backlog to workers that finish them sooner.
+"""Leaves the last shards of a backlog to workers that end them sooner, and gives such shards back to them.
 
 While much waits, every worker takes what it can. At the end, one that is slow, or holds much, would keep all
-others waiting for its last shard.
+others waiting for its last shards.
 """
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 
 from worker.store.database import presence
 from worker.store.database.session import Store
 from worker.store.watching import queueing
-from worker.store.watching.queueing import HeldRequests, ReadyShard
+from worker.store.watching.queueing import HeldRequests
 from worker.values.step_costs import StepCosts
 
 # With more ready shards than this, no worker leaves one.
 MAX_SHARDS = 64
-# What this worker must lose on the others: a ticket that it does not use comes again after a while.
+# What the others must gain: a ticket that a worker does not use comes again after a while.
 WORTH_SECONDS = 4.0
+# Between two looks whether to give a shard back: after one that found none, and after one that did.
+LOOK_SECONDS, AGAIN_SECONDS = 5.0, 0.5
+# For so long, a worker does not claim again what it has given back.
+AVOID_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,38 +65,76 @@ def leaves(
     return output_tokens * (mine - theirs) > WORTH_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tail:
-    """What a worker asks before it takes a shard of its model."""
+    """What a worker asks before it takes a shard of its model, and while it holds some."""
 
     store: Store
     worker: str
     model: str | None
+    _lock: Lock = field(default_factory=Lock)
+    _look_at: float = 0.0  # whether to give a shard back
+    _given: dict[int, float] = field(default_factory=dict)  # shards, and until when to avoid them
 
     def leaves_next(self) -> bool:
         """Return whether to leave the next shard to another worker."""
         with self.store.look() as session:
             ready = queueing.first_ready(session, model=self.model, limit=MAX_SHARDS + 1)
-            # What a worker has lost or handed back is nobody's to leave.
-            if not 0 < len(ready) <= MAX_SHARDS or any(shard.is_begun for shard in ready):
+        # What a worker has lost or handed back is nobody's to leave.
+        if not 0 < len(ready) <= MAX_SHARDS or any(shard.is_begun for shard in ready):
+            return False
+        num_ready = sum(shard.num_requests for shard in ready)
+        tokens = sum(shard.num_requests * shard.output_tokens for shard in ready) / num_ready
+        return self._leaves(ready[0].num_requests, num_ready, tokens, num_given=0)
+
+    def gives_back(self, shard_id: int, batch_id: str, *, num_left: int) -> bool:
+        """Return whether to give back a held shard, of which so many requests have no result.
+
+        Only if nothing else is ready, as others may then have nothing to do. This worker avoids it then.
+        """
+        if not num_left or time.monotonic() < self._look_at or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._look_at = time.monotonic() + LOOK_SECONDS
+            with self.store.look() as session:
+                if queueing.first_ready(session, model=self.model, limit=1):
+                    return False
+                tokens = queueing.expected_output(session, batch_id)
+            if tokens is None or not self._leaves(num_left, num_left, tokens, num_given=num_left):
                 return False
+            self._given[shard_id] = time.monotonic() + AVOID_SECONDS
+            self._look_at = time.monotonic() + AGAIN_SECONDS
+            return True
+        finally:
+            self._lock.release()
+
+    def avoided(self) -> set[int]:
+        """Return the shards that this worker has given back and leaves to others for now."""
+        now = time.monotonic()
+        for shard_id in [one for one, until in list(self._given.items()) if until < now]:
+            self._given.pop(shard_id, None)
+        return set(self._given)
+
+    def _leaves(self, num_of_shard: int, num_ready: int, output_tokens: float, *, num_given: int) -> bool:
+        """Return whether this worker leaves a shard, with `num_given` of the requests that it holds."""
+        with self.store.look() as session:
             workers = queueing.held_requests(session, model=self.model)
             # The rows of workers that have died stay for a while.
-            if not self._leaves(ready, workers):
-                return False
-            present = presence.present(session)
-        return self._leaves(ready, [one for one in workers if one.presence_key in present])
+            present = presence.present(session) if len(workers) > 1 else frozenset()
+        loads = self._loads([one for one in workers if one.presence_key in present])
+        own = loads.pop(self.worker, None)
+        if own is None:
+            return False
+        own = Load(own.costs, own.max_rows, max(0, own.num_requests - num_given))
+        others = list(loads.values())
+        return leaves(
+            own, others, num_of_shard=num_of_shard, num_ready=num_ready, output_tokens=output_tokens
+        )
 
-    def _leaves(self, ready: Sequence[ReadyShard], workers: Sequence[HeldRequests]) -> bool:
-        loads = {
+    @staticmethod
+    def _loads(workers: Sequence[HeldRequests]) -> dict[str, Load]:
+        return {
             one.name: Load(costs, one.info["max_num_sequences"], one.num_requests)
             for one in workers
             if (costs := StepCosts.of_worker(one.info)) is not None
         }
-        own = loads.pop(self.worker, None)
-        if own is None:
-            return False
-        num_ready = sum(shard.num_requests for shard in ready)
-        tokens = sum(shard.num_requests * shard.output_tokens for shard in ready) / num_ready
-        others, num_of_shard = list(loads.values()), ready[0].num_requests
-        return leaves(own, others, num_of_shard=num_of_shard, num_ready=num_ready, output_tokens=tokens)

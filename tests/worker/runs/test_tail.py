@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import cast
@@ -13,13 +14,15 @@ from hypothesis import strategies as st
 from psycopg.rows import TupleRow
 from sqlalchemy import text
 
-from tests.fixtures.batches import claim, submit
+from tests.fixtures.batches import held, run_to_the_end, submit
 from tests.fixtures.deployment import eventually
 from tests.fixtures.fake_engine import FakeEngine, keeper
 from worker.contract.messages import GPU_QUEUE
 from worker.engine.engine_thread import EngineThread
 from worker.preflight import without_driver
-from worker.runs.run import Ending
+from worker.runs.response_cache import Lookup
+from worker.runs.run import Ending, Run
+from worker.runs.run_meters import RunMeters
 from worker.runs.shard_runner import ShardRunner
 from worker.runs.shard_saver import ShardSaver
 from worker.runs.tail import MAX_SHARDS, Load, Tail, leaves
@@ -96,11 +99,8 @@ def seen(store: Store, connections: dict[str, psycopg.Connection[TupleRow]]) -> 
     return seen
 
 
-def test_a_runner_leaves_a_shard_while_a_faster_worker_lives(
-    store: Store, seen: Seen, connections: dict[str, psycopg.Connection[TupleRow]]
-) -> None:
-    engine = FakeEngine()
-    runner = ShardRunner(
+def make_runner(store: Store, engine: FakeEngine) -> ShardRunner:
+    return ShardRunner(
         store=store,
         saver=ShardSaver(store),
         engine=cast("EngineThread", engine),
@@ -108,11 +108,17 @@ def test_a_runner_leaves_a_shard_while_a_faster_worker_lives(
         save_seconds=0.05,
         drain_seconds=0.2,
         draining=threading.Event(),
-        tail=Tail(store, "gpu@slow", None),
+        tail=Tail(store, "gpu@test", None),
     )
+
+
+def test_a_runner_leaves_a_shard_while_a_faster_worker_lives(
+    store: Store, seen: Seen, connections: dict[str, psycopg.Connection[TupleRow]]
+) -> None:
+    runner = make_runner(store, FakeEngine())
     assert runner.tail is not None
     submit(store, num_requests=4, shard_size=4, max_tokens=100)
-    seen("gpu@slow", SLOW)
+    seen("gpu@test", SLOW)
     assert not runner.tail.leaves_next()
     seen("gpu@loading", FAST, slots=0)
     seen("gpu@new", None)
@@ -129,23 +135,66 @@ def test_a_runner_leaves_a_shard_while_a_faster_worker_lives(
 
 def test_what_others_have_begun_is_left_to_nobody(store: Store, seen: Seen) -> None:
     submit(store, num_requests=4, shard_size=4, max_tokens=100)
-    seen("gpu@slow", SLOW)
+    seen("gpu@test", SLOW)
     seen("gpu@fast", FAST)
-    slow = Tail(store, "gpu@slow", None)
+    slow = Tail(store, "gpu@test", None)
     assert slow.leaves_next()
-    held = claim(store, 1, worker="gpu@fast")
-    assert held is not None
+    claimed = held(store, 1, worker="gpu@fast")
     assert not slow.leaves_next(), "nothing is ready"
     with store.transaction() as session:
-        shards.release(session, held)
+        shards.release(session, claimed)
     assert not slow.leaves_next()
+
+
+def test_a_slow_worker_gives_back_what_it_holds_once_nothing_else_waits(store: Store, seen: Seen) -> None:
+    submit(store, num_requests=8, shard_size=4, max_tokens=100)
+    seen("gpu@test", SLOW)
+    engine = FakeEngine()
+    runner = make_runner(store, engine)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(runner.run, 1)
+        assert engine.submitted.wait(60)
+        engine.partial = {(1, 0): (5, 6, 7)}
+        seen("gpu@fast", FAST)
+        again = Tail(store, "gpu@test", None)
+        assert not again.gives_back(1, "batch", num_left=4), "who has nothing to do takes the other shard"
+        other = held(store, 2, worker="gpu@fast")
+        assert runner.tail is not None
+        runner.tail._look_at = 0.0
+        assert running.result(60) is Ending.HANDED_BACK
+    with store.transaction() as session:
+        assert session.scalars(text("SELECT state FROM shards ORDER BY id")).all() == ["ready", "running"]
+    endings = {runner.run(1), runner.run_this(1)}
+    assert endings == {Ending.NOTHING_TO_DO}, "it has just given it back"
+    taken = held(store, 1, worker="gpu@fast")
+    assert taken.attempt == 1, "to give back is no failure"
+    first = taken.requests[0].partial_output
+    assert first is not None
+    assert first.token_ids == [5, 6, 7]
+    run_to_the_end(store, taken)
+    run_to_the_end(store, other)
+    with store.transaction() as session:
+        assert session.scalar(text("SELECT num_completed FROM batches")) == 8
+
+
+def test_a_shard_that_somebody_has_died_of_stays(store: Store, seen: Seen) -> None:
+    submit(store, num_requests=4, shard_size=4, max_tokens=100)
+    seen("gpu@test", SLOW)
+    seen("gpu@fast", FAST)
+    runner = make_runner(store, FakeEngine())
+    assert runner.tail is not None
+    lost = Run(held(store, 1, worker="gpu@test"), Lookup(), RunMeters())
+    assert runner._gives_back(lost)
+    runner.tail._look_at = 0.0
+    lost.held = replace(lost.held, attempt=2)
+    assert not runner._gives_back(lost)
 
 
 def test_only_the_end_of_a_backlog_is_left(store: Store, seen: Seen) -> None:
     batch_id = submit(store, num_requests=MAX_SHARDS, shard_size=1, max_tokens=1000)
-    seen("gpu@slow", replace(SLOW, step=4.0))
+    seen("gpu@test", replace(SLOW, step=4.0))
     seen("gpu@fast", FAST)
-    slow = Tail(store, "gpu@slow", None)
+    slow = Tail(store, "gpu@test", None)
     assert slow.leaves_next()
     with store.transaction() as session:
         control.pause(session, batch_id)

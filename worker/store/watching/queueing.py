@@ -16,6 +16,13 @@ from worker.store.rows.shards import ShardRow
 from worker.store.rows.workers import WorkerRow
 from worker.store.watching.workers import is_live
 
+# Tokens of a request's output: the mean of its batch, and before the first result the limit.
+EXPECTED_OUTPUT = func.coalesce(
+    cast(BatchRow.output_tokens, Double)
+    / func.nullif(BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled, 0),
+    cast(BatchRow.max_output_tokens, Double) / BatchRow.num_requests,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
@@ -39,7 +46,7 @@ class ReadyShard:
     """A shard that waits for a worker."""
 
     num_requests: int
-    output_tokens: float  # that each is expected to generate: the mean of its batch, at first the limit
+    output_tokens: float  # that each is expected to generate
     is_begun: bool  # a worker had it before
 
 
@@ -107,13 +114,8 @@ def capacity(session: Session, *, model: str | None = None) -> Capacity:
 
 def first_ready(session: Session, *, model: str | None, limit: int) -> list[ReadyShard]:
     """Return at most `limit` shards that a worker of this model may claim, in no order in particular."""
-    settled = BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled
-    output_tokens = func.coalesce(
-        cast(BatchRow.output_tokens, Double) / func.nullif(settled, 0),
-        cast(BatchRow.max_output_tokens, Double) / BatchRow.num_requests,
-    )
     rows = session.execute(
-        select(ShardRow.num_requests, output_tokens, ShardRow.fence > 0)
+        select(ShardRow.num_requests, EXPECTED_OUTPUT, ShardRow.fence > 0)
         .join(BatchRow, BatchRow.id == ShardRow.batch_id)
         .where(
             may_run(model),
@@ -125,6 +127,11 @@ def first_ready(session: Session, *, model: str | None, limit: int) -> list[Read
         .limit(limit)
     )
     return [ReadyShard(*row) for row in rows]
+
+
+def expected_output(session: Session, batch_id: str) -> float | None:
+    """Return the tokens that a request of a batch is expected to generate; None: there is no such batch."""
+    return session.scalar(select(EXPECTED_OUTPUT).where(BatchRow.id == batch_id))
 
 
 def held_requests(session: Session, *, model: str | None) -> list[HeldRequests]:
