@@ -1,5 +1,7 @@
 """Which of several models a worker holds, by example and by property."""
 
+from dataclasses import dataclass
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,25 +39,32 @@ def test_a_client_waits_for_no_more_than_one_switch_of_another_models_time() -> 
     assert choose_after({"a": client, "b": ModelWork(-60.0)}, "a", LONG) == "b"
 
 
+@dataclass
+class Arrived:
+    model: str
+    due: float
+    has_clients: bool
+    seconds: float = 200.0
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(1, 5000), st.booleans()), max_size=8))
 def test_all_work_gets_its_turn(arrivals: list[tuple[str, float, bool]]) -> None:
     """Serve work in fluid turns, each of 200 seconds: no model waits for ever, few switches are made."""
-    left = [[model, due, clients, 200.0] for model, due, clients in arrivals]
-    now, held, since, num_switches = 0.0, None, 0.0, 0
+    left = [Arrived(*arrival) for arrival in arrivals]
+    now, since = 0.0, 0.0
+    held: str | None = None
     while left:
         work: dict[str, ModelWork] = {}
-        for model, due, clients, _ in left:
-            known = work.get(model)
-            if known is None or due - now < known.due_seconds:
-                work[model] = ModelWork(due - now, has_clients=clients)
+        for one in sorted(left, key=lambda one: -one.due):
+            work[one.model] = ModelWork(one.due - now, has_clients=one.has_clients)
         chosen = choose(work, held, held_seconds=now - since, switch_seconds=SWITCH)
         assert chosen is not None
         if chosen != held:
-            held, num_switches = chosen, num_switches + 1
+            held = chosen
             now = since = now + SWITCH
             continue
         now += 10.0
-        mine = min((one for one in left if one[0] == held), key=lambda one: one[1])
-        mine[3] -= 10.0
-        left = [one for one in left if one[3] > 0]
+        mine = min((one for one in left if one.model == held), key=lambda one: one.due)
+        mine.seconds -= 10.0
+        left = [one for one in left if one.seconds > 0]
         assert now < 200.0 * len(arrivals) + SWITCH * (2 * len(arrivals) + 3), "it goes on for ever"
