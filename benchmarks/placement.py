@@ -27,7 +27,7 @@ from worker.engine.scheduling.block_pool import BlockPool
 from worker.engine.scheduling.prefix_cache import PrefixCache
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.engine.sequences.sequence import Sequence as Tokens
-from worker.runs.tail import AGAIN_SECONDS, LOOK_SECONDS, MAX_SHARDS, WORTH_SECONDS, Load, leaves
+from worker.runs.tail import AGAIN_SECONDS, LOOK_SECONDS, MAX_SHARDS, WORTH_SECONDS, Pace, leaves
 from worker.settings import DEMO_MODEL
 from worker.store.requests.placement import Placement
 from worker.store.requests.requests import NewRequest
@@ -43,7 +43,7 @@ LONG_TOKENS, SHORT_TOKENS = 256, 16
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class Workers:
     """The simulated workers."""
 
     costs: tuple[StepCosts, ...]  # of each worker
@@ -139,9 +139,9 @@ class Worker:
     held: dict[int, list[Tokens]] = field(default_factory=dict)  # requests without a result, by shard
 
     @property
-    def load(self) -> Load:
+    def load(self) -> Pace:
         """Return its speed and the requests that it holds."""
-        return Load(self.costs, MAX_ROWS, sum(map(len, self.held.values())))
+        return Pace(self.costs, MAX_ROWS, sum(map(len, self.held.values())))
 
     def take(self, shard: Ready) -> None:
         """Begin a shard."""
@@ -197,7 +197,10 @@ def make_scheduler(kv_tokens: int) -> Scheduler:
 
 
 def run(
-    given: Sequence[NewRequest], prompts: Sequence[list[int]], shards: Sequence[list[int]], fleet: Fleet
+    given: Sequence[NewRequest],
+    prompts: Sequence[list[int]],
+    shards: Sequence[list[int]],
+    fleet: Workers,
 ) -> tuple[float, float]:
     """Run shards in order; return the share of prompt tokens that came from the cache, and the seconds."""
     workers = [
@@ -235,7 +238,7 @@ def run(
     return cached / sum(one.num_prompt_tokens for one in every), max(one.now for one in workers)
 
 
-def leaves_next(own: Load, others: Sequence[Load], waiting: Sequence[Ready], expected: float) -> bool:
+def leaves_next(own: Pace, others: Sequence[Pace], waiting: Sequence[Ready], expected: float) -> bool:
     """Return whether a worker leaves the next shard to the others, as the service decides it."""
     if len(waiting) > MAX_SHARDS or waiting[0].avoided_by is not None:
         return False
@@ -279,7 +282,7 @@ def batches(num_requests: int) -> Iterator[tuple[str, list[NewRequest], list[New
         yield name, *variants
 
 
-def measure(num_requests: int, fleet: Fleet) -> dict[str, dict[str, float]]:
+def measure(num_requests: int, fleet: Workers) -> dict[str, dict[str, float]]:
     """Run every batch before and after; return shares from the cache and the ratio of the times."""
     found = {}
     for name, as_given, reordered in batches(num_requests):
@@ -303,7 +306,7 @@ def measure(num_requests: int, fleet: Fleet) -> dict[str, dict[str, float]]:
     return found
 
 
-def measure_unlike(num_requests: int, fleet: Fleet) -> dict[str, float]:
+def measure_unlike(num_requests: int, fleet: Workers) -> dict[str, float]:
     """Run a batch without and with a worker that is ten times as slow, and takes or leaves last shards."""
     _, given, _ = next(batches(num_requests))
     prompts = encode(given)
@@ -342,7 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if min(vars(options).values()) < 1 or options.workers < 2 or options.kv_tokens < 8192:
         parser.error("every number must be at least 1, --workers at least 2, and --kv-tokens at least 8192")
     costs = (COSTS,) * options.workers
-    fleet = Fleet(costs, options.shard_size, options.shards_in_flight, options.kv_tokens)
+    fleet = Workers(costs, options.shard_size, options.shards_in_flight, options.kv_tokens)
     found: dict[str, Any] = {"requests": options.requests, **measure(options.requests, fleet)}
     found["unlike"] = measure_unlike(options.requests, fleet)
     print(json.dumps(found))

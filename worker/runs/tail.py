@@ -26,7 +26,7 @@ AVOID_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Pace:
     """A worker's speed, and the requests that it holds."""
 
     costs: StepCosts
@@ -49,7 +49,7 @@ class Load:
 
 
 def leaves(
-    own: Load, others: Sequence[Load], *, num_of_shard: int, num_ready: int, output_tokens: float
+    own: Pace, others: Sequence[Pace], *, num_of_shard: int, num_ready: int, output_tokens: float
 ) -> bool:
     """Return whether the others end all that is ready, the shard included, well before this worker ends it.
 
@@ -125,16 +125,16 @@ class Tail:
         own = loads.pop(self.worker, None)
         if own is None:
             return False
-        own = Load(own.costs, own.max_rows, max(0, own.num_requests - num_given))
+        own = Pace(own.costs, own.max_rows, max(0, own.num_requests - num_given))
         others = list(loads.values())
         return leaves(
             own, others, num_of_shard=num_of_shard, num_ready=num_ready, output_tokens=output_tokens
         )
 
     @staticmethod
-    def _loads(workers: Sequence[HeldRequests]) -> dict[str, Load]:
+    def _loads(workers: Sequence[HeldRequests]) -> dict[str, Pace]:
         return {
-            one.name: Load(costs, one.info["max_num_sequences"], one.num_requests)
+            one.name: Pace(costs, one.info["max_num_sequences"], one.num_requests)
             for one in workers
             if (costs := StepCosts.of_worker(one.info)) is not None
         }

@@ -25,7 +25,7 @@ from worker.runs.run import Ending, Run
 from worker.runs.run_meters import RunMeters
 from worker.runs.shard_runner import ShardRunner
 from worker.runs.shard_saver import ShardSaver
-from worker.runs.tail import MAX_SHARDS, Load, Tail, leaves
+from worker.runs.tail import MAX_SHARDS, Tail, Pace, leaves
 from worker.settings import settings
 from worker.store.database import presence
 from worker.store.database.session import Store
@@ -35,10 +35,10 @@ from worker.values.step_costs import STEP_COSTS, StepCosts
 
 FAST = StepCosts(step=0.02, row=0.0, token=0.0, context=0.0, max_rows=64)
 SLOW = replace(FAST, step=0.4)
-IDLE_FAST, IDLE_SLOW = Load(FAST, 64, 0), Load(SLOW, 64, 0)
+IDLE_FAST, IDLE_SLOW = Pace(FAST, 64, 0), Pace(SLOW, 64, 0)
 
 
-def leaves_it(own: Load, *others: Load, num_ready: int = 64, output_tokens: float = 100.0) -> bool:
+def leaves_it(own: Pace, *others: Pace, num_ready: int = 64, output_tokens: float = 100.0) -> bool:
     return leaves(own, others, num_of_shard=64, num_ready=num_ready, output_tokens=output_tokens)
 
 
@@ -66,7 +66,7 @@ def test_a_worker_that_holds_much_leaves_the_last_shard_to_an_idle_one() -> None
 def test_somebody_always_takes_the_shard(
     loads: list[tuple[float, int]], num_ready: int, output_tokens: float
 ) -> None:
-    known = [Load(replace(FAST, step=step), 64, num_requests) for step, num_requests in loads]
+    known = [Pace(replace(FAST, step=step), 64, num_requests) for step, num_requests in loads]
     others = [known[:place] + known[place + 1 :] for place in range(len(known))]
     assert not all(
         leaves_it(own, *them, num_ready=num_ready, output_tokens=output_tokens)
