@@ -25,7 +25,7 @@ from worker.runs.run import Ending, Run
 from worker.runs.run_meters import RunMeters
 from worker.runs.shard_runner import ShardRunner
 from worker.runs.shard_saver import ShardSaver
-from worker.runs.tail import MAX_SHARDS, Tail, Pace, leaves
+from worker.runs.tail import MAX_SHARDS, Pace, Tail, leaves
 from worker.settings import settings
 from worker.store.database import presence
 from worker.store.database.session import Store
