@@ -17,10 +17,13 @@ from worker.store.rows.workers import WorkerRow
 from worker.store.watching.workers import is_live
 
 # Tokens of a request's output: the mean of its batch, and before the first result the limit.
-EXPECTED_OUTPUT = func.coalesce(
-    cast(BatchRow.output_tokens, Double)
-    / func.nullif(BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled, 0),
-    cast(BatchRow.max_output_tokens, Double) / BatchRow.num_requests,
+EXPECTED_OUTPUT = cast(
+    func.coalesce(
+        cast(BatchRow.output_tokens, Double)
+        / func.nullif(BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled, 0),
+        cast(BatchRow.max_output_tokens, Double) / BatchRow.num_requests,
+    ),
+    Double,
 )
 
 
