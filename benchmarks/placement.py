@@ -279,14 +279,14 @@ def batches(num_requests: int) -> Iterator[tuple[str, list[NewRequest], list[New
                 variants.append(table(numbers, text, num_requests, reorders=reorders))
             else:
                 variants.append((faq if name == "faq" else turns)(numbers, text, num_requests))
-        yield name, *variants
+        yield name, variants[0], variants[1]
 
 
 def measure(num_requests: int, fleet: Workers) -> dict[str, dict[str, float]]:
     """Run every batch before and after; return shares from the cache and the ratio of the times."""
     found = {}
     for name, as_given, reordered in batches(num_requests):
-        figures = {}
+        figures: dict[str, tuple[float, float]] = {}
         for side, given, cut in (
             ("before", as_given, in_order),
             ("placed", as_given, placed),
