@@ -83,8 +83,10 @@ class Tail:
         # What a worker has lost or handed back is nobody's to leave.
         if not 0 < len(ready) <= MAX_SHARDS or any(shard.is_begun for shard in ready):
             return False
+        if any(shard.output_tokens is None for shard in ready):
+            return False
         num_ready = sum(shard.num_requests for shard in ready)
-        tokens = sum(shard.num_requests * shard.output_tokens for shard in ready) / num_ready
+        tokens = sum(shard.num_requests * (shard.output_tokens or 0.0) for shard in ready) / num_ready
         return self._leaves(ready[0].num_requests, num_ready, tokens, num_given=0)
 
     def gives_back(self, shard_id: int, batch_id: str, *, num_left: int) -> bool:

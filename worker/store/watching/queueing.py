@@ -16,14 +16,9 @@ from worker.store.rows.shards import ShardRow
 from worker.store.rows.workers import WorkerRow
 from worker.store.watching.workers import is_live
 
-# Tokens of a request's output: the mean of its batch, and before the first result the limit.
-EXPECTED_OUTPUT = cast(
-    func.coalesce(
-        cast(BatchRow.output_tokens, Double)
-        / func.nullif(BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled, 0),
-        cast(BatchRow.max_output_tokens, Double) / BatchRow.num_requests,
-    ),
-    Double,
+# Mean tokens of a batch's outputs; NULL before the first result, as limits say little.
+MEAN_OUTPUT = cast(BatchRow.output_tokens, Double) / func.nullif(
+    BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled, 0
 )
 
 
@@ -49,7 +44,7 @@ class ReadyShard:
     """A shard that waits for a worker."""
 
     num_requests: int
-    output_tokens: float  # that each is expected to generate
+    output_tokens: float | None  # that each is expected to generate; None: not known yet
     is_begun: bool  # a worker had it before
 
 
@@ -118,7 +113,7 @@ def capacity(session: Session, *, model: str | None = None) -> Capacity:
 def first_ready(session: Session, *, model: str | None, limit: int) -> list[ReadyShard]:
     """Return at most `limit` shards that a worker of this model may claim, in no order in particular."""
     rows = session.execute(
-        select(ShardRow.num_requests, EXPECTED_OUTPUT, ShardRow.fence > 0)
+        select(ShardRow.num_requests, cast(MEAN_OUTPUT, Double), ShardRow.fence > 0)
         .join(BatchRow, BatchRow.id == ShardRow.batch_id)
         .where(
             may_run(model),
@@ -133,8 +128,8 @@ def first_ready(session: Session, *, model: str | None, limit: int) -> list[Read
 
 
 def expected_output(session: Session, batch_id: str) -> float | None:
-    """Return the tokens that a request of a batch is expected to generate; None: there is no such batch."""
-    return session.scalar(select(EXPECTED_OUTPUT).where(BatchRow.id == batch_id))
+    """Return the tokens that a request of a batch is expected to generate; None: not known yet."""
+    return session.scalar(select(cast(MEAN_OUTPUT, Double)).where(BatchRow.id == batch_id))
 
 
 def held_requests(session: Session, *, model: str | None) -> list[HeldRequests]:
