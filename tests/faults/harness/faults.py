@@ -16,6 +16,8 @@ Fault = Callable[[Scene], float]
 FAULTS: dict[str, Fault] = {}
 NOTICE_SECONDS = 0.8  # a drain takes half a second
 HOSTS = (("gpu1", "dispatcher1"), ("gpu2", "dispatcher2", "callbacks"))  # what runs where, if there were two
+# Held by a process, or put off by one that failed.
+FILES_AT_WORK = "SELECT batch_id, fence FROM batch_files WHERE due_at > now() AND stage <> 'done'"
 PAST_SECONDS = 3.0  # how long a victim that others have taken over from stays away yet
 
 
@@ -133,18 +135,22 @@ def stop_dispatcher(scene: Scene) -> float:
 @_fault
 def kill_files(scene: Scene) -> float:
     """SIGKILL the files process: what it read or wrote goes on where it was."""
-    busy = "SELECT batch_id, fence FROM batch_files WHERE due_at > now() AND stage <> 'done'"
     held: list[tuple[str, int]] = []
-    scene.wait(lambda: held.extend(scene.query(busy)) or held, "a batch's files at work")
+    scene.wait(lambda: held.extend(scene.query(FILES_AT_WORK)) or held, "a batch's files at work")
     scene.cluster.members["files"].send(signal.SIGKILL)
+    return scene.wait(
+        lambda: _is_claimed_again(scene, held), "what a dead process worked on was claimed again"
+    )
+
+
+def _is_claimed_again(scene: Scene, held: list[tuple[str, int]]) -> bool:
+    """Whether the files of batches were claimed after that, or are done."""
     still = """
         SELECT count(*) FROM batch_files
         WHERE (batch_id, fence) IN (SELECT * FROM unnest(%s::text[], %s::int[])) AND stage <> 'done'
     """
     ids, fences = [batch_id for batch_id, _ in held], [fence for _, fence in held]
-    return scene.wait(
-        lambda: scene.query(still, ids, fences) == [(0,)], "what a dead process worked on was claimed again"
-    )
+    return scene.query(still, ids, fences) == [(0,)]
 
 
 @_fault
@@ -157,9 +163,14 @@ def files_disk_full(scene: Scene) -> float:
     for process in victims:
         if process.poll() is None:
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-    count = "SELECT count(*) FROM files"
-    before = scene.query(count)[0][0]
-    return scene.wait(lambda: scene.query(count)[0][0] > before, "a file was kept")
+    held = scene.query(FILES_AT_WORK)
+
+    def is_well() -> bool:
+        file = {"file": ("input.jsonl", b"{}\n")}
+        kept = scene.cluster.client.post("/v1/files", data={"purpose": "user_data"}, files=file)
+        return kept.is_success and _is_claimed_again(scene, held)
+
+    return scene.wait(is_well, "a file was kept, and work on others was claimed again")
 
 
 @_fault
