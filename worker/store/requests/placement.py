@@ -85,13 +85,17 @@ def _arrange(given: Sequence[NewRequest], priorities: Sequence[int]) -> list[int
     """
     texts = [_text_of(request) for request in given]
     by_text = sorted(range(len(given)), key=lambda index: (texts[index], index))
-    groups = _runs(by_text, texts, lambda _: MIN_COMMON)
-    near = _runs(by_text, texts, lambda length: max(MIN_COMMON, length // 2))
-    first = {index: min(group) for group in groups for index in group}
-    length = {
-        index: max(given[each].max_tokens for each in group).bit_length() for group in near for index in group
-    }
-    place = {index: at for at, index in enumerate(by_text)}
+    first, length, place = [0] * len(given), [0] * len(given), [0] * len(given)
+    for group in _runs(by_text, texts, lambda _: MIN_COMMON):
+        earliest = min(group)
+        for index in group:
+            first[index] = earliest
+    for near in _runs(by_text, texts, lambda length: max(MIN_COMMON, length // 2)):
+        longest = max(given[index].max_tokens for index in near).bit_length()
+        for index in near:
+            length[index] = longest
+    for at, index in enumerate(by_text):
+        place[index] = at
     return sorted(by_text, key=lambda index: (-priorities[index], -length[index], first[index], place[index]))
 
 
