@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from api.cli.show import fail
-from api.cli.workload import WorkloadError, read_workload
+from api.cli.workload import WorkloadError, read_workload, sample_workload
 from api.inputs.checkpoint import Checkpoint, ModelDirectoryError
 from worker.contract.models import identify
 from worker.cores import usable_cores
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from worker.tuning.study import Search
 
 DEMO_WORKLOAD = DEMO_MODEL / "workload.jsonl"
+SAMPLE = 200  # requests, of a tenant's
 TRIAL_SECONDS = 900
 
 
@@ -74,11 +75,17 @@ class Tuning:
 
 @contextmanager
 def prepared(
-    workload: Path | None = None, models: Sequence[Path] = (), concurrency: int | None = None
+    workload: Path | None = None,
+    models: Sequence[Path] = (),
+    concurrency: int | None = None,
+    *,
+    tenant: str | None = None,
+    most: int = SAMPLE,
 ) -> Iterator[Tuning]:
     """Yield a workload that is ready to be measured; by default the demo's, the served model, all at once.
 
-    Ends the process if a file cannot be used.
+    With a `tenant`, it is a sample of at most `most` of its stored requests. Ends the process if a file
+    cannot be used, or if the tenant has not allowed it.
     """
     file = workload or DEMO_WORKLOAD
     config = read_settings(**NO_SERVICES, **({"model": models[0]} if models else {}))
@@ -86,7 +93,10 @@ def prepared(
     try:
         checkpoint = Checkpoint.load(config.model, aliases=config.model_aliases)
         prints = [identify(one).fingerprint for one in models or [config.model]]
-        requests, expected = read_workload(file, checkpoint, max_prompt_bytes=config.max_prompt_bytes)
+        if tenant is None:
+            requests, expected = read_workload(file, checkpoint, max_prompt_bytes=config.max_prompt_bytes)
+        else:
+            requests, expected = sample_workload(database_url(), tenant, checkpoint, most=most)
     except (ModelDirectoryError, WorkloadError) as error:
         fail(str(error))
     except OSError as error:

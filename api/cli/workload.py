@@ -1,10 +1,11 @@
-"""Reads a file of batch lines into the requests that a tuner runs.
+"""Reads a file of batch lines, or a tenant's stored requests, into the requests that a tuner runs.
 
 A line is an object with `prompt` or `messages`, or one in OpenAI's batch format. `expected`, beside its other
 fields, is the reference answer (worker/quality/expected.py).
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,21 +19,46 @@ from api.files.translator import Translator
 from api.inputs.checkpoint import Checkpoint
 from api.wrong_fields import explain, field_path
 from worker.quality.expected import Expected
+from worker.store.batches import samples
+from worker.store.batches.samples import ReuseNotAllowedError
+from worker.store.database.session import Store
 from worker.store.requests.requests import NewRequest
 from worker.tuning.requests import TunedRequest
 from worker.values.sampling import SamplingParams
 
 DEFAULTS = SamplingParams()
+Workload = tuple[list[TunedRequest], dict[int, Expected]]  # expectations by number of the request, from 0 on
 
 
 class WorkloadError(Exception):
-    """The file holds no workload. The message names the line."""
+    """There is no workload. The message names the line of the file that is wrong, if one is."""
 
 
-def read_workload(
-    file: Path, checkpoint: Checkpoint, *, max_prompt_bytes: int
-) -> tuple[list[TunedRequest], dict[int, Expected]]:
-    """Return the requests, and the expectations by the number of the request, from 0 on.
+def sample_workload(url: str, tenant: str, checkpoint: Checkpoint, *, most: int) -> Workload:
+    """Return at most `most` of the requests that a tenant has stored for a model with this tokenizer.
+
+    Raises:
+        WorkloadError: the tenant has not allowed it, or has no such requests.
+
+    """
+    store = Store(url, pool_size=1)
+    try:
+        with store.of_tenant(tenant).transaction() as session:
+            found = samples.draw(session, tokenizer=checkpoint.model.tokenizer, most=most)
+    except ReuseNotAllowedError:
+        raise WorkloadError(
+            f"Tenant {tenant} has not allowed that its stored requests are used for tuning. If it does:"
+            f" headrace tenants set {tenant} --reuse"
+        ) from None
+    finally:
+        store.close()
+    if not found:
+        raise WorkloadError(f"Tenant {tenant} has stored no generations for {checkpoint.name}'s tokenizer.")
+    return [_to_tuned(request) for request in found], _expected(found)
+
+
+def read_workload(file: Path, checkpoint: Checkpoint, *, max_prompt_bytes: int) -> Workload:
+    """Return the requests and expectations of a file.
 
     Raises:
         WorkloadError: a line is no generation with one prompt, or there are no lines.
@@ -40,14 +66,14 @@ def read_workload(
 
     """
     translate = Translator(checkpoint, max_prompt_bytes)
-    requests: list[TunedRequest] = []
-    expected: dict[int, Expected] = {}
+    requests: list[NewRequest] = []
+    tuned: list[TunedRequest] = []
     for number, text in enumerate(file.read_bytes().splitlines(), 1):
         if not text.strip():
             continue
         try:
             request = _to_new(text, checkpoint, translate)
-            tuned = _to_tuned(request)
+            tuned.append(_to_tuned(request))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             problem = f"{field_path(first) or 'the line'}: {explain(first)}"
@@ -56,12 +82,14 @@ def read_workload(
             raise WorkloadError(f"{file}, line {number}: {error.message}") from error
         except WorkloadError as error:
             raise WorkloadError(f"{file}, line {number}: {error}") from error
-        if request.expected is not None:
-            expected[len(requests)] = request.expected
-        requests.append(tuned)
+        requests.append(request)
     if not requests:
         raise WorkloadError(f"{file} has no requests")
-    return requests, expected
+    return tuned, _expected(requests)
+
+
+def _expected(requests: Iterable[NewRequest]) -> dict[int, Expected]:
+    return {number: one.expected for number, one in enumerate(requests) if one.expected is not None}
 
 
 def _to_new(text: bytes, checkpoint: Checkpoint, translate: Translator) -> NewRequest:

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,8 @@ from rich.live import Live
 from rich.table import Table
 
 from api.cli.show import EXIT_FAILED, AsJson, fail, print_json, print_record
-from api.cli.tuning import Tuning, has_database, measured, open_search, prepared
+from api.cli.tuning import SAMPLE, Tuning, has_database, measured, open_search, prepared
+from worker.settings import read_env_file
 from worker.tuning.measuring import MeasuredSetting
 from worker.tuning.optimizing import optimize
 from worker.tuning.records import RUNNING, Objective, TrialRecord
@@ -33,6 +35,14 @@ def tune(
         Path | None,
         typer.Option(help="Lines of a batch, perhaps with `expected` answers. Default: the demo's."),
     ] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of a file: a sample of what this tenant has stored, which it must have allowed"
+            " (`tenants set NAME --reuse`)."
+        ),
+    ] = None,
+    sample: Annotated[int, typer.Option(min=1, help="With --tenant: requests, at most.")] = SAMPLE,
     model: Annotated[
         list[Path] | None,
         typer.Option(
@@ -68,15 +78,22 @@ def tune(
     ] = Path(".env"),
     as_json: AsJson = False,
 ) -> None:
-    """Find the engine's fastest settings for a workload, each measured for speed and for quality."""
+    """Find the engine's fastest settings for a workload, each measured for speed and for quality.
+
+    Settings may stand in the file .env of this directory, as for `up`. Variables that are set go before it.
+    """
+    if tenant is not None and workload is not None:
+        fail("Give --workload or --tenant, not both.")
+    os.environ.update(read_env_file(Path(".env")))
+    given = partial(prepared, workload, model or (), tenant=tenant, most=sample)
     if target_latency_ms is not None:
-        with prepared(workload, model or (), concurrency or CONCURRENCY) as tuning:
+        with given(concurrency or CONCURRENCY) as tuning:
             _optimize(tuning, target_latency_ms, target_quality, env_file, as_json=as_json)
         return
     if not has_database():
         _start_with_a_database()
     objective = Objective(max_latency_p95, max_quality_loss, min_throughput)
-    with prepared(workload, model or (), concurrency) as tuning, open_search(tuning, objective) as search:
+    with given(concurrency) as tuning, open_search(tuning, objective) as search:
         _search(tuning, search, trials, out, env_file, as_json=as_json)
 
 

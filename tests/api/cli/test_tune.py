@@ -1,6 +1,7 @@
 """`headrace tune`, with trials that need no engine, and the files that it reads and writes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,19 @@ import pytest
 from api.cli.tuning import DEMO_WORKLOAD
 from api.cli.workload import WorkloadError, read_workload
 from api.inputs.checkpoint import Checkpoint
+from tests.fixtures.batches import submit
 from tests.fixtures.shell import Shell
 from worker.quality.expected import Expected, Match
 from worker.settings import DEMO_MODEL
+from worker.store.batches import samples
+from worker.store.batches.samples import ReuseNotAllowedError
+from worker.store.database.session import Store
+from worker.store.requests.requests import NewRequest
+from worker.store.tenants import tenants
 from worker.tuning import trial_process
+from worker.up import ROOT
+from worker.values.requests import EmbeddingParams, Pooling
+from worker.values.sampling import SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +70,8 @@ def test_the_demos_workload_is_read(checkpoint: Checkpoint) -> None:
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, database_url: str) -> Shell:  # noqa: ARG001
     monkeypatch.setattr(trial_process, "TRIAL", "tests.fixtures.fake_trial")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)  # .env is read there
     monkeypatch.setenv("HEADRACE_DTYPE", "f32")
     return Shell("http://127.0.0.1:9", monkeypatch)
 
@@ -105,3 +117,70 @@ def test_a_search_writes_its_front_and_its_winner(shell: Shell, tmp_path: Path) 
     assert len([line for line in done.stderr.splitlines() if "dtype=" in line]) == 4
     none = shell.run("tune", *options, "--max-latency-p95", "0.1", *files)
     assert (none.returncode, "None of 4 trials meets the constraints" in none.stderr) == (1, True)
+
+
+def test_the_settings_in_env_are_the_present_ones(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna", reason="the extra `tune` is not installed")
+    monkeypatch.setenv("HEADRACE_MAX_NUM_SEQUENCES", "")  # so that what .env sets is taken back
+    (tmp_path / ".env").write_text("HEADRACE_MAX_NUM_SEQUENCES=2\nHEADRACE_DTYPE=int8\n")
+    work = tmp_path / "work.jsonl"
+    work.write_text('{"prompt": "a"}\n' * 8)
+    found = shell.json("tune", "--workload", str(work), "--trials", "1", "--out", str(tmp_path))
+    assert found["before_tok_s"] == 200.0  # of two Sequences, and f32: a variable that is set goes first
+
+
+@pytest.fixture
+def stored(store: Store, checkpoint: Checkpoint) -> Store:
+    """What tenant acme has stored: three generations to tune by, and what no trial can run."""
+    own = SamplingParams(max_tokens=9, temperature=0.5)
+    requests = [
+        NewRequest("shared", max_tokens=5, expected=Expected(Match.EXACT, "x")),
+        NewRequest("own", max_tokens=4, params=own, add_special_tokens=False),
+        NewRequest("", max_tokens=3, inputs=((1, 2),)),
+        NewRequest("", max_tokens=3, inputs=("two", "prompts")),
+        NewRequest("vector", max_tokens=1, params=EmbeddingParams(Pooling.MEAN)),
+    ]
+    new = {"params": SamplingParams(temperature=0), "model": checkpoint.model}
+    submit(store.of_tenant("acme"), requests=requests, **new)
+    other = replace(checkpoint.model, tokenizer="another")
+    submit(store.of_tenant("acme"), model=other)
+    submit(store.of_tenant("umbrella"), model=checkpoint.model)
+    return store.of_tenant("acme")
+
+
+def allow(store: Store, tenant_id: str = "acme") -> None:
+    with store.transaction() as session:
+        tenants.create(session, tenant_id)
+        tenants.change(session, tenant_id, {"allows_reuse": True})
+
+
+def test_a_sample_is_drawn_from_what_its_tenant_has_stored(stored: Store, checkpoint: Checkpoint) -> None:
+    allow(stored)
+    with stored.transaction() as session:
+        found = samples.draw(session, tokenizer=checkpoint.model.tokenizer, most=10)
+        few = samples.draw(session, tokenizer=checkpoint.model.tokenizer, most=2)
+    assert few == found[:2]
+    by_prompt = {one.prompts[0]: one for one in found}
+    assert by_prompt.keys() == {"shared", "own", (1, 2)}
+    shared, own = by_prompt["shared"], by_prompt["own"]
+    assert (shared.params, shared.max_tokens) == (SamplingParams(temperature=0), 5)
+    assert shared.expected == Expected(Match.EXACT, "x")
+    assert (own.params.temperature, own.max_tokens, own.add_special_tokens) == (0.5, 4, False)
+
+
+def test_nothing_is_drawn_without_its_tenants_leave(stored: Store, checkpoint: Checkpoint) -> None:
+    allow(stored, "umbrella")
+    with stored.transaction() as session, pytest.raises(ReuseNotAllowedError):
+        samples.draw(session, tokenizer=checkpoint.model.tokenizer, most=10)
+
+
+def test_a_tenants_backlog_is_a_workload(shell: Shell, stored: Store, tmp_path: Path) -> None:
+    given = ["--target-latency-ms", "90000", "--env-file", str(tmp_path / "best.env"), "--tenant", "acme"]
+    refused = shell.run("tune", *given)
+    assert (refused.returncode, "headrace tenants set acme --reuse" in refused.stderr) == (1, True)
+    allow(stored)
+    assert shell.json("tune", *given)["final_quality"] == 1.0
+    both = shell.run("tune", *given, "--workload", "work.jsonl")
+    assert (both.returncode, "not both" in both.stderr) == (1, True)
