@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo images compose-test kubernetes-lint kubernetes-test test-stores test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-fleet bench-autoscale bench-placement bench-speculation bench-gpu quality tune-demo up format clean
+.PHONY: demo images compose-test kubernetes-lint kubernetes-test test-stores test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-fleet bench-autoscale bench-placement bench-speculation bench-gpu quality claims tune-demo up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
@@ -120,6 +120,9 @@ bench-gpu: $(VENV)/.dev ## every kernel on the GPU of this machine beside torch'
 
 quality: $(VENV)/.local ## what quantization costs in perplexity
 	$(BIN)/python -m benchmarks.quality
+
+claims: $(VENV)/.dev ## the design documents' figures beside ours, into docs/claims; the last line is JSON
+	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/claims} $(EMBEDDED) $(BIN)/python -m benchmarks.stated
 
 tune-demo: $(VENV)/.tune ## from poor settings to good ones for the demo's workload; the last line is JSON
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/tune} $(EMBEDDED) $(BIN)/python -m benchmarks.tune_demo

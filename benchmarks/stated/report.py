@@ -1,0 +1,92 @@
+"""Writes what was measured of the stated figures: a table, and pictures of the sweeps."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.stated.figures import STATED, MeasuredFigure, bound, holds, shown
+
+ANSWERS = {True: "yes", False: "**no**", None: ""}
+
+
+def write_table(file: Path, found: Mapping[str, MeasuredFigure], heading: str) -> None:
+    """Write one line for each figure, in their order; what was not measured has none."""
+    lines = [
+        heading,
+        "",
+        "| key | what is said | stated | measured | holds | benchmark |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in STATED:
+        if (measured := found.get(one.key)) is not None:
+            cells = (
+                f"`{one.key}`",
+                one.sentence,
+                bound(one),
+                shown(one, measured.value),
+                ANSWERS[holds(one, measured)],
+                f"`{one.bench}`",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def draw(folder: Path, found: Mapping[str, MeasuredFigure]) -> None:
+    """Draw the sweeps that were measured."""
+    if (one := found.get("utilization")) is not None:
+        shares = one.details["by_size"]
+        _lines(
+            folder / "utilization.png",
+            [int(size) for size in shares],
+            {"": [100 * share for share in shares.values()]},
+            "most Sequences in a Step",
+            "share of the matrix product peak (%)",
+        )
+    if (one := found.get("response_cache")) is not None:
+        savings = one.details["by_hit_rate"]
+        _lines(
+            folder / "response_cache.png",
+            [100 * float(rate) for rate in savings],
+            {
+                name: [100 * saved[key] for saved in savings.values()]
+                for name, key in (("device time", "device_seconds"), ("time of the batch", "seconds"))
+            },
+            "hit rate (%)",
+            "saved (%)",
+        )
+    if (one := found.get("padding_waste")) is not None:
+        names = ("by arrival", "sorted", "packed")
+        _bars(folder / "padding.png", names, [100 * one.details[name] for name in names], "rows wasted (%)")
+    speeds = {one.key: found[one.key] for one in STATED if one.unit == "times" and one.key in found}
+    if speeds:
+        _bars(folder / "speeds.png", list(speeds), [one.value for one in speeds.values()], "times as fast")
+
+
+def _lines(
+    file: Path, x: Sequence[float], lines: Mapping[str, Sequence[float]], across: str, up: str
+) -> None:
+    figure = _figure()
+    axes = figure.add_subplot()
+    for name, values in lines.items():
+        axes.plot(x, values, "o-", label=name)
+    axes.set(xlabel=across, ylabel=up)
+    if len(lines) > 1:
+        axes.legend()
+    figure.savefig(file, dpi=100)
+
+
+def _bars(file: Path, names: Sequence[str], values: Sequence[float], up: str) -> None:
+    figure = _figure()
+    axes = figure.add_subplot()
+    axes.bar(names, values)
+    axes.set(ylabel=up)
+    figure.savefig(file, dpi=100)
+
+
+def _figure() -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - of the extra `tune`
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
