@@ -34,8 +34,8 @@ from worker.settings import (
     EXIT_CONFIGURATION,
     NO_SERVICES,
     is_loopback,
-    read_env_file,
     read_settings,
+    take_env_file,
 )
 from worker.telemetry import configure_logging
 from worker.webhooks.sealing import new_key
@@ -224,7 +224,7 @@ def main(arguments: list[str]) -> int:
         _say(f"usage: python -m worker.embedded [{ENV_FILE}=FILE] [{WITH_PARENT}] COMMAND [ARGUMENT...]")
         return 2
     if file is not None:
-        os.environ.update(read_env_file(file))
+        take_env_file(file)
     if dies_with_parent:
         die_with_parent(signal.SIGKILL)  # the command and the services then die too
     os.umask(OTHERS)  # for every file that the command and the services make

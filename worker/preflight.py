@@ -27,6 +27,8 @@ class ConfigurationError(Exception):
 def check(config: Settings, processes: Collection[str]) -> None:
     """Check the settings for these processes of the Procfile; raises ConfigurationError."""
     check_model(config.model)
+    if config.embedding_model is not None:
+        check_model(config.embedding_model, "HEADRACE_EMBEDDING_MODEL")
     _check_models(config)
     if "web" in processes:
         _check_port("PORT", config.host, config.port)
@@ -38,18 +40,17 @@ def check(config: Settings, processes: Collection[str]) -> None:
         _check_gpu()
 
 
-def check_model(directory: Path) -> None:
-    """Check the files of a model directory; raises ConfigurationError."""
+def check_model(directory: Path, name: str = "HEADRACE_MODEL") -> None:
+    """Check the files of a model directory, which this setting names; raises ConfigurationError."""
     if problem := problem_of(directory):
-        raise ConfigurationError(f"HEADRACE_MODEL: {problem}")
+        raise ConfigurationError(f"{name}: {problem}")
 
 
 def _check_models(config: Settings) -> None:
     if config.models and config.max_workers is not None:
         raise ConfigurationError("HEADRACE_MODELS: does not go with HEADRACE_MAX_WORKERS: unset one of them")
     for directory in config.models:
-        if problem := problem_of(directory):
-            raise ConfigurationError(f"HEADRACE_MODELS: {problem}")
+        check_model(directory, "HEADRACE_MODELS")
 
 
 def _check_port(name: str, host: str, port: int) -> None:

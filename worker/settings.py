@@ -171,6 +171,16 @@ class Settings(BaseSettings):
     # The response cache.
     cache: Literal["off", "exact", "semantic"] = "off"
     cache_ttl_seconds: float = Field(default=86_400.0, gt=0)
+    cache_similarity: float = Field(default=0.95, gt=0, le=1, allow_inf_nan=False)
+    cache_checks: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="share of semantic hits that run all the same",
+    )
+    cache_shadow: Literal["on", "off"] = "off"
+    embedding_model: Path | None = None  # None: the served model
 
     # Webhooks.
     webhook_secret: SecretStr | None = None
@@ -303,6 +313,11 @@ def read_env_file(file: Path) -> dict[str, str]:
     """Return the variables of an environment file that have no value yet; none if there is no file."""
     found = dotenv_values(file, interpolate=False)
     return {name: value for name, value in found.items() if value and not os.environ.get(name)}
+
+
+def take_env_file(file: Path) -> None:
+    """Set the variables of an environment file that have no value yet."""
+    os.environ.update(read_env_file(file))
 
 
 def refuse(problem: str) -> NoReturn:

@@ -204,6 +204,8 @@ def main(names: Iterable[str]) -> int:
     # Processes run in another directory.
     os.environ["HEADRACE_MODEL"] = str(config.model.resolve())
     os.environ["HEADRACE_MODELS"] = ",".join(str(model.resolve()) for model in config.models)
+    if config.embedding_model is not None:
+        os.environ["HEADRACE_EMBEDDING_MODEL"] = str(config.embedding_model.resolve())
     stopping = threading.Event()
     if not is_migrated(config.database_url) and (status := _release(release, config)):
         return status

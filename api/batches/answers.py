@@ -154,6 +154,7 @@ def to_result(
         model=model,
         source=row.source,
         similarity=row.similarity,
+        hit_is_right=row.hit_is_right,
         error=_to_error(row),
         request=None if request is None else RequestAnswer.model_validate(request),
         attempts=[RequestAttemptAnswer.model_validate(one, from_attributes=True) for one in attempts],

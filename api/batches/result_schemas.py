@@ -167,7 +167,13 @@ class ResultAnswer(Times):
     scores: list[ScoreAnswer] | None = None
     model: ResultModel | None = Field(default=None, description="null where none was run")
     source: Source = Field(description="engine: run for this request; otherwise whose answer it is")
-    similarity: float | None = Field(default=None, description="of the prompts, from the semantic cache")
+    similarity: float | None = Field(
+        default=None, description="to the prompt whose answer it has, or of which `hit_is_right` tells"
+    )
+    hit_is_right: bool | None = Field(
+        default=None,
+        description="run although the semantic cache had an answer: whether that would have been right",
+    )
     usage: RequestUsage
     error: RequestErrorAnswer | None = None
     attempts: list[RequestAttemptAnswer] = Field(

@@ -19,6 +19,7 @@ from api.batches.progress_schemas import EtaRange, WaitingAnswer
 from api.batches.result_schemas import RequestErrorAnswer
 from api.batches.starts import StartAfter
 from api.figures import Cost, DeviceTime, LaneLatency, UsageFigures
+from api.inputs.caching import Cache, CacheTtl, Similarity
 from api.inputs.expected import ExpectedField
 from api.inputs.labels import Metadata, Name
 from api.inputs.reasoning import ReasoningFields
@@ -26,7 +27,6 @@ from api.inputs.sampling import SamplingFields
 from api.inputs.schema import NonEmptyText, Priority, Schema, Text, TimeoutSeconds
 from api.inputs.tools import ToolCalls, ToolEndpoint, ToolFields
 from worker.contract.states import BatchStatus, EventState
-from worker.values.caching import DEFAULT_SIMILARITY
 from worker.values.requests import RequestKind
 from worker.values.results import Output
 
@@ -67,23 +67,6 @@ MaxTotalTokens = Annotated[
         lt=2**53,
         description="The batch stops once it has used so many tokens, input and output. Beyond the first of a"
         " shard, no request starts whose prompt and longest output the rest is not enough for.",
-    ),
-]
-Cache = Annotated[
-    Literal["off", "exact", "semantic"],
-    Field(
-        description="Whether greedy and seeded requests may be answered from the response cache: `exact` by"
-        " the same request, `semantic` also by one that means nearly the same, which the tenant must be"
-        " allowed. Default: HEADRACE_CACHE."
-    ),
-]
-Similarity = Annotated[
-    float,
-    Field(
-        gt=0,
-        le=1,
-        allow_inf_nan=False,
-        description="The least cosine similarity of two prompts that share an answer of the semantic cache.",
     ),
 ]
 
@@ -133,6 +116,7 @@ class BatchRequest(SamplingFields, ToolFields, ReasoningFields):
     priority: Priority | None = Field(default=None, description="Default: the batch's. Higher runs sooner.")
     timeout_seconds: TimeoutSeconds | None = None
     cache: Cache | None = None
+    cache_ttl_seconds: CacheTtl | None = Field(default=None, description="Default: the batch's.")
     expected: ExpectedField | None = None
 
     @model_validator(mode="after")
@@ -194,7 +178,8 @@ class BatchSubmission(SamplingFields):
     max_failed: MaxFailed | None = None
     max_total_tokens: MaxTotalTokens | None = None
     cache: Cache | None = None
-    cache_similarity: Similarity = DEFAULT_SIMILARITY
+    cache_similarity: Similarity | None = None
+    cache_ttl_seconds: CacheTtl | None = None
     metadata: Metadata = Field(default_factory=dict)
     experiment: ExperimentFields | None = None
 

@@ -52,6 +52,7 @@ def to_batch(services: Services, submission: BatchSubmission) -> NewBatch:
         max_total_tokens=submission.max_total_tokens,
         cache=batch_cache(services, submission),
         cache_similarity=submission.cache_similarity,
+        cache_ttl_seconds=submission.cache_ttl_seconds,
         model=services.checkpoint.model,
     )
 
@@ -144,6 +145,7 @@ def to_request(
         params=params,
         add_special_tokens=request.messages is None,
         cache=None if request.cache is None else CacheMode(request.cache),
+        cache_ttl_seconds=request.cache_ttl_seconds,
         priority=request.priority,
         timeout_seconds=timeout_seconds if request.timeout_seconds is None else request.timeout_seconds,
         tool_loop=loop,

@@ -10,6 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from api.cli.commands import administration, keys, tenants, webhooks
 from api.cli.commands import batches as batch_commands
+from api.cli.commands import calibrate as calibrate_command
 from api.cli.commands import compare as compare_command
 from api.cli.commands import deployment as deployment_commands
 from api.cli.commands import experiments as experiment_commands
@@ -68,6 +69,7 @@ app.command("retry")(batch_commands.retry)
 app.command("delete")(batch_commands.delete)
 app.command("compare")(compare_command.compare)
 app.command("tune")(tune_command.tune)
+app.command("calibrate")(calibrate_command.calibrate)
 app.command("experiment")(experiment_commands.experiment)
 app.command("models")(deployment_commands.models)
 app.add_typer(webhooks.app, name="webhooks")

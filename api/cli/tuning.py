@@ -1,6 +1,7 @@
 """Prepares tuning: reads the workload for a model, and opens the study in Postgres. Loads no engine."""
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from api.cli.show import fail
 from api.cli.workload import WorkloadError, read_workload, sample_workload
 from api.inputs.checkpoint import Checkpoint, ModelDirectoryError
+from worker.contract.access import TENANT_NAME
 from worker.contract.models import identify
 from worker.cores import usable_cores
 from worker.settings import DEMO_MODEL, NO_SERVICES, Settings, database_url, read_settings
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from worker.tuning.study import Search
 
 DEMO_WORKLOAD = DEMO_MODEL / "workload.jsonl"
+OF_TENANT = re.compile(rf"tenant:(?P<tenant>{TENANT_NAME})(:(?P<most>[1-9][0-9]{{0,5}}))?")
 SAMPLE = 200  # requests, of a tenant's
 TRIAL_SECONDS = 900
 
@@ -75,32 +78,30 @@ class Tuning:
 
 @contextmanager
 def prepared(
-    workload: Path | None = None,
-    models: Sequence[Path] = (),
-    concurrency: int | None = None,
-    *,
-    tenant: str | None = None,
-    most: int = SAMPLE,
+    workload: str | None = None, models: Sequence[Path] = (), concurrency: int | None = None
 ) -> Iterator[Tuning]:
     """Yield a workload that is ready to be measured; by default the demo's, the served model, all at once.
 
-    With a `tenant`, it is a sample of at most `most` of its stored requests. Ends the process if a file
-    cannot be used, or if the tenant has not allowed it.
+    `tenant:NAME` is a sample of what that tenant has stored; `tenant:NAME:500` has so many requests at most.
+    Ends the process if a file cannot be used, or if the tenant has not allowed it.
     """
-    file = workload or DEMO_WORKLOAD
+    given = workload or str(DEMO_WORKLOAD)
+    sampled = OF_TENANT.fullmatch(given)
     config = read_settings(**NO_SERVICES, **({"model": models[0]} if models else {}))
     config = config.model_copy(update={"model": config.model.resolve()})
     try:
         checkpoint = Checkpoint.load(config.model, aliases=config.model_aliases)
         prints = [identify(one).fingerprint for one in models or [config.model]]
-        if tenant is None:
-            requests, expected = read_workload(file, checkpoint, max_prompt_bytes=config.max_prompt_bytes)
+        if sampled is None:
+            most_bytes = config.max_prompt_bytes
+            requests, expected = read_workload(Path(given), checkpoint, max_prompt_bytes=most_bytes)
         else:
-            requests, expected = sample_workload(database_url(), tenant, checkpoint, most=most)
+            most = int(sampled["most"] or SAMPLE)
+            requests, expected = sample_workload(database_url(), sampled["tenant"], checkpoint, most=most)
     except (ModelDirectoryError, WorkloadError) as error:
         fail(str(error))
     except OSError as error:
-        fail(f"Cannot read {error.filename or file}: {error.strerror}")
+        fail(f"Cannot read {error.filename or given}: {error.strerror}")
     at_once = min(concurrency or len(requests), len(requests))
     with TemporaryDirectory() as folder:
         lines = Path(folder, "requests.jsonl")

@@ -54,7 +54,7 @@ def sample_workload(url: str, tenant: str, checkpoint: Checkpoint, *, most: int)
         store.close()
     if not found:
         raise WorkloadError(f"Tenant {tenant} has stored no generations for {checkpoint.name}'s tokenizer.")
-    return [_to_tuned(request) for request in found], _expected(found)
+    return [to_tuned(request) for request in found], _expected(found)
 
 
 def read_workload(file: Path, checkpoint: Checkpoint, *, max_prompt_bytes: int) -> Workload:
@@ -73,7 +73,7 @@ def read_workload(file: Path, checkpoint: Checkpoint, *, max_prompt_bytes: int) 
             continue
         try:
             request = _to_new(text, checkpoint, translate)
-            tuned.append(_to_tuned(request))
+            tuned.append(to_tuned(request))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             problem = f"{field_path(first) or 'the line'}: {explain(first)}"
@@ -105,7 +105,8 @@ def _to_new(text: bytes, checkpoint: Checkpoint, translate: Translator) -> NewRe
     return to_request(checkpoint, BatchRequest.model_validate(value), DEFAULTS, "line")
 
 
-def _to_tuned(request: NewRequest) -> TunedRequest:
+def to_tuned(request: NewRequest) -> TunedRequest:
+    """Return a request as a trial runs it; raises WorkloadError if it cannot run it."""
     params = DEFAULTS if request.params is None else request.params
     if not isinstance(params, SamplingParams) or request.tool_loop is not None:
         raise WorkloadError("a workload has generations only, without tool endpoints")

@@ -6,12 +6,10 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from api.batches.schemas import (
-    Cache,
     Counts,
     InputTokensDetails,
     MaxFailed,
     MaxTotalTokens,
-    Similarity,
     Window,
 )
 from api.batches.starts import StartAfter
@@ -19,12 +17,12 @@ from api.buckets.locations import MAX_URI_CHARACTERS
 from api.errors import LineError
 from api.files.lines import to_path
 from api.files.schemas import ExpiresAfter
+from api.inputs.caching import Cache, CacheTtl, Similarity
 from api.inputs.labels import Metadata, Name
 from api.inputs.schema import JsonObject, NonEmptyText, Priority, Schema, Text
 from worker.contract.states import BatchStatus, FilesStage
 from worker.store.batches.batch_views import BatchView
 from worker.store.files.file_batch_views import BatchFilesView, FileBatchView
-from worker.values.caching import DEFAULT_SIMILARITY
 
 Uri = Annotated[NonEmptyText, Field(max_length=MAX_URI_CHARACTERS)]
 Status = Literal[
@@ -91,7 +89,8 @@ class FileBatchSubmission(Schema):
     max_failed: MaxFailed | None = None
     max_total_tokens: MaxTotalTokens | None = None
     cache: Cache | None = None
-    cache_similarity: Similarity = DEFAULT_SIMILARITY
+    cache_similarity: Similarity | None = None
+    cache_ttl_seconds: CacheTtl | None = None
 
     @model_validator(mode="after")
     def _has_one_input(self) -> Self:

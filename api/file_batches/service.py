@@ -194,6 +194,7 @@ def _to_new(
         output_lifetime=None if lifetime is None else timedelta(seconds=lifetime.seconds),
         cache=cache,
         cache_similarity=submission.cache_similarity,
+        cache_ttl_seconds=submission.cache_ttl_seconds,
         max_failed=submission.max_failed,
         max_total_tokens=submission.max_total_tokens,
         model=model,

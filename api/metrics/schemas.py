@@ -80,6 +80,9 @@ class CacheStats(BaseModel):
     hits: int
     exact_hits: int
     semantic_hits: int
+    checks: int = Field(description="requests that the semantic cache had an answer for, run to check it")
+    checks_right: int = Field(description="of these, those for which its answer was right")
+    accuracy: Share | None = Field(description="checks_right of checks")
     hit_rate: Share | None
     ttl_seconds: float
     semantic_available: bool = Field(description="whether this Postgres has pgvector")

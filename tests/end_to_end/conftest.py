@@ -12,6 +12,8 @@ PRICES = {
     "HEADRACE_PRICE_PER_DEVICE_HOUR": "3600",
     "HEADRACE_PRICE_PER_MILLION_OUTPUT_TOKENS": "1000000",
 }
+# A semantic hit that is checked is not used.
+NO_CHECKS = {"HEADRACE_CACHE_CHECKS": "0"}
 
 
 @pytest.fixture(scope="session")
@@ -26,5 +28,5 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Not for the session: the next folder's deployment uses the same Redis.
 @pytest.fixture(scope="package")
 def running(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with deployment(tmp_path_factory.mktemp("logs"), tiny_model, **PRICES) as started:
+    with deployment(tmp_path_factory.mktemp("logs"), tiny_model, **PRICES, **NO_CHECKS) as started:
         yield started

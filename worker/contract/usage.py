@@ -11,6 +11,8 @@ COUNTERS = {
     "requests_deduplicated": "Requests answered by an identical one of their batch",
     "cache_hits_exact": "Requests answered by the exact response cache",
     "cache_hits_semantic": "Requests answered by the semantic response cache",
+    "cache_checks": "Requests that it had an answer for and that were run to check it",
+    "cache_checks_right": "Of these, requests for which its answer was right",
     "input_tokens": "Prompt tokens of requests that have a result",
     "cached_tokens": "Of these, tokens that were not computed for the request",
     "output_tokens": "Output tokens of requests that have a result",

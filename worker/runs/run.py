@@ -229,7 +229,7 @@ class Run:
         if is_cut and self.ending is Ending.HANDED_BACK and not (is_unwanted or is_late):
             self.unfinished[request.id] = parts[0]
             return
-        result = to_result(request, parts, keep=self.lookup.entries.get(request.id))
+        result = self.lookup.checked(to_result(request, parts, keep=self.lookup.entries.get(request.id)))
         if is_cut and is_unwanted:
             result = replace(result, error=shards.REQUEST_CANCELLED, num_copies=1)
         elif is_cut and is_late:

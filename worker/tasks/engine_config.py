@@ -1,8 +1,12 @@
 """Build the engine's configuration from the settings."""
 
+from pathlib import Path
+
 from worker.engine.requests.batch_policy import batch_policy
 from worker.engine.requests.config import EngineConfig
 from worker.settings import Settings
+
+EMBEDDING_KV_BYTES = 256 << 20
 
 
 def engine_config(config: Settings) -> EngineConfig:
@@ -34,4 +38,15 @@ def engine_config(config: Settings) -> EngineConfig:
             tokens=config.batch_tokens,
             memory_share=config.batch_memory_share,
         ),
+    )
+
+
+def embedding_engine_config(config: Settings, model: Path) -> EngineConfig:
+    """Return the configuration of the engine that embeds prompts, beside that of the served model."""
+    return EngineConfig.for_device(
+        config.device,
+        model=model,
+        dtype="f32" if config.device == "cpu" else "bf16",
+        kv_cache_bytes=EMBEDDING_KV_BYTES,
+        num_threads=config.threads,
     )

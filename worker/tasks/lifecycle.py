@@ -34,7 +34,7 @@ from worker.settings import EXIT_CONFIGURATION, Settings, settings
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.requests import models
 from worker.tasks.embedding import embed
-from worker.tasks.engine_config import engine_config
+from worker.tasks.engine_config import embedding_engine_config, engine_config
 from worker.tasks.extra_slots import ExtraSlots
 from worker.tasks.heartbeat import EXIT_ENGINE_FAILED, Heartbeat
 from worker.tasks.interactive import InteractiveLane
@@ -91,6 +91,7 @@ class EngineStep(bootsteps.StartStopStep):
         worker = f"{parent.hostname}/{os.getpid()}-{uuid4().hex[:6]}"
         add_to_process(worker=worker)
         model = identify(config.model)
+        self._embedding_model = _start_embedding_model(config)
         self._engine = EngineThread(lambda: _warm_engine(config), on_failure=_exit_failed)
         self._heartbeat = Heartbeat(self._store, self._engine, config, worker=worker, model=model)
         self._heartbeat.start()
@@ -138,6 +139,8 @@ class EngineStep(bootsteps.StartStopStep):
         self._write_meters()
         self._feed.close()
         self._engine.stop()
+        if self._embedding_model is not None:
+            self._embedding_model.stop()
         self._store.close()
 
     def _lease_keeper(self, config: Settings, worker: str, model: Model) -> LeaseKeeper:
@@ -161,7 +164,11 @@ class EngineStep(bootsteps.StartStopStep):
             self._store,
             _arithmetic(config, model),
             timedelta(seconds=config.cache_ttl_seconds),
-            partial(embed, self._engine),
+            partial(embed, self._embedding_model or self._engine),
+            similarity=config.cache_similarity,
+            embedding_model="" if (own := config.embedding_model) is None else identify(own).fingerprint,
+            check_share=config.cache_checks,
+            is_shadow=config.cache_shadow == "on",
         )
         runner = ShardRunner(
             store=self._store,
@@ -195,6 +202,21 @@ class EngineStep(bootsteps.StartStopStep):
             self._meters.write(self._engine.stats)
         except DATABASE_AWAY as error:
             logger.warning("the last meters are not written: %s", str(error).splitlines()[0])
+
+
+def _start_embedding_model(config: Settings) -> EngineThread | None:
+    """Load the model that embeds prompts, before the served model's cache takes the device's memory."""
+    model = config.embedding_model
+    if model is None:
+        return None
+    if problem := problem_of(model):
+        _refuse(f"HEADRACE_EMBEDDING_MODEL: {problem}")
+    engine = EngineThread(lambda: Engine(embedding_engine_config(config, model)), on_failure=_exit_failed)
+    try:
+        engine.start()
+    except (CheckpointError, ConfigError) as error:
+        _refuse(f"HEADRACE_EMBEDDING_MODEL: {error}")
+    return engine
 
 
 def _warm_engine(config: Settings) -> Engine:

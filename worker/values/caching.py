@@ -5,10 +5,9 @@ import json
 from collections.abc import Sequence
 from enum import StrEnum
 
+from worker.values.marks import Marks
 from worker.values.requests import Params, Prompt, kind_of
 from worker.values.sampling import SamplingParams
-
-DEFAULT_SIMILARITY = 0.95
 
 
 class CacheMode(StrEnum):
@@ -51,9 +50,9 @@ def request_digest(
     return _digest([prompts, add_special_tokens, _sampling(params, max_tokens), *timeout])
 
 
-def sampling_digest(params: Params, *, max_tokens: int) -> bytes:
-    """Return the 16-byte digest that requests share which differ in their prompt only."""
-    return _digest(_sampling(params, max_tokens))
+def semantic_digest(params: Params, *, max_tokens: int, embedding_model: str, marks: Marks) -> bytes:
+    """Return the 16-byte digest of what requests must share beside a near embedding, to share an answer."""
+    return _digest([_sampling(params, max_tokens), embedding_model, marks])
 
 
 def cache_key(tenant_id: str, model_fingerprint: str, digest: bytes) -> bytes:

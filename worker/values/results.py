@@ -44,8 +44,8 @@ class CacheEntry:
     """Keys and lifetime of an answer in the response cache."""
 
     key: bytes  # of tenant, model, prompt and sampling
-    group: bytes  # of tenant, model and sampling
     ttl: timedelta
+    group: bytes = b""  # of all that a semantic hit must share; empty: no embedding
     embedding: tuple[float, ...] | None = None  # of the prompt, for the semantic cache
 
 
@@ -260,7 +260,8 @@ class NewResult:
     started_at: float | None = None  # `time.monotonic()` of this process when the engine first ran it
     first_token_at: float | None = None  # likewise when it had its first output token
     source: Source = Source.ENGINE
-    similarity: float | None = None  # to the prompt whose answer the semantic cache gave
+    similarity: float | None = None  # to the prompt whose answer the semantic cache gave, or was checked
+    hit_is_right: bool | None = None  # of a semantic hit that was not used, to check it; None: any other
     num_copies: int = 1  # requests of its shard that it answers: its own, and identical ones
     keep: CacheEntry | None = None  # for later identical requests
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from api.cli.show import EXIT_FAILED, AsJson, fail, print_json, print_record
 from api.cli.tuning import SAMPLE, Tuning, has_database, measured, open_search, prepared
-from worker.settings import read_env_file
+from worker.settings import take_env_file
 from worker.tuning.measuring import MeasuredSetting
 from worker.tuning.optimizing import optimize
 from worker.tuning.records import RUNNING, Objective, TrialRecord
@@ -32,17 +32,14 @@ SHOWN_TRIALS = 30
 
 def tune(
     workload: Annotated[
-        Path | None,
-        typer.Option(help="Lines of a batch, perhaps with `expected` answers. Default: the demo's."),
-    ] = None,
-    tenant: Annotated[
         str | None,
         typer.Option(
-            help="Instead of a file: a sample of what this tenant has stored, which it must have allowed"
-            " (`tenants set NAME --reuse`)."
+            metavar="FILE|tenant:NAME[:NUMBER]",
+            help="A file of lines of a batch, perhaps with `expected` answers, or a sample of what a tenant"
+            f" has stored, {SAMPLE} requests at most; it must allow that (`tenants set NAME --reuse`)."
+            " Default: the demo's.",
         ),
     ] = None,
-    sample: Annotated[int, typer.Option(min=1, help="With --tenant: requests, at most.")] = SAMPLE,
     model: Annotated[
         list[Path] | None,
         typer.Option(
@@ -82,10 +79,8 @@ def tune(
 
     Settings may stand in the file .env of this directory, as for `up`. Variables that are set go before it.
     """
-    if tenant is not None and workload is not None:
-        fail("Give --workload or --tenant, not both.")
-    os.environ.update(read_env_file(Path(".env")))
-    given = partial(prepared, workload, model or (), tenant=tenant, most=sample)
+    take_env_file(Path(".env"))
+    given = partial(prepared, workload, model or ())
     if target_latency_ms is not None:
         with given(concurrency or CONCURRENCY) as tuning:
             _optimize(tuning, target_latency_ms, target_quality, env_file, as_json=as_json)

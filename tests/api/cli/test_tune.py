@@ -177,10 +177,9 @@ def test_nothing_is_drawn_without_its_tenants_leave(stored: Store, checkpoint: C
 
 
 def test_a_tenants_backlog_is_a_workload(shell: Shell, stored: Store, tmp_path: Path) -> None:
-    given = ["--target-latency-ms", "90000", "--env-file", str(tmp_path / "best.env"), "--tenant", "acme"]
+    given = ["--target-latency-ms", "90000", "--env-file", str(tmp_path / "best.env")]
+    given += ["--workload", "tenant:acme:2"]
     refused = shell.run("tune", *given)
     assert (refused.returncode, "headrace tenants set acme --reuse" in refused.stderr) == (1, True)
     allow(stored)
     assert shell.json("tune", *given)["final_quality"] == 1.0
-    both = shell.run("tune", *given, "--workload", "work.jsonl")
-    assert (both.returncode, "not both" in both.stderr) == (1, True)

@@ -8,11 +8,13 @@ from sqlalchemy.exc import OperationalError
 
 from tests.fixtures.batches import LEASE, held, result
 from worker.contract.states import BatchStatus
+from worker.quality.expected import Expected, Match
 from worker.runs.response_cache import Lookup, ResponseCache
 from worker.store.batches import batch_views, batches
 from worker.store.batches.batch_views import BatchView
 from worker.store.batches.batches import NewBatch
 from worker.store.cache import response_cache
+from worker.store.counts import usage
 from worker.store.database.session import Store
 from worker.store.requests import result_views
 from worker.store.requests.requests import NewRequest, ShardRequest
@@ -25,7 +27,13 @@ from worker.values.results import NewResult, RequestError
 from worker.values.sampling import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=10, temperature=0)
-VECTORS = {"cat": (1.0, 0.0), "cats": (0.96, 0.28), "dog": (0.0, 1.0)}
+VECTORS = {
+    "cat": (1.0, 0.0),
+    "cats": (0.96, 0.28),
+    "dog": (0.0, 1.0),
+    "He says yes": (0.28, 0.96),
+    "He says no": (0.28, 0.96),
+}
 
 
 class Bench:
@@ -33,17 +41,27 @@ class Bench:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.cache = ResponseCache(store, "model a", timedelta(hours=1), self._embed)
+        self.cache = ResponseCache(store, "model a", timedelta(hours=1), self._embed, similarity=0.95)
         self.num_shards = 0
+        self.answers = "out {}"
         self.may_use_semantic_cache = True
 
     def _embed(self, asked: Sequence[ShardRequest]) -> list[Sequence[float]]:
         return [VECTORS.get(request.prompts[0], ()) for request in asked]
 
-    def claim(self, *prompts: str, params: SamplingParams = GREEDY, **batch: object) -> tuple[Claim, Lookup]:
+    def claim(
+        self,
+        *prompts: str,
+        params: SamplingParams = GREEDY,
+        own: dict[str, object] | None = None,
+        **batch: object,
+    ) -> tuple[Claim, Lookup]:
         new = NewBatch(
             params=params,
-            requests=[NewRequest(prompt=prompt, max_tokens=10, num_prompt_tokens=3) for prompt in prompts],
+            requests=[
+                NewRequest(prompt=prompt, max_tokens=10, num_prompt_tokens=3, **own or {})  # type: ignore[arg-type]
+                for prompt in prompts
+            ],
             **batch,  # type: ignore[arg-type]
         )
         with self.store.transaction() as session:
@@ -58,10 +76,12 @@ class Bench:
         claimed, lookup = self.claim(*prompts, **batch)  # type: ignore[arg-type]
         answered = {answer.request_id for answer in lookup.answers}
         computed = [
-            replace(
-                result(one.id, output=f"out {one.prompts[0]}"),
-                num_copies=one.num_copies,
-                keep=lookup.entries.get(one.id),
+            lookup.checked(
+                replace(
+                    result(one.id, output=self.answers.format(one.prompts[0])),
+                    num_copies=one.num_copies,
+                    keep=lookup.entries.get(one.id),
+                )
             )
             for one in claimed.requests
             if one.id not in answered
@@ -200,3 +220,80 @@ def test_clearing_forgets_everything(bench: Bench, store: Store) -> None:
         assert found.num_bytes > 0
         assert response_cache.clear(session) == 2
     assert sources(bench.run("cat", cache=CacheMode.EXACT)[1]) == ["engine"]
+
+
+def checks(bench: Bench) -> tuple[float, float]:
+    with bench.store.transaction() as session:
+        counted = usage.by_tenant(session)["default"]
+    return counted.get("cache_checks", 0), counted.get("cache_checks_right", 0)
+
+
+def test_what_differs_in_a_mark_shares_no_answer(bench: Bench) -> None:
+    bench.run("He says yes", cache=CacheMode.SEMANTIC)
+    assert sources(bench.run("He says no", cache=CacheMode.SEMANTIC)[1]) == ["engine"]
+
+
+def test_embeddings_of_another_model_are_not_compared(bench: Bench) -> None:
+    bench.run("cat", cache=CacheMode.SEMANTIC)
+    bench.cache = replace(bench.cache, embedding_model="another")
+    assert sources(bench.run("cats", cache=CacheMode.SEMANTIC)[1]) == ["engine"]
+    assert sources(bench.run("cats", cache=CacheMode.SEMANTIC)[1]) == ["exact_cache"]
+
+
+@pytest.mark.parametrize(("answers", "is_right"), [("Out  Cat", True), ("out {}", False)])
+def test_a_hit_that_is_checked_is_run_and_compared(bench: Bench, answers: str, is_right: bool) -> None:
+    bench.run("cat", cache=CacheMode.SEMANTIC)
+    bench.cache, bench.answers = replace(bench.cache, check_share=1.0), answers
+    _, (found,) = bench.run("cats", cache=CacheMode.SEMANTIC)
+    assert (found.source, found.output) == ("engine", answers.format("cats"))
+    assert (found.similarity, found.hit_is_right) == (pytest.approx(0.96), is_right)
+    assert checks(bench) == (1, is_right)
+
+
+def test_what_is_expected_says_whether_a_hit_was_right(bench: Bench) -> None:
+    bench.run("cat", cache=CacheMode.SEMANTIC)
+    bench.cache = replace(bench.cache, check_share=1.0)
+    own = {"expected": Expected(Match.REGEX, ".*cat")}
+    assert bench.run("cats", cache=CacheMode.SEMANTIC, own=own)[1][0].hit_is_right is True
+
+
+def test_the_shadow_mode_only_measures(bench: Bench) -> None:
+    bench.may_use_semantic_cache = False
+    bench.cache = replace(bench.cache, is_shadow=True)
+    bench.run("cat", cache=CacheMode.EXACT)
+    _, found = bench.run("cat", "cats", "dog", cache=CacheMode.EXACT)
+    assert sources(found) == ["exact_cache", "engine", "engine"]
+    assert [one.hit_is_right for one in found] == [None, False, None]
+    assert checks(bench) == (1, 0)
+    assert bench.run("cats")[1][0].hit_is_right is None, "the batch takes part in no cache"
+
+
+def test_a_request_takes_no_answer_older_than_it_says(bench: Bench, store: Store) -> None:
+    bench.run("cat", "dog", cache=CacheMode.SEMANTIC)
+    with store.transaction() as session:
+        session.execute(text("UPDATE cached_responses SET created_at = now() - interval '10 min'"))
+    young, old = {"cache_ttl_seconds": 60.0}, {"cache_ttl_seconds": 3000.0}
+    for own in (young, {**old, "own": young}):
+        assert sources(bench.run("cats", cache=CacheMode.SEMANTIC, **own)[1]) == ["engine"]  # type: ignore[arg-type]
+        with store.transaction() as session:
+            session.execute(text("UPDATE cached_responses SET created_at = now() - interval '10 min'"))
+    assert sources(bench.run("cat", cache=CacheMode.EXACT, **old)[1]) == ["exact_cache"]  # type: ignore[arg-type]
+    assert sources(bench.run("cat", cache=CacheMode.EXACT, **young)[1]) == ["engine"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("asked", "kept"), [(60.0, 60), (7200.0, 3600), (None, 3600)])
+def test_an_answer_is_kept_as_long_as_its_request_says(
+    bench: Bench, store: Store, asked: float | None, kept: int
+) -> None:
+    bench.run("cat", cache=CacheMode.EXACT, cache_ttl_seconds=asked)
+    with store.transaction() as session:
+        lifetime = session.scalar(text("SELECT expires_at - created_at FROM cached_responses"))
+    assert lifetime == timedelta(seconds=kept)
+
+
+def test_an_answer_gains_its_embedding_later(bench: Bench, store: Store) -> None:
+    bench.run("cat", cache=CacheMode.EXACT)
+    with store.transaction() as session:
+        session.execute(text("UPDATE cached_responses SET created_at = now() - interval '10 min'"))
+    bench.run("cat", cache=CacheMode.SEMANTIC, cache_ttl_seconds=60.0)
+    assert sources(bench.run("cats", cache=CacheMode.SEMANTIC)[1]) == ["semantic_cache"]

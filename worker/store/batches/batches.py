@@ -25,7 +25,7 @@ from worker.store.rows.shards import ShardRow
 from worker.store.tenants import quotas
 from worker.store.tenants.quotas import Demand
 from worker.store.webhooks import webhooks
-from worker.values.caching import DEFAULT_SIMILARITY, CacheMode
+from worker.values.caching import CacheMode
 from worker.values.outcomes import Outcome
 from worker.values.results import RequestError
 from worker.values.sampling import SamplingParams
@@ -52,7 +52,8 @@ class NewBatch:
     max_total_tokens: int | None = None
     lane: Lane = Lane.BATCH
     cache: CacheMode = CacheMode.OFF
-    cache_similarity: float = DEFAULT_SIMILARITY
+    cache_similarity: float | None = None  # None: the worker's
+    cache_ttl_seconds: float | None = None  # None: the deployment's
     model: Model | None = None  # to run it; None: any
     endpoint: str | None = None  # whose bodies its requests have; None: the plain API's
     forecast_seconds: float | None = None  # from submission to end; None: unknown
@@ -132,6 +133,7 @@ def _insert(session: Session, batch: NewBatch, batch_id: str) -> datetime | None
             max_total_tokens=batch.max_total_tokens,
             cache=batch.cache,
             cache_similarity=batch.cache_similarity if batch.cache is CacheMode.SEMANTIC else None,
+            cache_ttl_seconds=batch.cache_ttl_seconds,
             **models.columns_of(batch.model),
             **starts.columns_of(batch.start_after),
         )

@@ -2,9 +2,10 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Text, cast, delete, func, select, text
+from sqlalchemy import Text, case, cast, delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -15,18 +16,37 @@ from worker.values.results import NewResult
 
 DROP_AT_ONCE = 5000
 
-# Exact search among answers of the same tenant, model and sampling, as a group holds few.
+# Exact search among answers of one group, which holds few.
 NEAREST = text("""
     SELECT asked.place, found.payload, found.similarity
-    FROM unnest(CAST(:groups AS bytea[]), CAST(:vectors AS text[])) WITH ORDINALITY AS asked (grp, vec, place)
+    FROM unnest(CAST(:groups AS bytea[]), CAST(:vectors AS text[]), CAST(:ages AS interval[]))
+        WITH ORDINALITY AS asked (grp, vec, age, place)
     CROSS JOIN LATERAL (
         SELECT payload, 1 - (embedding::vector <=> asked.vec::vector) AS similarity
         FROM cached_responses
         WHERE "group" = asked.grp AND embedding IS NOT NULL AND expires_at > now()
+            AND now() - created_at <= asked.age
         ORDER BY embedding::vector <=> asked.vec::vector LIMIT 1
     ) AS found
     WHERE found.similarity >= :least
 """)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A stored answer, and the time since it was stored."""
+
+    payload: Mapping[str, Any]
+    age: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """What the answer to a similar prompt must have: its group, a near embedding, and an age of `most`."""
+
+    group: bytes
+    embedding: Sequence[float]
+    most: timedelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +66,25 @@ class CacheSize:
     num_bytes: int
 
 
-def find(session: Session, keys: Collection[bytes]) -> dict[bytes, Mapping[str, Any]]:
+def find(session: Session, keys: Collection[bytes]) -> dict[bytes, Known]:
     """Return the live answers under these keys, by key."""
+    age = func.now() - CachedResponseRow.created_at
     rows = session.execute(
-        select(CachedResponseRow.key, CachedResponseRow.payload).where(
+        select(CachedResponseRow.key, CachedResponseRow.payload, age).where(
             CachedResponseRow.key.in_(keys), CachedResponseRow.expires_at > func.now()
         )
     )
-    return {row.key: row.payload for row in rows}
+    return {key: Known(payload, age) for key, payload, age in rows}
 
 
-def find_nearest(
-    session: Session, asked: Sequence[tuple[bytes, Sequence[float]]], *, least_similarity: float
-) -> dict[int, Nearest]:
-    """Return the nearest answer to each (group, embedding) by index in `asked`, if it is near enough."""
+def find_nearest(session: Session, asked: Sequence[Sought], *, least_similarity: float) -> dict[int, Nearest]:
+    """Return the nearest answer to each by index in `asked`, if it is near enough."""
     rows = session.execute(
         NEAREST,
         {
-            "groups": [group for group, _ in asked],
-            "vectors": [str(list(vector)) for _, vector in asked],
+            "groups": [one.group for one in asked],
+            "vectors": [str(list(one.embedding)) for one in asked],
+            "ages": [one.most for one in asked],
             "least": least_similarity,
         },
     )
@@ -100,12 +120,14 @@ def keep(session: Session, results: Sequence[NewResult], *, tenant_id: str) -> N
     # In order of the keys, so that two concurrent saves cannot deadlock.
     statement = insert(CachedResponseRow).values([rows[key] for key in sorted(rows)])
     fresh = statement.excluded
+    is_embedded = fresh.embedding.is_not(None)
     session.execute(
         statement.on_conflict_do_update(
             index_elements=[CachedResponseRow.key],
             set_={
                 "payload": fresh.payload,
                 "embedding": func.coalesce(fresh.embedding, CachedResponseRow.embedding),
+                "group": case((is_embedded, fresh.group), else_=CachedResponseRow.group),
                 "created_at": fresh.created_at,
                 "expires_at": fresh.expires_at,
             },

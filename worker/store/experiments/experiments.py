@@ -30,7 +30,7 @@ from worker.values.requests import RequestKind
 # Share of requests that only one side gets right, for the number said beforehand: nobody knows it yet.
 DISCORDANCE = 0.2
 # What the customer asked for that the shadow must not do again, or hold its results to.
-NOT_OF_REQUESTS = ("cache", "timeout_seconds")
+NOT_OF_REQUESTS = ("cache", "cache_ttl_seconds", "timeout_seconds")
 NOT_OF_BATCH = ("name", "callback_url", "endpoint", "input_file_id", "max_failed", "max_total_tokens")
 
 
@@ -130,6 +130,7 @@ def _add_shadow(
         "metadata_": {},
         "cache": CacheMode.OFF,
         "cache_similarity": null(),
+        "cache_ttl_seconds": null(),
         "expires_at": batch.expires_at,
         "paused_at": batch.paused_at,
         **dict.fromkeys(NOT_OF_BATCH, None),

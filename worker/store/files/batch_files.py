@@ -54,6 +54,7 @@ class NewFileBatch:
     output_lifetime: timedelta | None
     cache: CacheMode = CacheMode.OFF
     cache_similarity: float | None = None
+    cache_ttl_seconds: float | None = None
     max_failed: int | None = None
     max_total_tokens: int | None = None
     model: Model | None = None  # that must run it; None: any
@@ -115,6 +116,7 @@ def submit(session: Session, new: NewFileBatch) -> str:
             max_output_tokens=0,
             cache=new.cache,
             cache_similarity=new.cache_similarity if new.cache is CacheMode.SEMANTIC else None,
+            cache_ttl_seconds=new.cache_ttl_seconds,
             max_failed=new.max_failed,
             max_total_tokens=new.max_total_tokens,
             expires_at=starts.end_of_window(new.start_after, new.window),

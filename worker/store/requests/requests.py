@@ -34,7 +34,7 @@ COPY_REQUESTS = """
     COPY requests (
         batch_id, shard_id, position, custom_id, kind, prompt, inputs, add_special_tokens, params,
         is_streamed, max_tokens, num_prompt_tokens, timeout_seconds, digest, cache,
-        endpoint, is_wrong_line, metadata, tool_loop, expected
+        cache_ttl_seconds, endpoint, is_wrong_line, metadata, tool_loop, expected
     ) FROM STDIN
 """
 # Equal for identical requests of a shard; a request without a digest equals no other.
@@ -63,6 +63,7 @@ CLAIMED = (
     RequestRow.params,
     RequestRow.digest,
     RequestRow.cache,
+    func.coalesce(RequestRow.cache_ttl_seconds, BatchRow.cache_ttl_seconds).label("cache_ttl_seconds"),
     RequestRow.tool_loop,
 )
 
@@ -80,6 +81,7 @@ class NewRequest:
     inputs: tuple[Prompt, ...] | None = None  # several prompts, or token ids, instead of `prompt`
     is_streamed: bool = False
     cache: CacheMode | None = None  # None: the batch's
+    cache_ttl_seconds: float | None = None  # None: the batch's
     priority: int | None = None  # None: the batch's
     timeout_seconds: float | None = None  # from the batch's acceptance to the result; None: no limit
     endpoint: str | None = None  # of a line of a file; None: the batch's
@@ -122,6 +124,8 @@ class ShardRequest:
     partial_output: PartialOutput | None = None  # of an earlier run
     digest: bytes | None = None
     cache: CacheMode | None = None  # None: the batch's
+    # The oldest stored answer that it takes, and how long its own is kept; None: the deployment's.
+    cache_ttl_seconds: float | None = None
     timeout_at: float | None = None  # `time.monotonic()` of this process; without a result by then, it fails
     num_copies: int = 1  # requests of the shard that its Result answers, itself included
     custom_id: str | None = None
@@ -166,6 +170,7 @@ def copy_in(
                     request.timeout_seconds,
                     digest,
                     request.cache,
+                    request.cache_ttl_seconds,
                     request.endpoint,
                     request.error is not None,
                     None if request.metadata is None else json.dumps(request.metadata),
@@ -228,6 +233,7 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
             partial_output=_to_partial(row.PartialOutputRow),
             digest=row.digest,
             cache=row.cache,
+            cache_ttl_seconds=row.cache_ttl_seconds,
             timeout_at=None if row.seconds_left is None else now + float(row.seconds_left),
             num_copies=row.num_copies,
             custom_id=row.custom_id,
@@ -259,6 +265,14 @@ class _Known:
 
 def _to_partial(kept: PartialOutputRow | None) -> PartialOutput | None:
     return None if kept is None else PartialOutput(kept.token_ids, kept.text, kept.model_id)
+
+
+def expected_of(session: Session, request_ids: Collection[int]) -> dict[int, Expected]:
+    """Return what is expected of the outputs of these requests, by id, where anything is."""
+    if not request_ids:
+        return {}
+    kept = session.execute(select(RequestRow.id, RequestRow.expected).where(RequestRow.id.in_(request_ids)))
+    return {request_id: Expected.from_json(json.loads(text)) for request_id, text in kept if text is not None}
 
 
 def groups_without_result(session: Session, shard_id: int) -> list[list[int]]:
@@ -332,6 +346,7 @@ def record(
                 "error_message": result.error.message if result.error else None,
                 "source": result.source,
                 "similarity": result.similarity,
+                "hit_is_right": result.hit_is_right,
                 "prefill_seconds": result.seconds.prefill,
                 "decode_seconds": result.seconds.decode,
                 "padding_seconds": result.seconds.padding,

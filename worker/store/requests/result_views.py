@@ -56,6 +56,7 @@ class ResultView:
     created_at: datetime
     source: Source = Source.ENGINE
     similarity: float | None = None
+    hit_is_right: bool | None = None
     seconds: DeviceSeconds = DeviceSeconds()
     model: ServedModelView | None = None  # the one that made it
     parsing: Parsing | None = None  # how its request wants outputs parsed

@@ -51,6 +51,8 @@ COUNTED_AT_ONCE = 5000
 HITS = {
     "cache_hits_exact": func.count().filter(ResultRow.source == Source.EXACT_CACHE),
     "cache_hits_semantic": func.count().filter(ResultRow.source == Source.SEMANTIC_CACHE),
+    "cache_checks": func.count().filter(ResultRow.hit_is_right.is_not(None)),
+    "cache_checks_right": func.count().filter(ResultRow.hit_is_right.is_(True)),
 }
 # Readings of usage that have a column of the batch under another name.
 COUNTED_AS = {

@@ -102,6 +102,7 @@ class BatchRow(Owned, TableRow):
 
     cache: Mapped[CacheMode] = mapped_column(server_default=CacheMode.OFF, info=ASKED_FOR)
     cache_similarity: Mapped[float | None] = mapped_column(info=ASKED_FOR)  # the least for a semantic hit
+    cache_ttl_seconds: Mapped[float | None] = mapped_column(info=ASKED_FOR)  # None: the deployment's
     num_deduplicated: Mapped[int] = mapped_column(server_default="0")  # answered by an identical request
     num_cache_hits: Mapped[int] = mapped_column(server_default="0")  # answered by a cache
     prefill_seconds: Mapped[float] = mapped_column(server_default="0")  # device seconds

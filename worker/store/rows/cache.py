@@ -20,7 +20,8 @@ class CachedResponseRow(Owned, TableRow):
     )
 
     key: Mapped[bytes] = mapped_column(primary_key=True)  # digest of tenant, model, prompt and sampling
-    group: Mapped[bytes]  # digest of tenant, model and sampling, which a semantic hit must share
+    # Digest of tenant, model, sampling, embedding model and marks: what a semantic hit must share.
+    group: Mapped[bytes]
     payload: Mapped[dict[str, Any]]  # columns of the Result, by name
     # Of the prompt. An array, so that the table works without pgvector; searches cast it.
     embedding: Mapped[list[float] | None] = mapped_column(ARRAY(REAL))

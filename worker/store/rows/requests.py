@@ -67,6 +67,8 @@ class RequestRow(TableRow):
     # Identical requests of a shard share it; None: it runs by itself.
     digest: Mapped[bytes | None] = mapped_column(info=ASKED_FOR)
     cache: Mapped[CacheMode | None] = mapped_column(info=ASKED_FOR)  # None: the batch's
+    # The oldest stored answer that it takes, and how long its own is kept; None: its batch's.
+    cache_ttl_seconds: Mapped[float | None] = mapped_column(info=ASKED_FOR)
     endpoint: Mapped[str | None] = mapped_column(info=ASKED_FOR)  # of its line; None: its batch's
     # JSON that the customer wants back with the result; text, because jsonb does not take all of it.
     metadata_: Mapped[str | None] = mapped_column("metadata", info=ASKED_FOR)
@@ -138,6 +140,8 @@ class ResultRow(TableRow):
     error_message: Mapped[str | None] = mapped_column(info=ANSWER)
     source: Mapped[Source] = mapped_column(server_default=Source.ENGINE)
     similarity: Mapped[float | None] = mapped_column(info=OF_DUPLICATES)
+    # Of a semantic hit that was not used, to check it. Not copied: it was checked once.
+    hit_is_right: Mapped[bool | None]
     prefill_seconds: Mapped[float] = mapped_column(server_default="0")
     decode_seconds: Mapped[float] = mapped_column(server_default="0")
     padding_seconds: Mapped[float] = mapped_column(server_default="0")

@@ -12,6 +12,7 @@ from tests.fixtures.batches import LEASE, result
 from worker.store.batches import batch_views, batches, idempotency, starts
 from worker.store.batches.labels import Labels
 from worker.store.cache import response_cache
+from worker.store.cache.response_cache import Sought
 from worker.store.counts import batch_counts
 from worker.store.database.session import Store
 from worker.store.requests import result_views, tally
@@ -141,7 +142,7 @@ HOT: dict[str, Callable[[Session], Any]] = {
     "estimate: live batches": lambda session: outlook.live_batches(session, limit=100),
     "cache: look up": lambda session: response_cache.find(session, [bytes(15) + b"\1", bytes(15) + b"\2"]),
     "cache: nearest": lambda session: response_cache.find_nearest(
-        session, [(b"\0", (1.0, 0.0))], least_similarity=0.9
+        session, [Sought(b"\0", (1.0, 0.0), timedelta(hours=1))], least_similarity=0.9
     ),
     "cache: sweep": response_cache.drop_expired,
     "estimate: backlog": outlook.backlog,
