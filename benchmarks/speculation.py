@@ -6,14 +6,17 @@ r"""Measures what guessed tokens gain: each case with and without them, in turns
 A case is a few requests that run together; each round runs it with other text on two engines, one of which
 guesses. Its number is the median over rounds of seconds without guesses by seconds with them.
 
-- tail: four long requests are left of a batch. interactive: one request, greedy; sampled: one at temperature
-  0.7. full_batch: 64 requests.
+- tail: four long requests are left of a batch. makespan: a whole batch of 60 short and four long ones.
+- interactive: one request, greedy; sampled: one at temperature 0.7.
+- full_batch: 64 requests, greedy; full_sampled: at temperature 0.7.
 - long_context: one request behind 8,000 tokens, by stretched rotary positions where the checkpoint has fewer.
   Only the time after its first token counts.
 - templated: four at a time, sixteen requests of one job fill the same form.
 
-Requests decode a fixed number of tokens, except in templated. The last line is JSON: the ratio of each case,
-and under "acceptance" the share of guessed tokens that were right.
+Requests decode a fixed number of tokens, except in templated. A line for each case says why its ratio is what
+it is: "steps" is the share of Steps that are left, "step_time" how much longer one of them takes. "cpu_ratio"
+is the ratio of processor time, for a machine with other work. The last line is JSON: the ratio of each case,
+and under "acceptance" the share of guessed tokens that were right, by proposer.
 """
 
 import argparse
@@ -22,8 +25,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,35 +66,29 @@ FORM = {
 class Case:
     """Requests that run together, `at_once` at a time; only decoding is timed if `is_decode_only`."""
 
-    count: int
+    max_tokens: tuple[int, ...]  # of each request
     prompt_tokens: int
     params: SamplingParams
     at_once: int = 64
     is_decode_only: bool = False
 
 
-def _greedy(max_tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-
-
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=0.7, seed=1, ignore_eos=True)
+IN_FORM = SamplingParams(
+    temperature=0.7, seed=1, format=OutputFormat(FormatKind.JSON_SCHEMA, json.dumps(FORM))
+)
 CASES = {
-    "tail": Case(4, 128, _greedy(256)),
-    "interactive": Case(1, 128, _greedy(384)),
-    "sampled": Case(1, 128, SamplingParams(max_tokens=384, temperature=0.7, seed=1, ignore_eos=True)),
-    "full_batch": Case(64, 64, _greedy(96)),
-    "long_context": Case(1, 8_000, _greedy(128), is_decode_only=True),
-    "templated": Case(
-        16,
-        96,
-        SamplingParams(
-            max_tokens=200,
-            temperature=0.7,
-            seed=1,
-            format=OutputFormat(FormatKind.JSON_SCHEMA, json.dumps(FORM)),
-        ),
-        at_once=4,
-    ),
+    "tail": Case((256,) * 4, 128, GREEDY),
+    "makespan": Case((24,) * 60 + (512,) * 4, 64, GREEDY),
+    "interactive": Case((384,), 128, GREEDY),
+    "sampled": Case((384,), 128, SAMPLED),
+    "full_batch": Case((96,) * 64, 64, GREEDY),
+    "full_sampled": Case((96,) * 64, 64, SAMPLED),
+    "long_context": Case((128,), 8_000, GREEDY, is_decode_only=True),
+    "templated": Case((200,) * 16, 96, IN_FORM, at_once=4),
 }
+PROPOSERS = ("lookup", "grammar", "draft")
 
 
 def stretched(model: Path, directory: Path) -> Path:
@@ -110,50 +108,78 @@ def stretched(model: Path, directory: Path) -> Path:
     return directory
 
 
-def prompts(case: Case, text_ids: Sequence[int], turn: int) -> list[tuple[int, ...]]:
+def prompts(case: Case, text_ids: Sequence[int], begin: int, turn: int) -> list[tuple[int, ...]]:
     """Return the prompts of one round: pieces of the text that no other round has, as far as it reaches."""
     step = max(1, (len(text_ids) - case.prompt_tokens) // 97)
-    starts = ((turn * case.count + index) * 31 % 97 * step for index in range(case.count))
-    return [(0, *text_ids[start : start + case.prompt_tokens - 1]) for start in starts]
+    count = len(case.max_tokens)
+    starts = ((turn * count + index) * 31 % 97 * step for index in range(count))
+    return [(begin, *text_ids[start : start + case.prompt_tokens - 1]) for start in starts]
 
 
-def run(engine: Engine, case: Case, given: Sequence[tuple[int, ...]], job: str) -> float:
-    """Run a case; return its seconds."""
-    began, first = time.perf_counter(), 0.0
+def run(engine: Engine, case: Case, given: Sequence[tuple[int, ...]], job: str) -> tuple[float, float]:
+    """Run a case; return its seconds, and those that a processor worked for it."""
+    began, first = now(), None
     for start in range(0, len(given), case.at_once):
         for index, prompt in enumerate(given[start : start + case.at_once], start):
-            engine.add(GenerationRequest(f"{job}-{index}", prompt, case.params, job=job))
+            params = replace(case.params, max_tokens=case.max_tokens[index])
+            engine.add(GenerationRequest(f"{job}-{index}", prompt, params, job=job))
         while engine.has_unfinished:
             output = engine.step()
             if output.num_new_tokens and not first:
-                first = time.perf_counter()
-    ended = time.perf_counter()
-    return ended - (first if case.is_decode_only else began)
+                first = now()
+    ended = now()
+    start_at = first if case.is_decode_only and first is not None else began
+    return ended[0] - start_at[0], ended[1] - start_at[1]
 
 
-def measure(config: dict[str, Any], case: Case, text_ids: Sequence[int], rounds: int) -> dict[str, float]:
-    """Return the median ratio of a case, the seconds behind it, and the share of guesses that were right."""
+def now() -> tuple[float, float]:
+    """Return the time, and the processor time of this process."""
+    return time.perf_counter(), time.process_time()
+
+
+def measure(
+    config: dict[str, Any], case: Case, text_ids: Sequence[int], begin: int, rounds: int
+) -> tuple[dict[str, float], Counter[str]]:
+    """Return the median ratio of a case with what is behind it, and the guessed and right tokens."""
     engines = {
         speculates: Engine(EngineConfig(**config, speculates=speculates, enable_prefix_cache=False))
         for speculates in (False, True)
     }
-    seconds: dict[bool, list[float]] = {False: [], True: []}
+    taken: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     for turn in range(rounds + 1):
-        given = prompts(case, text_ids, turn)
+        given = prompts(case, text_ids, begin, turn)
         order = (False, True) if turn % 2 else (True, False)
         for speculates in order:
-            taken = run(engines[speculates], case, given, f"job {turn}")
+            found = run(engines[speculates], case, given, f"job {turn}")
             if turn:  # the first compiles, and learns what Steps cost
-                seconds[speculates].append(taken)
+                taken[speculates].append(found)
     stats = engines[True].stats
-    pairs = zip(seconds[False], seconds[True], strict=True)
+    ratio, cpu_ratio = (
+        statistics.median(
+            without[clock] / with_them[clock]
+            for without, with_them in zip(taken[False], taken[True], strict=True)
+        )
+        for clock in (0, 1)
+    )
+    steps = stats.steps / engines[False].stats.steps
+    numbers = {
+        "ratio": round(ratio, 3),
+        "cpu_ratio": round(cpu_ratio, 3),
+        "without_s": round(statistics.median(seconds for seconds, _ in taken[False]), 4),
+        "with_s": round(statistics.median(seconds for seconds, _ in taken[True]), 4),
+        "steps": round(steps, 3),
+        "step_time": round(1 / (ratio * steps), 3),
+    }
+    names = [f"{one}_{what}_tokens" for one in PROPOSERS for what in ("guessed", "right")]
+    return numbers, Counter({name: getattr(stats, name) for name in names})
+
+
+def acceptance(counts: Counter[str]) -> dict[str, float | None]:
+    """Return the share of each proposer's tokens that were right; None: it guessed none."""
     return {
-        "ratio": round(statistics.median(without / with_them for without, with_them in pairs), 3),
-        "without_s": round(statistics.median(seconds[False]), 4),
-        "with_s": round(statistics.median(seconds[True]), 4),
-        "steps": stats.steps / engines[False].stats.steps,
-        "guessed": stats.lookup_guessed_tokens + stats.draft_guessed_tokens,
-        "right": stats.lookup_right_tokens + stats.draft_right_tokens,
+        one: round(counts[f"{one}_right_tokens"] / guessed, 3) if guessed else None
+        for one in PROPOSERS
+        for guessed in [counts[f"{one}_guessed_tokens"]]
     }
 
 
@@ -172,8 +198,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
     text = (DEMO / "heldout.txt").read_text(encoding="utf-8")
     text_ids = tokenizer.encode(text, add_special_tokens=False).ids
+    begin = json.loads((options.model / "config.json").read_text(encoding="utf-8"))["bos_token_id"]
     found: dict[str, Any] = {}
-    acceptance: dict[str, float | None] = {}
+    counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         for name in options.cases:
             case = CASES[name]
@@ -181,12 +208,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             config["draft_model"] = options.draft
             if name == "long_context":
                 config["model"] = stretched(options.model, Path(folder))
-            numbers = measure(config, case, text_ids, options.rounds)
-            print(f"{name}: {json.dumps(numbers)}", flush=True)
+            numbers, guesses = measure(config, case, text_ids, begin, options.rounds)
             found[name] = numbers["ratio"]
-            guessed = numbers["guessed"]
-            acceptance[name] = round(numbers["right"] / guessed, 3) if guessed else None
-    print(json.dumps(found | {"acceptance": acceptance}))
+            counts += guesses
+            print(f"{name}: {json.dumps(numbers | acceptance(guesses))}", flush=True)
+    print(json.dumps(found | {"acceptance": acceptance(counts)}))
     return 0
 
 

@@ -15,6 +15,7 @@ from api.cli.commands import compare as compare_command
 from api.cli.commands import deployment as deployment_commands
 from api.cli.commands import experiments as experiment_commands
 from api.cli.commands import submit as submit_command
+from api.cli.commands import training as training_command
 from api.cli.commands import tune as tune_command
 from api.cli.commands.submit_options import SubmitCommand
 from api.cli.connection import Connection, RefusedError, address
@@ -70,6 +71,7 @@ app.command("delete")(batch_commands.delete)
 app.command("compare")(compare_command.compare)
 app.command("tune")(tune_command.tune)
 app.command("calibrate")(calibrate_command.calibrate)
+app.command("training-text")(training_command.training_text)
 app.command("experiment")(experiment_commands.experiment)
 app.command("models")(deployment_commands.models)
 app.add_typer(webhooks.app, name="webhooks")

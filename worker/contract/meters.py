@@ -25,6 +25,8 @@ COUNTERS = {
     "kv_block_steps": "Blocks of the KV cache, summed over steps",
     "lookup_guessed_tokens": "Tokens guessed from equal tokens before them, and verified",
     "lookup_right_tokens": "Tokens guessed from equal tokens before them that were right",
+    "grammar_guessed_tokens": "Tokens guessed as a grammar left no other text, and verified",
+    "grammar_right_tokens": "Tokens guessed as a grammar left no other text that were right",
     "draft_guessed_tokens": "Tokens guessed by the draft model, and verified",
     "draft_right_tokens": "Tokens guessed by the draft model that were right",
     "prefill_seconds": "Seconds of the device spent on tokens of prompts",

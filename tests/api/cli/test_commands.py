@@ -257,3 +257,23 @@ def test_results_of_a_batch_that_is_deleted_end_with_why(shell: Shell, store: St
     assert done.returncode == 1
     assert f"no batch {batch_id}" in done.stderr
     assert out.read_text().count("\n") == 2
+
+
+def test_text_to_train_on_is_given_only_of_a_tenant_that_allows_it(shell: Shell, store: Store) -> None:
+    keys = {name: shell.json("keys", "create", "ci", "--tenant", name)["key"] for name in ("acme", "other")}
+    batches = {
+        name: shell.run("submit", "-", key=key, given="one\n\ntwo ☃\n").stdout.strip()
+        for name, key in keys.items()
+    }
+    for shard_id in (1, 2):
+        run_to_the_end(store, held(store, shard_id))
+    refused = shell.run("training-text", batches["acme"])
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "acme does not allow" in refused.stderr
+    shell.json("tenants", "set", "acme", "--reuse")
+    printed = shell.run("training-text", batches["acme"]).stdout.splitlines()
+    assert [json.loads(line) for line in printed] == [{"text": "oneout one"}, {"text": "two ☃out two ☃"}]
+    for name, why in ((batches["other"], "several tenants"), ("batch_none", "no batch batch_none")):
+        both = shell.run("training-text", batches["acme"], name)
+        assert (both.returncode, both.stdout, why in both.stderr) == (1, "", True)
+    assert shell.json("audit")[0]["act"] == "training.export"

@@ -67,6 +67,7 @@ def test_the_sampler_of_a_cpu_draws_from_the_same_distribution(case: SamplingCas
         SamplingInput(
             *(torch.full((num_draws,), one) for one in options),
             uniform=grid(num_draws),
+            greedy_rows=every[: 0 if case.temperature else num_draws],
             plain_rows=every[: 0 if is_filtered or not case.temperature else num_draws],
             filtered_rows=every[: num_draws if is_filtered else 0],
         ),

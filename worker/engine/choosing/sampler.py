@@ -30,6 +30,7 @@ class SamplingInput:
     top_p: Tensor  # [num_outputs] float32
     min_p: Tensor  # [num_outputs] float32
     uniform: Tensor  # [num_outputs] float64 in [0, 1)
+    greedy_rows: Tensor  # int64
     plain_rows: Tensor  # int64, rows drawn from the whole distribution (min-p allowed)
     filtered_rows: Tensor  # int64, rows with top-k or top-p
 
@@ -69,17 +70,18 @@ def build_sampling_input(
     )
     if ahead:
         positions += np.array([len(guesses) for guesses in ahead], dtype=np.uint64)
+    greedy: list[int] = []
     plain: list[int] = []
     filtered: list[int] = []
     for row, one in enumerate(params):
-        if not one.is_greedy:
-            (filtered if one.top_k or one.top_p < 1 else plain).append(row)
+        (greedy if one.is_greedy else filtered if one.top_k or one.top_p < 1 else plain).append(row)
     return SamplingInput(
         temperature=torch.tensor([one.temperature for one in params]),
         top_k=torch.tensor([one.top_k or 2**31 for one in params]),
         top_p=torch.tensor([one.top_p for one in params]),
         min_p=torch.tensor([one.min_p for one in params]),
         uniform=torch.from_numpy(uniforms(seeds, positions)),
+        greedy_rows=torch.tensor(greedy, dtype=torch.int64),
         plain_rows=torch.tensor(plain, dtype=torch.int64),
         filtered_rows=torch.tensor(filtered, dtype=torch.int64),
     )
@@ -92,16 +94,22 @@ def sample(logits: Tensor, sampling: SamplingInput | None) -> list[int]:
     logits = logits.float()  # argmax over bfloat16 takes four times as long on a CPU
     if sampling is None:
         return _on_host(logits.argmax(dim=-1))
-    chosen = logits.argmax(dim=-1)
+    chosen = torch.empty(len(logits), dtype=torch.int64)
+    if len(sampling.greedy_rows):  # argmax takes longer than to draw
+        chosen[sampling.greedy_rows] = logits[sampling.greedy_rows].argmax(dim=-1)
     if len(sampling.plain_rows):
         rows = sampling.plain_rows
-        chosen[rows] = _sample_plain(logits[rows] / sampling.temperature[rows].unsqueeze(1), sampling, rows)
+        chosen[rows] = _sample_plain(_scaled(logits, sampling, rows), sampling, rows)
     if len(sampling.filtered_rows):
         rows = sampling.filtered_rows
-        chosen[rows] = _sample_filtered(
-            logits[rows] / sampling.temperature[rows].unsqueeze(1), sampling, rows, NUM_CANDIDATES
-        )
+        chosen[rows] = _sample_filtered(_scaled(logits, sampling, rows), sampling, rows, NUM_CANDIDATES)
     return _on_host(chosen)
+
+
+def _scaled(logits: Tensor, sampling: SamplingInput, rows: Tensor) -> Tensor:
+    """Return these rows divided by their temperatures."""
+    own = logits if len(rows) == len(logits) else logits[rows]
+    return own / sampling.temperature[rows].unsqueeze(1)
 
 
 def sample_on_device(logits: Tensor, sampling: SamplingInput | None) -> Tensor:
@@ -160,7 +168,8 @@ def _sample_plain(scaled: Tensor, sampling: SamplingInput, rows: Tensor) -> Tens
     """Draw from whole distributions (min-p applied), in vocabulary order and so without a sort."""
     probabilities = scaled.softmax(dim=-1)
     min_p = sampling.min_p[rows].unsqueeze(1)
-    probabilities *= probabilities >= probabilities.amax(dim=-1, keepdim=True) * min_p
+    if min_p.any():
+        probabilities *= probabilities >= probabilities.amax(dim=-1, keepdim=True) * min_p
     return _draw(probabilities, sampling.uniform[rows])
 
 

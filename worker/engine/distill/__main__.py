@@ -4,8 +4,9 @@
         [--steps N] [--rows N] [--length N] [--learning-rate X] [--seed N] [--threads N]
 
 The draft is a checkpoint with the teacher's tokenizer, such as `python -m worker.engine.prune` writes. To go
-on with a run that was stopped, start it again with the same options. The last line is JSON: scores on the
-last part of the text, which is not learned from, before and after.
+on with a run that was stopped, start it again with the same options. Beside the result is training.png, with
+the loss and the acceptance of the run. The last line is JSON: scores on the last part of the text, which is
+not learned from, before and after.
 """
 
 import argparse
@@ -18,12 +19,13 @@ from pathlib import Path
 import torch
 
 from worker.engine.distill.distillation import Distillation, Recipe
+from worker.engine.distill.picture import write_png
 from worker.engine.requests.errors import ConfigError, EngineError
 from worker.engine.training.decoder import TrainableDecoder, check_is_new, stored_dtype
 from worker.engine.training.scores import score
 from worker.engine.training.text import read_text
 
-STATE = "run.pt"
+STATE, PICTURE = "run.pt", "training.png"
 BAR, REPORTS = 30, 100  # characters of the progress bar; lines of progress in a run, off a terminal
 
 
@@ -104,6 +106,8 @@ def distill(options: argparse.Namespace) -> dict[str, object]:
     if state.exists():
         run.load(state)
     run.run(state, options.save_seconds, ProgressBar(run))
+    if not write_png(options.out / PICTURE, run.losses, run.acceptance):
+        print(f"{PICTURE} needs matplotlib: pip install 'headrace[tune]'", file=sys.stderr)
     draft.save(options.out, options.draft, stored_dtype(options.draft))
     return {
         "parameters": draft.num_parameters,

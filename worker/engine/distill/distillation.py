@@ -14,12 +14,14 @@ import torch.nn.functional as F  # noqa: N812  (the name torch's own documentati
 from torch import Tensor
 
 from worker.engine.training.decoder import TrainableDecoder
+from worker.engine.training.scores import score
 from worker.engine.training.text import TrainingText
 
 WARMUP_STEPS = 20
 HELD = 0.5  # share of the steps before the learning rate sinks
 CHUNK = 512  # tokens whose logits are in memory together
 LARGEST_GRADIENT = 1.0
+SCORES = 20  # of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class Distillation:
         self.recipe, self.teacher, self.draft, self.text = recipe, teacher, draft, text
         self.step = 0
         self.seconds = 0.0
+        self.losses: list[float] = []  # of each step
+        self.acceptance: list[tuple[int, float]] = []  # on text that is not learned from, after some steps
         for tensor in draft.weights.values():
             tensor.requires_grad_()
         self._optimizer = torch.optim.AdamW(
@@ -55,6 +59,10 @@ class Distillation:
             began = time.perf_counter()
             loss = self._take_step()
             self.seconds += time.perf_counter() - began
+            self.losses.append(loss)
+            if self.step * SCORES // self.recipe.steps > (self.step - 1) * SCORES // self.recipe.steps:
+                found = score(self.teacher, self.draft, self.text.tests(self.recipe.length))
+                self.acceptance.append((self.step, found.acceptance))
             report(loss)
             if self.seconds - last_save > save_seconds:
                 last_save = self.seconds
@@ -67,6 +75,8 @@ class Distillation:
             "recipe": asdict(self.recipe),
             "step": self.step,
             "seconds": self.seconds,
+            "losses": self.losses,
+            "acceptance": self.acceptance,
             "weights": {name: tensor.detach() for name, tensor in self.draft.weights.items()},
             "optimizer": self._optimizer.state_dict(),
         }
@@ -86,6 +96,7 @@ class Distillation:
                 tensor.copy_(state["weights"][name])
         self._optimizer.load_state_dict(state["optimizer"])
         self.step, self.seconds = state["step"], state["seconds"]
+        self.losses, self.acceptance = state["losses"], state["acceptance"]
 
     def _take_step(self) -> float:
         recipe = self.recipe

@@ -23,6 +23,8 @@ class EngineStats:
     padding_tokens: int = 0  # rows run through the model to pad a Step
     lookup_guessed_tokens: int = 0  # guessed from equal tokens before them, and verified
     lookup_right_tokens: int = 0  # of these, the right ones
+    grammar_guessed_tokens: int = 0  # guessed as a grammar leaves no other text, and verified
+    grammar_right_tokens: int = 0
     draft_guessed_tokens: int = 0  # guessed by the draft model, and verified
     draft_right_tokens: int = 0
     scheduled_sequences: int = 0  # summed over Steps

@@ -26,7 +26,7 @@ from worker.engine.running.kv_cache import allocate_kv_cache
 from worker.engine.running.model_runner import EIGHT_BITS, TORCH_DTYPES
 from worker.engine.scheduling.plan import ScheduledSequence, StepPlan
 from worker.engine.sequences.sequence import Sequence, SequenceState
-from worker.engine.speculation.proposer import NO_GUESS, GuessedTokens
+from worker.engine.speculation.proposer import DRAFT, NO_GUESS, GuessedTokens
 from worker.engine.text.tokenizer import Tokenizer
 
 REMEMBERED_PASSES = 9
@@ -56,8 +56,6 @@ class DraftModel:
     A prompt is caught up with in as many Steps as `max_tokens_per_step` asks for; until then there is no
     guess for it.
     """
-
-    name = "draft"
 
     def __init__(self, config: EngineConfig, directory: Path, info: ModelInfo) -> None:
         if config.device != "cpu":
@@ -143,7 +141,7 @@ class DraftModel:
             for copy in running:
                 place, limit = wanted[copy]
                 token_ids = (*guesses[place].token_ids, copy.token_ids[-1])
-                guesses[place] = GuessedTokens(token_ids)
+                guesses[place] = GuessedTokens(token_ids, (DRAFT,) * len(token_ids))
                 if len(token_ids) < limit:
                     start = len(copy.token_ids) - 1
                     next_entries.append(ScheduledSequence(copy, start, 1, is_sampled=True))

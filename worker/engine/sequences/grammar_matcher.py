@@ -34,6 +34,18 @@ class GrammarMatcher:
         """Return how many of these tokens the grammar allows to come next, one after another."""
         return self._matcher.validate_tokens(list(token_ids))
 
+    def forced(self, guesses: Tokens[int] = ()) -> list[int]:
+        """Return the usual tokens of the text that must come next, or after `guesses`, if there is only one.
+
+        Other tokens may make the same text. `guesses` must be such that `num_allowed` counts all.
+        """
+        if not guesses:
+            return self._matcher.compute_ff_tokens()
+        self._matcher.consume_tokens(list(guesses))
+        token_ids = self._matcher.compute_ff_tokens()
+        self._matcher.rollback(len(guesses))
+        return token_ids
+
     def push(self, token_id: int) -> bool:
         """Advance by the chosen token; return whether the text is complete, so that nothing may follow.
 

@@ -1,62 +1,109 @@
 """Guesses that tokens go on as they did where the same tokens stood before: in the Sequence or in its job.
 
-Source: prompt lookup (Saxena, 2023), with an index that grows token by token.
+Where a grammar leaves only one text to follow, that is guessed. Source of the rest: prompt lookup (Saxena,
+2023), with an index that grows token by token.
 """
 
 from collections import OrderedDict
 from collections.abc import Hashable
 from collections.abc import Sequence as Items
 
+from worker.engine.sequences.grammar_matcher import GrammarMatcher
 from worker.engine.sequences.sequence import Sequence, SequenceState
-from worker.engine.speculation.proposer import NO_GUESS, GuessedTokens
+from worker.engine.speculation.proposer import NO_GUESS, GuessedTokens, Kind
 
-LONG, SHORT = 4, 2  # tokens that have to be equal; the long match is tried first
+RUNS = (4, 2, 1)  # tokens that have to be equal; the longest match is tried first
 # How far a match is followed back, and the lengths that count as kinds of their own.
-MOST_EQUAL, KINDS = 16, (16, 8, 4, 3, 2)
-MAX_JOB_TOKENS = 1 << 16  # outputs of a job that are remembered
-MAX_JOBS = 32
+MOST_EQUAL, LENGTHS = 16, (16, 8, 4, 3, 2, 1)
+# A run is steady if one token followed it the last times; a single token that is not steady says nothing.
+STEADY, MOST_STEADY = 2, 3
+MAX_TOKENS = 1 << 17  # of outputs that are remembered
+MAX_JOB_TOKENS = 1 << 15  # of one job
+MAX_NEW_TOKENS = 1 << 10  # of a job, taken in at once; of more, the latest
+MANY = 32  # tokens
 END = -1  # between two outputs; no token
+FORCED: Kind = ("grammar", None)
 
 
 class TokenIndex:
     """Finds where the latest tokens of a list stood before. The list may grow at its end only."""
 
-    __slots__ = ("_ends", "_num_indexed", "token_ids")
+    __slots__ = ("_ends", "_num_indexed", "_steady", "token_ids")
 
     def __init__(self, token_ids: list[int]) -> None:
         self.token_ids = token_ids
-        # The latest end of each run of SHORT or LONG tokens that ends within the first `_num_indexed` tokens.
+        # The latest end of each run of tokens that another one follows.
         self._ends: dict[tuple[int, ...], int] = {}
+        # How many times in a row the following token was the same as before, if it was.
+        self._steady: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0
 
-    def find(self, latest: Items[int], *, is_own: bool) -> tuple[int, int]:
-        """Return the end of the longest match of `latest`, and the match's length; 0 and 0 if there is none.
+    def find(self, latest: Items[int], most_new: int | None = None) -> tuple[int, int, int]:
+        """Return the end of the longest match of `latest`, its length, and how steady its next token is.
 
-        `is_own`: `latest` is the list itself, so its last tokens are not their own match.
+        The list may be `latest` itself: its last tokens are not their own match. Without one, all are 0. Of
+        tokens that are new in the list, only the last `most_new` are known from then on.
         """
-        self._index(len(self.token_ids) - is_own)
-        for length in (LONG, SHORT):
-            end = self._ends.get(tuple(latest[-length:]))
-            if end is not None:
-                return end, self._num_equal(end, latest, length)
-        return 0, 0
+        if most_new is not None:
+            self._num_indexed = max(self._num_indexed, len(self.token_ids) - most_new)
+        elif not self._ends and len(self.token_ids) > MANY:
+            self._index_at_once()
+        self._index()
+        for length in RUNS:
+            run = tuple(latest[-length:])
+            end, steady = self._ends.get(run), self._steady.get(run, 0)
+            if end is not None and (length > 1 or steady >= STEADY):
+                return end, self._num_equal(end, latest, length), steady
+        return 0, 0, 0
 
-    def after(self, end: int, count: int) -> tuple[int, ...]:
+    def after(self, end: int, length: int, count: int) -> GuessedTokens:
         """Return up to `count` tokens that follow a match; past the list's end it repeats what it found."""
-        found = self.token_ids[end : end + count]
-        if END in found:
-            found = found[: found.index(END)]
-        elif found and len(found) < count:
-            found = (found * (count // len(found) + 1))[:count]
-        return tuple(found)
+        token_ids: list[int] = []
+        kinds: list[Kind] = []
+        period = len(self.token_ids) - end
+        for index in range(count):
+            place = end + index % period
+            token_id = self.token_ids[place]
+            if token_id == END:
+                break
+            token_ids.append(token_id)
+            kinds.append(("lookup", self._kind(place, length + index)))
+        return GuessedTokens(tuple(token_ids), tuple(kinds))
 
-    def _index(self, stop: int) -> None:
-        token_ids, ends = self.token_ids, self._ends
-        for end in range(max(self._num_indexed + 1, SHORT), stop + 1):
-            ends[tuple(token_ids[end - SHORT : end])] = end
-            if end >= LONG:
-                ends[tuple(token_ids[end - LONG : end])] = end
-        self._num_indexed = max(self._num_indexed, stop)
+    def _kind(self, place: int, num_equal: int) -> tuple[int, int]:
+        """Return how many tokens before a place are equal, roughly, and how steadily its token follows."""
+        length = next(length for length in RUNS if length <= num_equal)
+        run = tuple(self.token_ids[place - length : place])
+        steady = self._steady.get(run, 0)
+        if steady and self.token_ids[self._ends[run]] != self.token_ids[place]:
+            steady = 0
+        return next(length for length in LENGTHS if length <= num_equal), steady
+
+    def _index(self) -> None:
+        token_ids, ends, steady = self.token_ids, self._ends, self._steady
+        for end in range(self._num_indexed + 1, len(token_ids)):
+            token_id = token_ids[end]
+            for length in RUNS:
+                if length > end:
+                    continue
+                run = tuple(token_ids[end - length : end])
+                before = ends.get(run)
+                ends[run] = end
+                if before is None:
+                    continue
+                if token_ids[before] == token_id:
+                    steady[run] = min(steady.get(run, 0) + 1, MOST_STEADY)
+                else:
+                    steady.pop(run, None)
+        self._num_indexed = max(self._num_indexed, len(token_ids) - 1)
+
+    def _index_at_once(self) -> None:
+        """Index a long beginning in a fifth of the time, without what is steady in it."""
+        stop = len(self.token_ids)
+        for length in RUNS:
+            shifted = (self.token_ids[shift : stop - length + shift] for shift in range(length))
+            self._ends.update(zip(zip(*shifted, strict=True), range(length, stop), strict=True))
+        self._num_indexed = stop - 1
 
     def _num_equal(self, end: int, latest: Items[int], known: int) -> int:
         most = min(MOST_EQUAL, end, len(latest))
@@ -68,12 +115,12 @@ class TokenIndex:
 class LookupProposer:
     """Proposes what followed the longest match in the Sequence itself or in earlier outputs of its job."""
 
-    name = "lookup"
     seconds_per_pass = None
 
     def __init__(self) -> None:
         self._own: dict[Sequence, TokenIndex] = {}
         self._jobs: OrderedDict[Hashable, TokenIndex] = OrderedDict()
+        self._num_tokens = 0  # in all of them
 
     def propose(self, sequences: Items[Sequence], limits: Items[int]) -> list[GuessedTokens]:
         """Return a guess for each Sequence, of at most so many tokens; an empty one without a match."""
@@ -88,27 +135,49 @@ class LookupProposer:
             return
         index = self._jobs.get(sequence.job)
         if index is None or len(index.token_ids) > MAX_JOB_TOKENS:
+            self._num_tokens -= 0 if index is None else len(index.token_ids)
             index = self._jobs[sequence.job] = TokenIndex([])
         index.token_ids += sequence.token_ids[sequence.num_prompt_tokens :]
         index.token_ids.append(END)
+        self._num_tokens += sequence.num_output_tokens + 1
         self._jobs.move_to_end(sequence.job)
-        if len(self._jobs) > MAX_JOBS:
-            self._jobs.popitem(last=False)
+        while self._num_tokens > MAX_TOKENS and len(self._jobs) > 1:
+            _, oldest = self._jobs.popitem(last=False)
+            self._num_tokens -= len(oldest.token_ids)
 
     def _propose(self, sequence: Sequence, limit: int) -> GuessedTokens:
+        if sequence.matcher is None:
+            return self._find(sequence, sequence.token_ids, limit)
+        return self._in_grammar(sequence, sequence.matcher, limit)
+
+    def _in_grammar(self, sequence: Sequence, matcher: GrammarMatcher, limit: int) -> GuessedTokens:
+        """Return what the grammar forces, what was found after that as far as it is allowed, and so on."""
+        token_ids: tuple[int, ...] = ()
+        kinds: tuple[Kind, ...] = ()
+        while (room := limit - len(token_ids)) > 0:
+            forced = tuple(matcher.forced(token_ids)[:room])
+            token_ids += forced
+            kinds += (FORCED,) * len(forced)
+            found = self._find(sequence, [*sequence.token_ids, *token_ids], room - len(forced))
+            count = matcher.num_allowed((*token_ids, *found.token_ids)) - len(token_ids)
+            token_ids += found.token_ids[:count]
+            kinds += found.kinds[:count]
+            if count == len(found.token_ids) or not (forced or count):
+                break
+        return GuessedTokens(token_ids, kinds)
+
+    def _find(self, sequence: Sequence, latest: Items[int], limit: int) -> GuessedTokens:
+        """Return a guess for a Sequence whose tokens may be followed by others already."""
         own = self._own.get(sequence)
         if own is None:
             own = self._own[sequence] = TokenIndex(sequence.token_ids)
-        index, (end, length) = own, own.find(sequence.token_ids, is_own=True)
+        index, (end, length, steady) = own, own.find(latest)
         shared = self._jobs.get(sequence.job)
         if shared is not None and length < MOST_EQUAL:
-            other_end, other_length = shared.find(sequence.token_ids, is_own=False)
-            if other_length > length:
-                index, end, length = shared, other_end, other_length
-        token_ids = index.after(end, limit) if length else ()
-        if not token_ids:
-            return NO_GUESS
-        return GuessedTokens(token_ids, next(kind for kind in KINDS if kind <= length))
+            found = shared.find(latest, MAX_NEW_TOKENS)
+            if found[1:] > (length, steady):
+                index, (end, length, steady) = shared, found
+        return index.after(end, length, limit) if length else NO_GUESS
 
 
 def _has_ended(sequence: Sequence) -> bool:

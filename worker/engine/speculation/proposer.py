@@ -7,26 +7,32 @@ from typing import Protocol
 
 from worker.engine.sequences.sequence import Sequence
 
+# The source of a guessed token, as in the counters of EngineStats, and how it was found: tokens of one kind
+# are right about equally often.
+Kind = tuple[str, Hashable]
+DRAFT: Kind = ("draft", None)
+
 
 @dataclass(frozen=True, slots=True)
 class GuessedTokens:
-    """What may follow the known tokens of a Sequence.
+    """What may follow the known tokens of a Sequence, with the kind of each token.
 
-    Its tokens are certain, that is, of probability 1 for the proposer. `kind` names how it was found: guesses
-    of one kind are right about equally often.
+    The tokens are certain, that is, of probability 1 for the proposer.
     """
 
     token_ids: tuple[int, ...]
-    kind: Hashable = None
+    kinds: tuple[Kind, ...]
+
+    def first(self, count: int) -> "GuessedTokens":
+        """Return the first `count` tokens of it."""
+        return GuessedTokens(self.token_ids[:count], self.kinds[:count])
 
 
-NO_GUESS = GuessedTokens(())
+NO_GUESS = GuessedTokens((), ())
 
 
 class Proposer(Protocol):
     """Guesses the next tokens of Sequences."""
-
-    name: str  # as in the counters of EngineStats
 
     @property
     def seconds_per_pass(self) -> float | None:

@@ -17,26 +17,23 @@ class StepTimes:
     def __init__(self) -> None:
         self._measured: dict[int, deque[tuple[int, float]]] = {}
         self._points: dict[int, tuple[float, float]] = {}  # (tokens, seconds) by row
-        self._line: list[tuple[float, float]] = []  # in order, none slower than a larger one
+        self._changed: set[int] = set()  # rows whose points are old
+        # In order of tokens, none slower than a larger one; None: to be made of the points again.
+        self._line: list[tuple[float, float]] | None = None
 
     def add(self, num_tokens: int, seconds: float) -> None:
         """Count a Step."""
         row = num_tokens if num_tokens <= EXACT else EXACT + round(8 * math.log2(num_tokens / EXACT))
         steps = self._measured.setdefault(row, deque(maxlen=REMEMBERED))
         steps.append((num_tokens, seconds))
-        self._points[row] = fmean(size for size, _ in steps), median(taken for _, taken in steps)
-        # What other programs do makes Steps slower, never faster: a size of which one slow Step was seen
-        # takes no longer than a larger one.
-        line: list[tuple[float, float]] = []
-        shortest = math.inf
-        for _, (size, taken) in sorted(self._points.items(), reverse=True):
-            shortest = min(shortest, taken)
-            line.append((size, shortest))
-        self._line = line[::-1]
+        self._changed.add(row)
+        self._line = None
 
     def seconds(self, num_tokens: int) -> float | None:
         """Return the expected seconds of a Step of this size; None before any was measured."""
         line = self._line
+        if line is None:
+            line = self._line = self._made()
         if not line:
             return None
         place = bisect_left(line, (num_tokens, 0.0))
@@ -47,3 +44,17 @@ class StepTimes:
             return low_seconds + (high_seconds - low_seconds) * (num_tokens - low) / (high - low)
         size, seconds = line[0] if place == 0 else line[-1]
         return seconds * (num_tokens + FIXED_TOKENS) / (size + FIXED_TOKENS)
+
+    def _made(self) -> list[tuple[float, float]]:
+        for row in self._changed:
+            steps = self._measured[row]
+            self._points[row] = fmean(size for size, _ in steps), median(taken for _, taken in steps)
+        self._changed.clear()
+        # What other programs do makes Steps slower, never faster: a size of which one slow Step was seen
+        # takes no longer than a larger one.
+        line: list[tuple[float, float]] = []
+        shortest = math.inf
+        for _, (size, taken) in sorted(self._points.items(), reverse=True):
+            shortest = min(shortest, taken)
+            line.append((size, shortest))
+        return line[::-1]

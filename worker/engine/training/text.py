@@ -1,5 +1,6 @@
 """Cuts text into rows of tokens: to learn from, and held out to test on."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +42,13 @@ class TrainingText:
 def read_text(files: Sequence[Path], model: Path, length: int) -> TrainingText:
     """Tokenize files of UTF-8 text for a checkpoint, each ended by its end token.
 
+    Each line of a file whose name ends in `.jsonl` is a text of its own: JSON with a `text`.
+
     Raises ValueError if there are too few tokens for a row of `length` on either side.
     """
     tokenizer = Tokenizer.from_buffer((model / "tokenizer.json").read_bytes())
     ends = sorted(read_eos_token_ids(model))[:1]
-    texts = [file.read_text(encoding="utf-8") for file in files]
+    texts = [text for file in files for text in _texts(file)]
     ids = torch.tensor(
         [
             token
@@ -59,3 +62,18 @@ def read_text(files: Sequence[Path], model: Path, length: int) -> TrainingText:
         raise ValueError(f"the text has {len(ids)} tokens; at least {num_held_out + length} are needed")
     begin = read_json(model / "config.json").get("bos_token_id")
     return TrainingText(ids[:-num_held_out], ids[-num_held_out:], begin if isinstance(begin, int) else None)
+
+
+def _texts(file: Path) -> list[str]:
+    content = file.read_text(encoding="utf-8")
+    if file.suffix != ".jsonl":
+        return [content]
+    texts = []
+    # Not splitlines: JSON may hold other line breaks.
+    for number, line in enumerate(content.split("\n"), 1):
+        if line.strip():
+            record = json.loads(line)
+            if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+                raise ValueError(f"{file}, line {number}: no object with a `text`")
+            texts.append(record["text"])
+    return texts

@@ -1,5 +1,6 @@
 """A draft learns from its teacher, and a run that was stopped ends as one that was not."""
 
+import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
-from tests.fixtures.tiny_llama import TEXT, write_tiny_llama
+from tests.fixtures.tiny_llama import END, TEXT, tiny_tokenizer, write_tiny_llama
 from worker.engine.distill.__main__ import main as distill
 from worker.engine.distill.distillation import Distillation, Recipe
 from worker.engine.prune.__main__ import main as prune
@@ -49,8 +50,23 @@ def test_a_draft_comes_near_its_teacher(teacher: Path, text: Path, tmp_path: Pat
     made.run(tmp_path / "run.pt", 1e9, losses.append)
     after = score(made.teacher, made.draft, tests)
     assert losses[-1] < losses[0] / 2
+    assert made.losses == losses
+    assert made.acceptance[-1] == (RECIPE.steps, after.acceptance)
     assert after.acceptance > before.acceptance + 0.04
     assert after.teacher_perplexity == before.teacher_perplexity
+
+
+def test_each_line_of_a_jsonl_file_is_a_text(teacher: Path, tmp_path: Path) -> None:
+    file = tmp_path / "texts.jsonl"
+    lines = [json.dumps({"text": text}) for text in ("one\u2028two", "three", "four" * 20)]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    found = read_text([file], teacher, 4)
+    ids = [*found.learned.tolist(), *found.held_out.tolist()]
+    assert ids.count(END) == 3
+    assert tiny_tokenizer().decode(ids) == "one\u2028twothree" + "four" * 20
+    file.write_text('["text"]', encoding="utf-8")
+    with pytest.raises(ValueError, match="line 1"):
+        read_text([file], teacher, 4)
 
 
 def test_a_stopped_run_ends_with_the_same_weights(teacher: Path, text: Path, tmp_path: Path) -> None:
@@ -103,6 +119,10 @@ def test_the_commands_make_a_draft_that_the_engine_speculates_with(
     assert found["after"]["acceptance"] >= found["before"]["acceptance"]
     assert found["after"]["teacher_perplexity"] == found["before"]["teacher_perplexity"]
     assert "30/30" in captured.err
+    if importlib.util.find_spec("matplotlib"):
+        assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
+    else:
+        assert "training.png needs matplotlib" in captured.err
     engine = make_engine(teacher, speculates=True, draft_model=out)
     assert run(engine, requests_for([(5, 6, 7)], greedy(8)))[0].num_output_tokens == 8
     assert distill(arguments) == 2, "it would replace the draft"

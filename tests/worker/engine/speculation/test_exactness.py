@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
-from tests.fixtures.speculation import Oracle, guess_always
+from tests.fixtures.speculation import FixedTimes, Oracle, guess_always
 from tests.fixtures.tiny_llama import write_tiny_llama
 from worker.engine.engine import Engine
 from worker.engine.requests.errors import OutOfMemoryError
@@ -113,6 +113,33 @@ def test_the_lookup_alone_guesses_repetition(checkpoint: Path, plain: Engine) ->
     expected = run(plain, requests)
     assert list(map(told, run(engine, requests))) == list(map(told, expected))
     assert engine.stats.lookup_guessed_tokens
+
+
+def test_forms_are_the_same_with_guesses_of_the_grammar_and_of_earlier_outputs(
+    checkpoint: Path, plain: Engine
+) -> None:
+    form = OutputFormat(FormatKind.JSON_SCHEMA, json.dumps(SCHEMA | {"additionalProperties": False}))
+    waves = [
+        [
+            GenerationRequest(
+                10 * wave + index,
+                prompt,
+                greedy(60, format=form, temperature=1.0, seed=10 * wave + index),
+                job="a",
+            )
+            for index, prompt in enumerate(PROMPTS)
+        ]
+        for wave in range(3)
+    ]
+    engine = make_engine(checkpoint, dtype="int8", speculates=True)
+    engine._speculation.times = FixedTimes()  # type: ignore[assignment]
+    for requests in waves:
+        expected = run(plain, requests)
+        assert list(map(told, run(engine, requests))) == list(map(told, expected))
+    stats = engine.stats
+    assert stats.grammar_right_tokens > 20
+    assert stats.lookup_right_tokens > 20
+    assert stats.steps < plain.stats.steps
 
 
 def test_streamed_text_and_logprobs_come_in_pieces_that_fit(checkpoint: Path, plain: Engine) -> None:

@@ -1,5 +1,8 @@
 """When guesses are verified, and how many."""
 
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
 import pytest
 
 from tests.fixtures.scheduling import make_sequence
@@ -8,11 +11,29 @@ from worker.engine.requests.stats import EngineStats
 from worker.engine.scheduling.block_pool import BlockPool
 from worker.engine.scheduling.plan import ScheduledSequence, StepPlan
 from worker.engine.sequences.next_token import NextToken
+from worker.engine.sequences.sequence import Sequence
 from worker.engine.speculation import speculation as module
+from worker.engine.speculation.proposer import DRAFT, NO_GUESS, GuessedTokens
 from worker.engine.speculation.speculation import Speculation
 from worker.engine.speculation.step_times import StepTimes
 
 PROMPT, OUTPUT = (1, 2, 3), tuple(range(10, 40))
+
+
+@dataclass
+class Fixed:
+    """Guesses the same for every Sequence."""
+
+    guess: GuessedTokens
+    seconds_per_pass: float | None = None
+    num_looks: int = 0
+
+    def propose(self, sequences: Items[Sequence], limits: Items[int]) -> list[GuessedTokens]:
+        self.num_looks += 1
+        return [self.guess.first(limit) for _, limit in zip(sequences, limits, strict=True)]
+
+    def ended(self, sequence: Sequence) -> None:
+        pass
 
 
 def make(fixed: float, token: float, *, num_blocks: int = 100) -> Speculation:
@@ -107,6 +128,50 @@ def test_limits_hold() -> None:
     assert made.extend(plan, 512).num_guesses == 2, "with the token after them the output is at its end"
     plan.entries[0].sequence.num_pending_tokens = 1
     assert made.extend(plan, 512).num_guesses == 0, "its newest token is not known"
+
+
+def test_looking_for_guesses_takes_little_of_the_time_where_there_are_none() -> None:
+    made = make(1e-6, 0.0)
+    nothing = Fixed(NO_GUESS)
+    made._proposers = [nothing]
+    plan = plan_for(made)
+    for _ in range(10 * module.PAUSE_STEPS):
+        assert not made.extend(plan, 512).num_guesses
+    assert 1 <= nothing.num_looks <= 11, "a look takes more than a Step here"
+
+
+def test_likelier_tokens_are_verified_first_and_each_is_counted_for_its_source() -> None:
+    made = make(1.0, 0.1)
+    sure, doubtful = ("grammar", None), ("lookup", (2, 0))
+    kinds = (sure, sure, doubtful, sure)
+    plan = plan_for(made, 2)
+    first = plan.entries[0].sequence
+    for _ in range(30):
+        made.rates.add(first, (sure,), 1)
+        made.rates.add(first, (doubtful,), 0)
+    made._proposers = [Fixed(GuessedTokens((10, 11, 12, 13), kinds))]
+    extended = made.extend(plan, 512)
+    assert [one.guesses for one in extended.entries] == [(10, 11)] * 2, "as far as they are likely"
+    confirm(made, extended, num_right=1)
+    stats = made._stats
+    assert (stats.grammar_guessed_tokens, stats.grammar_right_tokens) == (4, 2)
+    assert stats.lookup_guessed_tokens == 0
+
+
+def test_the_draft_guesses_where_the_lookup_is_less_likely_right() -> None:
+    made = make(1.0, 0.1)
+    made._proposers = [
+        Fixed(GuessedTokens((10, 11), (("lookup", (2, 0)),) * 2)),
+        Fixed(GuessedTokens((20, 21), (DRAFT,) * 2), seconds_per_pass=0.0),
+    ]
+    plan = plan_for(made)
+    sequence = plan.entries[0].sequence
+    for _ in range(9):
+        made.rates.add(sequence, (DRAFT,), 1)
+    assert made.extend(plan, 512).entries[0].guesses[0] == 20
+    for _ in range(40):
+        made.rates.add(sequence, (("lookup", (2, 0)),), 1)
+    assert made.extend(plan, 512).entries[0].guesses[0] == 10
 
 
 def test_a_pause_after_memory_ran_out() -> None:
