@@ -33,7 +33,7 @@ PLAIN_EVERY = 64
 PAUSE_STEPS = 64  # without guesses after a Step with guesses ran out of memory
 # The share of the time that may go by looking for guesses; more only where these make up for it. So many
 # Steps pay for a look that was dear, and a gain lasts for looks that take the time of so many Steps.
-LOST, DEBT_STEPS, CREDIT_STEPS = 0.01, 32, 4
+LOST, DEBT_STEPS, CREDIT_STEPS = 0.01, 32, 1
 PROBED = 8  # Sequences
 
 
@@ -72,6 +72,8 @@ class Speculation:
 
         `max_tokens` is the Step's limit. Takes free Blocks only, so it preempts nothing.
         """
+        if not self._proposers:
+            return plan
         began = time.perf_counter()
         self._open = []
         self._is_decode = _is_decode(plan)
@@ -80,8 +82,9 @@ class Speculation:
             return plan
         offers = self._offers(plan, room)
         counts, gain = self._choose(plan.num_tokens, offers, room)
-        self._balance += gain - (time.perf_counter() - began)
-        self._is_probing = self._balance < 0
+        taken = time.perf_counter() - began
+        self._balance += gain - taken
+        self._is_probing = gain < taken
         self._least_looked = plan.num_tokens // 2
         if not counts:
             self._num_guessing = 0
@@ -148,7 +151,7 @@ class Speculation:
             self._num_guessing = 0
             return False
         if num_tokens <= self._least_looked:
-            self._balance, self._is_probing = CREDIT_STEPS * without, False
+            self._balance, self._is_probing = CREDIT_STEPS * without, True
             self._least_looked = num_tokens // 2
         if (num_tokens + self.rates.best) * without > num_tokens * with_one:
             return True
