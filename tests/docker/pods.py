@@ -109,6 +109,7 @@ class Cluster:
         template = self.template(name)
         (container,) = template["spec"]["containers"]
         container["image"] = images[container["image"].partition(":")[0]]
+        container.pop("ports", None)  # podman would publish them on this machine
         document = {
             "apiVersion": "v1",
             "kind": "Pod",

@@ -6,6 +6,7 @@ their order, on one deployment.
 
 import base64
 import itertools
+import json
 import os
 import shutil
 import threading
@@ -16,7 +17,6 @@ from uuid import uuid4
 
 import boto3
 import pytest
-import yaml
 from moto.server import ThreadedMotoServer
 
 from tests.docker.authority import write_certificates
@@ -137,9 +137,9 @@ def create_secret() -> None:
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "secret",
     }
+    # podman keeps the data of a Secret, not the object.
     encoded = {name: base64.b64encode(value.encode()).decode() for name, value in data.items()}
-    document = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "headrace"}, "data": encoded}
-    podman("secret", "create", "headrace", "-", text=yaml.safe_dump(document))
+    podman("secret", "create", "headrace", "-", text=json.dumps(encoded))
 
 
 @pytest.fixture(scope="module")
