@@ -93,10 +93,10 @@ def test_a_file_goes_in_and_another_comes_out(service: Service) -> None:
     service.customer.run_file()
 
 
-def test_whatever_is_killed_comes_back(service: Service) -> None:
+def test_a_kill_stops_nothing(service: Service) -> None:
     """Docker starts a container again when its process has died; nothing that was accepted is lost."""
     for name in (*PROCESSES, "redis", "postgres"):
-        batch = service.customer.submit(PROMPTS * 16, max_tokens=48, ignore_eos=True)
+        batch = service.customer.submit(PROMPTS * 80, max_tokens=48, ignore_eos=True)
         service.customer.wait_for_progress(batch)
         service.compose.crash(name)
         service.customer.wait_for(batch)
@@ -117,7 +117,7 @@ def test_an_upgrade_loses_nothing(service: Service) -> None:
     before = len(customer.batches)
     submitting.start()
     try:
-        batch = customer.submit(PROMPTS * 16, max_tokens=48, ignore_eos=True)
+        batch = customer.submit(PROMPTS * 80, max_tokens=48, ignore_eos=True)
         customer.wait_for_progress(batch)
         compose.images |= next_images
         for name in ("release", *PROCESSES):

@@ -227,7 +227,7 @@ def test_a_host_is_cut_off_and_comes_back(service: Service) -> None:
     """Its shards go to another host; when it is back, it writes nothing old and takes new work."""
     customer, pods = service.customer, service.cluster.pods
     for cut in (pods["gpu"][0], pods["gpu"][1], pods["dispatcher"][0], pods["callbacks"][0]):
-        batch = customer.submit(PROMPTS * 16, max_tokens=48, ignore_eos=True)
+        batch = customer.submit(PROMPTS * 80, max_tokens=48, ignore_eos=True)
         customer.wait_for_progress(batch)
         cut.set_link("down")
         try:
