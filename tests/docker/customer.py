@@ -65,7 +65,7 @@ class Customer:
 
     def submit_until(self, stopping: threading.Event) -> None:
         """Submit small batches, one after another."""
-        while not stopping.is_set():
+        while not stopping.wait(0.5):  # more would only pile up where nothing runs for a minute
             self.submit(PROMPTS, max_tokens=8)
 
     def batch(self, batch_id: str) -> dict[str, Any]:
