@@ -8,11 +8,12 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.admission import Shape, make_backlog, run_once
-from benchmarks.quality import DEMO, WINDOW, perplexity
+from benchmarks.quality import DEMO, WINDOW, HeldOut
 from benchmarks.stated.figures import MeasuredFigure
 from benchmarks.stated.setup import Setup, in_turns, ratio, rounded, run_seconds
 from worker.engine.models.checkpoint import Weights
 from worker.engine.models.layers.layer_end import SeparateEnd
+from worker.engine.quantize.formats import WeightFormat
 from worker.engine.quantize.text_forward import TextForward
 from worker.engine.quantize.writer import quantize_checkpoint
 
@@ -34,15 +35,16 @@ def quantization(setup: Setup) -> dict[str, MeasuredFigure]:
     )
     with TemporaryDirectory() as folder:
         quantized = Path(folder, "int8")
-        quantize_checkpoint(DEMO, quantized, "int8")
-        exact = perplexity(TextForward(DEMO, WINDOW, torch.bfloat16, Weights), QUALITY_TOKENS)
+        quantize_checkpoint(DEMO, quantized, WeightFormat("int8"))
+        held_out = HeldOut(QUALITY_TOKENS)
+        exact = held_out.score(TextForward(DEMO, WINDOW, torch.bfloat16))["ppl"]
         weights = partial(Weights, eight_bits="int8")
-        lossy = perplexity(TextForward(quantized, WINDOW, torch.bfloat16, weights), QUALITY_TOKENS)
+        lossy = held_out.score(TextForward(quantized, WINDOW, torch.bfloat16, weights))["ppl"]
     return {
         "quantization_latency": MeasuredFigure(1 - 1 / ratio(alone, "f32", "int8"), rounded(alone)),
         "quantization_cost": MeasuredFigure(1 - 1 / ratio(full, "f32", "int8"), rounded(full)),
         "quantization_quality": MeasuredFigure(
-            lossy / exact - 1, {"bf16_perplexity": round(exact, 4), "int8_perplexity": round(lossy, 4)}
+            lossy / exact - 1, {"bf16_perplexity": exact, "int8_perplexity": lossy}
         ),
     }
 
