@@ -39,6 +39,7 @@ from worker.engine.quantize.logits import LogitComparison
 from worker.engine.quantize.mixing import find_formats, say_formats
 from worker.engine.quantize.text_forward import TextForward
 from worker.engine.quantize.writer import cast_checkpoint, num_bytes_of, quantize_checkpoint
+from worker.quality.text import TextComparison
 
 DEMO = Path(heldout.__file__).parent
 WINDOW = 1024
@@ -126,7 +127,7 @@ class HeldOut:
         self._exact = TextForward(DEMO, WINDOW, torch.bfloat16)
         self._states: list[Tensor] = []  # by window
 
-    def score(self, forward: TextForward) -> dict[str, float | list[float]]:
+    def score(self, forward: TextForward) -> tuple[float, TextComparison]:
         """Return the perplexity as `models/demo/heldout.py` defines it, and what has changed."""
         compared, place = LogitComparison(), count()
 
@@ -142,12 +143,7 @@ class HeldOut:
         scores = heldout.perplexity(
             logits_of, self._tokenizer, self._text, window=WINDOW, max_tokens=self._max_tokens
         )
-        found = compared.result()
-        return {
-            "ppl": round(float(scores["perplexity"]), 4),
-            "rise": [round(bound, 5) for bound in found.change_interval],
-            "divergence": round(found.divergence, 6),
-        }
+        return round(float(scores["perplexity"]), 4), compared.result()
 
 
 def calibration_text() -> str:
@@ -178,9 +174,11 @@ def measure(max_tokens: int | None, max_loss: float = MAX_LOSS) -> dict[str, dic
             _, num_kv_heads, head_dim, _ = keys.shape
             head_bytes = head_dim + 4 if context else 2 * head_dim
             with context or nullcontext():
-                found = held_out.score(forward)
+                perplexity, found = held_out.score(forward)
             results[name] = {
-                **found,
+                "ppl": perplexity,
+                "rise": [round(bound, 5) for bound in found.change_interval],
+                "divergence": round(found.divergence, 6),
                 "bytes": num_bytes,
                 "kv_bytes_per_token": 2 * num_kv_heads * head_bytes * len(forward.kv_cache),
             }

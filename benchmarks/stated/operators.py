@@ -37,9 +37,9 @@ def quantization(setup: Setup) -> dict[str, MeasuredFigure]:
         quantized = Path(folder, "int8")
         quantize_checkpoint(DEMO, quantized, WeightFormat("int8"))
         held_out = HeldOut(QUALITY_TOKENS)
-        exact = held_out.score(TextForward(DEMO, WINDOW, torch.bfloat16))["ppl"]
+        exact, _ = held_out.score(TextForward(DEMO, WINDOW, torch.bfloat16))
         weights = partial(Weights, eight_bits="int8")
-        lossy = held_out.score(TextForward(quantized, WINDOW, torch.bfloat16, weights))["ppl"]
+        lossy, _ = held_out.score(TextForward(quantized, WINDOW, torch.bfloat16, weights))
     return {
         "quantization_latency": MeasuredFigure(1 - 1 / ratio(alone, "f32", "int8"), rounded(alone)),
         "quantization_cost": MeasuredFigure(1 - 1 / ratio(full, "f32", "int8"), rounded(full)),
