@@ -106,8 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out: Path | None = options.out or (None if options.only else OUT)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        write_table(out / "results.md", found, heading(load, time.perf_counter() - started))
         draw(out, found)
+        write_table(out / "results.md", found, heading(load, time.perf_counter() - started))
     print(json.dumps({one.key: to_json(one, found[one.key]) for one in STATED if one.key in found}))
     return 1 if failed else 0
 

@@ -10,7 +10,7 @@ ANSWERS = {True: "yes", False: "**no**", None: ""}
 
 
 def write_table(file: Path, found: Mapping[str, MeasuredFigure], heading: str) -> None:
-    """Write one line for each figure, in their order; what was not measured has none."""
+    """Write one line for each figure, in their order, and the pictures that lie beside the file."""
     lines = [
         heading,
         "",
@@ -28,7 +28,9 @@ def write_table(file: Path, found: Mapping[str, MeasuredFigure], heading: str) -
                 f"`{one.bench}`",
             )
             lines.append(f"| {' | '.join(cells)} |")
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    pictures = sorted(one.name for one in file.parent.glob("*.png"))
+    lines += ["", *(f"![{name.removesuffix('.png').replace('_', ' ')}]({name})" for name in pictures)]
+    file.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
 def draw(folder: Path, found: Mapping[str, MeasuredFigure]) -> None:

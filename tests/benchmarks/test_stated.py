@@ -78,4 +78,5 @@ def test_the_command_reports_what_it_found_and_what_failed(
     assert "| `batching` |" in table
     assert "| at least 5.0 times | 4.0 times | **no** |" in table
     assert "fusion" not in table
+    assert table.endswith("![padding](padding.png)\n![speeds](speeds.png)\n")
     assert {file.name for file in tmp_path.iterdir()} == {"results.md", "padding.png", "speeds.png"}
