@@ -12,6 +12,8 @@ ANSWERS = {True: "yes", False: "**no**", None: ""}
 def write_table(file: Path, found: Mapping[str, MeasuredFigure], heading: str) -> None:
     """Write one line for each figure, in their order, and the pictures that lie beside the file."""
     lines = [
+        "# The stated figures beside ours",
+        "",
         heading,
         "",
         "| key | what is said | stated | measured | holds | benchmark |",
