@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -119,7 +120,10 @@ class Customer:
     def events(self) -> dict[str, Counter[str]]:
         """Return how often each event came, by its id and its batch; every signature is right."""
         found: dict[str, Counter[str]] = {}
+        hook = Webhook(self.secret)
         for headers, body in list(self.hook.calls):
-            Webhook(self.secret).verify(body, headers)
+            sent_at = datetime.fromtimestamp(int(headers["webhook-timestamp"]), UTC)  # it may be long ago
+            signature = hook.sign(headers["webhook-id"], sent_at, body.decode())
+            assert signature in headers["webhook-signature"].split()
             found.setdefault(json.loads(body)["batch_id"], Counter())[headers["webhook-id"]] += 1
         return found
