@@ -96,7 +96,9 @@ class Settings(BaseSettings):
     # Those that one gpu worker of this machine serves in turns; without them it serves `model`.
     models: Annotated[tuple[Path, ...], NoDecode] = ()
     # worker/values/parsing.py; None: as its chat template says.
-    model_family: Literal["hermes", "llama", "mistral", "gemma", "harmony", "none"] | None = None
+    model_family: (
+        Literal["hermes", "coder", "deepseek", "llama", "mistral", "gemma", "harmony", "none"] | None
+    ) = None
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["f32", "bf16", "int8", "fp8"] = "f32"
     kv_cache_dtype: Literal["int8", "fp8"] | None = None  # None: the dtype of activations

@@ -3,8 +3,11 @@
 import re
 from pathlib import Path
 
-from worker.settings import Settings
+import pytest
+
+from worker.settings import Settings, read_settings
 from worker.up import read_procfile
+from worker.values.parsing import Family
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
@@ -34,6 +37,14 @@ def test_every_setting_is_in_the_table_with_its_default() -> None:
         for name, field in Settings.model_fields.items()
     }
     assert documented == real
+
+
+@pytest.mark.parametrize("family", Family)
+def test_every_family_can_be_chosen(family: Family) -> None:
+    """README's table names them; a process refuses to start with one that its settings do not know."""
+    given = {"model_family": family.value, "database_url": "postgresql://", "redis_url": "redis://"}
+    assert read_settings(**given).model_family == family.value
+    assert f"`{family.value}`" in README
 
 
 def test_the_procfile_has_the_processes_that_readme_names() -> None:
