@@ -197,6 +197,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     finally:
         cluster.remove()
         podman("secret", "rm", "headrace", check=False)
+        podman("volume", "rm", "--force", "headrace-authorities", check=False)  # made of the ConfigMap
         for name in names.values():
             podman("rm", "--force", "--ignore", "--volumes", "--time", "5", name)
         podman("network", "rm", "--force", prefix, check=False)
