@@ -156,10 +156,11 @@ PRINTS = {
     "openai_tools.py": r"label (good|bad|neutral) (True|False)\n(stop|length|tool_calls)",
 }
 READ_BY = {
-    "prompts.jsonl": "batch.py",
-    "requests.jsonl": "openai_batch.py",
-    "prompts.txt": None,
-    "README.md": None,
+    "prompts.jsonl": EXAMPLES / "batch.py",
+    "requests.jsonl": EXAMPLES / "openai_batch.py",
+    "prompts.txt": ROOT / "README.md",
+    "README.md": ROOT / "README.md",
+    "pairs.jsonl": ROOT / "docs" / "caching.md",
 }
 
 
@@ -170,8 +171,8 @@ OF_CLIENTS = {"lm_eval_batch.py", "duckdb_table.py", "pandas_table.py", "dataset
 def test_every_example_is_run() -> None:
     names = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
     assert names == set(PRINTS) | set(READ_BY) | {"webhook_receiver.py"} | OF_CLIENTS
-    for name, program in READ_BY.items():
-        assert name in (README if program is None else (EXAMPLES / program).read_text())
+    for name, reader in READ_BY.items():
+        assert name in reader.read_text()
 
 
 @pytest.mark.parametrize("name", PRINTS)

@@ -155,8 +155,13 @@ def test_slack_is_left_to_spot(
 def test_the_documented_query_reads_the_wanted_number(store: Store, autoscaler: Autoscaler) -> None:
     batch(store)
     only(autoscaler)
-    page = Path(__file__).parents[3] / "docs" / "autoscaling.md"
-    found = re.search(r"query: \"(SELECT .* FROM wanted_workers .*)\"", page.read_text())
-    assert found is not None
+    page = (Path(__file__).parents[3] / "docs" / "autoscaling.md").read_text()
+    query = re.search(r"^SELECT .* FROM wanted_workers$", page, re.MULTILINE)
+    one_model = re.search(r"`(WHERE model_name = 'llama')`", page)
+    assert query is not None
+    assert one_model is not None
     with store.transaction() as session:
-        assert session.scalar(text(found[1].replace("'llama'", "'tiny'"))) == 1
+        assert session.scalar(text(query[0])) == 1
+        for name, wanted in (("tiny", 1), ("other", 0)):
+            of_it = f"{query[0]} {one_model[1]}".replace("llama", name)
+            assert session.scalar(text(of_it)) == wanted
