@@ -86,7 +86,9 @@ async def embeddings(
     return await _whole(services, http_request, Endpoint.EMBEDDINGS, batch)
 
 
-@router.get("/models", dependencies=[READ], responses=documented(401, 403, 429), summary="List the models")
+@router.get(
+    "/models", dependencies=[READ], responses=documented(401, 403, 429, 503), summary="List the models"
+)
 def models(services: ServicesDependency) -> ModelList:
     """List the one model that is served, under each of its names."""
     status = _status(services)
@@ -97,7 +99,7 @@ def models(services: ServicesDependency) -> ModelList:
 @router.get(
     "/models/{model}",
     dependencies=[READ],
-    responses=documented(401, 403, 404, 429),
+    responses=documented(401, 403, 404, 429, 503),
     summary="Look at a model",
 )
 def get_model(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.stated.figures import STATED, MeasuredFigure, bound, holds, shown
+from worker.drawing import new_figure
 
 ANSWERS = {True: "yes", False: "**no**", None: ""}
 
@@ -88,9 +89,7 @@ def _bars(file: Path, names: Sequence[str], values: Sequence[float], up: str) ->
 
 
 def _figure() -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - of the extra `tune`
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    figure = Figure(figsize=(6, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(6, 3.6)
+    if figure is None:
+        raise RuntimeError("the pictures need matplotlib: pip install 'headrace[tune]'")
     return figure

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker.drawing import new_figure
+
 SIMILARITIES = "worker.tuning.similarities"
 FIELDS = (
     "threshold",
@@ -116,13 +118,9 @@ def write_png(
     file: Path, found: Sequence[Threshold], bare: Sequence[Threshold], chosen: Threshold | None
 ) -> bool:
     """Draw precision by recall, with and without marks; return False without matplotlib."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - of an extra
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ImportError:
+    figure = new_figure(7, 4.5)
+    if figure is None:
         return False
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for points, label, style in ((bare, "similarity alone", "--"), (found, "with marks", "-")):
         axes.plot([one.recall for one in points], [one.precision for one in points], style, label=label)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from worker.drawing import new_figure
 from worker.tuning.measuring import MeasuredSetting
 from worker.tuning.records import TrialRecord
 
@@ -48,15 +49,11 @@ def write_png(
     file: Path, records: Sequence[TrialRecord], front: Sequence[TrialRecord], winner: TrialRecord | None
 ) -> bool:
     """Draw every trial by speed and latency, coloured by quality loss; return False without matplotlib."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - of an extra
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ImportError:
-        return False
     ended = [one.figures for one in records if one.figures is not None]
     best = [one.figures for one in front if one.figures is not None]
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7, 4.5)
+    if figure is None:
+        return False
     axes = figure.add_subplot()
     dots = axes.scatter(
         [one.tokens_per_second for one in ended],

@@ -3,18 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from worker.drawing import new_figure
+
 SMOOTHED = 100  # points of the loss, at most
 
 
 def write_png(file: Path, losses: Sequence[float], acceptance: Sequence[tuple[int, float]]) -> bool:
     """Draw the loss of each step, and the acceptance after some steps; return False without matplotlib."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - of an extra
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ImportError:
+    figure = new_figure(7, 4)
+    if figure is None:
         return False
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     left = figure.add_subplot()
     width = -(-len(losses) // SMOOTHED)
     parts = [losses[start : start + width] for start in range(0, len(losses), width)]
