@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo images compose-test kubernetes-lint kubernetes-test test-stores test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-fleet bench-autoscale bench-placement bench-speculation bench-gpu quality claims tune-demo up format clean
+.PHONY: demo images compose-test kubernetes-lint kubernetes-test test-stores test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-fleet bench-autoscale bench-placement bench-tail bench-experiments bench-speculation bench-gpu quality claims tune-demo up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
@@ -41,7 +41,7 @@ compose-test: images test-stores $(VENV)/.dev ## the compose file in podman: a b
 	$(BIN)/python -m pytest -m containers tests/docker/test_containers.py
 
 kubernetes-lint: $(VENV)/.dev $(VENV)/.kubernetes ## the Kubernetes manifests as kubectl renders them, against the schemas
-	$(BIN)/python -m pytest -m containers tests/docker/test_kubernetes.py
+	$(BIN)/python -m pytest -m "containers or not containers" tests/docker/test_kubernetes.py tests/docker/test_rendered_kubernetes.py
 
 kubernetes-test: images test-stores kubernetes-lint ## the Kubernetes manifests as pods of podman, on several hosts
 	$(BIN)/python -m pytest -m containers tests/docker/test_pods.py
@@ -107,6 +107,12 @@ bench-fleet: $(VENV)/.local ## simulated workers over the real store; the last l
 
 bench-placement: $(VENV)/.local ## what shards of alike requests gain, simulated; the last line is JSON
 	$(BIN)/python -m benchmarks.placement
+
+bench-experiments: $(VENV)/.local ## whether experiments find a planted regression, and accuse no equal model; the last line is JSON
+	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/bench} $(EMBEDDED) $(BIN)/python -m benchmarks.experiments
+
+bench-tail: $(VENV)/.local ## the end of a batch on unlike workers, simulated; the last line is JSON
+	$(BIN)/python -m benchmarks.tail
 
 bench-speculation: $(VENV)/.local ## what guessed tokens gain, and that they never cost
 	$(BIN)/python -m benchmarks.speculation

@@ -1,6 +1,8 @@
 """Serves the API on HOST and PORT until SIGTERM: `python -m api`."""
 
 import resource
+import signal
+import sys
 
 import uvicorn
 
@@ -20,6 +22,8 @@ if __name__ == "__main__":
     # Each connection is an open file. If the limit is still reached, the log says so.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # uvicorn raises the SIGTERM that has stopped it once more; an orderly stop is a success.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     uvicorn.run(
         app,
         host=config.host,

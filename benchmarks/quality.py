@@ -1,22 +1,24 @@
 """Measures the quality loss of quantization: the demo model's perplexity on its held-out text by format.
 
-    python -m benchmarks.quality [--tokens N] [--max-loss 0.005]
+    python -m benchmarks.quality [--tokens N] [--max-loss 0.005] [--steps 150] [--only FORMAT ...]
 
 `worker.engine.quantize` writes each checkpoint and the loader reads it. int8 also quantizes tokens, as the
 CPU's int8 product does, and int8_static by ranges; fp8 rounds tokens to fp8 before each product, as a GPU's
-product would. auto mixes formats to the fewest bytes within --max-loss. The rest runs in bf16. The last line
-is JSON: perplexity, the interval of its rise, the divergence from the exact model in nats a token, bytes of
-weights, bytes of KV cache per token; and of auto, whether it is smaller than int8 and within the loss.
+product would. auto mixes formats to the fewest bytes within --max-loss. The rest runs in bf16. distilled is
+a third of the layers, which the whole model has taught for --steps. The last line is JSON:
+perplexity, the interval of its rise, the divergence from the exact model in nats a token, bytes of weights,
+bytes of KV cache per token; of auto, whether it is smaller than int8 and within the loss; of distilled, how
+many times as fast one request is.
 """
 
 import argparse
 import json
 import sysconfig
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from benchmarks.distilled import STEPS, distill_demo, latencies
+from benchmarks.stated.setup import ratio
 from kernels.kv_write import LayerCache
 from kernels.paged_attention import paged_attention
 from kernels.quantization import quantize_heads
@@ -47,6 +51,21 @@ WINDOW = 1024
 CALIBRATION = ("argparse.py", "threading.py", "http/client.py", "json/encoder.py", "tarfile.py", "random.py")
 CALIBRATION_CHARACTERS = 20_000  # of each
 MAX_LOSS = 0.005  # of auto
+NAMES = (
+    "bf16",
+    "fp16",
+    "int8",
+    "int8_static",
+    "fp8",
+    "fp8_weights",
+    "fp8_compensated",
+    "int4",
+    "int4_compensated",
+    "nf4",
+    "auto",
+    "int8_kv",
+    "distilled",
+)
 
 
 @dataclass(slots=True)
@@ -145,6 +164,26 @@ class HeldOut:
         )
         return round(float(scores["perplexity"]), 4), compared.result()
 
+    def row(
+        self,
+        directory: Path,
+        make_weights: Callable[[Path, torch.dtype], Weights] = Weights,
+        context: AbstractContextManager[object] | None = None,
+    ) -> dict[str, Any]:
+        """Return what a checkpoint, read by `make_weights` and run in a context, makes of the text."""
+        forward = TextForward(directory, WINDOW, torch.bfloat16, make_weights)
+        keys = forward.kv_cache[0].keys
+        _, num_kv_heads, head_dim, _ = keys.shape
+        head_bytes = head_dim + 4 if context else 2 * head_dim
+        with context or nullcontext():
+            perplexity, found = self.score(forward)
+        return {
+            "ppl": perplexity,
+            "rise": [round(bound, 5) for bound in found.change_interval],
+            "divergence": round(found.divergence, 6),
+            "kv_bytes_per_token": 2 * num_kv_heads * head_bytes * len(forward.kv_cache),
+        }
+
 
 def calibration_text() -> str:
     """Return text of the standard library that the model was trained on."""
@@ -153,64 +192,79 @@ def calibration_text() -> str:
     return "".join(text[:CALIBRATION_CHARACTERS] for text in texts)
 
 
-def measure(max_tokens: int | None, max_loss: float = MAX_LOSS) -> dict[str, dict[str, Any]]:
-    """Return perplexity, divergence and bytes by format."""
-    windows = read_windows(DEMO, calibration_text())
-    moments = observe(DEMO, windows, Moments)
-    mixture = find_formats(DEMO, windows, max_loss)
-    held_out = HeldOut(max_tokens)
-    results: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory() as folder:
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """The checkpoints of a folder, each written when it is asked for, and what they make of a text."""
 
-        def add(
-            name: str,
-            directory: Path,
-            num_bytes: int,
-            make_weights: Callable[[Path, torch.dtype], Weights] = Weights,
-            context: AbstractContextManager[object] | None = None,
-        ) -> None:
-            forward = TextForward(directory, WINDOW, torch.bfloat16, make_weights)
-            keys = forward.kv_cache[0].keys
-            _, num_kv_heads, head_dim, _ = keys.shape
-            head_bytes = head_dim + 4 if context else 2 * head_dim
-            with context or nullcontext():
-                perplexity, found = held_out.score(forward)
-            results[name] = {
-                "ppl": perplexity,
-                "rise": [round(bound, 5) for bound in found.change_interval],
-                "divergence": round(found.divergence, 6),
-                "bytes": num_bytes,
-                "kv_bytes_per_token": 2 * num_kv_heads * head_bytes * len(forward.kv_cache),
-            }
+    folder: Path
+    held_out: HeldOut
+    max_loss: float
+    steps: int
 
-        def quantized(
-            name: str, formats: WeightFormat | Mapping[str, WeightFormat], **options: Any
-        ) -> tuple[Path, int]:
-            out = Path(folder, name)
-            return out, quantize_checkpoint(DEMO, out, formats, **options)
-
+    def rows(self) -> dict[str, Callable[[], dict[str, Any]]]:
+        """Return what measures each format, by name."""
+        windows = cache(lambda: read_windows(DEMO, calibration_text()))
+        moments = cache(lambda: observe(DEMO, windows(), Moments))
+        scales = cache(lambda: input_scales(DEMO, windows()))
         int8, fp8, int4 = WeightFormat("int8"), WeightFormat("fp8"), WeightFormat("int4", 64)
-        scales = input_scales(DEMO, windows)
-        fp8_tokens = partial(RoundedWeights, to_rounded=by_token)
-        static_tokens = partial(RoundedWeights, to_rounded=partial(by_range, scales))
-        whole = num_bytes_of(DEMO)
-        add("bf16", DEMO, whole)
-        add("fp16", Path(folder, "fp16"), cast_checkpoint(DEMO, Path(folder, "fp16"), "fp16"))
-        add("int8", *quantized("int8", int8), partial(Weights, eight_bits="int8"))
-        add("int8_static", *quantized("int8_static", int8, input_scales=scales), static_tokens)
-        add("fp8", *quantized("fp8", fp8), fp8_tokens)
-        add("fp8_weights", *quantized("fp8_weights", fp8))
-        add("fp8_compensated", *quantized("fp8_compensated", fp8, moments=moments), fp8_tokens)
-        add("int4", *quantized("int4", int4))
-        add("int4_compensated", *quantized("int4_compensated", int4, moments=moments))
-        add("nf4", *quantized("nf4", WeightFormat("nf4")))
-        add("auto", *quantized("auto", mixture.formats, moments=mixture.moments))
-        add("int8_kv", DEMO, whole, context=int8_cache())
-    auto, rise = results["auto"], results["auto"]["ppl"] / results["bf16"]["ppl"] - 1
-    auto["formats"] = say_formats(mixture.formats, mixture.num_modules)
-    auto["is_smaller_than_int8"] = auto["bytes"] < results["int8"]["bytes"]
-    auto["is_within_loss"] = rise <= max_loss
-    return results
+        tokens = partial(RoundedWeights, to_rounded=by_token)
+
+        def by_ranges(directory: Path, dtype: torch.dtype) -> Weights:
+            return RoundedWeights(directory, dtype, partial(by_range, scales()))
+
+        row, one = self._row, self._quantized
+        return {
+            "bf16": lambda: row(DEMO, num_bytes_of(DEMO)),
+            "fp16": lambda: row(self.folder / "fp16", cast_checkpoint(DEMO, self.folder / "fp16", "fp16")),
+            "int8": lambda: row(*one("int8", int8), partial(Weights, eight_bits="int8")),
+            "int8_static": lambda: row(*one("int8_static", int8, input_scales=scales()), by_ranges),
+            "fp8": lambda: row(*one("fp8", fp8), tokens),
+            "fp8_weights": lambda: row(*one("fp8_weights", fp8)),
+            "fp8_compensated": lambda: row(*one("fp8_compensated", fp8, moments=moments()), tokens),
+            "int4": lambda: row(*one("int4", int4)),
+            "int4_compensated": lambda: row(*one("int4_compensated", int4, moments=moments())),
+            "nf4": lambda: row(*one("nf4", WeightFormat("nf4"))),
+            "auto": lambda: self._auto(windows()),
+            "int8_kv": lambda: row(DEMO, num_bytes_of(DEMO), context=int8_cache()),
+            "distilled": self._distilled,
+        }
+
+    def _row(self, directory: Path, num_bytes: int, *how: Any, **context: Any) -> dict[str, Any]:
+        return self.held_out.row(directory, *how, **context) | {"bytes": num_bytes}
+
+    def _quantized(
+        self, name: str, formats: WeightFormat | Mapping[str, WeightFormat], **options: Any
+    ) -> tuple[Path, int]:
+        out = self.folder / name
+        return out, quantize_checkpoint(DEMO, out, formats, **options)
+
+    def _auto(self, windows: Sequence[Tensor]) -> dict[str, Any]:
+        mixture = find_formats(DEMO, windows, self.max_loss)
+        found = self._row(*self._quantized("auto", mixture.formats, moments=mixture.moments))
+        plain = quantize_checkpoint(DEMO, self.folder / "plain", WeightFormat("int8"))
+        exact = self.held_out.row(DEMO)["ppl"]
+        return found | {
+            "formats": say_formats(mixture.formats, mixture.num_modules),
+            "is_smaller_than_int8": found["bytes"] < plain,
+            "is_within_loss": found["ppl"] / exact - 1 <= self.max_loss,
+        }
+
+    def _distilled(self) -> dict[str, Any]:
+        student = distill_demo(self.folder, self.steps)
+        speedup = ratio(latencies(student), "teacher", "student")
+        return self._row(student, num_bytes_of(student)) | {"speedup": round(speedup, 3)}
+
+
+def measure(
+    max_tokens: int | None,
+    max_loss: float = MAX_LOSS,
+    steps: int = STEPS,
+    only: Sequence[str] = NAMES,
+) -> dict[str, dict[str, Any]]:
+    """Return perplexity, divergence and bytes by format, of the exact one and of those in `only`."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Formats(Path(folder), HeldOut(max_tokens), max_loss, steps).rows()
+        return {name: rows[name]() for name in rows if name in {NAMES[0], *only}}
 
 
 def main() -> None:
@@ -220,8 +274,10 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=None, help="of the held-out text; default: all of it")
     parser.add_argument("--max-loss", type=float, default=MAX_LOSS, help="of auto: share of the perplexity")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of distilled")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="formats beside bf16")
     options = parser.parse_args()
-    results = measure(options.tokens, options.max_loss)
+    results = measure(options.tokens, options.max_loss, options.steps, options.only)
     exact = results["bf16"]["ppl"]
     print(
         f"{'format':18} {'perplexity':>10} {'change':>8} {'interval':>18} {'divergence':>10} {'weights':>10}"
@@ -233,7 +289,10 @@ def main() -> None:
             f"{name:18} {row['ppl']:10.4f} {row['ppl'] / exact - 1:+8.2%} {low:+8.2%} to {high:+6.2%} "
             f"{row['divergence']:10.6f} {row['bytes'] / 1e6:7.2f} MB {row['kv_bytes_per_token']:8} B"
         )
-    print(f"auto: {results['auto']['formats']}")
+    if "auto" in results:
+        print(f"auto: {results['auto']['formats']}")
+    if "distilled" in results:
+        print(f"distilled: one request is {results['distilled']['speedup']:.2f} times as fast")
     print(json.dumps(results))
 
 

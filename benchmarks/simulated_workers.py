@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
+from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Barrier
+from queue import Empty
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -130,7 +132,7 @@ def run_all(url: str, jobs: Sequence[SimulatedWorker], *, when_ready: Callable[[
     total = WorkerTimes()
     try:
         for _ in processes:
-            found = answers.get()
+            found = _take(answers, processes)
             if isinstance(found, str):
                 raise RuntimeError(found)  # noqa: TRY004 - it is the error's text
             total.add(found)
@@ -138,6 +140,19 @@ def run_all(url: str, jobs: Sequence[SimulatedWorker], *, when_ready: Callable[[
         for process in processes:
             process.join()
     return total
+
+
+def _take(answers: Any, processes: Sequence[BaseProcess]) -> WorkerTimes | str:
+    """Return the next answer; raises RuntimeError if none can come any more."""
+    while True:
+        is_last = not any(process.is_alive() for process in processes)
+        try:
+            found: WorkerTimes | str = answers.get(timeout=0.1 if is_last else 1.0)
+        except Empty:
+            if is_last:
+                raise RuntimeError("a process of simulated workers has died") from None
+        else:
+            return found
 
 
 def run_some(

@@ -3,8 +3,8 @@ r"""Measures what guessed tokens gain: each case with and without them, in turns
     python -m benchmarks.speculation [--model DIR] [--draft DIR] [--dtype DTYPE] [--threads N] \
         [--rounds N] [--cases NAME ...]
 
-A case is a few requests that run together; each round runs it with other text on two engines, one of which
-guesses. Its number is the median over rounds of seconds without guesses by seconds with them.
+A case is a few requests that run together; each round runs it with other text, once with guesses and once
+without, on one engine. Its number is the median over rounds of seconds without guesses by seconds with them.
 
 - tail: four long requests are left of a batch. makespan: a whole batch of 60 short and four long ones.
 - interactive: one request, greedy; sampled: one at temperature 0.7.
@@ -36,6 +36,7 @@ from tokenizers import Tokenizer
 from worker.engine.engine import Engine
 from worker.engine.requests.config import DTYPES, EngineConfig
 from worker.engine.requests.generation import GenerationRequest
+from worker.engine.speculation.speculation import Speculation
 from worker.values.sampling import FormatKind, OutputFormat, SamplingParams
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
@@ -88,7 +89,7 @@ CASES = {
     "long_context": Case((128,), 8_000, GREEDY, is_decode_only=True),
     "templated": Case((200,) * 16, 96, IN_FORM, at_once=4),
 }
-PROPOSERS = ("lookup", "grammar", "draft")
+PROPOSERS = ("lookup", "grammar", "draft", "medusa")
 
 
 def stretched(model: Path, directory: Path) -> Path:
@@ -141,19 +142,25 @@ def measure(
     config: dict[str, Any], case: Case, text_ids: Sequence[int], begin: int, rounds: int
 ) -> tuple[dict[str, float], Counter[str]]:
     """Return the median ratio of a case with what is behind it, and the guessed and right tokens."""
-    engines = {
-        speculates: Engine(EngineConfig(**config, speculates=speculates, enable_prefix_cache=False))
-        for speculates in (False, True)
+    # One Engine for both: two differ by some percent in speed, by where their memory lies.
+    engine = Engine(EngineConfig(**config, speculates=True, enable_prefix_cache=False))
+    pool, stats = engine._scheduler.block_pool, engine.stats  # noqa: SLF001
+    deciding = {
+        False: Speculation([], pool, stats, block_size=engine.config.block_size),
+        True: engine._speculation,  # noqa: SLF001
     }
     taken: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    num_steps = {False: 0, True: 0}
     for turn in range(rounds + 1):
         given = prompts(case, text_ids, begin, turn)
         order = (False, True) if turn % 2 else (True, False)
         for speculates in order:
-            found = run(engines[speculates], case, given, f"job {turn}")
+            engine._speculation = deciding[speculates]  # noqa: SLF001
+            before = stats.steps
+            found = run(engine, case, given, f"job {turn}")
             if turn:  # the first compiles, and learns what Steps cost
                 taken[speculates].append(found)
-    stats = engines[True].stats
+                num_steps[speculates] += stats.steps - before
     ratio, cpu_ratio = (
         statistics.median(
             without[clock] / with_them[clock]
@@ -161,7 +168,7 @@ def measure(
         )
         for clock in (0, 1)
     )
-    steps = stats.steps / engines[False].stats.steps
+    steps = num_steps[True] / num_steps[False]
     numbers = {
         "ratio": round(ratio, 3),
         "cpu_ratio": round(cpu_ratio, 3),

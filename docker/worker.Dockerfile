@@ -38,7 +38,7 @@ WORKDIR /app
 COPY --from=build /opt/venv /opt/venv
 COPY models/demo/config.json models/demo/generation_config.json models/demo/model.safetensors \
     models/demo/tokenizer.json models/demo/tokenizer_config.json models/demo/
-COPY pyproject.toml ./
+COPY pyproject.toml Procfile ./
 COPY docker/health.py docker/
 COPY kernels kernels
 COPY worker worker

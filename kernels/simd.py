@@ -37,6 +37,7 @@ def _pointer_to(kind: Any) -> Any:
 
 # Pointers from the address of a tensor's first element. Numba has no bfloat16, so its bits are uint16.
 float32_at, bfloat16_at = _pointer_to(types.float32), _pointer_to(types.uint16)
+float64_at = _pointer_to(types.float64)
 int64_at, int32_at, int8_at, uint8_at, uint32_at = (
     _pointer_to(kind) for kind in (types.int64, types.int32, types.int8, types.uint8, types.uint32)
 )

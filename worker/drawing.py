@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+NEEDED = "needs matplotlib: pip install 'headrace[tune]'"
+
 
 def new_figure(width: float, height: float) -> "Figure | None":
     """Return an empty figure of so many inches, to be saved as PNG; None without the extra `tune`."""

@@ -33,8 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROCFILE_LINE = re.compile(r"^(?P<name>[A-Za-z0-9_-]+):\s*(?P<command>.+)$", re.MULTILINE)
 REVISION = re.compile(r'^revision = "(.+)"$', re.MULTILINE)
 DOWN_REVISION = re.compile(r'^down_revision = "(.+)"$', re.MULTILINE)
-# Long enough for a worker to drain (HEADRACE_DRAIN_SECONDS) and hand back its shards.
-STOP_SECONDS = 30.0
+HAND_BACK_SECONDS = 20.0  # the longest that a worker saves and hands back its shards, after it has drained
 # No result waits for these: they start when the gpu worker, which takes longest, is ready, or after so long.
 LATER, LATER_SECONDS = frozenset({"callbacks", "files", "flower"}), 12.0
 READY_LINE = re.compile(r"@\S+ ready\.")  # of Celery
@@ -173,7 +172,7 @@ def stop_all(processes: Sequence[Supervised], loops: Sequence[Loop]) -> None:
     """Send SIGTERM to processes whose `stopping` is set, and SIGKILL to those that take too long to end."""
     for process in processes:
         process.send(signal.SIGTERM)
-    deadline = time.monotonic() + STOP_SECONDS
+    deadline = time.monotonic() + settings().drain_seconds + HAND_BACK_SECONDS
     for loop in loops:
         loop.join(max(0.0, deadline - time.monotonic()))
     for process in processes:

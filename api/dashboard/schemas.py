@@ -4,6 +4,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, Field
 
+from api.experiments.schemas import ExperimentAnswer
 from api.metrics.schemas import Share
 from worker.contract.states import BatchStatus
 
@@ -39,6 +40,12 @@ class FailedBatch(BaseModel):
     error_code: str | None = Field(description="why the batch stopped itself, or of one of its last requests")
     error_message: str | None
     finished_at: datetime | None
+
+
+class ShownExperiment(ExperimentAnswer):
+    """An experiment of any tenant."""
+
+    tenant: str
 
 
 class WorkerAnswer(BaseModel):
@@ -84,6 +91,7 @@ class Overview(BaseModel):
     window_seconds: float = Field(description="what rates of workers are measured over, at most")
     tokens_waiting: int = Field(description="of live batches: prompts, and outputs at their longest")
     batches: list[LiveBatch] = Field(description="running ones first")
+    experiments: list[ShownExperiment] = Field(description="the newest first")
     failures: list[FailedBatch] = Field(description="the last ended first")
     workers: list[WorkerAnswer]
     deliveries: DeliveriesAnswer

@@ -7,9 +7,11 @@ from api.dashboard.schemas import (
     FailingReceiverAnswer,
     LiveBatch,
     Overview,
+    ShownExperiment,
     WorkerAnswer,
 )
 from api.dependencies import Services
+from api.experiments.service import to_answer
 from api.metrics.summary import busy_share, share
 from worker.contract.engine_state import EngineState
 from worker.contract.messages import GPU_QUEUE
@@ -17,10 +19,13 @@ from worker.contract.processes import CORES
 from worker.contract.usage import SECONDS
 from worker.forecasts.forecaster import Forecaster
 from worker.store.batches.batch_views import BatchView
+from worker.store.experiments import experiment_views
+from worker.store.experiments.experiment_views import ExperimentView
 from worker.store.watching import outlook, overview
 from worker.store.watching.overview import FailingReceiver, Failure, WorkerLoad
 
 MAX_BATCHES = 50
+MAX_EXPERIMENTS = 10
 MAX_FAILURES = 20
 MAX_RECEIVERS = 20
 MINUTES = 2  # a window of one to two minutes
@@ -28,6 +33,7 @@ MINUTES = 2  # a window of one to two minutes
 
 def read_overview(deployment: Services) -> Overview:
     """Return the current overview of all tenants."""
+    currency = deployment.settings.currency
     with deployment.everybody.transaction() as session:
         backlog = outlook.backlog(session)
         live = overview.live_batches(session, limit=MAX_BATCHES)
@@ -38,6 +44,10 @@ def read_overview(deployment: Services) -> Overview:
             window_seconds=60.0 * MINUTES,
             tokens_waiting=backlog.prompt_tokens + backlog.max_output_tokens,
             batches=[_to_live(view, forecasters[view.model_fingerprint]) for view in live],
+            experiments=[
+                _to_experiment(view, currency)
+                for view in experiment_views.page(session, after=None, limit=MAX_EXPERIMENTS)
+            ],
             failures=[_to_failed(one) for one in overview.failures(session, limit=MAX_FAILURES)],
             workers=[_to_worker(load) for load in overview.worker_loads(session, minutes=MINUTES)],
             deliveries=DeliveriesAnswer(
@@ -69,6 +79,10 @@ def _to_live(view: BatchView, forecaster: Forecaster) -> LiveBatch:
         eta_seconds=None if eta is None else eta.seconds,
         created_at=view.created_at,
     )
+
+
+def _to_experiment(view: ExperimentView, currency: str) -> ShownExperiment:
+    return ShownExperiment(tenant=view.tenant_id, **to_answer(view, currency).model_dump())
 
 
 def _to_failed(failure: Failure) -> FailedBatch:

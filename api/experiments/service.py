@@ -8,11 +8,19 @@ from api.batches.experiments import check_experiment, start_experiment
 from api.batches.reassigning import reassign_in
 from api.dependencies import Services
 from api.errors import ConflictError, InvalidInputError, NotFoundError
-from api.experiments.schemas import ExperimentAnswer, ExperimentPage, ExperimentSide, ExperimentSubmission
+from api.experiments.schemas import (
+    ExperimentAnswer,
+    ExperimentMeans,
+    ExperimentPage,
+    ExperimentSide,
+    ExperimentSubmission,
+)
+from api.figures import to_cost
 from api.inputs.cursors import cut
 from worker.contract.states import ExperimentMode, ExperimentStatus
 from worker.store.experiments import experiment_views, experiments
 from worker.store.experiments.experiment_views import ExperimentView
+from worker.store.experiments.judging import Means, Report, Work
 from worker.store.shards import reassigning
 from worker.store.tenants import audit
 
@@ -67,14 +75,14 @@ def answer(services: Services, experiment_id: str) -> ExperimentAnswer:
 
     """
     with services.store.transaction() as session:
-        return _to_answer(_find(session, experiment_id))
+        return to_answer(_find(session, experiment_id), services.settings.currency)
 
 
 def page(services: Services, *, after: str | None, limit: int) -> ExperimentPage:
     """Return a page of experiments, newest first, after experiment `after`; raises UnknownCursorError."""
     with services.store.transaction() as session:
         found, has_more = cut(experiment_views.page(session, after=after, limit=limit + 1), limit)
-    data = [_to_answer(view) for view in found]
+    data = [to_answer(view, services.settings.currency) for view in found]
     return ExperimentPage(data=data, last_id=data[-1].experiment_id if data else None, has_more=has_more)
 
 
@@ -134,8 +142,9 @@ def _end(
     audit.record(session, actor, act, view.id, details, tenant_id=view.tenant_id)
 
 
-def _to_answer(view: ExperimentView) -> ExperimentAnswer:
-    found, speed = view.comparison, view.speed
+def to_answer(view: ExperimentView, currency: str) -> ExperimentAnswer:
+    """Return an experiment as a client reads it."""
+    report, found = view.report, view.report.comparison
     return ExperimentAnswer(
         experiment_id=view.id,
         batch_id=view.batch_id,
@@ -151,8 +160,13 @@ def _to_answer(view: ExperimentView) -> ExperimentAnswer:
         agreement=found.agreement if view.mode is ExperimentMode.SHADOW else None,
         difference=found.difference,
         interval=found.difference_interval,
-        a=_to_side(view.base_name, view.base_fingerprint, found.quality_a, speed.tokens_a, speed.seconds_a),
-        b=_to_side(view.model_name, view.model_fingerprint, found.quality_b, speed.tokens_b, speed.seconds_b),
+        failed=_to_means(report.failed),
+        valid=_to_means(report.valid),
+        output_length=_to_means(report.length),
+        speedup=_speedup(report),
+        cost_change=_cost_change(report),
+        a=_to_side(view.base_name, view.base_fingerprint, found.quality_a, report.work_a, currency),
+        b=_to_side(view.model_name, view.model_fingerprint, found.quality_b, report.work_b, currency),
         share=view.share,
         allowed_loss=found.allowed_loss,
         resolution=found.resolution,
@@ -162,13 +176,30 @@ def _to_answer(view: ExperimentView) -> ExperimentAnswer:
 
 
 def _to_side(
-    name: str | None, fingerprint: str | None, quality: float | None, tokens: int, seconds: float
+    name: str | None, fingerprint: str | None, quality: float | None, work: Work, currency: str
 ) -> ExperimentSide:
     return ExperimentSide(
         model=name,
         revision=fingerprint,
         quality=quality,
-        output_tokens=tokens,
-        device_seconds=seconds,
-        tokens_per_device_second=tokens / seconds if seconds else None,
+        output_tokens=work.output_tokens,
+        device_seconds=work.device_seconds,
+        cost=to_cost(work.cost_billionths, currency),
+        tokens_per_device_second=work.speed,
     )
+
+
+def _to_means(means: Means) -> ExperimentMeans:
+    return ExperimentMeans(a=means.a, b=means.b, interval=means.interval)
+
+
+def _speedup(report: Report) -> float | None:
+    a, b = report.work_a.speed, report.work_b.speed
+    return b / a if a and b is not None else None
+
+
+def _cost_change(report: Report) -> float | None:
+    a, b = report.work_a, report.work_b
+    if a.cost_billionths:
+        return b.cost_billionths / a.cost_billionths - 1
+    return b.device_seconds / a.device_seconds - 1 if a.device_seconds else None

@@ -14,8 +14,8 @@ from worker.store.counts.measured import Measured
 from worker.store.watching.queue_depth import QueueDepth
 from worker.store.watching.workers import LiveProcess
 
-GUESSED = ("lookup_guessed_tokens", "grammar_guessed_tokens", "draft_guessed_tokens")
-RIGHT = ("lookup_right_tokens", "grammar_right_tokens", "draft_right_tokens")
+PROPOSERS = ("lookup", "grammar", "draft", "medusa")
+GUESSED, RIGHT = (tuple(f"{one}_{what}_tokens" for one in PROPOSERS) for what in ("guessed", "right"))
 HITS = ("cache_hits_exact", "cache_hits_semantic")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.stated.figures import STATED, MeasuredFigure, bound, holds, shown
-from worker.drawing import new_figure
+from worker.drawing import NEEDED, new_figure
 
 ANSWERS = {True: "yes", False: "**no**", None: ""}
 
@@ -91,5 +91,5 @@ def _bars(file: Path, names: Sequence[str], values: Sequence[float], up: str) ->
 def _figure() -> Any:
     figure = new_figure(6, 3.6)
     if figure is None:
-        raise RuntimeError("the pictures need matplotlib: pip install 'headrace[tune]'")
+        raise RuntimeError(f"a picture {NEEDED}")
     return figure

@@ -1,5 +1,5 @@
-"""Chooses next tokens on a GPU without waiting for the host."""
+"""Chooses next tokens on a GPU without waiting for the host; on a CPU, masks logits and draws tokens."""
 
-from kernels.sampling.op import sample
+from kernels.sampling.op import draw, keep_allowed, sample
 
-__all__ = ["sample"]
+__all__ = ["draw", "keep_allowed", "sample"]

@@ -74,6 +74,9 @@ def test_an_experiment_is_asked_for_and_reported(client: TestClient, store: Stor
     assert (after["a"]["quality"], after["b"]["quality"], after["difference"]) == (1, 1, 0)
     assert after["interval"][0] < 0 < after["interval"][1]
     assert after["more_requests"] > 0
+    assert (after["failed"]["a"], after["failed"]["b"], after["valid"]["a"]) == (0, 0, None)
+    assert after["output_length"] == {"a": 7, "b": 7, "interval": [0, 0]}
+    assert (after["a"]["cost"]["currency"], after["speedup"], after["cost_change"]) == ("USD", None, None)
     page = client.get("/v1/experiments").json()
     assert ([one["experiment_id"] for one in page["data"]], page["has_more"]) == (
         [accepted["experiment_id"]],

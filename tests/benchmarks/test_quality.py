@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import quality
+from benchmarks import distilled, quality
 from worker.engine.quantize import mixing
 
 
@@ -10,22 +10,11 @@ from worker.engine.quantize import mixing
 def test_formats_cost_what_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "CALIBRATION_CHARACTERS", 6_000)
     monkeypatch.setattr(mixing, "MOST_MEASURED", 1)
-    found = quality.measure(2046)
+    few = distilled.texts()[:8]
+    monkeypatch.setattr(distilled, "texts", lambda: few)
+    found = quality.measure(2046, steps=2)
     ppl = {name: row["ppl"] / found["bf16"]["ppl"] for name, row in found.items()}
-    assert list(found) == [
-        "bf16",
-        "fp16",
-        "int8",
-        "int8_static",
-        "fp8",
-        "fp8_weights",
-        "fp8_compensated",
-        "int4",
-        "int4_compensated",
-        "nf4",
-        "auto",
-        "int8_kv",
-    ]
+    assert tuple(found) == quality.NAMES
     assert ppl["int8"] < 1.01
     assert ppl["fp8"] < 1.015
     assert ppl["fp8_weights"] < 1.008
@@ -42,3 +31,7 @@ def test_formats_cost_what_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ppl["auto"] < 1.015
     assert 0 < found["auto"]["divergence"] < found["int4"]["divergence"]
     assert found["int8_kv"]["kv_bytes_per_token"] < 0.55 * found["bf16"]["kv_bytes_per_token"]
+    assert found["distilled"]["bytes"] < 0.6 * found["bf16"]["bytes"]
+    assert found["distilled"]["kv_bytes_per_token"] == found["bf16"]["kv_bytes_per_token"] / 3
+    assert ppl["distilled"] > 2
+    assert found["distilled"]["speedup"] > 0

@@ -25,7 +25,7 @@ def test_the_last_line_is_json_of_every_case(
     *lines, last = capsys.readouterr().out.splitlines()
     found = json.loads(last)
     assert set(found) == {"makespan", "templated", "acceptance"}
-    assert set(found["acceptance"]) == {"lookup", "grammar", "draft"}
+    assert set(found["acceptance"]) == {"lookup", "grammar", "draft", "medusa"}
     assert found["acceptance"]["draft"] is None
     assert [line.split(":")[0] for line in lines] == ["makespan", "templated"]
 
@@ -42,7 +42,7 @@ def test_the_documentation_has_every_field() -> None:
 
 def test_acceptance_is_by_proposer() -> None:
     counts = Counter(lookup_guessed_tokens=8, lookup_right_tokens=6)
-    assert speculation.acceptance(counts) == {"lookup": 0.75, "grammar": None, "draft": None}
+    assert speculation.acceptance(counts) == {"lookup": 0.75, "grammar": None, "draft": None, "medusa": None}
 
 
 def test_rounds_have_other_prompts() -> None:

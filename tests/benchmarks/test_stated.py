@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.service import workload
 from benchmarks.stated import __main__ as command
 from benchmarks.stated.batching import orders, waste
 from benchmarks.stated.figures import STATED, MeasuredFigure, bound, holds
+from benchmarks.stated.response_cache import HIT_RATES, answered_before
 from benchmarks.stated.setup import in_turns, ratio
 from benchmarks.workloads import WorkItem
 
@@ -37,6 +39,15 @@ def test_padding_is_what_the_longest_of_a_batch_adds() -> None:
     items = [WorkItem((1,) * length, 10) for length in (10, 30, 10, 30, 10, 30, 10, 30)]
     assert waste(items) == pytest.approx(1 - (4 * 20 + 4 * 40) / (8 * 40))
     assert waste(orders(items * 2)["sorted"]) == 0
+
+
+@pytest.mark.parametrize("hit_rate", HIT_RATES)
+def test_requests_that_the_cache_answers_are_as_long_as_the_others(hit_rate: float) -> None:
+    items = workload(720, 0)
+    known = answered_before(items, hit_rate)
+    assert len(known) == pytest.approx(hit_rate * 720, abs=1)
+    tokens = [sum(item.max_tokens for item in some) for some in (known, items)]
+    assert tokens[0] / tokens[1] == pytest.approx(hit_rate, abs=0.005)
 
 
 def test_sides_take_turns_and_the_first_round_is_not_counted() -> None:

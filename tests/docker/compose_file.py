@@ -11,6 +11,7 @@ from worker.webhooks.signing import new_secret
 
 DOCKER = ROOT / "docker"
 COMPOSE = DOCKER / "compose.yaml"
+COMPOSE_MODELS = DOCKER / "compose.models.yaml"
 VARIABLE = re.compile(
     r"(?<!\$)\$(?:\{(?P<name>\w+)(?:(?P<operator>:?[-?])(?P<operand>[^}]*))?\}|(?P<bare>\w+))"
 )
@@ -58,6 +59,14 @@ def load(path: Path = COMPOSE, **environment: str) -> dict[str, Any]:
             }
             service["environment"] = {name: value for name, value in given.items() if value is not None}
     return document
+
+
+def merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
+    """Merge as Compose does where no list meets another."""
+    for key, value in override.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        base[key] = merge(base[key], value) if both else value
+    return base
 
 
 def seconds(duration: str) -> int:

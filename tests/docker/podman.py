@@ -17,6 +17,7 @@ from tests.docker.compose_file import seconds
 from tests.fixtures.deployment import eventually
 
 HEALTHY_SECONDS = 300  # on a machine far slower than this one
+IMAGES = ("headrace-api", "headrace-worker")
 
 
 def podman(*arguments: str, text: str | None = None, check: bool = True) -> str:
@@ -42,6 +43,25 @@ def subnet_and_gateway(network: str) -> tuple[str, str]:
     return str(found["subnet"]), str(found["gateway"])
 
 
+def build_next() -> dict[str, str]:
+    """Build a next version of both images, which differs in a label only; return its name by theirs."""
+    found = {image: f"localhost/{image}:next" for image in IMAGES}
+    for image, name in found.items():
+        podman("build", "--tag", name, "-", text=f"FROM {image}\nLABEL release=next\n")
+    return found
+
+
+def is_next(container: str) -> bool:
+    """Return whether a container runs the next version of its image."""
+    return (inspect(container)["Config"]["Labels"] or {}).get("release") == "next"
+
+
+def remove_next() -> None:
+    """Remove the next versions of both images, where they are."""
+    for image in IMAGES:
+        podman("image", "rm", f"localhost/{image}:next", check=False)
+
+
 @dataclass(slots=True)
 class Compose:
     """A compose document, and its containers under the name of a project."""
@@ -51,11 +71,13 @@ class Compose:
     project: str
     scratch: Path
     images: dict[str, str] = field(default_factory=dict)  # what runs in place of an image
+    profiles: set[str] = field(default_factory=set)
 
     @property
     def services(self) -> dict[str, Any]:
-        """The services by name."""
-        return dict(self.document["services"])
+        """The services of no profile, and of the chosen ones, by name."""
+        found = self.document["services"].items()
+        return {name: each for name, each in found if self.profiles.issuperset(each.get("profiles", ()))}
 
     @property
     def network(self) -> str:
@@ -144,7 +166,7 @@ class Compose:
 
     def down(self) -> None:
         """Remove every container, the volumes and the network."""
-        for name in reversed(list(self.services)):
+        for name in reversed(list(self.document["services"])):
             podman("rm", "--force", "--ignore", "--time", "5", self.container(name))
         for volume in self.document["volumes"]:
             podman("volume", "rm", "--force", f"{self.project}_{volume}", check=False)
@@ -160,7 +182,7 @@ class Compose:
     def _options(self, name: str) -> list[str]:
         service = dict(self.services[name])
         found = ["--name", self.container(name), "--network", self.network, "--network-alias", name]
-        for key in ("image", "command", "depends_on", "build"):
+        for key in ("image", "command", "depends_on", "build", "profiles"):
             service.pop(key, None)
         if service.pop("init", False):
             found.append("--init")

@@ -26,6 +26,8 @@ class Pod:
 
     name: str
     spec: dict[str, Any]
+    address: str = ""  # in the network, while it runs
+    takes_calls: bool = False  # as an endpoint of a Service
 
     @property
     def container(self) -> str:
@@ -33,11 +35,15 @@ class Pod:
         return f"{self.name}-main"
 
     @property
-    def address(self) -> str:
-        """Its address in the network."""
-        infra = json.loads(podman("pod", "inspect", self.name))["InfraContainerID"]
-        (found,) = inspect(infra)["NetworkSettings"]["Networks"].values()
-        return str(found["IPAddress"])
+    def infra(self) -> dict[str, Any]:
+        """What podman knows of the container that holds its network."""
+        return inspect(json.loads(podman("pod", "inspect", self.name))["InfraContainerID"])
+
+    def play(self, file: Path, network: str) -> None:
+        """Run what a file says."""
+        podman("kube", "play", "--network", network, str(file))
+        (found,) = self.infra["NetworkSettings"]["Networks"].values()
+        self.address = str(found["IPAddress"])
 
     @property
     def is_ready(self) -> bool:
@@ -58,17 +64,18 @@ class Pod:
         return done.stdout + done.stderr
 
     def wait_until_ready(self) -> None:
-        """Wait for its readiness probe."""
+        """Wait for its readiness probe; from then on it takes calls."""
         eventually(lambda: self.is_ready, seconds=HEALTHY_SECONDS, what=f"a ready {self.name}")
+        self.takes_calls = True
 
     def set_link(self, state: str) -> None:
         """Cut its host off the network, or connect it again: `down` or `up`."""
-        infra = json.loads(podman("pod", "inspect", self.name))["InfraContainerID"]
-        pid = str(inspect(infra)["State"]["Pid"])
+        pid = str(self.infra["State"]["Pid"])
         subprocess.run(["nsenter", "--target", pid, "--net", "ip", "link", "set", "eth0", state], check=True)
 
     def stop(self) -> int:
-        """Run preStop, then stop it within its time; return the status of its process."""
+        """Send no more calls, run preStop, then stop it within its time; return the status of its process."""
+        self.takes_calls = False
         hook = self.spec["containers"][0].get("lifecycle", {}).get("preStop")
         if hook is not None:
             podman("exec", self.container, *hook["exec"]["command"])
@@ -119,9 +126,9 @@ class Cluster:
         config = [each for each in self.objects if each["kind"] == "ConfigMap"]
         file = self.scratch / f"{pod_name}.yaml"
         file.write_text(yaml.safe_dump_all([*config, document]))
-        podman("kube", "play", "--network", self.network, str(file))
         pod = Pod(pod_name, template["spec"])
         self.pods.setdefault(name, []).append(pod)
+        pod.play(file, self.network)
         return pod
 
     def update(self, name: str, images: Mapping[str, str]) -> None:
@@ -133,9 +140,9 @@ class Cluster:
         for old in list(self.pods[name]):
             if surge:
                 self.play(name, images).wait_until_ready()
-            self.pods[name].remove(old)  # no new call reaches it
             assert old.stop() == 0, old.log[-2000:]
             old.remove()
+            self.pods[name].remove(old)
             if not surge:
                 self.play(name, images).wait_until_ready()
 

@@ -12,10 +12,20 @@ from typing import Any
 
 import pytest
 
-from tests.docker.compose_file import COMPOSE, DOCKER, REQUIRED, VARIABLE, interpolate, load, seconds
+from tests.docker.compose_file import (
+    COMPOSE,
+    COMPOSE_MODELS,
+    DOCKER,
+    REQUIRED,
+    VARIABLE,
+    interpolate,
+    load,
+    merge,
+    seconds,
+)
 from tests.docker.dockerfiles import read_dockerfile
 from worker.settings import Settings
-from worker.up import ROOT, read_procfile
+from worker.up import ROOT, SWITCHING_COMMAND, read_procfile
 
 COMPOSE_GPU = DOCKER / "compose.gpu.yaml"
 PROCESSES = read_procfile(ROOT / "Procfile")
@@ -39,14 +49,14 @@ DEPENDS_ON = {
 
 # Set by the image or by the file itself, or for those processes only that need it.
 FIXED = {"HEADRACE_DATA_DIR", "HEADRACE_HOST", "HEADRACE_AUTH"}
-OF_UP = {"HEADRACE_MODELS"}  # `headrace up` heeds it, a container does not
+OF_SEVERAL_MODELS = {"HEADRACE_MODELS"}  # compose.models.yaml passes it on
 SECRETS = {"HEADRACE_WEBHOOK_SECRET", "HEADRACE_SECRET_KEY"}
 ALIASED = {"database_url", "redis_url", "port", "flower_port"}
 
 
 @pytest.fixture(scope="module")
 def services() -> dict[str, dict[str, Any]]:
-    return dict(load()["services"])
+    return {name: each for name, each in load()["services"].items() if "profiles" not in each}
 
 
 def test_the_services_are_the_procfile_and_its_two_stores(services: dict[str, Any]) -> None:
@@ -108,7 +118,7 @@ def test_processes_come_back_and_the_release_runs_once(services: dict[str, Any])
     }
 
 
-@pytest.mark.parametrize("path", [COMPOSE, COMPOSE_GPU], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [COMPOSE, COMPOSE_GPU, COMPOSE_MODELS], ids=lambda path: path.name)
 def test_every_variable_has_a_default_or_a_message(path: Path) -> None:
     """Compose fills in nothing for a variable nobody set, and says so in one line among hundreds."""
     for match in VARIABLE.finditer(path.read_text()):
@@ -126,7 +136,7 @@ def test_secrets_have_no_default(name: str) -> None:
 
 def test_variables_are_settings() -> None:
     """A misspelt HEADRACE_ name is ignored in silence."""
-    text = COMPOSE.read_text() + COMPOSE_GPU.read_text()
+    text = "".join(path.read_text() for path in (COMPOSE, COMPOSE_GPU, COMPOSE_MODELS))
     names = set(re.findall(r"\bHEADRACE_[A-Z_]+", text))
     assert names
     assert names <= {f"HEADRACE_{field.upper()}" for field in Settings.model_fields}
@@ -152,20 +162,20 @@ def test_each_process_reads_its_environment(
 def test_every_setting_can_be_set() -> None:
     """A setting that Compose does not pass on is set in docker/.env, and nothing happens."""
     settings = {f"HEADRACE_{name.upper()}" for name in Settings.model_fields if name not in ALIASED}
-    chosen = load(**dict.fromkeys(settings - FIXED - OF_UP - SECRETS, "given"))["services"]
+    chosen = load(**dict.fromkeys(settings - FIXED - OF_SEVERAL_MODELS - SECRETS, "given"))["services"]
     for name in PROCESSES:
         given = {variable for variable, value in chosen[name]["environment"].items() if value == "given"}
-        assert given == settings - FIXED - OF_UP - SECRETS
+        assert given == settings - FIXED - OF_SEVERAL_MODELS - SECRETS
 
 
 def test_a_bucket_is_for_those_who_keep_files() -> None:
-    """Credentials reach two processes; one that is not set must be missing, as an empty one would count."""
+    """Credentials reach these only; one that is not set must be missing, as an empty one would count."""
     with_bucket = {
         name
         for name, service in load(AWS_REGION="eu-central-1")["services"].items()
         if "AWS_REGION" in service.get("environment", {})
     }
-    assert with_bucket == {"web", "files"}
+    assert with_bucket == {"web", "files", "web-second", "files-second"}
     assert "AWS_REGION" not in load()["services"]["web"]["environment"]
 
 
@@ -275,12 +285,26 @@ def test_the_gpu_file_changes_services_that_exist(services: dict[str, Any]) -> N
     assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
 
 
-def merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
-    """Merge as Compose does where no list meets another."""
-    for key, value in override.items():
-        both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        base[key] = merge(base[key], value) if both else value
-    return base
+def test_a_second_model_has_an_api_and_a_files_process_of_its_own(services: dict[str, Any]) -> None:
+    """One that sets more or less than the first drifts apart from it."""
+    document = load(SECOND_MODEL="/models/large", SECOND_PORT="9001", HEADRACE_MODEL="/models/small")[
+        "services"
+    ]
+    for name, ports in (("web", {"ports": ["127.0.0.1:9001:8000"]}), ("files", {})):
+        environment = document[name]["environment"] | {"HEADRACE_MODEL": "/models/large"}
+        expected = document[name] | ports | {"environment": environment, "profiles": ["models"]}
+        assert document[f"{name}-second"] == expected
+        assert expected["image"] == services[name]["image"]
+
+
+def test_one_worker_serves_several_models() -> None:
+    override = load(COMPOSE_MODELS, HEADRACE_MODELS="/models/small,/models/large")
+    merged = merge(load(), override)["services"]["gpu"]
+    assert merged["command"] == SWITCHING_COMMAND
+    assert merged["environment"]["HEADRACE_MODELS"] == "/models/small,/models/large"
+    assert merged["environment"]["DATABASE_URL"]
+    with pytest.raises(AssertionError, match="HEADRACE_MODELS is required"):
+        load(COMPOSE_MODELS)
 
 
 def _has_compose() -> bool:
@@ -290,10 +314,20 @@ def _has_compose() -> bool:
 
 
 @pytest.mark.skipif(not _has_compose(), reason="no docker compose here")
-@pytest.mark.parametrize("files", [(COMPOSE,), (COMPOSE, COMPOSE_GPU)], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(
+    "files",
+    [(COMPOSE,), (COMPOSE, COMPOSE_GPU), (COMPOSE, COMPOSE_MODELS)],
+    ids=["cpu", "gpu", "models"],
+)
 def test_compose_itself_reads_the_files(files: tuple[Path, ...]) -> None:
     """What our reading of the format misses."""
     chosen = [argument for path in files for argument in ("-f", str(path))]
     command = ["docker", "compose", *chosen, "config", "--quiet"]
-    result = subprocess.run(command, env=os.environ | REQUIRED, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command,
+        env=os.environ | REQUIRED | {"HEADRACE_MODELS": "one,other"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr

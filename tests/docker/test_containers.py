@@ -7,15 +7,25 @@ import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
-from tests.docker.compose_file import DOCKER, REQUIRED, load
+from tests.docker.compose_file import COMPOSE_MODELS, DOCKER, REQUIRED, load, merge
 from tests.docker.customer import PROMPTS, Customer
-from tests.docker.podman import Compose, inspect, podman, subnet_and_gateway
+from tests.docker.podman import (
+    Compose,
+    build_next,
+    inspect,
+    is_next,
+    podman,
+    remove_next,
+    subnet_and_gateway,
+)
 from tests.fixtures.deployment import free_port
 from tests.fixtures.receiver import receiver
+from tests.fixtures.tiny_llama import write_tiny_llama
 from worker.up import ROOT, read_procfile
 from worker.webhooks.sealing import new_key
 
@@ -32,9 +42,10 @@ PROCESSES = [name for name in read_procfile(ROOT / "Procfile") if name != "relea
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The containers, and a customer."""
+    """The containers, what they are told, and a customer."""
 
     compose: Compose
+    variables: dict[str, str]
     customer: Customer
 
 
@@ -44,22 +55,25 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     compose = Compose(load(), DOCKER, project, tmp_path_factory.mktemp("compose"), dict(STORES))
     compose.create_network()
     subnet, gateway = subnet_and_gateway(compose.network)
-    compose.document = load(
-        PORT=str(port),
-        FLOWER_PORT=str(free_port()),
-        HEADRACE_SECRET_KEY=new_key(),
-        HEADRACE_WEBHOOK_ALLOWED_NETWORKS=subnet,
-        HEADRACE_THREADS="1",
-        HEADRACE_DRAIN_SECONDS="2",  # short, so that work is handed back
-    )
+    variables = {
+        "PORT": str(port),
+        "FLOWER_PORT": str(free_port()),
+        "HEADRACE_SECRET_KEY": new_key(),
+        "HEADRACE_WEBHOOK_ALLOWED_NETWORKS": subnet,
+        "HEADRACE_THREADS": "1",
+        "HEADRACE_DRAIN_SECONDS": "2",  # short, so that work is handed back
+    }
+    compose.document = load(**variables)
     try:
         compose.up()  # the gateway's address is there with the first container
         key = compose.execute("web", "headrace", "keys", "create", "first")
         with receiver(host=gateway) as hook:
             address = f"http://127.0.0.1:{port}"
-            yield Service(compose, Customer(lambda: address, key, hook, REQUIRED["HEADRACE_WEBHOOK_SECRET"]))
+            customer = Customer(lambda: address, key, hook, REQUIRED["HEADRACE_WEBHOOK_SECRET"])
+            yield Service(compose, variables, customer)
     finally:
         compose.down()
+        remove_next()
 
 
 def test_everything_comes_up(service: Service) -> None:
@@ -107,11 +121,7 @@ def test_a_kill_stops_nothing(service: Service) -> None:
 def test_an_upgrade_loses_nothing(service: Service) -> None:
     """One service after another gets the new image, while a customer goes on submitting."""
     compose, customer = service.compose, service.customer
-    next_images = {}
-    for image in ("headrace-api", "headrace-worker"):
-        text = f"FROM {image}\nLABEL release=next\n"
-        podman("build", "--tag", f"{image}:next", "-", text=text)
-        next_images[image] = f"{image}:next"
+    next_images = build_next()
     stopping = threading.Event()
     submitting = threading.Thread(target=customer.submit_until, args=(stopping,))
     before = len(customer.batches)
@@ -127,11 +137,9 @@ def test_an_upgrade_loses_nothing(service: Service) -> None:
     finally:
         stopping.set()
         submitting.join()
-        for image in next_images.values():
-            podman("untag", image, check=False)
     assert len(customer.batches) > before + 1
     for name in PROCESSES:
-        assert inspect(compose.container(name))["Config"]["Labels"]["release"] == "next"
+        assert is_next(compose.container(name))
     customer.check_everything()
 
 
@@ -145,3 +153,35 @@ def test_a_stop_is_orderly_and_keeps_everything(service: Service) -> None:
         podman("rm", compose.container(name))
     compose.up()
     customer.check_everything()
+
+
+def test_one_worker_serves_two_models(service: Service, tmp_path: Path) -> None:
+    """compose.models.yaml and its profile: each model has an API, and its batches run in its turn."""
+    compose, first = service.compose, service.customer
+    directory = write_tiny_llama(tmp_path / "second")
+    for path, mode in (
+        (tmp_path, 0o755),
+        (directory, 0o755),
+        *((file, 0o644) for file in directory.iterdir()),
+    ):
+        path.chmod(mode)
+    variables = {
+        "HEADRACE_MODELS": "/app/models/demo,/models/second",
+        "SECOND_MODEL": "/models/second",
+        "SECOND_PORT": str(free_port()),
+    }
+    document = merge(load(**service.variables, **variables), load(COMPOSE_MODELS, **variables))
+    for each in document["services"].values():
+        each["volumes"] = [volume.replace("../models:", f"{tmp_path}:") for volume in each.get("volumes", [])]
+    compose.document, compose.profiles = document, {"models"}
+    compose.replace("gpu")
+    for name in ("web-second", "files-second"):
+        compose.start(name)
+    compose.wait_until_healthy(["gpu", "web-second", "files-second"])
+    address = f"http://127.0.0.1:{variables['SECOND_PORT']}"
+    second = Customer(lambda: address, first.key, first.hook, first.secret)
+    for customer in (second, first, second):
+        batch = customer.submit([f"prompt {number}" for number in range(8)], max_tokens=8)
+        customer.wait_for(batch)
+    second.check_everything()
+    assert compose.stop("gpu") == 0

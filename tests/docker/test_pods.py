@@ -22,9 +22,9 @@ from moto.server import ThreadedMotoServer
 from tests.docker.authority import write_certificates
 from tests.docker.compose_file import REQUIRED
 from tests.docker.customer import PROMPTS, Customer
-from tests.docker.podman import podman, subnet_and_gateway, succeeds
+from tests.docker.podman import IMAGES, build_next, is_next, podman, remove_next, subnet_and_gateway, succeeds
 from tests.docker.pods import Cluster
-from tests.docker.test_kubernetes import render, way_to_base
+from tests.docker.test_rendered_kubernetes import render, way_to_base
 from tests.fixtures.deployment import eventually
 from tests.fixtures.receiver import receiver
 from worker.webhooks.sealing import new_key
@@ -35,10 +35,6 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("podman") is None, reason="no podman here"),
 ]
 
-IMAGES = {
-    "headrace-api": "localhost/headrace-api:latest",
-    "headrace-worker": "localhost/headrace-worker:latest",
-}
 CA = "/etc/headrace/authorities/ca.crt"
 PODS = {"web": 2, "gpu": 2, "callbacks": 1, "dispatcher": 2, "files": 1, "flower": 1}
 OVERLAY = """
@@ -173,11 +169,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
                 "data": {"ca.crt": authority},
             }
         )
-        release = cluster.play("release", IMAGES)
+        images = {image: f"localhost/{image}:latest" for image in IMAGES}
+        release = cluster.play("release", images)
         assert podman("wait", release.container) == "0", release.log
         for name, count in PODS.items():
             for _ in range(count):
-                cluster.play(name, IMAGES)
+                cluster.play(name, images)
         for pod in itertools.chain.from_iterable(cluster.pods.values()):
             if pod is not release:
                 pod.wait_until_ready()
@@ -187,7 +184,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         turns = itertools.count()
 
         def address() -> str:
-            pods = list(cluster.pods["web"])
+            pods = [pod for pod in cluster.pods["web"] if pod.takes_calls]
             return f"http://{pods[next(turns) % len(pods)].address}:8000"
 
         with receiver(host=gateway) as hook:
@@ -196,6 +193,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         bucket.stop()
     finally:
         cluster.remove()
+        remove_next()
         podman("secret", "rm", "headrace", check=False)
         podman("volume", "rm", "--force", "headrace-authorities", check=False)  # made of the ConfigMap
         for name in names.values():
@@ -242,10 +240,7 @@ def test_a_host_is_cut_off_and_comes_back(service: Service) -> None:
 def test_an_update_loses_no_call(service: Service) -> None:
     """New pods come before old ones go, and an old one takes no call that it does not answer."""
     cluster, customer = service.cluster, service.customer
-    images = {}
-    for image in ("headrace-api", "headrace-worker"):
-        podman("build", "--tag", f"{image}:next", "-", text=f"FROM {image}\nLABEL release=next\n")
-        images[image] = f"localhost/{image}:next"
+    images = build_next()
     stopping = threading.Event()
     submitting = threading.Thread(target=customer.submit_until, args=(stopping,))
     before, unanswered = len(customer.batches), customer.unanswered
@@ -258,4 +253,5 @@ def test_an_update_loses_no_call(service: Service) -> None:
         submitting.join()
     assert len(customer.batches) > before + 1
     assert customer.unanswered == unanswered
+    assert all(is_next(pod.container) for name in PODS for pod in cluster.pods[name])
     customer.check_everything()

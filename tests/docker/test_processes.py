@@ -99,10 +99,17 @@ def running(images: Images) -> Iterator[dict[str, "subprocess.Popen[str]"]]:
     assert status == 0, said
     started = {name: images.start(name, commands[name]) for name in PROCESSES}
     yield started
-    for process in started.values():
+    stop(*started.values())
+
+
+def stop(*processes: "subprocess.Popen[str]") -> list[int]:
+    """Send SIGTERM to all that still run; return the exit status of each."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
         process.send_signal(signal.SIGTERM)
-    for process in started.values():
+    for process in running:
         process.communicate(timeout=90)
+    return [process.returncode for process in processes]
 
 
 def test_a_health_check_fails_before_its_process_runs(images: Images) -> None:
@@ -111,13 +118,17 @@ def test_a_health_check_fails_before_its_process_runs(images: Images) -> None:
 
 
 @pytest.mark.parametrize("process", PROCESSES)
-def test_every_process_runs_from_its_image(
+def test_every_process_runs_from_its_image_and_ends_when_it_is_told(
     images: Images, running: dict[str, "subprocess.Popen[str]"], process: str
 ) -> None:
-    """A module that an image lacks, or torch behind an import of the API's, stops a process at its start."""
+    """A module that an image lacks, or torch behind an import of the API's, stops a process at its start.
+
+    Docker and Kubernetes count any other status than 0 as a crash.
+    """
 
     def is_well() -> bool:
         assert running[process].poll() is None, running[process].communicate()[0]
         return images.is_well(process)
 
     eventually(is_well, what=f"a healthy {process}")
+    assert stop(running[process]) == [0]

@@ -30,17 +30,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         "HEADRACE_DRAIN_SECONDS": "0.2",
     }
     with deployment(tmp_path_factory.mktemp("logs"), base, **options) as started:
-        start_other(started, other)
+        started.start_other(other)
         yield started
-
-
-def start_other(running: Deployment, directory: Path) -> None:
-    """Start a gpu worker of another model beside the one there is."""
-    first = running.processes["gpu"]
-    own, running.environment["HEADRACE_MODEL"] = running.environment["HEADRACE_MODEL"], str(directory)
-    running.start("gpu")
-    running.processes["other"], running.processes["gpu"] = running.processes["gpu"], first
-    running.environment |= {"HEADRACE_MODEL": own, "HEADRACE_TEST_OTHER": str(directory)}
 
 
 def right_outputs(running: Deployment) -> list[str]:
@@ -83,7 +74,7 @@ def test_a_worse_model_is_rolled_back_though_its_worker_was_killed(running: Depl
     )
     eventually(lambda: running.sql(query)[0][0] > 0, what="a result of the other model")
     running.kill("other")
-    start_other(running, Path(running.environment["HEADRACE_TEST_OTHER"]))
+    running.start_other(Path(running.environment["HEADRACE_MODEL"]).with_name("other"))
     found = ended(running, experiment_id)
     assert (found["status"], found["verdict"]) == ("rolled_back", "worse")
     assert 0 < found["judged"] <= found["planned"]

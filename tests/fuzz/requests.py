@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+import httpx
+
+from tests.fixtures.deployment import eventually
 from tests.fuzz.chaos import Chaos, nested
 from tests.fuzz.surfaces import files, samples
 from tests.fuzz.target import Target
@@ -29,8 +32,9 @@ def prepare(shot: Target) -> dict[str, list[str]]:
     """Make one of everything that has an id, so that routes find something."""
     client = shot.running.client
     made: dict[str, list[str]] = {"batch": [], "file": [], "upload": [], "endpoint": [], "event": ["evt_0"]}
-    made |= {"response": [], "messages": []}
+    made |= {"response": [], "messages": [], "experiment": []}
     for _ in range(3):
+        made["experiment"].append(_experiment(shot))
         made["batch"].append(shot.running.submit(prompts=["quick", "brown"], max_tokens=3))
         lines = b"".join(
             json.dumps(
@@ -58,6 +62,19 @@ def prepare(shot: Target) -> dict[str, list[str]]:
             .json()["id"]
         )
     return made
+
+
+def _experiment(shot: Target) -> str:
+    """Start an experiment on a batch that begins in a moment."""
+    client = shot.running.client
+
+    def accepted() -> httpx.Response | None:
+        batch_id = shot.running.submit(prompts=["quick", "brown"], max_tokens=3, start_after=5)
+        body = {"batch_id": batch_id, "model": "other", "share": 1}
+        answer = client.post("/v1/experiments", json=body)
+        return answer if answer.is_success else None
+
+    return str(eventually(accepted, what="a worker of the other model").json()["experiment_id"])
 
 
 def make(chaos: Chaos, key: str, ids: Ids) -> Sent:
@@ -114,10 +131,12 @@ def _json_body(chaos: Chaos, valid: dict[str, Any], ids: Ids) -> bytes:
         "input_file_id",
         "endpoint",
         "purpose",
+        "batch_id",
     )
     some = {name: value for name, value in valid.items() if name in needed or chaos.random() < share}
-    if "input_file_id" in some:
-        some["input_file_id"] = chaos.choice(ids["file"])
+    for name, kind in (("input_file_id", "file"), ("batch_id", "batch")):
+        if name in some:
+            some[name] = chaos.choice(ids[kind])
     return chaos.spelled(chaos.spoiled(some))
 
 

@@ -53,9 +53,12 @@ class Target:
 
 @contextmanager
 def target(directory: Path, **env: str) -> Iterator[Target]:
-    """Run a deployment in a directory, its logs beside it."""
-    model = write_tiny_llama(directory / "model")
-    (model / "chat_template.jinja").write_text(TEMPLATE)
+    """Run a deployment in a directory, its logs beside it; a second worker serves the model "other"."""
+    model, other = (
+        write_tiny_llama(directory / name, seed=seed) for seed, name in enumerate(("model", "other"))
+    )
+    for checkpoint in (model, other):
+        (checkpoint / "chat_template.jinja").write_text(TEMPLATE)
     logs = directory / "logs"
     logs.mkdir()
     for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
@@ -67,6 +70,7 @@ def target(directory: Path, **env: str) -> Iterator[Target]:
         with deployment(
             logs, model, processes=PROCESSES, HEADRACE_WAIT_SECONDS=WAIT_SECONDS, **env
         ) as running:
+            running.start_other(other)
             key = _key(running)
             running.client.headers["Authorization"] = f"Bearer {key}"
             yield Target(running, key)

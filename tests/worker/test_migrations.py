@@ -210,3 +210,30 @@ def test_numbered_results_stay_and_there_is_no_way_back_while_one_waits(config: 
     command.downgrade(config, "0023_reasoning")
     assert run("SELECT request_id, sequence FROM results ORDER BY 1") == [(1, 1), (2, 2)]
     assert run("SELECT status, num_completed FROM batches") == [("completed", 2)]
+
+
+def test_judged_requests_of_experiments_stay_judged_on_the_way_up_and_down(config: Config) -> None:
+    command.upgrade(config, "0028_answers")
+    run(
+        "INSERT INTO experiments (id, batch_id, shadow_id, model_name, model_fingerprint, share,"
+        " allowed_loss, resolution, num_planned, num_requests, num_expected) SELECT 'experiment_' || mode,"
+        " 'batch_' || mode, CASE mode WHEN 'shadow' THEN 'batch_2' END, 'small', 'b', 0.5, 0, 0.1, 9, 2, 0"
+        " FROM (VALUES ('shadow'), ('ab')) AS modes (mode)"
+    )
+    run(
+        "INSERT INTO experiment_lines (experiment_id, position, shadow_position, agrees) VALUES"
+        " ('experiment_shadow', 0, 0, true), ('experiment_shadow', 1, 1, NULL), ('experiment_ab', 0, 1, true)"
+    )
+    query = "SELECT experiment_id, position, {} FROM experiment_lines ORDER BY 1, 2"
+    command.upgrade(config, "0029_experiment_report")
+    assert run(query.format("is_judged, agrees")) == [
+        ("experiment_ab", 0, True, None),
+        ("experiment_shadow", 0, True, True),
+        ("experiment_shadow", 1, False, None),
+    ]
+    command.downgrade(config, "0028_answers")
+    assert run(query.format("agrees")) == [
+        ("experiment_ab", 0, False),
+        ("experiment_shadow", 0, True),
+        ("experiment_shadow", 1, None),
+    ]

@@ -75,6 +75,19 @@ up({"one": "sh -c 'echo pid $$; exec sleep 600'", "two": "sh -c 'echo pid $$; sl
         assert eventually(lambda: not any(one.is_running() for one in started), what="their end")
 
 
+def test_a_process_has_the_time_of_a_drain_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is killed before HEADRACE_DRAIN_SECONDS are over hands nothing back."""
+    monkeypatch.setattr("worker.up.HAND_BACK_SECONDS", 0.0)
+    output, stopping = io.StringIO(), threading.Event()
+    command = "sh -c 'trap \"echo drained; exit\" TERM; echo up; while :; do sleep 0.1; done'"
+    thread = threading.Thread(target=up, args=({"gpu": command}, stopping, output))
+    thread.start()
+    eventually(lambda: "up" in output.getvalue())
+    stopping.set()
+    thread.join(60)
+    assert "drained" in output.getvalue()
+
+
 def test_a_process_whose_configuration_is_wrong_ends_them_all() -> None:
     output, stopping = io.StringIO(), threading.Event()
     commands = {"wrong": f"sh -c 'echo PORT: say why; exit {EXIT_CONFIGURATION}'", "other": "sleep 600"}

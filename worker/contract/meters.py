@@ -29,6 +29,8 @@ COUNTERS = {
     "grammar_right_tokens": "Tokens guessed as a grammar left no other text that were right",
     "draft_guessed_tokens": "Tokens guessed by the draft model, and verified",
     "draft_right_tokens": "Tokens guessed by the draft model that were right",
+    "medusa_guessed_tokens": "Tokens guessed by Medusa heads, and verified",
+    "medusa_right_tokens": "Tokens guessed by Medusa heads that were right",
     "prefill_seconds": "Seconds of the device spent on tokens of prompts",
     "decode_seconds": "Seconds of the device spent on tokens of outputs",
     "padding_seconds": "Seconds of the device spent on rows that fill a step up",

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from worker.values.model_files import HEADS_FILE
+
 DESCRIPTIONS = frozenset({".json", ".jinja", ".model"})
 WEIGHTS = ".safetensors"
 SAMPLES = 16
@@ -54,13 +56,14 @@ def identify(directory: Path) -> Model:
     """Compute the identity of a model directory; raises OSError.
 
     Weights are too large to be read whole: the fingerprint takes each file's size, its header, and pieces
-    spread over all of it. Training changes every piece.
+    spread over all of it. Training changes every piece. Medusa heads do not count, as no
+    output depends on them.
     """
     files = sorted(path for path in directory.iterdir() if path.is_file())
     descriptions = [path for path in files if path.suffix in DESCRIPTIONS]
     digest = _digest_of(descriptions)
     for path in files:
-        if path.suffix == WEIGHTS:
+        if path.suffix == WEIGHTS and path.name != HEADS_FILE:
             _add_weights(digest, path)
     of_text = (path for path in descriptions if path.name.startswith(("tokenizer", "chat_template")))
     return Model(directory.resolve().name, digest.hexdigest(), _digest_of(of_text).hexdigest())

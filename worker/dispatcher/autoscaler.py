@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from worker.contract.processes import CAPACITY, SPOT
+from worker.dispatcher.deletion_costs import DeletionCosts
 from worker.forecasts.forecaster import Learned, machine_of, read_forecaster
 from worker.forecasts.work import of_the_rest
 from worker.scaling.policy import DueWork, ScalingTimes, Wanted, WorkerGroup, decide
@@ -56,6 +57,7 @@ class Autoscaler:
     store: Store
     config: Settings
     most: int
+    deletion_costs: DeletionCosts = field(default_factory=DeletionCosts)
     _learned: Learned = field(default_factory=Learned)
     _idle_since: dict[str, float] = field(default_factory=dict)
 
@@ -67,6 +69,7 @@ class Autoscaler:
             before = {one.model_fingerprint: one for one in scaling.published(session)}
             everybody = scaling.gpu_workers(session)
         self._note_idle(everybody)
+        self.deletion_costs.write({one.name: self._idle_for(one) < HOLD_SECONDS for one in everybody})
         known = {fingerprint: one.model_name for fingerprint, one in before.items()}
         for worker in everybody:
             if "model_fingerprint" in worker.info:
@@ -154,17 +157,12 @@ class Autoscaler:
     def _group(
         self, workers: Sequence[GpuWorker], times: ScalingTimes, *, asked: int, asked_for: float, most: int
     ) -> WorkerGroup:
-        clock = time.monotonic()
         ready = [max(0.0, times.cold_start - one.age_seconds) for one in workers if not one.is_ready]
         if asked_for < 2 * times.cold_start:  # else nobody is coming
             ready += [max(0.0, times.cold_start - asked_for)] * max(0, asked - len(workers))
         return WorkerGroup(
             num_busy=sum(one.is_ready and one.is_busy for one in workers),
-            idle_seconds=tuple(
-                clock - self._idle_since.get(one.name, clock)
-                for one in workers
-                if one.is_ready and not one.is_busy
-            ),
+            idle_seconds=tuple(self._idle_for(one) for one in workers if one.is_ready and not one.is_busy),
             ready_seconds=tuple(ready),
             most=most,
         )
@@ -173,6 +171,10 @@ class Autoscaler:
         clock = time.monotonic()
         idle = [one.name for one in workers if one.is_ready and not one.is_busy]
         self._idle_since = {name: self._idle_since.get(name, clock) for name in idle}
+
+    def _idle_for(self, worker: GpuWorker) -> float:
+        clock = time.monotonic()
+        return clock - self._idle_since.get(worker.name, clock)
 
     def _backlog(self, now: datetime, fingerprint: str, engine: dict[str, object] | None) -> _Backlog:
         forecaster = read_forecaster(

@@ -171,7 +171,8 @@ class Engine:
         self._meter.resume()
         self._readings.release()
         plan = self._scheduler.schedule()
-        plan = self._speculation.extend(plan, self._scheduler.limits.max_tokens)
+        limit, num_waiting = self._scheduler.limits.max_tokens, self._scheduler.num_waiting
+        plan = self._speculation.extend(plan, limit, others_wait=num_waiting > 0)
         try:
             late = self._steps.start(plan)
         except OutOfMemoryError as error:
@@ -195,9 +196,12 @@ class Engine:
     def _proposers(self) -> list[Proposer]:
         if not self.config.speculates:
             return []
-        if self.config.draft_model is None:
-            return [LookupProposer()]
-        return [LookupProposer(), DraftModel(self.config, self.config.draft_model, self.model_info)]
+        proposers: list[Proposer] = [LookupProposer()]
+        if self._runner.medusa is not None:
+            proposers.append(self._runner.medusa)
+        if self.config.draft_model is not None:
+            proposers.append(DraftModel(self.config, self.config.draft_model, self.model_info))
+        return proposers
 
     def _take(self, chosen: Chosen | None) -> None:
         """Give the tokens of a Step that has ended to the Sequences they were chosen for."""

@@ -14,7 +14,7 @@ from worker.engine.engine_thread import EngineThread
 from worker.loops import Loop
 from worker.store.database.notify import wake_dispatcher
 from worker.store.database.session import DATABASE_AWAY, Store
-from worker.store.shards import shards
+from worker.store.shards import leases, shards
 from worker.store.shards.shards import Claim
 from worker.telemetry import work
 
@@ -138,7 +138,7 @@ class LeaseKeeper:
         while time.monotonic() < deadline and not self._stopping.wait(CONFIRM_SECONDS):
             try:
                 with self._store.transaction() as session:
-                    return shards.is_claimed(session, held, worker=self.worker)
+                    return leases.is_claimed(session, held, worker=self.worker)
             except DATABASE_AWAY as error:
                 logger.warning("shard %s may be ours: %s", held.shard_id, str(error).splitlines()[0])
         return False
@@ -147,4 +147,4 @@ class LeaseKeeper:
         held, lease = self._held.copy(), self.lease
         if held and lease is not None:
             with self._store.transaction() as session:
-                shards.renew(session, held, lease=lease)
+                leases.renew(session, held, lease=lease)

@@ -25,10 +25,11 @@ from worker.runs.tail import Tail
 from worker.runs.tool_loops import LoopTools
 from worker.runs.translation import can_resume
 from worker.store.database.session import DATABASE_AWAY, Store
-from worker.store.requests import requests
 from worker.store.requests.requests import ShardRequest
-from worker.store.shards import counting, fair_share, fair_slots, shards
+from worker.store.shards import backups, counting, fair_share, fair_slots, poison, shards
+from worker.store.shards.backups import Straggler
 from worker.store.shards.shards import AfterSave, Claim, Progress
+from worker.telemetry import work
 from worker.values.results import PartialOutput
 
 logger = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class ShardRunner:
         if self.tail is not None and shard_id in self.tail.avoided():
             return Ending.NOTHING_TO_DO
         with self.store.transaction() as session:
-            alone = shards.is_suspect(session, shard_id, model=self.keeper.serves)
+            alone = poison.is_suspect(session, shard_id, model=self.keeper.serves)
         give_up = self._gives_way if alone else self.draining.is_set
         with self._solo.enter(alone=alone, give_up=give_up) as is_in:
             return self._claim_and_run(shard_id) if is_in else Ending.NOTHING_TO_DO
@@ -119,6 +120,32 @@ class ShardRunner:
     def batch_changed(self, batch_id: str) -> None:
         """Make the runs of this batch save now; the save's answer says what has changed."""
         save_now(self._runs.copy(), batch_id)
+
+    def back_up(self) -> Ending:
+        """Run the last requests of another worker's shard too, if this one is idle and ends them sooner.
+
+        Call it as `Tail.to_back_up` says.
+        """
+        late = None
+        if self.tail is not None and not self._runs and not self.draining.is_set():
+            late = self.tail.to_back_up()
+        if late is None:
+            return Ending.NOTHING_TO_DO
+        with self._solo.enter(alone=False, give_up=self.draining.is_set) as is_in:
+            return self._back_up(late) if is_in else Ending.NOTHING_TO_DO
+
+    def _back_up(self, late: Straggler) -> Ending:
+        worker, model = self.keeper.worker, self.keeper.model
+        with self.store.transaction() as session:
+            held = backups.claim(session, late.shard_id, late.fence, worker=worker, model=model)
+        if held is None:
+            return Ending.NOTHING_TO_DO
+        with work(batch=held.batch_id, shard=held.shard_id):
+            try:
+                return self._run(held)
+            except Exception:  # the holder runs on
+                logger.exception("the backup of shard %s", held.shard_id)
+                return Ending.LOST
 
     def _claim_and_run(self, shard_id: int) -> Ending:
         with self.keeper.hold(shard_id) as held:
@@ -144,15 +171,15 @@ class ShardRunner:
     def _follow(self, run: Run) -> Ending:
         while True:
             is_done = run.collect(self.save_seconds)
-            must_leave = run.must_leave(self.draining, self.drain_seconds)
+            must_leave = run.must_leave(self.draining, 0 if run.held.is_backup else self.drain_seconds)
             try:
                 saved = self._save(run, is_last=is_done and not run.unfinished)
                 if saved is AfterSave.LOST:
                     return Ending.LOST
-                if is_done and not run.unfinished:
+                if saved is AfterSave.DONE or (is_done and not run.unfinished):
                     return run.ending
                 if is_done or run.is_stuck:
-                    return self._hand_back(run)
+                    return run.ending if run.held.is_backup else self._hand_back(run)
                 self._obey(run, saved, must_leave=must_leave)
                 run.go_on()
             except DATABASE_AWAY as error:
@@ -168,7 +195,7 @@ class ShardRunner:
         elif saved is AfterSave.PAUSE or must_leave:
             run.cut(Ending.HANDED_BACK)
         elif saved is AfterSave.CANCEL_SOME:
-            run.cancel_some(self._cancelled_in(run.held.shard_id))
+            run.cancel_some(self._unwanted(run.held))
         elif self._gives_back(run):
             run.cut(Ending.HANDED_BACK)
 
@@ -181,10 +208,11 @@ class ShardRunner:
         return self.tail.gives_back(held.shard_id, held.batch_id, num_left=run.num_left)
 
     def _save(self, run: Run, *, is_last: bool) -> AfterSave:
-        fresh = {} if is_last else self._fresh_checkpoints(run)
+        is_backup = run.held.is_backup
+        fresh = {} if is_last or is_backup else self._fresh_checkpoints(run)
         turns = dict(run.loops.unsaved)
         progress = Progress(run.held, tuple(run.unsaved), run.running_tokens, is_last, fresh, turns)
-        saved = self.saver.save(progress, lease=self.keeper.lease)
+        saved = self.saver.save(progress, lease=None if is_backup else self.keeper.lease)
         run.unsaved.clear()
         run.loops.unsaved.clear()
         run.checkpoints |= {request_id: len(one.token_ids) for request_id, one in fresh.items()}
@@ -200,9 +228,9 @@ class ShardRunner:
                 fresh[request_id] = replace(found, model_id=self.keeper.model_id)
         return fresh
 
-    def _cancelled_in(self, shard_id: int) -> list[int]:
+    def _unwanted(self, held: Claim) -> list[int]:
         with self.store.transaction() as session:
-            return requests.cancelled_in(session, shard_id)
+            return backups.unwanted(session, held)
 
     def _hand_back(self, run: Run) -> Ending:
         unfinished = {

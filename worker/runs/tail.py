@@ -1,7 +1,7 @@
 """Leaves the last shards of a backlog to workers that end them sooner, and gives such shards back to them.
 
 While much waits, every worker takes what it can. At the end, one that is slow, or holds much, would keep all
-others waiting for its last shards.
+others waiting for its last shards. An idle worker backs up a shard whose holder has become slow.
 """
 
 import time
@@ -11,6 +11,8 @@ from threading import Lock
 
 from worker.store.database import presence
 from worker.store.database.session import Store
+from worker.store.shards import backups
+from worker.store.shards.backups import Straggler
 from worker.store.watching import queueing
 from worker.store.watching.queueing import HeldRequests
 from worker.values.step_costs import StepCosts
@@ -65,6 +67,20 @@ def leaves(
     return output_tokens * (mine - theirs) > WORTH_SECONDS
 
 
+def ends_sooner(own: Pace, late: Straggler, *, tokens_per_second: float) -> bool:
+    """Return whether this worker ends the last requests of a shard well before the one that holds it.
+
+    `tokens_per_second` is what the shard generates there. A request is expected to generate as many tokens as
+    it has so far, at least those up to the mean, within its limit.
+    """
+    done = late.running_tokens
+    expected = (late.output_tokens or 0.0) * late.num_left
+    more = min(max(expected - done, done, 1.0), late.max_tokens - done)
+    mine = own.costs.token * late.prompt_tokens + own.step_seconds(own.max_rows)
+    mine += (done - late.stored_tokens + more) / late.num_left * own.seconds_per_token(late.num_left)
+    return more > (mine + WORTH_SECONDS) * tokens_per_second and more > 0
+
+
 @dataclass(slots=True)
 class Tail:
     """What a worker asks before it takes a shard of its model, and while it holds some."""
@@ -75,6 +91,8 @@ class Tail:
     _lock: Lock = field(default_factory=Lock)
     _look_at: float = 0.0  # whether to give a shard back
     _given: dict[int, float] = field(default_factory=dict)  # shards, and until when to avoid them
+    # What others ran when this worker last looked whether to back it up, and when that was.
+    _seen: dict[tuple[int, int], tuple[Straggler, float]] = field(default_factory=dict)
 
     def leaves_next(self) -> bool:
         """Return whether to leave the next shard to another worker."""
@@ -109,6 +127,30 @@ class Tail:
             return True
         finally:
             self._lock.release()
+
+    def to_back_up(self) -> Straggler | None:
+        """Return a shard of another worker to back up: what it ran between two calls of this says so.
+
+        Call it every `LOOK_SECONDS` while this worker has nothing to do.
+        """
+        now, seen = time.monotonic(), self._seen
+        self._seen = {}
+        with self.store.look() as session:
+            if queueing.first_ready(session, model=self.model, limit=1):
+                return None
+            found = backups.stragglers(session, worker=self.worker, model=self.model)
+            workers = queueing.held_requests(session, model=self.model) if found else []
+        self._seen = {(one.shard_id, one.fence): (one, now) for one in found}
+        own = self._loads(workers).get(self.worker)
+        if own is None:
+            return None
+        for one in found:
+            before, at = seen.get((one.shard_id, one.fence), (one, now))
+            if 0 < now - at < 3 * LOOK_SECONDS and before.num_left == one.num_left:
+                rate = max(0, one.running_tokens - before.running_tokens) / (now - at)
+                if ends_sooner(own, one, tokens_per_second=rate):
+                    return one
+        return None
 
     def avoided(self) -> set[int]:
         """Return the shards that this worker has given back and leaves to others for now."""

@@ -11,7 +11,7 @@ from worker.loops import Loop
 from worker.runs.interactive_runner import InteractiveRunner
 from worker.store.database.notify import interactive_shards
 from worker.store.database.session import DATABASE_AWAY, Store
-from worker.store.shards import shards
+from worker.store.shards import fair_slots
 from worker.tasks.shard_ends import show_end
 from worker.tasks.task_events import task_events
 
@@ -57,7 +57,7 @@ class InteractiveLane:
         """Return shards left ready by a lost notification, an expired lease or a release."""
         with self._store.transaction() as session:
             model = self._runner.keeper.serves
-            return shards.ready_interactive(session, limit=self._slots, model=model)
+            return fair_slots.ready_interactive(session, limit=self._slots, model=model)
 
     def _start(self, shard_id: int) -> None:
         with self._lock:

@@ -21,6 +21,7 @@ from worker.engine.engine import Engine
 from worker.engine.engine_thread import EngineThread
 from worker.engine.requests.errors import CheckpointError, ConfigError
 from worker.engine.requests.generation import GenerationRequest
+from worker.loops import Loop
 from worker.queue.feed import FeedWriter
 from worker.runs.interactive_runner import InteractiveRunner
 from worker.runs.lease_keeper import LeaseKeeper
@@ -28,7 +29,7 @@ from worker.runs.response_cache import ResponseCache
 from worker.runs.run_meters import RunMeters
 from worker.runs.shard_runner import ShardRunner
 from worker.runs.shard_saver import ShardSaver
-from worker.runs.tail import Tail
+from worker.runs.tail import LOOK_SECONDS, Tail
 from worker.runs.tool_loops import LoopTools
 from worker.settings import EXIT_CONFIGURATION, Settings, settings
 from worker.store.database.session import DATABASE_AWAY, Store
@@ -123,6 +124,9 @@ class EngineStep(bootsteps.StartStopStep):
         self._keeper.start()
         self._lane.start()
         self._extra_slots.start()
+        self._backups = Loop(
+            "backups", _runner.back_up, self._stopping, every_seconds=LOOK_SECONDS, away=DATABASE_AWAY
+        ).start()
         runners = (_runner, interactive)
         listen(url, runners, self._stopping, worker=worker, ordered=self._heartbeat.beat)
         self._heartbeat.ready(info, self._meters)
@@ -134,6 +138,7 @@ class EngineStep(bootsteps.StartStopStep):
         self._heartbeat.stop()
         self._lane.stop()
         self._extra_slots.stop()
+        self._backups.join()
         parent.pool.executor.shutdown(wait=True, cancel_futures=True)
         self._keeper.stop()
         self._write_meters()

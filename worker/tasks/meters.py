@@ -19,6 +19,7 @@ SHOWN = (
     *("queried_tokens", "cached_tokens", "evictions", "preemptions"),
     *("kv_used_block_steps", "kv_block_steps", "lookup_guessed_tokens", "lookup_right_tokens"),
     *("grammar_guessed_tokens", "grammar_right_tokens", "draft_guessed_tokens", "draft_right_tokens"),
+    *("medusa_guessed_tokens", "medusa_right_tokens"),
     *("limit_cuts", "limit_raises"),
     *("scheduled_sequences", "sequence_rows", "prefill_seconds", "decode_seconds", "padding_seconds"),
 )

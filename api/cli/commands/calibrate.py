@@ -17,6 +17,7 @@ from api.cli.workload import DEFAULTS, WorkloadError, to_tuned
 from api.errors import ApiError
 from api.inputs.checkpoint import Checkpoint, ModelDirectoryError
 from api.wrong_fields import explain, field_path
+from worker.drawing import NEEDED
 from worker.settings import NO_SERVICES, read_settings, take_env_file
 from worker.tuning.cache_threshold import (
     EmbeddingError,
@@ -84,7 +85,8 @@ def calibrate(
     chosen = choose(points, min_precision=min_precision)
     out.mkdir(parents=True, exist_ok=True)
     write_csv(out / "calibration.csv", points, bare)
-    write_png(out / "calibration.png", points, bare, chosen)
+    if not write_png(out / "calibration.png", points, bare, chosen):
+        sys.stderr.write(f"calibration.png {NEEDED}\n")
     if not as_json:
         _print_curve(points)
     if chosen is None:

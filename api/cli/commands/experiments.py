@@ -45,10 +45,19 @@ def experiment(
 
 
 def _show(found: dict[str, Any]) -> None:
-    apart = {"a", "b", "interval"}
-    low, high = found["interval"]
+    means = ("failed", "valid", "output_length")
+    intervals = {"interval": found["interval"]} | {
+        f"{name}_interval": found[name]["interval"] for name in means if found[name]["interval"] is not None
+    }
+    apart = {"a", "b", "interval", *means}
     shown = {name: value for name, value in found.items() if name not in apart and value is not None}
-    print_record(shown | {"interval": f"{low:.4f} to {high:.4f}"})
-    names = ["model", "quality", "output_tokens", "device_seconds", "tokens_per_device_second"]
-    rows = [[side.upper(), *(found[side][name] for name in names)] for side in ("a", "b")]
-    print_table(["", *(name.replace("_", " ").upper() for name in names)], rows)
+    print_record(shown | {name: f"{low:.4f} to {high:.4f}" for name, (low, high) in intervals.items()})
+    names = ("model", "quality", "output_tokens", "device_seconds", "tokens_per_device_second")
+    rows = []
+    for side in ("a", "b"):
+        one = found[side]
+        cost = f"{one['cost']['amount']:g} {one['cost']['currency']}"
+        rows.append(
+            [side.upper(), *(one[name] for name in names), cost, *(found[name][side] for name in means)]
+        )
+    print_table(["", *(name.replace("_", " ").upper() for name in (*names, "cost", *means))], rows)

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from api.cli.show import EXIT_FAILED, AsJson, fail, print_json, print_record
 from api.cli.tuning import SAMPLE, Tuning, has_database, measured, open_search, prepared
+from worker.drawing import NEEDED
 from worker.settings import take_env_file
 from worker.tuning.measuring import MeasuredSetting
 from worker.tuning.optimizing import optimize
@@ -152,7 +153,8 @@ def _write_front(folder: Path, search: "Search", winner: TrialRecord | None) -> 
     folder.mkdir(parents=True, exist_ok=True)
     front = search.front()
     write_csv(folder / "pareto.csv", front)
-    write_png(folder / "pareto.png", search.records, front, winner)
+    if not write_png(folder / "pareto.png", search.records, front, winner):
+        sys.stderr.write(f"pareto.png {NEEDED}\n")
 
 
 @contextmanager

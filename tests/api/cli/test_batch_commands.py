@@ -338,6 +338,7 @@ def test_an_experiment_is_started_shown_and_rolled_back(
     assert shown.returncode == 0, shown.stderr
     assert "undecided" in shown.stdout
     assert "small" in shown.stdout
+    assert "COST" in shown.stdout
     ended = shell.json("experiment", batch_id, "--rollback", key=key)
     assert (ended["status"], ended["requests"], ended["expected"]) == ("rolled_back", 2, 0)
     assert shell.run("experiment", batch_id, "--promote", "--rollback", key=key).returncode == 1

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,16 @@ def test_the_threshold_is_found_and_the_curve_is_written(shell: Shell, tmp_path:
     ]
     pytest.importorskip("matplotlib", reason="the extra `tune` is not installed")
     assert (tmp_path / ".cache/calibration/calibration.png").stat().st_size > 1000
+
+
+def test_without_matplotlib_it_says_what_to_install(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = shell.run("calibrate", write(tmp_path / "pairs.jsonl", *PAIRS))
+    assert done.returncode == 0
+    assert "calibration.png needs matplotlib: pip install 'headrace[tune]'" in done.stderr
+    assert [one.name for one in (tmp_path / ".cache/calibration").iterdir()] == ["calibration.csv"]
 
 
 def test_more_false_hits_allow_more_right_ones(shell: Shell, tmp_path: Path) -> None:

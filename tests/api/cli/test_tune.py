@@ -1,6 +1,7 @@
 """`headrace tune`, with trials that need no engine, and the files that it reads and writes."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,6 +118,28 @@ def test_a_search_writes_its_front_and_its_winner(shell: Shell, tmp_path: Path) 
     assert len([line for line in done.stderr.splitlines() if "dtype=" in line]) == 4
     none = shell.run("tune", *options, "--max-latency-p95", "0.1", *files)
     assert (none.returncode, "None of 4 trials meets the constraints" in none.stderr) == (1, True)
+
+
+def test_without_matplotlib_the_search_says_what_to_install(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna", reason="the extra `tune` is not installed")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    work = tmp_path / "work.jsonl"
+    work.write_text('{"prompt": "b"}\n' * 8)
+    done = shell.run("tune", "--workload", str(work), "--trials", "1", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert "pareto.png needs matplotlib: pip install 'headrace[tune]'" in done.stderr
+
+
+def test_without_optuna_the_search_says_what_to_install(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "worker.tuning.study", raising=False)
+    done = shell.run("tune", "--trials", "1")
+    assert done.returncode == 1
+    assert "Tuning needs Optuna: pip install 'headrace[tune]'" in done.stderr
 
 
 def test_the_settings_in_env_are_the_present_ones(

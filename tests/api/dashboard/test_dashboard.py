@@ -21,6 +21,7 @@ from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE
 from worker.settings import Settings
 from worker.store.counts import meters
 from worker.store.database.session import Store
+from worker.store.rows.experiments import ExperimentLineRow, ExperimentRow
 from worker.store.shards import shards
 from worker.store.shards.shards import Progress
 from worker.store.watching import workers
@@ -89,7 +90,7 @@ def answers(client: TestClient, page: Page) -> dict[str, Any]:
 
 def pick(data: Any, path: str) -> Any:
     for name in path.split("."):
-        data = data[name]
+        data = data[int(name) if isinstance(data, list) else name]
     return data
 
 
@@ -109,7 +110,37 @@ def fill(store: Store) -> tuple[str, str]:
     endpoint(store, "https://example.com/hook")
     end_batch(store)
     (delivery_id,) = delivery_ids(store)
+    experiment = ExperimentRow(
+        id="experiment_1",
+        batch_id=failed_id,
+        base_name="demo",
+        model_name="small",
+        model_fingerprint="b" * 32,
+        share=0.5,
+        allowed_loss=0.0,
+        resolution=0.1,
+        num_planned=626,
+        num_requests=1,
+        num_expected=1,
+    )
+    line = ExperimentLineRow(
+        experiment_id="experiment_1",
+        position=0,
+        shadow_position=1,
+        is_judged=True,
+        right_a=True,
+        right_b=False,
+        failed_a=False,
+        failed_b=True,
+        tokens_a=8,
+        tokens_b=4,
+        seconds_a=1.0,
+        seconds_b=0.25,
+    )
     with store.transaction() as session:
+        session.add(experiment)
+        session.flush()
+        session.add(line)
         session.execute(text("UPDATE deliveries SET attempts = 1 WHERE id = :id"), {"id": delivery_id})
         for key in session.scalars(text("SELECT receiver FROM deliveries")).all():
             receivers.record(session, key, is_healthy=False)
@@ -160,7 +191,7 @@ def test_every_field_that_the_page_shows_is_answered(client: TestClient, store: 
     assert page.fields
     for path in page.fields:
         assert not isinstance(pick(data, path), (dict, list)), path
-    assert len(page.rows) == 5
+    assert len(page.rows) == 6
     for path, names in page.rows.items():
         rows = pick(data, path)
         assert rows, f"{path} is empty: nothing of it was looked at"
@@ -188,6 +219,9 @@ def test_the_overview_is_of_now_and_of_everybody(client: TestClient, store: Stor
         "generation_failed",
         "the prompt is too long",
     )
+    (experiment,) = found["experiments"]
+    assert (experiment["tenant"], experiment["mode"], experiment["difference"]) == ("default", "ab", -1)
+    assert (experiment["speedup"], experiment["cost_change"]) == (2, -0.75)
     gpu, callbacks = found["workers"]
     assert (gpu["name"], gpu["occupancy"], gpu["model"]) == ("gpu@here", 0.75, "demo")
     assert 600 / 120 <= gpu["tokens_per_second"] <= 600 / 59
@@ -210,7 +244,8 @@ def locked(store: Store, config: Settings) -> Iterator[TestClient]:  # noqa: ARG
 def test_a_deleted_batch_is_no_failure_to_look_at(client: TestClient, store: Store) -> None:
     _, failed_id = fill(store)
     assert client.delete(f"/v1/batch/{failed_id}").status_code == 204
-    assert client.get("/v1/overview").json()["failures"] == []
+    found = client.get("/v1/overview").json()
+    assert (found["failures"], found["experiments"]) == ([], [])
 
 
 def test_the_page_is_for_everybody_and_its_data_for_operators(

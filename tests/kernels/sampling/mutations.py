@@ -4,6 +4,38 @@ CASES = "draws_from_the_distribution"
 
 TABLES = (
     Table(
+        "sampling/cpu.py",
+        "sampling/test_cpu.py",
+        (
+            Mutation("no temperature", "np.float32(1) / load(temperatures, row)", "np.float32(1)"),
+            Mutation(
+                "no maximum subtracted",
+                "(load(logits, start + token) - largest)",
+                "load(logits, start + token)",
+            ),
+            Mutation(
+                "what is forbidden weighs a little",
+                "power > LEAST_POWER and weight >= min_p",
+                "weight >= min_p",
+            ),
+            Mutation("min-p is ignored", "power > LEAST_POWER and weight >= min_p", "power > LEAST_POWER"),
+            Mutation("rows overlap", "start = row * row_stride\n", "start = row * (row_stride - 1)\n"),
+            Mutation("a chunk forgets those before", "running += total", "running = total"),
+            Mutation(
+                "a chunk too far",
+                "all_sums[sums + chunk] <= target:",
+                "all_sums[sums + chunk] <= 2 * target:",
+            ),
+            Mutation("a chunk begins at nothing", "all_sums[sums + chunk - 1] if chunk else 0.0", "0.0"),
+            Mutation("the token after", "chosen[row] = found", "chosen[row] = found + 1"),
+            Mutation("the mask is turned round", "value if is_allowed else", "value if not is_allowed else"),
+            Mutation("every mask is the first", "allowed[place * num_words + word]", "allowed[word]"),
+            Mutation(
+                "the last word is left out", "range(-(-vocab_size // WORD))", "range(vocab_size // WORD)"
+            ),
+        ),
+    ),
+    Table(
         "sampling/kernel.py",
         "sampling/test_gpu.py",
         tuple(

@@ -13,6 +13,7 @@ from worker.contract.models import Model
 from worker.contract.processes import CAPACITY, SPOT
 from worker.contract.states import Lane
 from worker.dispatcher.autoscaler import HOLD_SECONDS, Autoscaler, withdraw
+from worker.dispatcher.deletion_costs import DeletionCosts
 from worker.settings import settings
 from worker.store.database.session import Store
 from worker.store.watching import scaling, workers
@@ -113,6 +114,26 @@ def test_a_busy_worker_stays_and_an_idle_one_goes_after_a_while(store: Store, au
     assert only(autoscaler).wanted == 1
     autoscaler._idle_since["gpu@a"] -= HOLD_SECONDS
     assert only(autoscaler).wanted == 0
+
+
+def test_kubernetes_is_told_who_may_go_before_fewer_are_wanted(
+    store: Store, autoscaler: Autoscaler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[dict[str, bool], list[int]]] = []
+
+    def write(_: DeletionCosts, costs: dict[str, bool]) -> None:
+        with store.look() as session:
+            told.append((costs, [one.wanted for one in scaling.published(session)]))
+
+    monkeypatch.setattr(DeletionCosts, "write", write)
+    worker(store)
+    worker(store, "gpu@b")
+    batch(store, seconds=1)
+    held(store, 1, worker="gpu@a")
+    assert only(autoscaler).wanted == 2
+    autoscaler._idle_since = dict.fromkeys(autoscaler._idle_since, float("-inf"))
+    assert only(autoscaler).wanted == 1
+    assert told == [({"gpu@a": True, "gpu@b": True}, []), ({"gpu@a": True, "gpu@b": False}, [2])]
 
 
 def test_interactive_work_wants_a_worker_at_once(store: Store, autoscaler: Autoscaler) -> None:

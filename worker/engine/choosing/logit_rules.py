@@ -2,12 +2,17 @@
 
 import math
 from collections.abc import Sequence as Sequences
+from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.sampling import keep_allowed
 from worker.engine.sequences.sequence import Sequence
+
+# A row of the logits with its Sequence, and the guesses between that and the row's token.
+_Row = tuple[int, Sequence, tuple[int, ...]]
 
 
 def apply_rules(
@@ -27,42 +32,68 @@ def apply_rules(
     if not rows:
         return logits
     logits = logits.float()
-    for row in rows:
-        own = logits[row].cpu()
-        _apply(own, sequences[row], ahead[row] if ahead else ())
-        if logits.is_cuda:
-            logits[row] = own
+    if not logits.is_cuda:
+        _apply(logits, [(row, sequences[row], ahead[row] if ahead else ()) for row in rows])
+        return logits
+    own = logits[rows].cpu()
+    _apply(own, [(place, sequences[row], ahead[row] if ahead else ()) for place, row in enumerate(rows)])
+    logits[rows] = own.to(logits.device)
     return logits
 
 
-def _apply(logits: Tensor, sequence: Sequence, guesses: tuple[int, ...]) -> None:
-    params, thoughts = sequence.params, sequence.thoughts
-    token_ids = [*sequence.token_ids, *guesses] if guesses else sequence.token_ids
-    if thoughts is not None and thoughts.wanted is not None:
-        logits.fill_(-math.inf)
-        logits[thoughts.wanted] = 0
-        return
+def _apply(logits: Tensor, rows: list[_Row]) -> None:
+    matched: list[_Row] = []
+    ending: list[_Row] = []
+    for row, sequence, guesses in rows:
+        params, thoughts = sequence.params, sequence.thoughts
+        if thoughts is not None and thoughts.wanted is not None:
+            logits[row].fill_(-math.inf)
+            logits[row, thoughts.wanted] = 0
+            continue
+        _penalise(logits, row, sequence, guesses)
+        if sequence.matcher is not None and thoughts is None:
+            matched.append((row, sequence, guesses))
+        is_before_its_answer = thoughts is not None and sequence.matcher is not None
+        if sequence.num_output_tokens + len(guesses) < params.min_tokens or is_before_its_answer:
+            ending.append((row, sequence, guesses))
+    if matched:
+        _keep_allowed(logits, matched)
+    for row, sequence, _ in ending:
+        _hold_back_ends(logits[row], sequence)
+
+
+def _penalise(logits: Tensor, row: int, sequence: Sequence, guesses: tuple[int, ...]) -> None:
+    """Apply the penalties and the bias to a row."""
+    params = sequence.params
     if params.repetition_penalty != 1:
-        seen = torch.from_numpy(np.unique(token_ids))
-        values = logits[seen]
+        seen = torch.from_numpy(np.unique([*sequence.token_ids, *guesses]))
+        values = logits[row, seen]
         penalty = params.repetition_penalty
-        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    output = token_ids[sequence.num_prompt_tokens :]
-    if output and (params.frequency_penalty or params.presence_penalty):
-        tokens, counts = np.unique(output, return_counts=True)
+        logits[row, seen] = torch.where(values > 0, values / penalty, values * penalty)
+    if params.frequency_penalty or params.presence_penalty:
+        output = [*sequence.token_ids[sequence.num_prompt_tokens :], *guesses]
+        tokens, counts = np.unique(np.array(output, dtype=np.int64), return_counts=True)
         amounts = params.frequency_penalty * counts + params.presence_penalty
-        logits[torch.from_numpy(tokens)] -= torch.from_numpy(amounts).float()
+        logits[row, torch.from_numpy(tokens)] -= torch.from_numpy(amounts).float()
     if params.logit_bias:
         biased, biases = zip(*params.logit_bias, strict=True)
-        logits.index_add_(0, torch.tensor(biased), torch.tensor(biases, dtype=torch.float32))
-    matcher = sequence.matcher if thoughts is None else None
-    if matcher is not None:
-        logits.masked_fill_(torch.from_numpy(matcher.forbidden(len(logits), guesses)), -math.inf)
-    is_before_its_answer = thoughts is not None and sequence.matcher is not None
-    if len(output) < params.min_tokens or is_before_its_answer:
-        # A checkpoint may name an end token that its vocabulary does not reach.
-        ends = torch.tensor([token for token in sequence.stop_token_ids if token < len(logits)]).long()
-        held_back = logits[ends]
-        logits[ends] = -math.inf
-        if matcher is not None and logits.max() == -math.inf:
-            logits[ends] = held_back
+        logits[row].index_add_(0, torch.tensor(biased), torch.tensor(biases, dtype=torch.float32))
+
+
+def _keep_allowed(logits: Tensor, matched: list[_Row]) -> None:
+    """Mask what each row's grammar forbids."""
+    bits: list[bytes] = []
+    for matcher, own in groupby(matched, key=lambda one: one[1].matcher):
+        if matcher is not None:
+            bits += matcher.allowed([guesses for _, _, guesses in own])
+    allowed = np.frombuffer(b"".join(bits), dtype=np.uint32).reshape(len(bits), -1)
+    keep_allowed(logits, [row for row, _, _ in matched], allowed)
+
+
+def _hold_back_ends(logits: Tensor, sequence: Sequence) -> None:
+    # A checkpoint may name an end token that its vocabulary does not reach.
+    ends = torch.tensor([token for token in sequence.stop_token_ids if token < len(logits)]).long()
+    held_back = logits[ends]
+    logits[ends] = -math.inf
+    if sequence.matcher is not None and sequence.thoughts is None and logits.max() == -math.inf:
+        logits[ends] = held_back

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels import device
+from kernels.sampling import draw
 from kernels.sampling import sample as sample_on_gpu
 from worker.engine.sequences.sequence import Sequence
 from worker.values.logprobs import TokenLogprob
@@ -76,10 +77,10 @@ def build_sampling_input(
     for row, one in enumerate(params):
         (greedy if one.is_greedy else filtered if one.top_k or one.top_p < 1 else plain).append(row)
     return SamplingInput(
-        temperature=torch.tensor([one.temperature for one in params]),
+        temperature=torch.tensor([one.temperature for one in params], dtype=torch.float32),
         top_k=torch.tensor([one.top_k or 2**31 for one in params]),
-        top_p=torch.tensor([one.top_p for one in params]),
-        min_p=torch.tensor([one.min_p for one in params]),
+        top_p=torch.tensor([one.top_p for one in params], dtype=torch.float32),
+        min_p=torch.tensor([one.min_p for one in params], dtype=torch.float32),
         uniform=torch.from_numpy(uniforms(seeds, positions)),
         greedy_rows=torch.tensor(greedy, dtype=torch.int64),
         plain_rows=torch.tensor(plain, dtype=torch.int64),
@@ -94,12 +95,15 @@ def sample(logits: Tensor, sampling: SamplingInput | None) -> list[int]:
     logits = logits.float()  # argmax over bfloat16 takes four times as long on a CPU
     if sampling is None:
         return _on_host(logits.argmax(dim=-1))
+    if len(sampling.plain_rows) == len(logits):
+        return _on_host(draw(logits, sampling.temperature, sampling.min_p, sampling.uniform))
     chosen = torch.empty(len(logits), dtype=torch.int64)
     if len(sampling.greedy_rows):  # argmax takes longer than to draw
         chosen[sampling.greedy_rows] = logits[sampling.greedy_rows].argmax(dim=-1)
     if len(sampling.plain_rows):
         rows = sampling.plain_rows
-        chosen[rows] = _sample_plain(_scaled(logits, sampling, rows), sampling, rows)
+        options = (sampling.temperature[rows], sampling.min_p[rows], sampling.uniform[rows])
+        chosen[rows] = draw(logits[rows], *options)
     if len(sampling.filtered_rows):
         rows = sampling.filtered_rows
         chosen[rows] = _sample_filtered(_scaled(logits, sampling, rows), sampling, rows, NUM_CANDIDATES)
@@ -162,15 +166,6 @@ def token_logprobs(
             strict=True,
         )
     ]
-
-
-def _sample_plain(scaled: Tensor, sampling: SamplingInput, rows: Tensor) -> Tensor:
-    """Draw from whole distributions (min-p applied), in vocabulary order and so without a sort."""
-    probabilities = scaled.softmax(dim=-1)
-    min_p = sampling.min_p[rows].unsqueeze(1)
-    if min_p.any():
-        probabilities *= probabilities >= probabilities.amax(dim=-1, keepdim=True) * min_p
-    return _draw(probabilities, sampling.uniform[rows])
 
 
 def _sample_filtered(scaled: Tensor, sampling: SamplingInput, rows: Tensor, num_candidates: int) -> Tensor:

@@ -76,6 +76,10 @@ class Decoder:
             residual = residual.index_select(0, step.output_rows)
         return self._end(x, residual)
 
+    def embedded(self, token_ids: Tensor) -> Tensor:
+        """Return the embeddings of tokens, float32 [num_tokens, hidden], without the model's scale."""
+        return self._embedding(token_ids)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [num_outputs, vocab_size] of hidden states from `forward`."""
         # As the search for the largest one takes them, for the same bits.

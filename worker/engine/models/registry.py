@@ -29,6 +29,9 @@ class LoadedModel(Protocol):
     def forward(self, step: StepInput, kv_cache: Sequence[PagedCache]) -> Tensor:
         """Run a Step and return the final hidden states [num_outputs, hidden] of its output rows."""
 
+    def embedded(self, token_ids: Tensor) -> Tensor:
+        """Return the embeddings [num_tokens, hidden] of tokens, float32, without the model's scale."""
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [num_outputs, vocab_size] of hidden states."""
 

@@ -27,6 +27,8 @@ class EngineStats:
     grammar_right_tokens: int = 0
     draft_guessed_tokens: int = 0  # guessed by the draft model, and verified
     draft_right_tokens: int = 0
+    medusa_guessed_tokens: int = 0  # guessed by Medusa heads, and verified
+    medusa_right_tokens: int = 0
     scheduled_sequences: int = 0  # summed over Steps
     sequence_rows: int = 0  # the most Sequences a Step could hold, summed over Steps
     kv_used_block_steps: int = 0  # Blocks that Sequences held, summed over Steps

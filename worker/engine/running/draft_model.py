@@ -57,6 +57,8 @@ class DraftModel:
     guess for it.
     """
 
+    shares = None
+
     def __init__(self, config: EngineConfig, directory: Path, info: ModelInfo) -> None:
         if config.device != "cpu":
             raise ConfigError("draft_model needs device 'cpu'")

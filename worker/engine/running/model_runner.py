@@ -19,8 +19,9 @@ from worker.engine.choosing.sampler import (
 )
 from worker.engine.choosing.verification import right_rows
 from worker.engine.models.checkpoint import Weights
+from worker.engine.models.medusa_heads import MedusaHeads
 from worker.engine.models.products import EightBits
-from worker.engine.models.registry import read_architecture
+from worker.engine.models.registry import Architecture, LoadedModel, read_architecture
 from worker.engine.requests.config import CPU_KV_CACHE_BYTES, EngineConfig
 from worker.engine.requests.errors import OutOfMemoryError
 from worker.engine.requests.stats import ModelInfo
@@ -29,6 +30,7 @@ from worker.engine.running.device import is_out_of_memory, open_device
 from worker.engine.running.free_cores import FreeCores
 from worker.engine.running.input_builder import InputBuilder, PackedStep
 from worker.engine.running.kv_cache import allocate_kv_cache, longest_sequence, size_kv_cache
+from worker.engine.running.medusa_guesses import MedusaGuesses
 from worker.engine.scheduling.plan import StepPlan
 from worker.engine.sequences.next_token import NextToken
 from worker.engine.sequences.sequence import Sequence
@@ -83,6 +85,7 @@ class ModelRunner:
                     config, architecture, self._model, dtype, device, max_model_len=longest
                 )
             self._kv_cache = allocate_kv_cache(config, architecture, size.num_blocks, dtype, device)
+            self.medusa = _medusa(config, self._model, architecture, weights.activation_dtype)
             if config.device == "cuda":
                 from worker.engine.running.gpu import GpuSteps  # noqa: PLC0415  (it needs Triton)
 
@@ -145,7 +148,10 @@ class ModelRunner:
     def _choose(self, step: PackedStep) -> Chosen:
         if self._gpu is None:
             hidden = self._hidden(step)
-            return _kept(step, self._choose_on_cpu(hidden, step) if step.sampled else [])
+            kept = _kept(step, self._choose_on_cpu(hidden, step) if step.sampled else [])
+            if self.medusa is not None:
+                self.medusa.chose(kept, step.ahead, hidden)
+            return kept
         logits = self._logits(step)
         if logits is None:
             return ChosenTokens((), [])
@@ -200,6 +206,16 @@ class ModelRunner:
         sampling = build_sampling_input(sequences, ahead)
         chosen = iter(_choose_on_host(logits, sequences, ahead, sampling))
         return [next(chosen if needs else found) for needs in needs_logits]
+
+
+def _medusa(
+    config: EngineConfig, model: LoadedModel, architecture: Architecture, dtype: torch.dtype
+) -> MedusaGuesses | None:
+    """Return what guesses with the heads beside the checkpoint; None without any, or without guesses."""
+    if not config.speculates or config.device != "cpu":
+        return None
+    heads = MedusaHeads.load(config.model, architecture.hidden_size, dtype)
+    return None if heads is None else MedusaGuesses(model, heads, architecture.vocab_size)
 
 
 def _choose_on_host(

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence as Tokens
 
-import numpy as np
 from llguidance import LLMatcher
 
 from worker.engine.requests.errors import InvalidRequestError
@@ -18,17 +17,29 @@ class GrammarMatcher:
         self._grammar = grammar
         self._matcher = matcher
 
-    def forbidden(self, vocab_size: int, guesses: Tokens[int] = ()) -> np.ndarray:
-        """Return the tokens that may not come next, or after `guesses`, bool [vocab_size].
+    def allowed(self, ahead: Tokens[Tokens[int]] = ((),)) -> list[bytes]:
+        """Return which tokens may come next after each of these guesses: a bit for each, lowest first.
 
-        End tokens are allowed where the text may end. `guesses` must be such that `num_allowed` counts all.
+        End tokens are allowed where the text may end. Each guess must be such that `num_allowed` counts all
+        of it. It is quickest if each begins with the one before it.
         """
-        if guesses:
-            self._matcher.consume_tokens(list(guesses))
-        allowed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        if guesses:
-            self._matcher.rollback(len(guesses))
-        return np.unpackbits(~allowed, count=vocab_size, bitorder="little").view(np.bool_)
+        found: list[bytes] = []
+        consumed: Tokens[int] = ()
+        for guess in ahead:
+            num_equal = 0
+            for before, token_id in zip(consumed, guess, strict=False):
+                if before != token_id:
+                    break
+                num_equal += 1
+            if num_equal < len(consumed):
+                self._matcher.rollback(len(consumed) - num_equal)
+            if num_equal < len(guess):
+                self._matcher.consume_tokens(list(guess[num_equal:]))
+            found.append(self._matcher.compute_bitmask())
+            consumed = guess
+        if consumed:
+            self._matcher.rollback(len(consumed))
+        return found
 
     def num_allowed(self, token_ids: Tokens[int]) -> int:
         """Return how many of these tokens the grammar allows to come next, one after another."""

@@ -116,6 +116,7 @@ class LookupProposer:
     """Proposes what followed the longest match in the Sequence itself or in earlier outputs of its job."""
 
     seconds_per_pass = None
+    shares = None
 
     def __init__(self) -> None:
         self._own: dict[Sequence, TokenIndex] = {}

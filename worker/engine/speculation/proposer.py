@@ -38,6 +38,10 @@ class Proposer(Protocol):
     def seconds_per_pass(self) -> float | None:
         """Time of one more token for every Sequence, 0 while unknown; None: next to nothing."""
 
+    @property
+    def shares(self) -> tuple[float, ...] | None:
+        """How likely each token is right with all before it, where one pass guesses them all; else None."""
+
     def propose(self, sequences: Items[Sequence], limits: Items[int]) -> list[GuessedTokens]:
         """Return a guess for each Sequence, of at most so many tokens; an empty one where nothing is known.
 

@@ -3,12 +3,15 @@
 A Step with n tokens more takes longer and may yield more: the expected number of right guesses is known from
 earlier ones, the time from earlier Steps of that size. The guesses with the best yield of tokens per second
 are verified, none if that is best, as in a full batch where the products already use all of the processor.
-To look for guesses takes time too: where that is not made up for, most Steps do not look.
+To look for guesses takes time too, and an expectation may be wrong. So both are paid from what guesses were
+measured to save, and from a small share of the time: where they save nothing, few Steps look.
 """
 
+import math
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from itertools import count
@@ -27,14 +30,19 @@ MAX_GUESSES = 12  # tokens of one Sequence in a Step
 MAX_GUESSES_OF_ALL = 128  # but at least FEW of each
 FEW = 2
 # After so many Steps without a guess, a few of the best ones are tried, and the other way round: what was
-# measured long ago says little.
+# measured long ago says little. A Step without guesses may cost so large a share of what guesses save.
 TRY_EVERY, TRIED = 128, 3
-PLAIN_EVERY = 64
+PLAIN_EVERY, PLAIN_COST = (4, 64), 0.02
 PAUSE_STEPS = 64  # without guesses after a Step with guesses ran out of memory
-# The share of the time that may go by looking for guesses; more only where these make up for it. So many
-# Steps pay for a look that was dear, and a gain lasts for looks that take the time of so many Steps.
-LOST, DEBT_STEPS, CREDIT_STEPS = 0.01, 32, 1
-PROBED = 8  # Sequences
+# The share of the time that guesses may cost; more only where they have saved it. In Steps: what a batch of
+# half the size begins with (PROBED Sequences or fewer: the most), the most kept of savings, and of losses.
+LOST = 0.005
+START_STEPS, CREDIT_STEPS, DEBT_STEPS = 1.0, 4.0, 2.0
+PROBED = 8  # Sequences that are looked for at least; for more, with what is kept beyond START_STEPS
+FADE = 0.1  # the share of the latest look in the mean cost of a look
+FEW_RIGHT = 8.0  # right tokens
+# A Step counts as no longer than so many times the usual one: the rest is what other programs do.
+LONGEST = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +54,40 @@ class _Offer:
     shares: list[float]
 
 
+@dataclass(slots=True)
+class _Pending:
+    """Sums over the Steps with guesses since the last one without."""
+
+    seconds: float = 0.0
+    plain: float = 0.0  # seconds of the same Steps without guesses
+    num_sequences: int = 0
+    num_guessed: int = 0
+    num_right: int = 0
+    num_shortening: float = 0.0  # right tokens that make the work end earlier
+
+    def saved(self, plain: float) -> float:
+        """Return the seconds that guesses have saved if these Steps took `plain` without them.
+
+        A right token saves its row in a later Step, which costs what a guess does; only one that makes the
+        work end earlier saves also its share of what a Step costs whatever is in it.
+        """
+        extra = self.seconds - plain
+        share = plain / self.num_sequences
+        row = min(extra / max(self.num_guessed, 1), share)
+        return self.num_right * row + self.num_shortening * (share - row) - extra
+
+
 class Speculation:
     """Adds guesses to the plans of decode Steps, and learns from what becomes of them."""
 
     def __init__(
-        self, proposers: Items[Proposer], block_pool: BlockPool, stats: EngineStats, *, block_size: int
+        self,
+        proposers: Items[Proposer],
+        block_pool: BlockPool,
+        stats: EngineStats,
+        *,
+        block_size: int,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.times = StepTimes()
         self.rates = AcceptanceRates()
@@ -58,34 +95,80 @@ class Speculation:
         self._block_pool = block_pool
         self._stats = stats
         self._block_size = block_size
+        self._clock = clock  # of this thread's processor time, which other programs do not lengthen
         self._open: list[tuple[Sequence, _Offer, int]] = []  # of the Step that runs: with the tokens verified
         self._num_plain = 0  # decode Steps in a row without a guess, of those where there might be one
         self._num_guessing = 0  # Steps in a row with guesses
+        self._plain_every = PLAIN_EVERY[0]
+        self._pending = _Pending()
+        self._others_wait = False
         self._num_paused = 0
-        self._balance = 0.0  # seconds that guesses have saved, less those of looking for them; within limits
-        self._is_probing = False  # looks for a few Sequences only, as the last look cost more than it gained
+        self._balance = 0.0  # seconds that guesses may cost: those that they have saved, and a share of all
+        self._look_seconds = 0.0  # of one Sequence
         self._least_looked = sys.maxsize  # a Step of no more tokens begins anew
         self._is_decode = False  # the Step that runs
 
-    def extend(self, plan: StepPlan, max_tokens: int) -> StepPlan:
+    def extend(self, plan: StepPlan, max_tokens: int, *, others_wait: bool = False) -> StepPlan:
         """Return the plan with guesses, if they are expected to pay, and Blocks allocated for them.
 
-        `max_tokens` is the Step's limit. Takes free Blocks only, so it preempts nothing.
+        `max_tokens` is the Step's limit; `others_wait` for the place of a Sequence that ends. Takes free
+        Blocks only, so it preempts nothing.
         """
         if not self._proposers:
             return plan
-        began = time.perf_counter()
+        began = self._clock()
+        self._others_wait = others_wait
+        extended = self._extended(plan, max_tokens)
+        self._balance -= self._clock() - began
+        return extended
+
+    def took(
+        self,
+        plan: StepPlan,
+        seconds: float,
+        sequences: Items[Sequence],
+        tokens: Items[Items[NextToken]],
+    ) -> None:
+        """Learn from a Step: how long it took, and which guesses the tokens of `sequences` confirm."""
+        if self._is_decode:
+            self._charge(plan, seconds, sum(map(len, tokens)))
+        if not self._open:
+            return
+        began = self._clock()
+        chosen = dict(zip(sequences, tokens, strict=True))
+        for sequence, offer, num_guessed in self._open:
+            num_right = len(chosen[sequence]) - 1
+            kinds = offer.guess.kinds[:num_guessed]
+            self.rates.add(sequence, kinds, num_right)
+            for counter, counted in (("guessed", kinds), ("right", kinds[:num_right])):
+                for source, number in Counter(source for source, _ in counted).items():
+                    name = f"{source}_{counter}_tokens"
+                    setattr(self._stats, name, getattr(self._stats, name) + number)
+            sequence.num_guessed_tokens += num_guessed
+            sequence.num_right_tokens += num_right
+        self._open = []
+        self._balance -= self._clock() - began
+
+    def ended(self, sequences: Items[Sequence]) -> None:
+        """Let the proposers learn from those of these Sequences that have ended."""
+        for sequence in sequences:
+            if sequence.state is SequenceState.FINISHED and _may_guess(sequence):
+                for proposer in self._proposers:
+                    proposer.ended(sequence)
+
+    def pause(self) -> None:
+        """Guess nothing for some Steps: one with guesses ran out of memory."""
+        self._open = []
+        self._num_paused = PAUSE_STEPS
+
+    def _extended(self, plan: StepPlan, max_tokens: int) -> StepPlan:
         self._open = []
         self._is_decode = _is_decode(plan)
-        room = max_tokens - len(plan.entries)
-        if room <= 0 or not self._is_decode or not self._is_time(plan.num_tokens):
+        num_tokens, room = len(plan.entries), max_tokens - len(plan.entries)
+        if room <= 0 or not self._is_decode or not self._is_time(num_tokens):
             return plan
-        offers = self._offers(plan, room)
-        counts, gain = self._choose(plan.num_tokens, offers, room)
-        taken = time.perf_counter() - began
-        self._balance += gain - taken
-        self._is_probing = gain < taken
-        self._least_looked = plan.num_tokens // 2
+        counts = self._choose(num_tokens, self._offers(plan, room), room)
+        self._least_looked = num_tokens // 2
         if not counts:
             self._num_guessing = 0
             self._num_plain = 0 if self._num_plain >= TRY_EVERY else self._num_plain + 1
@@ -100,44 +183,34 @@ class Speculation:
                 self._open.append((entry.sequence, offer, len(entry.guesses)))
         return replace(plan, entries=tuple(entries))
 
-    def took(
-        self,
-        plan: StepPlan,
-        seconds: float,
-        sequences: Items[Sequence],
-        tokens: Items[Items[NextToken]],
-    ) -> None:
-        """Learn from a Step: how long it took, and which guesses the tokens of `sequences` confirm."""
-        if self._is_decode:
-            self.times.add(plan.num_tokens, seconds)
-            least, most = -DEBT_STEPS * LOST * seconds, CREDIT_STEPS * seconds
-            self._balance = min(max(self._balance, least) + LOST * seconds, most)
-        if not self._open:
-            return
-        chosen = dict(zip(sequences, tokens, strict=True))
-        for sequence, offer, num_guessed in self._open:
-            num_right = len(chosen[sequence]) - 1
-            kinds = offer.guess.kinds[:num_guessed]
-            self.rates.add(sequence, kinds, num_right)
-            for counter, counted in (("guessed", kinds), ("right", kinds[:num_right])):
-                for source, number in Counter(source for source, _ in counted).items():
-                    name = f"{source}_{counter}_tokens"
-                    setattr(self._stats, name, getattr(self._stats, name) + number)
-            sequence.num_guessed_tokens += num_guessed
-            sequence.num_right_tokens += num_right
-        self._open = []
+    def _charge(self, plan: StepPlan, seconds: float, num_chosen: int) -> None:
+        """Count a decode Step that chose so many tokens.
 
-    def ended(self, sequences: Items[Sequence]) -> None:
-        """Let the proposers learn from those of these Sequences that have ended."""
-        for sequence in sequences:
-            if sequence.state is SequenceState.FINISHED and _may_guess(sequence):
-                for proposer in self._proposers:
-                    proposer.ended(sequence)
-
-    def pause(self) -> None:
-        """Guess nothing for some Steps: one with guesses ran out of memory."""
-        self._open = []
-        self._num_paused = PAUSE_STEPS
+        What guesses have saved is known at the next Step without any, which shows what the machine's Steps
+        take now. Steps before them would not do: one guesses on because they were slow.
+        """
+        times, pending = self.times, self._pending
+        if self._open or pending.seconds:
+            usual = times.seconds(plan.num_tokens) or seconds
+            counted = min(seconds, LONGEST * usual)
+            if self._open:
+                num_sequences = len(plan.entries)
+                num_right = num_chosen - num_sequences
+                pending.seconds += counted
+                pending.plain += times.seconds(num_sequences) or usual
+                pending.num_sequences += num_sequences
+                pending.num_guessed += plan.num_guesses
+                pending.num_right += num_right
+                pending.num_shortening += num_right * (1.0 if self._others_wait else _evenness(plan))
+            else:
+                saved = pending.saved(pending.plain * counted / usual)
+                self._balance += saved
+                least, most = PLAIN_EVERY
+                self._plain_every = min(max(least, int(saved / pending.seconds / PLAIN_COST)), most)
+                self._pending = _Pending()
+        times.add(plan.num_tokens, seconds)
+        balance = max(self._balance, -DEBT_STEPS * seconds) + LOST * seconds
+        self._balance = min(balance, CREDIT_STEPS * seconds)
 
     def _is_time(self, num_tokens: int) -> bool:
         """Return whether the best guess imaginable would pay in a decode Step of this size."""
@@ -147,11 +220,11 @@ class Speculation:
         if self._balance < 0 and num_tokens > self._least_looked:
             return False
         without, with_one = self.times.seconds(num_tokens), self.times.seconds(num_tokens + 1)
-        if without is None or with_one is None or self._num_guessing >= PLAIN_EVERY:
+        if without is None or with_one is None or self._num_guessing >= self._plain_every:
             self._num_guessing = 0
             return False
         if num_tokens <= self._least_looked:
-            self._balance, self._is_probing = CREDIT_STEPS * without, True
+            self._balance = (CREDIT_STEPS if num_tokens <= PROBED else START_STEPS) * without
             self._least_looked = num_tokens // 2
         if (num_tokens + self.rates.best) * without > num_tokens * with_one:
             return True
@@ -159,12 +232,18 @@ class Speculation:
         return self._num_plain >= TRY_EVERY
 
     def _offers(self, plan: StepPlan, room: int) -> list[_Offer]:
-        """Return at most one offer for each Sequence: the lookup's, or the draft's if that is likelier."""
-        places = [place for place, entry in enumerate(plan.entries) if _may_guess(entry.sequence)]
-        if self._is_probing:
-            places = places[:PROBED]
+        """Return at most one offer for each Sequence: of the proposer from which most is expected."""
+        began = self._clock()
+        asked = [place for place, entry in enumerate(plan.entries) if _may_guess(entry.sequence)]
+        asked = asked[: self._most_looks(plan.num_tokens)]
         offers: dict[int, _Offer] = {}
         for proposer in self._proposers:
+            places = [
+                place
+                for place in asked
+                if place not in offers
+                or offers[place].shares[0] < self._expected(proposer, plan.entries[place].sequence, 1)[0]
+            ]
             sequences = [plan.entries[place].sequence for place in places]
             most = self._worthwhile(plan.num_tokens, sequences, proposer, room)
             if not most:
@@ -172,17 +251,21 @@ class Speculation:
             limits = [min(most, one.max_length - len(one.token_ids) - 1) for one in sequences]
             if proposer.seconds_per_pass is not None:
                 limits = [self._reserve(one, limit) for one, limit in zip(sequences, limits, strict=True)]
-            left: list[int] = []
             found = proposer.propose(sequences, limits)
             for place, sequence, guess in zip(places, sequences, found, strict=True):
                 allowed = _allowed(sequence, guess)
                 shares = self.rates.along(sequence, allowed.kinds)
-                if shares:
+                if sum(shares) > (sum(offers[place].shares) if place in offers else 0.0):
                     offers[place] = _Offer(place, allowed, shares)
-                if not shares or shares[0] < self.rates.of(sequence, DRAFT):
-                    left.append(place)
-            places = left
+        if asked:
+            each = (self._clock() - began) / len(asked)
+            self._look_seconds += FADE * (each - self._look_seconds)
         return list(offers.values())
+
+    def _most_looks(self, num_tokens: int) -> int:
+        """Return for how many Sequences the balance pays."""
+        beyond = self._balance - START_STEPS * (self.times.seconds(num_tokens) or 0.0)
+        return PROBED + max(0, int(beyond / max(self._look_seconds, 1e-7)))
 
     def _worthwhile(self, num_tokens: int, sequences: Items[Sequence], proposer: Proposer, room: int) -> int:
         """Return how many tokens a proposer should guess for each of these Sequences."""
@@ -192,23 +275,26 @@ class Speculation:
             return most
         if self._num_plain >= TRY_EVERY:
             return min(most, TRIED)
-        rates = [self.rates.of(sequence, DRAFT) for sequence in sequences]
+        shares = [self._expected(proposer, sequence, most) for sequence in sequences]
         best_count, expected = 0, float(num_tokens)
         best_rate = expected / (self.times.seconds(num_tokens) or 1.0)
-        for depth in range(1, most + 1):
-            expected += sum(rate**depth for rate in rates)
-            taken = (self.times.seconds(num_tokens + depth * len(sequences)) or 1.0) + depth * each
+        for depth, gains in enumerate(zip(*shares, strict=True), 1):
+            expected += sum(gains)
+            passes = each * (depth if proposer.shares is None else 1)
+            taken = (self.times.seconds(num_tokens + depth * len(sequences)) or 1.0) + passes
             if expected / taken > best_rate:
                 best_count, best_rate = depth, expected / taken
         return best_count
 
-    def _choose(
-        self, num_tokens: int, offers: Items[_Offer], room: int
-    ) -> tuple[list[tuple[_Offer, int]], float]:
-        """Return the offers to take, with how many of their tokens: those of the most tokens per second.
+    def _expected(self, proposer: Proposer, sequence: Sequence, most: int) -> tuple[float, ...]:
+        """Return how likely each token of a guess is right with all before it, before asking for it."""
+        if proposer.shares is not None:
+            return proposer.shares[:most]
+        rate = self.rates.of(sequence, DRAFT)
+        return tuple(rate**depth for depth in range(1, most + 1))
 
-        The second value is the time that this is expected to save.
-        """
+    def _choose(self, num_tokens: int, offers: Items[_Offer], room: int) -> list[tuple[_Offer, int]]:
+        """Return the offers to take, with how many of their tokens: those of the most tokens per second."""
         gains = sorted(
             (
                 (share, -depth, index)
@@ -217,21 +303,19 @@ class Speculation:
             ),
             reverse=True,
         )[:room]
-        best_count, expected, saved = 0, float(num_tokens), 0.0
-        plain_rate = best_rate = expected / (self.times.seconds(num_tokens) or 1.0)
+        best_count, expected = 0, float(num_tokens)
+        best_rate = expected / (self.times.seconds(num_tokens) or 1.0)
         for number, (gain, _, _) in zip(count(1), gains):
             expected += gain
             seconds = self.times.seconds(num_tokens + number) or 1.0
             if expected / seconds > best_rate:
                 best_count, best_rate = number, expected / seconds
-                saved = expected / plain_rate - seconds
         if not best_count and self._num_plain >= TRY_EVERY:
             best_count = TRIED
         taken = [0] * len(offers)
         for _, _, index in gains[:best_count]:
             taken[index] += 1
-        counts = [(offer, number) for offer, number in zip(offers, taken, strict=True) if number]
-        return counts, saved
+        return [(offer, number) for offer, number in zip(offers, taken, strict=True) if number]
 
     def _with_guesses(self, entry: ScheduledSequence, token_ids: tuple[int, ...]) -> ScheduledSequence:
         """Return the entry with as many of these guesses as there are Blocks for."""
@@ -254,6 +338,15 @@ def _is_decode(plan: StepPlan) -> bool:
     return plan.num_tokens == len(plan.entries) > 0 and all(
         entry.is_sampled and not entry.sequence.num_pending_tokens for entry in plan.entries
     )
+
+
+def _evenness(plan: StepPlan) -> float:
+    """Return the right guesses of the Sequence that has the fewest by their mean: the last to end counts.
+
+    While there are few, it lies between 1 / n for n Sequences, as where chance deals them out, and 1.
+    """
+    numbers = [entry.sequence.num_right_tokens for entry in plan.entries]
+    return (min(numbers) + FEW_RIGHT / math.sqrt(len(numbers))) / (sum(numbers) / len(numbers) + FEW_RIGHT)
 
 
 def _may_guess(sequence: Sequence) -> bool:

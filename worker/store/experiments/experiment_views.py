@@ -6,11 +6,12 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from worker.contract.access import NOBODY
 from worker.contract.states import ExperimentMode, ExperimentStatus
-from worker.quality.comparison import Comparison, Verdict
+from worker.quality.comparison import Verdict
 from worker.store.database import cursors
 from worker.store.experiments import judging
-from worker.store.experiments.judging import Speed
+from worker.store.experiments.judging import Report
 from worker.store.rows.experiments import ExperimentRow
 
 
@@ -32,8 +33,7 @@ class ExperimentView:
     num_requests: int
     num_expected: int
     num_planned: int
-    comparison: Comparison
-    speed: Speed
+    report: Report
     created_at: datetime
     ended_at: datetime | None
 
@@ -52,7 +52,8 @@ def page(session: Session, *, after: str | None, limit: int) -> list[ExperimentV
 
     """
     order = (ExperimentRow.created_at, ExperimentRow.id)
-    query = cursors.follow(session, select(ExperimentRow), order, after=after, limit=limit)
+    query = select(ExperimentRow).where(ExperimentRow.tenant_id != NOBODY)  # of a deleted batch
+    query = cursors.follow(session, query, order, after=after, limit=limit)
     return [_to_view(session, row) for row in session.scalars(query)]
 
 
@@ -72,8 +73,7 @@ def _to_view(session: Session, row: ExperimentRow) -> ExperimentView:
         num_requests=row.num_requests,
         num_expected=row.num_expected,
         num_planned=row.num_planned,
-        comparison=judging.compare_lines(session, row),
-        speed=judging.speed_of(session, row.id),
+        report=judging.report(session, row),
         created_at=row.created_at,
         ended_at=row.ended_at,
     )

@@ -19,6 +19,7 @@ from worker.store.batches import batches, copying, journal
 from worker.store.database.journal import record
 from worker.store.database.notify import wake_dispatcher
 from worker.store.experiments import judging, splitting
+from worker.store.experiments.judging import Report
 from worker.store.requests import models
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.experiments import ExperimentLineRow, ExperimentRow
@@ -185,7 +186,7 @@ def _look(session: Session, row: ExperimentRow, batch: BatchRow, shadow: BatchRo
     is_all = True
     if num_seen != row.num_seen:
         is_all = judging.judge(session, row, batch) < judging.AT_ONCE
-        row.verdict = judging.compare_lines(session, row).verdict
+        row.verdict = _verdict(judging.report(session, row), row.allowed_loss)
         if is_all:
             row.num_seen = num_seen
     if row.verdict is not Verdict.UNDECIDED:
@@ -194,6 +195,14 @@ def _look(session: Session, row: ExperimentRow, batch: BatchRow, shadow: BatchRo
         _end(session, row, ExperimentStatus.ENDED)
     elif shadow is not None and not shadow.status.is_terminal:
         _keep_paused(session, batch, shadow)
+
+
+def _verdict(report: Report, allowed_loss: float) -> Verdict:
+    """Return the verdict on the other model; one with more failed requests than allowed is worse."""
+    failed = report.failed.interval
+    if failed is not None and failed[0] > allowed_loss:
+        return Verdict.WORSE
+    return report.comparison.verdict
 
 
 def _keep_paused(session: Session, batch: BatchRow, shadow: BatchRow) -> None:

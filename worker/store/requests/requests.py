@@ -302,15 +302,21 @@ def shards_with_some_left(session: Session, shard_ids: Collection[int]) -> set[i
     )
 
 
+def with_result(session: Session, request_ids: Collection[int]) -> set[int]:
+    """Return those of these requests that have a result."""
+    return set(
+        session.scalars(select(ResultRow.request_id).where(ResultRow.request_id.in_(list(request_ids))))
+    )
+
+
 def without_result(session: Session, results: Sequence[NewResult]) -> list[NewResult]:
-    """Return the results that are not recorded yet; a commit of unknown outcome may have saved some."""
+    """Return the results of requests that have none yet.
+
+    A commit of unknown outcome may have saved some, or another run of the shard.
+    """
     if not results:
         return []
-    known = set(
-        session.scalars(
-            select(ResultRow.request_id).where(ResultRow.request_id.in_([r.request_id for r in results]))
-        )
-    )
+    known = with_result(session, [result.request_id for result in results])
     return [result for result in results if result.request_id not in known]
 
 

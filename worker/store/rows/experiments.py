@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import ForeignKey, Index, text
+from sqlalchemy import ForeignKey, Index, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from worker.contract.states import ExperimentStatus
@@ -51,7 +51,7 @@ class ExperimentLineRow(TableRow):
 
     __tablename__ = "experiment_lines"
     __table_args__ = (
-        Index("experiment_lines_open_index", "experiment_id", postgresql_where=text("agrees IS NULL")),
+        Index("experiment_lines_open_index", "experiment_id", postgresql_where=text("NOT is_judged")),
     )
 
     experiment_id: Mapped[str] = mapped_column(
@@ -59,10 +59,17 @@ class ExperimentLineRow(TableRow):
     )
     position: Mapped[int] = mapped_column(primary_key=True)  # in the Batch
     shadow_position: Mapped[int]  # in the Batch of the other Model; without one, in the Batch
-    agrees: Mapped[bool | None]  # None: not judged yet
+    is_judged: Mapped[bool] = mapped_column(server_default=false())  # both have a Result that says something
+    agrees: Mapped[bool | None]  # None: not judged, or two Requests
     right_a: Mapped[bool | None]  # None: nothing says what is right
     right_b: Mapped[bool | None]
+    failed_a: Mapped[bool | None]
+    failed_b: Mapped[bool | None]
+    valid_a: Mapped[bool | None]  # whole, and in the format that was asked for; None: in none
+    valid_b: Mapped[bool | None]
     tokens_a: Mapped[int | None]  # of output; None: one of the two was not computed for it
     tokens_b: Mapped[int | None]
     seconds_a: Mapped[float | None]  # device seconds
     seconds_b: Mapped[float | None]
+    cost_a: Mapped[int | None]  # billionths of the currency
+    cost_b: Mapped[int | None]

@@ -1,7 +1,7 @@
-"""Finds shards for a worker's extra slots.
+"""Finds shards for a worker's extra slots, and for its interactive ones.
 
-They are shards whose workers died, shards of tenants that hold less than their part of the slots, and shards
-that go before other work of their own tenant.
+The first are shards whose workers died, shards of tenants that hold less than their part of the slots, and
+shards that go before other work of their own tenant.
 """
 
 from sqlalchemy import ColumnElement, and_, func, or_, select
@@ -15,6 +15,13 @@ from worker.store.shards.fair_share import FEWEST_FIRST, IS_TICKETED
 
 IS_FREE = (~ShardRow.is_suspect, BatchRow.paused_at.is_(None))
 WAITS = (*IS_TICKETED, *IS_FREE)
+
+
+def ready_interactive(session: Session, *, limit: int, model: str | None = None) -> list[int]:
+    """Return ready interactive shards that a worker of this model may claim, the oldest first."""
+    is_ready = (ShardRow.state == ShardState.READY, ShardRow.lane == Lane.INTERACTIVE)
+    query = select(ShardRow.id).where(*is_ready, may_run(model))
+    return list(session.scalars(query.order_by(ShardRow.id).limit(limit)))
 
 
 def begun(session: Session, *, limit: int, model: str | None = None) -> list[int]:

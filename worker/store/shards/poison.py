@@ -9,12 +9,18 @@ from sqlalchemy.orm import Session
 
 from worker.contract.states import ShardState
 from worker.store.batches import journal
-from worker.store.requests import missing, requests
+from worker.store.requests import missing, models, requests
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import RequestRow
 from worker.store.rows.shards import ShardRow
 from worker.values.outcomes import Outcome
 from worker.values.results import RequestError
+
+
+def is_suspect(session: Session, shard_id: int, *, model: str | None = None) -> bool:
+    """Return whether a shard that a worker of this model may run is a suspect and must run alone."""
+    wanted = (ShardRow.id == shard_id, models.may_run(model))
+    return bool(session.scalar(select(ShardRow.is_suspect).where(*wanted)))
 
 
 def judge(session: Session, batch: BatchRow, shard: ShardRow, *, max_attempts: int) -> None:

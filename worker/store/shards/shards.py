@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from enum import Enum, auto
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, case, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Select, and_, case, false, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from worker.contract.access import DEFAULT_TENANT
@@ -51,6 +51,12 @@ class Claim:
     may_use_semantic_cache: bool = False  # its tenant, when the claim was made
     model_id: int | None = None  # in `served_models`, of the model that runs it
     lane: Lane = Lane.BATCH
+    is_backup: bool = False  # another worker holds the shard: worker/store/shards/backups.py
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Shard id and fence."""
+        return self.shard_id, self.fence
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +75,11 @@ class AfterSave(Enum):
     """Instruction to the holder of a shard after a save."""
 
     CONTINUE = auto()  # the lease is renewed
-    CANCEL_SOME = auto()  # go on without the requests that `requests.cancelled_in` returns
+    CANCEL_SOME = auto()  # go on without the requests that `backups.unwanted` returns
     PAUSE = auto()  # the batch was paused: stop, release
     STOP = auto()  # the batch was cancelled, stopped itself or expired: stop, save cut-off requests
+    DONE = auto()  # the shard is finished: a backup of it, or the run that this one backs up, has the rest
     LOST = auto()  # the fence no longer holds, or the batch has ended: nothing was written
-
-
-def is_suspect(session: Session, shard_id: int, *, model: str | None = None) -> bool:
-    """Return whether a shard that a worker of this model may run is a suspect and must run alone."""
-    wanted = (ShardRow.id == shard_id, models.may_run(model))
-    return bool(session.scalar(select(ShardRow.is_suspect).where(*wanted)))
 
 
 def claim(
@@ -139,39 +140,6 @@ def _start(session: Session, batch: BatchRow, *, at: datetime | None) -> None:
         journal.started(session, batch, at=at)
 
 
-def is_claimed(session: Session, held: Claim, *, worker: str) -> bool:
-    """Return whether a claim was committed, after its transaction if that is still open.
-
-    If fence, state, worker and expiry match the claim, its commit succeeded.
-    """
-    session.execute(select(ShardRow.id).where(ShardRow.id == held.shard_id).with_for_update())
-    as_claimed = (
-        ShardRow.fence == held.fence,
-        ShardRow.state == ShardState.RUNNING,
-        ShardRow.worker == worker,
-        ShardRow.lease_expires_at == held.leased_until,
-    )
-    return bool(session.scalar(select(ShardRow.id).where(ShardRow.id == held.shard_id, *as_claimed)))
-
-
-def renew(session: Session, held: Collection[tuple[int, int]], *, lease: timedelta) -> None:
-    """Renew the leases of held shards, given as (shard id, fence), without their batches' locks."""
-    ids = (
-        select(ShardRow.id)
-        .where(tuple_(ShardRow.id, ShardRow.fence).in_(held), ShardRow.state == ShardState.RUNNING)
-        .order_by(ShardRow.id)
-        .with_for_update(skip_locked=True)  # a locked shard is being saved
-    )
-    _update(session, ids, {"lease_expires_at": func.now() + lease})
-
-
-def ready_interactive(session: Session, *, limit: int, model: str | None = None) -> list[int]:
-    """Return ready interactive shards that a worker of this model may claim, the oldest first."""
-    is_ready = (ShardRow.state == ShardState.READY, ShardRow.lane == Lane.INTERACTIVE)
-    query = select(ShardRow.id).where(*is_ready, models.may_run(model))
-    return list(session.scalars(query.order_by(ShardRow.id).limit(limit)))
-
-
 def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | None) -> list[AfterSave]:
     """Record results and progress of shards of one batch, and renew their leases unless `lease` is None.
 
@@ -180,54 +148,65 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
     the commit.
     """
     batch = locks.lock_to_save(session, progress[0].held.batch_id)
-    held_ids = set() if batch is None else _lock_all_held(session, [one.held for one in progress])
-    held = [one for one in progress if one.held.shard_id in held_ids]
-    lost = {one.held.shard_id: one.held.fence for one in progress if one.held.shard_id not in held_ids}
-    journal.lost(session, progress[0].held.batch_id, lost)
+    locked = {} if batch is None else _lock_all_held(session, [one.held for one in progress])
+    held = [one for one in progress if one.held.key in locked]
+    done = _done_by_others(session, [one.held for one in progress if one.held.key not in locked])
     if batch is None or not held:
-        return [AfterSave.LOST] * len(progress)
-    results = [result for one in held for result in one.results]
+        return [AfterSave.DONE if one.held.key in done else AfterSave.LOST for one in progress]
+    results = [result for one in held for result in _to_keep(one)]
     if batch.status is BatchStatus.PENDING:
-        _start(session, batch, at=_claimed_at(session, held_ids))
+        claimed_at = select(func.min(ShardRow.claimed_at)).where(_is_held([one.held for one in held]))
+        _start(session, batch, at=session.scalar(claimed_at))
     tally.catch_up(session, batch)
     for one in held:
         _settle_cancelled_copies(session, batch, one.held)
     model_id = held[0].held.model_id  # all are held by one worker
     _record(session, batch, requests.without_result(session, results), model_id=model_id)
-    last = {one.held.shard_id for one in held if one.is_last}
-    unfinished = _return_unfinished(session, last)
-    finished = last - unfinished
-    running = [one for one in held if not one.is_last]
+    last = {one.held.shard_id for one in held if one.is_last and not one.held.is_backup}
+    shared = {shard_id for (shard_id, _), has_backup in locked.items() if has_backup} - last
+    finished = last - _return_unfinished(session, last)
+    finished |= shared - requests.shards_with_some_left(session, shared)
     if finished:
         _update(session, finished, {"state": ShardState.FINISHED, "running_tokens": 0} | NOBODYS)
         journal.of_shards(session, "shard finished", batch, *sorted(finished))
-    if running:
-        for one in running:
-            partial_outputs.keep(session, one.partial_outputs)
-            keep_turns(session, one.tool_turns)
-        tokens = {one.held.shard_id: one.running_tokens for one in running}
-        changes: dict[str, Any] = {"running_tokens": case(tokens, value=ShardRow.id)}
-        if lease is not None:
-            changes |= {"state": ShardState.RUNNING, "lease_expires_at": func.now() + lease}
-            changes["ticketed_at"] = None
-        _update(session, tokens.keys(), changes)
+    _keep_progress(session, [one for one in held if one.held.shard_id not in last | finished], shared, lease)
     stop_rules.apply(session, batch)
-    if last or batch.num_settled == batch.num_requests:  # with what others have left uncounted
+    if last or finished or batch.num_settled == batch.num_requests:  # with what others have left uncounted
         batches.settle(session, batch)
     rates.measure(session, batch)
-    return [
-        _verdict(session, batch, one.held) if one.held.shard_id in held_ids else AfterSave.LOST
-        for one in progress
-    ]
+    done |= {one.held.key for one in held if one.held.shard_id in finished - last}
+    return [_verdict(session, batch, one.held, locked, done) for one in progress]
 
 
-def _claimed_at(session: Session, shard_ids: Collection[int]) -> datetime | None:
-    return session.scalar(select(func.min(ShardRow.claimed_at)).where(ShardRow.id.in_(shard_ids)))
+def _to_keep(one: Progress) -> Sequence[NewResult]:
+    """Return the results that count: of a backup, only those that need nobody's decision."""
+    if not one.held.is_backup:
+        return one.results
+    return [result for result in one.results if result.outcome is Outcome.COMPLETED]
+
+
+def _keep_progress(
+    session: Session, running: Sequence[Progress], shared: Collection[int], lease: timedelta | None
+) -> None:
+    """Store the progress of shards that run on, and renew their leases; `shared` ones have a backup."""
+    own = [one for one in running if not one.held.is_backup]
+    if not own:
+        return
+    for one in own:
+        if one.held.shard_id not in shared:  # the other run may have their results
+            partial_outputs.keep(session, one.partial_outputs)
+        keep_turns(session, one.tool_turns)
+    tokens = {one.held.shard_id: one.running_tokens for one in own}
+    changes: dict[str, Any] = {"running_tokens": case(tokens, value=ShardRow.id)}
+    if lease is not None:
+        changes |= {"state": ShardState.RUNNING, "lease_expires_at": func.now() + lease}
+        changes["ticketed_at"] = None
+    _update(session, tokens.keys(), changes)
 
 
 def _settle_cancelled_copies(session: Session, batch: BatchRow, held: Claim) -> None:
     """End cancelled requests of a held shard that its holder does not run, as it runs their originals."""
-    if batch.has_cancelled_requests:
+    if batch.has_cancelled_requests and not held.is_backup:
         run = {request.id for request in held.requests}
         unwanted = [one for one in requests.cancelled_in(session, held.shard_id) if one not in run]
         if unwanted:
@@ -247,14 +226,23 @@ def _return_unfinished(session: Session, shard_ids: Collection[int]) -> set[int]
     return unfinished
 
 
-def _verdict(session: Session, batch: BatchRow, held: Claim) -> AfterSave:
+def _verdict(
+    session: Session,
+    batch: BatchRow,
+    held: Claim,
+    locked: Mapping[tuple[int, int], bool],
+    done: Collection[tuple[int, int]],
+) -> AfterSave:
+    if held.key in done:
+        return AfterSave.DONE
+    if held.key not in locked:
+        return AfterSave.LOST
     if batches.is_stopping(session, batch):
         return AfterSave.STOP
     if batch.paused_at is not None:
         return AfterSave.PAUSE
-    if batch.has_cancelled_requests and requests.cancelled_in(session, held.shard_id):
-        return AfterSave.CANCEL_SOME
-    return AfterSave.CONTINUE
+    has_cancelled = batch.has_cancelled_requests and requests.cancelled_in(session, held.shard_id)
+    return AfterSave.CANCEL_SOME if has_cancelled or locked[held.key] else AfterSave.CONTINUE
 
 
 def release(session: Session, held: Claim, unfinished: Mapping[int, PartialOutput] | None = None) -> None:
@@ -314,9 +302,10 @@ def _update(session: Session, shard_ids: Collection[int] | Select[int], changes:
     )
 
 
-def _lock_all_held(session: Session, claims: Sequence[Claim]) -> set[int]:
-    """Lock the shards that these claims still hold, and return their ids."""
-    held = select(ShardRow.id, ShardRow.is_suspect).where(_is_held(claims))
+def _lock_all_held(session: Session, claims: Sequence[Claim]) -> dict[tuple[int, int], bool]:
+    """Lock the shards that these claims still hold; return their keys, and whether each has a backup."""
+    has_backup = func.coalesce(ShardRow.backed_up_fence == ShardRow.fence, false()).label("has_backup")
+    held = select(ShardRow.id, ShardRow.fence, ShardRow.is_suspect, has_backup).where(_is_held(claims))
     rows = session.execute(held.order_by(ShardRow.id).with_for_update()).all()
     if any(row.is_suspect for row in rows):
         # Requests of a shard that was bisected since are in other shards now: lock those too.
@@ -324,14 +313,26 @@ def _lock_all_held(session: Session, claims: Sequence[Claim]) -> set[int]:
         halves = select(RequestRow.shard_id).where(RequestRow.id.in_(ids))
         its = select(ShardRow.id).where(ShardRow.id.in_(halves)).order_by(ShardRow.id)
         session.execute(its.with_for_update())
-    return {row.id for row in rows}
+    return {(row.id, row.fence): row.has_backup for row in rows}
+
+
+def _done_by_others(session: Session, claims: Sequence[Claim]) -> set[tuple[int, int]]:
+    """Return the keys of the claims, none of which holds, whose shards were finished with a backup."""
+    if not claims:
+        return set()
+    its = tuple_(ShardRow.id, ShardRow.fence).in_([claim.key for claim in claims])
+    is_done = (ShardRow.state == ShardState.FINISHED, ShardRow.backed_up_fence == ShardRow.fence)
+    found = session.execute(select(ShardRow.id, ShardRow.fence).where(its, *is_done))
+    done = {(row.id, row.fence) for row in found}
+    lost = {claim.shard_id: claim.fence for claim in claims if claim.key not in done}
+    journal.lost(session, claims[0].batch_id, lost)
+    return done
 
 
 def _is_held(claims: Sequence[Claim]) -> ColumnElement[bool]:
     # A shard whose lease expired keeps our fence until the next claim: until then our work is good.
-    fences = [(claim.shard_id, claim.fence) for claim in claims]
     return and_(
-        tuple_(ShardRow.id, ShardRow.fence).in_(fences),
+        tuple_(ShardRow.id, ShardRow.fence).in_([claim.key for claim in claims]),
         ShardRow.state.in_([ShardState.RUNNING, ShardState.READY]),
     )
 

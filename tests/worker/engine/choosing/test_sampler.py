@@ -170,6 +170,16 @@ def test_uniforms_are_uniform_and_unrelated() -> None:
         assert abs(neighbours.mean() - 0.25) < 0.005
 
 
+def test_whole_numbers_are_options_too() -> None:
+    logits = torch.randn(2, 50, generator=torch.Generator().manual_seed(5))
+    whole, broken = SamplingParams(temperature=1, min_p=0), SamplingParams(temperature=1.0, min_p=0.0)
+    for params in (whole, replace(whole, top_p=1), replace(whole, top_k=5)):
+        sequences = [make_sequence(params, seed) for seed in range(2)]
+        floats = replace(broken, top_k=params.top_k)
+        expected = sample(logits, build_sampling_input([make_sequence(floats, seed) for seed in range(2)]))
+        assert sample(logits, build_sampling_input(sequences)) == expected
+
+
 def test_all_greedy_needs_no_options() -> None:
     sequences = [make_sequence(SamplingParams(temperature=0.0), seed) for seed in range(3)]
     assert build_sampling_input(sequences) is None

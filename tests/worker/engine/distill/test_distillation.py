@@ -11,9 +11,10 @@ import torch
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
 from tests.fixtures.tiny_llama import END, TEXT, tiny_tokenizer, write_tiny_llama
 from worker.engine.distill.__main__ import main as distill
-from worker.engine.distill.distillation import Distillation, Recipe
+from worker.engine.distill.distillation import Distillation
 from worker.engine.prune.__main__ import main as prune
 from worker.engine.training.decoder import TrainableDecoder
+from worker.engine.training.run import Recipe
 from worker.engine.training.scores import score
 from worker.engine.training.text import TrainingText, read_text
 
@@ -51,7 +52,7 @@ def test_a_draft_comes_near_its_teacher(teacher: Path, text: Path, tmp_path: Pat
     after = score(made.teacher, made.draft, tests)
     assert losses[-1] < losses[0] / 2
     assert made.losses == losses
-    assert made.acceptance[-1] == (RECIPE.steps, after.acceptance)
+    assert made.acceptance[-1] == (RECIPE.steps, [after.acceptance])
     assert after.acceptance > before.acceptance + 0.04
     assert after.teacher_perplexity == before.teacher_perplexity
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
-from tests.fixtures.speculation import FixedTimes, Oracle, guess_always
+from tests.fixtures.speculation import FixedTimes, Oracle, guess_always, guess_with_heads, write_heads
 from tests.fixtures.tiny_llama import write_tiny_llama
 from worker.engine.engine import Engine
 from worker.engine.requests.errors import OutOfMemoryError
@@ -58,6 +58,14 @@ def plain(checkpoint: Path) -> Engine:
     return make_engine(checkpoint, dtype="int8")
 
 
+@pytest.fixture(scope="module")
+def with_heads(checkpoint: Path, plain: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same checkpoint, with heads that know what it says greedily."""
+    done = run(plain, requests_for(PROMPTS, greedy(44)))
+    texts = [(*prompt, *one.token_ids)[:47] for prompt, one in zip(PROMPTS, done, strict=True)]
+    return write_heads(checkpoint, tmp_path_factory.mktemp("heads"), texts)
+
+
 def all_rules() -> list[GenerationRequest]:
     params = [greedy(**{"max_tokens": 24} | rules) for rules in RULES.values()]
     return [
@@ -103,6 +111,15 @@ def test_every_rule_gives_what_it_gives_without_guesses(
     # Different rules may begin with the same tokens, so an oracle may have another output in mind.
     assert (wrong == 0) <= (share > 0.7)
     assert (wrong == 1) <= (share < 0.1)
+
+
+def test_every_rule_gives_what_it_gives_without_heads(plain: Engine, with_heads: Path) -> None:
+    requests = all_rules()
+    expected = run(plain, requests)
+    engine = make_engine(with_heads, dtype="int8", speculates=True)
+    guess_with_heads(engine)
+    assert list(map(told, run(engine, requests))) == list(map(told, expected))
+    assert 0 < engine.stats.medusa_right_tokens < engine.stats.medusa_guessed_tokens
 
 
 def test_the_lookup_alone_guesses_repetition(checkpoint: Path, plain: Engine) -> None:
@@ -157,8 +174,10 @@ def test_streamed_text_and_logprobs_come_in_pieces_that_fit(checkpoint: Path, pl
     assert all(len(one.logprobs or ()) == one.num_tokens for one in deltas)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_whatever_happens_between_steps(checkpoint: Path, plain: Engine, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "proposer"), [(seed, "lookup") for seed in range(6)] + [(seed, "medusa") for seed in range(3)]
+)
+def test_whatever_happens_between_steps(plain: Engine, with_heads: Path, seed: int, proposer: str) -> None:
     """Few Blocks, shared prefixes, cancelled requests, resumed ones, and Steps that run out of memory."""
     chance = random.Random(seed)
     params = [greedy(24), greedy(24, temperature=1.0, seed=5), greedy(24, repetition_penalty=1.2)]
@@ -166,8 +185,11 @@ def test_whatever_happens_between_steps(checkpoint: Path, plain: Engine, seed: i
         GenerationRequest(index, prompt, chance.choice(params)) for index, prompt in enumerate(PROMPTS * 3)
     ]
     expected = run(plain, requests)
-    engine = make_engine(checkpoint, dtype="int8", speculates=True, num_blocks=20, max_model_len=64)
-    guess_always(engine, Oracle(outputs_of(requests, expected), 0.3, seed))
+    engine = make_engine(with_heads, dtype="int8", speculates=True, num_blocks=20, max_model_len=64)
+    if proposer == "medusa":
+        guess_with_heads(engine)
+    else:
+        guess_always(engine, Oracle(outputs_of(requests, expected), 0.3, seed))
     execute = engine._runner.execute
 
     def may_fail(plan: StepPlan) -> Any:
@@ -193,7 +215,7 @@ def test_whatever_happens_between_steps(checkpoint: Path, plain: Engine, seed: i
             assert cancelled.token_ids == (token_ids or ())
             engine.add(replace(requests[int(str(name))], output_token_ids=cancelled.token_ids))
     assert [done[index].token_ids for index in range(len(requests))] == [one.token_ids for one in expected]
-    assert engine.stats.lookup_right_tokens > 20
+    assert getattr(engine.stats, f"{proposer}_right_tokens") > 10
     assert engine._scheduler.block_pool.num_used_blocks == 0
 
 

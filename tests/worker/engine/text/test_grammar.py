@@ -330,7 +330,7 @@ try:
     compiler = GrammarCompiler(Tokenizer(Path(sys.argv[1])), 320, {{1}})
     Grammar.json_schema(schema).check(compiler._vocabulary)
     matcher = compiler.matcher(OutputFormat(FormatKind.JSON_SCHEMA, schema))
-    assert not matcher.forbidden(320).all()
+    assert any(matcher.allowed()[0])
     print("compiled")
 except Exception as error:
     print(type(error).__name__, "over the limit" in str(error))

@@ -10,9 +10,11 @@ from sqlalchemy import select, text
 from tests.fixtures.batches import LEASE, claim, held, result
 from worker.contract.access import SHADOW
 from worker.contract.models import Model
+from worker.contract.prices import Prices
 from worker.contract.states import BatchStatus, ExperimentStatus
 from worker.quality.comparison import Verdict
 from worker.quality.expected import Expected
+from worker.settings import settings
 from worker.store.batches import batch_views, batches
 from worker.store.batches.batches import NewBatch
 from worker.store.counts import usage
@@ -28,11 +30,11 @@ from worker.store.shards import control, counting, reassigning, shards
 from worker.store.shards.shards import Progress
 from worker.store.watching import retention
 from worker.values.caching import CacheMode
-from worker.values.outcomes import Outcome
+from worker.values.outcomes import FinishReason, Outcome
 from worker.values.parsing import Family, Parsing
 from worker.values.requests import EmbeddingParams
-from worker.values.results import DeviceSeconds
-from worker.values.sampling import SamplingParams
+from worker.values.results import DeviceSeconds, NewResult
+from worker.values.sampling import FormatKind, OutputFormat, SamplingParams
 from worker.values.thinking import Thinking, ThinkingStyle
 from worker.values.tool_loops import ToolLoop
 
@@ -150,9 +152,9 @@ def test_a_worse_model_is_rolled_back_and_claims_nothing_more(store: Store) -> N
     sweep(store)
     view = look(store, batch_id)
     assert (view.status, view.verdict) == (ExperimentStatus.ROLLED_BACK, Verdict.WORSE)
-    assert view.comparison.num_scored == 40
-    assert view.comparison.difference == -1
-    assert view.comparison.difference_interval[1] < 0
+    assert view.report.comparison.num_scored == 40
+    assert view.report.comparison.difference == -1
+    assert view.report.comparison.difference_interval[1] < 0
     with store.transaction() as session:
         left = session.scalars(
             select(ShardRow.id).where(ShardRow.batch_id == shadow.id, ShardRow.state != "finished")
@@ -173,11 +175,11 @@ def test_the_same_model_is_neither_better_nor_worse(store: Store) -> None:
         sweep(store)
     view = look(store, batch_id)
     assert (view.status, view.verdict) == (ExperimentStatus.ENDED, Verdict.UNDECIDED)
-    assert (view.comparison.num_lines, view.comparison.agreement) == (40, 1)
-    assert (view.comparison.quality_a, view.comparison.quality_b) == (0.5, 0.5)
-    assert view.comparison.more_lines is not None
-    assert (view.speed.tokens_a, view.speed.tokens_b) == (280, 280)
-    assert (view.speed.seconds_a, view.speed.seconds_b) == (20, 20)
+    assert (view.report.comparison.num_lines, view.report.comparison.agreement) == (40, 1)
+    assert (view.report.comparison.quality_a, view.report.comparison.quality_b) == (0.5, 0.5)
+    assert view.report.comparison.more_lines is not None
+    assert (view.report.work_a.output_tokens, view.report.work_b.output_tokens) == (280, 280)
+    assert (view.report.work_a.device_seconds, view.report.work_b.device_seconds) == (20, 20)
 
 
 def test_a_planted_loss_is_rolled_back_within_the_size_said_beforehand(store: Store) -> None:
@@ -192,7 +194,7 @@ def test_a_planted_loss_is_rolled_back_within_the_size_said_beforehand(store: St
         sweep(store)
     view = look(store, batch_id)
     assert view.verdict is Verdict.WORSE
-    assert view.comparison.num_scored < planned < 700
+    assert view.report.comparison.num_scored < planned < 700
 
 
 def test_results_are_judged_once_and_in_passes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +205,7 @@ def test_results_are_judged_once_and_in_passes(store: Store, monkeypatch: pytest
     seen = []
     for _ in range(4):
         sweep(store)
-        seen.append(look(store, batch_id).comparison.num_lines)
+        seen.append(look(store, batch_id).report.comparison.num_lines)
     assert seen == [3, 6, 8, 8]
     assert look(store, batch_id).status is ExperimentStatus.ENDED
 
@@ -215,7 +217,7 @@ def test_a_cancel_is_carried_over(store: Store) -> None:
     sweep(store)
     assert look(store, batch_id).status is ExperimentStatus.ENDED
     assert shadow_of(store, batch_id).status is BatchStatus.CANCELLED
-    assert look(store, batch_id).comparison.num_lines == 0, "cancelled requests show nothing"
+    assert look(store, batch_id).report.comparison.num_lines == 0, "cancelled requests show nothing"
 
 
 def test_a_pause_is_carried_over(store: Store) -> None:
@@ -283,7 +285,7 @@ def test_a_failed_request_is_wrong_and_reasoning_is_not_judged(store: Store) -> 
     with store.transaction() as session:
         shards.save(session, [Progress(claimed, results, running_tokens=0, is_last=True)], lease=LEASE)
     sweep(store)
-    found = look(store, batch_id).comparison
+    found = look(store, batch_id).report.comparison
     assert (found.quality_a, found.quality_b, found.num_worse) == (1, 0.5, 1)
 
 
@@ -322,3 +324,71 @@ def test_a_bisected_or_lost_shard_of_the_other_model_ends_as_any_other(store: St
     run(store, batch_id, always)
     with store.transaction() as session:
         assert session.get_one(BatchRow, batch_id).status is BatchStatus.COMPLETED
+
+
+def save(store: Store, batch_id: str, make: Callable[[int], NewResult]) -> None:
+    """Give every request of a batch the result that `make` returns for its id."""
+    with store.transaction() as session:
+        shard_ids = session.scalars(select(ShardRow.id).where(ShardRow.batch_id == batch_id)).all()
+    for shard_id in shard_ids:
+        claimed = held(store, shard_id)
+        results = [make(one.id) for one in claimed.requests]
+        with store.transaction() as session:
+            shards.save(session, [Progress(claimed, results, running_tokens=0, is_last=True)], lease=LEASE)
+        counting.follow(store, batch_id)
+
+
+def test_both_models_cost_what_their_work_costs_at_the_prices_of_the_time(store: Store) -> None:
+    batch_id = submit(store, 4)
+    shadow = shadow_of(store, batch_id)
+    run(store, batch_id, always)
+    save(
+        store,
+        shadow.id,
+        lambda one: replace(
+            result(one), num_output_tokens=5, seconds=DeviceSeconds(decode=0.25, padding=0.05)
+        ),
+    )
+    prices = Prices(device_hour=3600.0, million_input_tokens=1e6, million_output_tokens=2e6)
+    dear = Store(settings().database_url, prices=prices)
+    sweep(dear)
+    dear.close()
+    found = look(store, batch_id).report
+    assert found.work_a.cost_billionths == 4 * (0.5 + 3 + 2 * 7) * 10**9
+    assert found.work_b.cost_billionths == 4 * (0.3 + 3 + 2 * 5) * 10**9
+    assert found.work_b.device_seconds == pytest.approx(1.2)
+    assert (found.length.a, found.length.b, found.length.interval) == (7, 5, (-2, -2))
+
+
+def test_a_model_that_fails_more_is_rolled_back_without_any_reference_answer(store: Store) -> None:
+    requests = [NewRequest(f"prompt {i}", 10, 3) for i in range(60)]
+    batch_id = submit(store, requests=requests, shard_size=20)
+    shadow = shadow_of(store, batch_id)
+    run(store, batch_id, always)
+    save(store, shadow.id, lambda one: result(one, outcome=Outcome.FAILED))
+    sweep(store)
+    view = look(store, batch_id)
+    assert (view.status, view.verdict) == (ExperimentStatus.ROLLED_BACK, Verdict.WORSE)
+    assert (view.report.failed.a, view.report.failed.b) == (0, 1)
+    assert view.report.comparison.num_scored == 0
+
+
+def test_an_output_is_valid_if_it_is_whole_and_in_its_format(store: Store) -> None:
+    in_json = replace(PARAMS, format=OutputFormat(FormatKind.JSON_OBJECT))
+    requests = [NewRequest(f"prompt {i}", 10, 3, params=in_json) for i in range(3)]
+    batch_id = submit(store, requests=[*requests, NewRequest("prompt 3", 10, 3)])
+    shadow = shadow_of(store, batch_id)
+    save(store, batch_id, lambda one: result(one, output="{}"))
+    outputs = iter([("{}", FinishReason.LENGTH), *((one, FinishReason.STOP) for one in ("{", "{}", "{"))])
+
+    def next_result(one: int) -> NewResult:
+        output, reason = next(outputs)
+        return replace(result(one, output=output), finish_reason=reason)
+
+    save(store, shadow.id, next_result)
+    sweep(store)
+    found = look(store, batch_id).report.valid
+    assert found.a == 1
+    assert found.b == pytest.approx(1 / 3)
+    assert found.interval is not None
+    assert found.interval[0] < -2 / 3 < found.interval[1]

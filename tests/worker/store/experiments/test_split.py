@@ -120,8 +120,8 @@ def test_a_worse_model_gives_its_requests_back(store: Store) -> None:
     sweep(store)
     view = look(store, batch_id)
     assert (view.status, view.verdict) == (ExperimentStatus.ROLLED_BACK, Verdict.WORSE)
-    assert view.comparison.difference == -1
-    assert view.comparison.num_scored == 60
+    assert view.report.comparison.difference == -1
+    assert view.report.comparison.num_scored == 60
     assert ready(store, batch_id, B) == []
     with store.transaction() as session:
         results = [result(one.id) for one in late.requests]
@@ -143,8 +143,12 @@ def test_the_same_model_is_neither_better_nor_worse(store: Store) -> None:
         sweep(store)
     view = look(store, batch_id)
     assert (view.status, view.verdict) == (ExperimentStatus.ENDED, Verdict.UNDECIDED)
-    assert view.comparison.num_scored == 40
-    assert view.comparison.difference_interval[0] < 0 < view.comparison.difference_interval[1]
+    assert view.report.comparison.num_scored == 40
+    assert (view.report.failed.a, view.report.failed.b, view.report.length.a) == (0, 0, 7)
+    with store.transaction() as session:
+        compared = session.scalars(select(ExperimentLineRow.agrees)).all()
+    assert compared == [None] * 40, "no output is compared with another request's"
+    assert view.report.comparison.difference_interval[0] < 0 < view.report.comparison.difference_interval[1]
 
 
 def test_a_planted_loss_is_found(store: Store) -> None:
@@ -156,7 +160,7 @@ def test_a_planted_loss_is_found(store: Store) -> None:
         sweep(store)
     view = look(store, batch_id)
     assert view.verdict is Verdict.WORSE
-    assert view.comparison.num_scored < 500
+    assert view.report.comparison.num_scored < 500
 
 
 def test_identical_requests_stay_together(store: Store) -> None:
@@ -203,7 +207,7 @@ def test_a_cancel_ends_it(store: Store) -> None:
         batches.cancel(session, batch_id)
     sweep(store)
     assert look(store, batch_id).status is ExperimentStatus.ENDED
-    assert look(store, batch_id).comparison.num_lines == 0
+    assert look(store, batch_id).report.comparison.num_lines == 0
 
 
 def test_a_reassigned_batch_waits_for_its_new_model_alone(store: Store) -> None:

@@ -13,7 +13,7 @@ from worker.store.batches import retries
 from worker.store.counts import meters
 from worker.store.database.session import Store
 from worker.store.requests import models, result_views
-from worker.store.shards import fair_share, fair_slots, shards, tickets
+from worker.store.shards import fair_share, fair_slots, poison, shards, tickets
 from worker.store.shards.shards import Claim, Progress
 from worker.store.watching import queueing, workers
 from worker.values.outcomes import Outcome
@@ -105,7 +105,7 @@ def test_interactive_work_waits_for_its_model(store: Store) -> None:
 
     def ready(model: Model) -> Iterable[int]:
         with store.transaction() as session:
-            return shards.ready_interactive(session, limit=4, model=model.fingerprint)
+            return fair_slots.ready_interactive(session, limit=4, model=model.fingerprint)
 
     assert ready(B) == []
     assert ready(A) == [1]
@@ -119,8 +119,8 @@ def test_a_suspect_of_another_model_has_nobody_wait(store: Store) -> None:
     with store.transaction() as session:
         shards.return_expired(session, 1, held.batch_id, max_attempts=1)
     with store.transaction() as session:
-        assert shards.is_suspect(session, 1, model=A.fingerprint)
-        assert not shards.is_suspect(session, 1, model=B.fingerprint)
+        assert poison.is_suspect(session, 1, model=A.fingerprint)
+        assert not poison.is_suspect(session, 1, model=B.fingerprint)
 
 
 def test_a_result_names_the_model_that_made_it(store: Store) -> None:

@@ -16,7 +16,7 @@ from worker.store.cache.response_cache import Sought
 from worker.store.counts import batch_counts
 from worker.store.database.session import Store
 from worker.store.requests import result_views, tally
-from worker.store.shards import counting, shards, tickets
+from worker.store.shards import counting, fair_slots, shards, tickets
 from worker.store.shards.shards import Claim, Progress
 from worker.store.watching import outlook, overview, retention
 from worker.store.webhooks import deliveries, delivery_log, delivery_tickets
@@ -111,7 +111,7 @@ HOT: dict[str, Callable[[Session], Any]] = {
     "tickets for deliveries": lambda session: delivery_tickets.issue(
         session, window=12, reissue_after=timedelta(seconds=2), most_at_once=2
     ),
-    "tickets: interactive": lambda session: shards.ready_interactive(session, limit=16),
+    "tickets: interactive": lambda session: fair_slots.ready_interactive(session, limit=16),
     "poll a batch": lambda session: batch_views.get(session, "batch_4810"),
     "list by name": lambda session: batch_views.page(
         session, after=None, limit=20, labels=Labels(name="run 7")

@@ -8,8 +8,11 @@ from worker.drawing import new_figure
 SMOOTHED = 100  # points of the loss, at most
 
 
-def write_png(file: Path, losses: Sequence[float], acceptance: Sequence[tuple[int, float]]) -> bool:
-    """Draw the loss of each step, and the acceptance after some steps; return False without matplotlib."""
+def write_png(file: Path, losses: Sequence[float], acceptance: Sequence[tuple[int, Sequence[float]]]) -> bool:
+    """Draw the loss of each step, and the acceptance after some steps; return False without matplotlib.
+
+    If the acceptance has several numbers, each is a head's and has its line.
+    """
     figure = new_figure(7, 4)
     if figure is None:
         return False
@@ -21,9 +24,14 @@ def write_png(file: Path, losses: Sequence[float], acceptance: Sequence[tuple[in
     left.set_xlabel("step")
     left.set_ylabel("loss (nats a token)", color="tab:blue")
     right = left.twinx()
-    right.plot(
-        [step for step, _ in acceptance], [100 * share for _, share in acceptance], "o-", color="tab:red"
-    )
+    steps = [step for step, _ in acceptance]
+    lines = list(zip(*(shares for _, shares in acceptance), strict=True))
+    for number, shares in enumerate(lines, 1):
+        faded = 1 - 0.6 * (number - 1) / len(lines)
+        percents = [100 * share for share in shares]
+        right.plot(steps, percents, "o-", color="tab:red", alpha=faded, label=f"head {number}")
+    if len(lines) > 1:
+        right.legend()
     right.set_ylabel("acceptance on held-out text (%)", color="tab:red")
     figure.savefig(file, dpi=120)
     return True
