@@ -145,6 +145,7 @@ def measure(
     # One Engine for both: two differ by some percent in speed, by where their memory lies.
     engine = Engine(EngineConfig(**config, speculates=True, enable_prefix_cache=False))
     pool, stats = engine._scheduler.block_pool, engine.stats  # noqa: SLF001
+    heads = engine._runner.medusa  # noqa: SLF001
     deciding = {
         False: Speculation([], pool, stats, block_size=engine.config.block_size),
         True: engine._speculation,  # noqa: SLF001
@@ -156,6 +157,7 @@ def measure(
         order = (False, True) if turn % 2 else (True, False)
         for speculates in order:
             engine._speculation = deciding[speculates]  # noqa: SLF001
+            engine._runner.medusa = heads if speculates else None  # noqa: SLF001
             before = stats.steps
             found = run(engine, case, given, f"job {turn}")
             if turn:  # the first compiles, and learns what Steps cost

@@ -129,14 +129,15 @@ def test_a_worker_of_each_model_on_one_database(running: Deployment, models: tup
 
 def adopted(running: Deployment, old: Model) -> str:
     """Have a batch that waits for `old` be given to the model that is served, and return its id."""
+    running.stop("gpu")  # so that it does not run the batch before it waits for `old`
     batch_id = running.submit(**BODY | {"max_tokens": 8})
-    running.client.post(f"/v1/batch/{batch_id}/pause")
     for table, column in (("batches", "id"), ("shards", "batch_id")):
         running.sql(
             f"UPDATE {table} SET model_fingerprint = '{old.fingerprint}'"
             f" WHERE {column} = '{batch_id}' RETURNING id"
         )
-    running.client.post(f"/v1/batch/{batch_id}/resume")
+    running.start("gpu")
+    eventually(lambda: running.client.get("/v1/model/info").is_success, what="the worker")
     assert running.batch(batch_id)["waiting"]["message"] == f"no worker serves {old.label}"
     found = running.client.post(f"/v1/batch/{batch_id}/reassign", json={"model": "demo"})
     assert found.status_code == 200, found.text

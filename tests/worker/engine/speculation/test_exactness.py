@@ -215,7 +215,7 @@ def test_whatever_happens_between_steps(plain: Engine, with_heads: Path, seed: i
             assert cancelled.token_ids == (token_ids or ())
             engine.add(replace(requests[int(str(name))], output_token_ids=cancelled.token_ids))
     assert [done[index].token_ids for index in range(len(requests))] == [one.token_ids for one in expected]
-    assert getattr(engine.stats, f"{proposer}_right_tokens") > 10
+    assert getattr(engine.stats, f"{proposer}_right_tokens") > {"lookup": 20, "medusa": 10}[proposer]
     assert engine._scheduler.block_pool.num_used_blocks == 0
 
 
