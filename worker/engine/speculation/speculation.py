@@ -37,7 +37,7 @@ PAUSE_STEPS = 64  # without guesses after a Step with guesses ran out of memory
 # The share of the time that guesses may cost; more only where they have saved it. In Steps: what a batch of
 # half the size begins with (PROBED Sequences or fewer: the most), the most kept of savings, and of losses.
 LOST = 0.005
-START_STEPS, CREDIT_STEPS, DEBT_STEPS = 1.0, 4.0, 2.0
+START_STEPS, CREDIT_STEPS, DEBT_STEPS = 1.0, 4.0, 1.0
 PROBED = 8  # Sequences that are looked for at least; for more, with what is kept beyond START_STEPS
 FADE = 0.1  # the share of the latest look in the mean cost of a look
 FEW_RIGHT = 8.0  # right tokens
@@ -116,9 +116,14 @@ class Speculation:
         """
         if not self._proposers:
             return plan
-        began = self._clock()
+        self._open = []
         self._others_wait = others_wait
-        extended = self._extended(plan, max_tokens)
+        self._is_decode = _is_decode(plan)
+        room = max_tokens - len(plan.entries)
+        if room <= 0 or not self._is_decode or not self._is_time(len(plan.entries)):
+            return plan
+        began = self._clock()
+        extended = self._extended(plan, room)
         self._balance -= self._clock() - began
         return extended
 
@@ -161,12 +166,8 @@ class Speculation:
         self._open = []
         self._num_paused = PAUSE_STEPS
 
-    def _extended(self, plan: StepPlan, max_tokens: int) -> StepPlan:
-        self._open = []
-        self._is_decode = _is_decode(plan)
-        num_tokens, room = len(plan.entries), max_tokens - len(plan.entries)
-        if room <= 0 or not self._is_decode or not self._is_time(num_tokens):
-            return plan
+    def _extended(self, plan: StepPlan, room: int) -> StepPlan:
+        num_tokens = len(plan.entries)
         counts = self._choose(num_tokens, self._offers(plan, room), room)
         self._least_looked = num_tokens // 2
         if not counts:

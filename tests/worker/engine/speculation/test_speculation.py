@@ -209,6 +209,29 @@ def test_a_full_batch_that_gains_nothing_spends_a_hundredth_of_its_time_at_most(
     assert taken + clock.now <= 1.01 * without
 
 
+def test_a_debt_ends_though_each_step_asks_whether_to_look() -> None:
+    class Ticking(Clock):
+        def __call__(self) -> float:
+            self.now += 10e-6
+            return self.now
+
+    nothing = Fixed(NO_GUESS)
+    made = Speculation([nothing], BlockPool(100), EngineStats(), block_size=4, clock=Ticking())
+    plan = plan_for(made, 4)
+
+    def run(num_steps: int) -> int:
+        before = nothing.num_looks
+        for _ in range(num_steps):  # each pays 5 microseconds
+            made.extend(plan, 512)
+            made.took(plan, 1e-3, [one.sequence for one in plan.entries], [[NextToken(0)]] * 4)
+        return nothing.num_looks - before
+
+    assert run(10)
+    made._balance = -1e-3
+    assert not run(190)
+    assert run(300)
+
+
 def test_savings_pay_for_looking_at_all_sequences() -> None:
     clock, chance = Clock(), random.Random(1)
     made = Speculation([], BlockPool(100), EngineStats(), block_size=4, clock=clock)
