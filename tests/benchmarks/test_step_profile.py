@@ -2,9 +2,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.step_profile import Stopwatch, main
-from kernels.int8_chain import is_available
+from kernels.product_chain import is_available
 from tests.fixtures.benchmark_docs import documented_fields
 from tests.fixtures.tiny_llama import write_tiny_llama
 from worker.engine.engine import Engine
@@ -46,7 +47,8 @@ def test_parts_add_up_to_the_whole(tmp_path: Path, dtype: str, capsys: pytest.Ca
     *table, line = capsys.readouterr().out.splitlines()
     result = json.loads(line)
     assert result.keys() == documented_fields("step_profile")
-    parts = (PARTS - CHAINED) | {"layers", "chains"} if dtype == "int8" and is_available() else PARTS
+    in_chains = is_available(torch.int8 if dtype == "int8" else torch.bfloat16)
+    parts = (PARTS - CHAINED) | {"layers", "chains"} if in_chains else PARTS
     assert set(result["parts_s"]) >= parts
     assert all(seconds > 0 for seconds in result["parts_s"].values())
     assert 0.8 * result["profiled_s"] < sum(result["parts_s"].values()) <= 1.01 * result["profiled_s"]

@@ -11,6 +11,7 @@ from kernels.compiled import has_feature
 from kernels.device import converts_fp8, multiplies_bfloat16
 from kernels.expert_linear import ExpertWeights, pack_expert_weights
 from kernels.int8_linear import is_exact
+from kernels.product_chain import is_available, pack_panels
 from kernels.quantization import (
     Fp8Weight,
     Int4Weight,
@@ -22,7 +23,7 @@ from kernels.quantization import (
 )
 from kernels.scaled_linear import has_row_scales, pack_scaled_weight
 from kernels.weight_only_linear import pack_linear_weight, pack_tiled_weight, takes
-from worker.engine.models.layers.linear import Linear, Projection, int8_projection
+from worker.engine.models.layers.linear import ChainedLinear, Linear, Projection, int8_projection
 from worker.engine.models.layers.quantized_linear import ScaledLinear, WeightOnlyLinear
 
 EightBits = Literal["int8", "fp8"]
@@ -49,8 +50,8 @@ class Products:
     On a GPU, tokens are then quantized to the format of a weight that is stored in 8 bits. A weight of 4
     bits, or one whose rows have several scales or a zero point, is multiplied by tokens in 16 bits. On a CPU
     such a weight is quantized again, and tokens stay float32 where sums of int8 products would saturate.
-    Without `eight_bits`, a CPU multiplies any format by tokens in `dtype`, and bfloat16 too, unless oneDNN is
-    faster at it.
+    Without `eight_bits`, a CPU multiplies any format by tokens in `dtype`, and bfloat16 too, unless its own
+    instructions or oneDNN are faster at it.
     """
 
     dtype: torch.dtype  # of activations where nothing is quantized
@@ -60,8 +61,16 @@ class Products:
 
     @property
     def activation_dtype(self) -> torch.dtype:
-        """The dtype of activations between products; int8 products on a CPU return float32."""
-        return torch.float32 if self.eight_bits is not None and not self.is_gpu else self.dtype
+        """The dtype of activations between products; a CPU's chains and int8 products return float32."""
+        is_float32 = self._chains_bfloat16 or (self.eight_bits is not None and not self.is_gpu)
+        return torch.float32 if is_float32 else self.dtype
+
+    @property
+    def _chains_bfloat16(self) -> bool:
+        """Whether weights in bfloat16 are multiplied by tokens that are rounded to it, in our own regions."""
+        is_bfloat16 = self.dtype == torch.bfloat16 and self.eight_bits is None
+        is_fast = multiplies_bfloat16() and is_available(torch.bfloat16)
+        return is_bfloat16 and not self.is_gpu and is_fast
 
     def take(self, weight: QuantizedWeight) -> bool:
         """Return whether a product can run on a weight's levels; otherwise it must be dequantized."""
@@ -85,7 +94,9 @@ class Products:
     def format_of(self, weight: Tensor | QuantizedWeight) -> str:
         """Return the name of the format that a product holds this weight in."""
         if isinstance(weight, Tensor):
-            return FORMATS[weight.dtype if self.keeps(weight) else self.activation_dtype]
+            if self.keeps(weight) or self._chains_bfloat16:
+                return FORMATS[torch.bfloat16]
+            return FORMATS[self.activation_dtype]
         return FORMATS[type(weight)]
 
     def quantize(self, weight: Tensor) -> Tensor | QuantizedWeight:
@@ -99,6 +110,8 @@ class Products:
         if isinstance(weight, Tensor):
             if self.keeps(weight):
                 return WeightOnlyLinear(pack_tiled_weight(weight, bias))
+            if self._chains_bfloat16:
+                return ChainedLinear(pack_panels(weight.to(torch.bfloat16), bias))
             dtype = self.activation_dtype
             return Linear(weight.to(dtype), None if bias is None else bias.to(dtype))
         if self.is_gpu:
@@ -107,7 +120,8 @@ class Products:
             return WeightOnlyLinear(pack_linear_weight(weight, bias, is_gated=is_gated).to(self.device))
         if self.eight_bits is not None and isinstance(weight, Int8Weight) and is_exact():
             return int8_projection(weight, bias, self.activation_dtype)
-        return WeightOnlyLinear(pack_tiled_weight(weight, bias))
+        tiles = pack_tiled_weight(weight, bias)
+        return WeightOnlyLinear(tiles, self.dtype if self._chains_bfloat16 else None)
 
     def make_experts(
         self, weight: Tensor | QuantizedWeight, num_experts: int, *, is_gated: bool

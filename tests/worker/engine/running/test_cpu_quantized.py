@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kernels.compiled import has_feature
+from kernels.product_chain import is_available
 from kernels.quantization import quantize_int8
 from tests.fixtures import quantized_checkpoints as made
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
@@ -21,6 +22,7 @@ from worker.engine.quantize.__main__ import main as quantize
 from worker.engine.requests.generation import GenerationRequest
 
 needs_tiles = pytest.mark.skipif(not has_feature("avx512f"), reason="needs AVX512")
+needs_pairs = pytest.mark.skipif(not is_available(torch.bfloat16), reason="needs AVX512_BF16, and no AMX")
 PROMPTS = ([5, 6, 7], list(range(20, 33)))
 
 
@@ -117,11 +119,14 @@ def test_bfloat16_stays_bfloat16_and_is_computed_in_float32(halves: tuple[Path, 
 
 
 @needs_tiles
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("dtype", "has_bfloat16"),
+    [("f32", False), ("bf16", False), pytest.param("bf16", True, marks=needs_pairs)],
+)
 def test_products_of_bfloat16_give_a_row_the_same_bits_in_any_batch(
-    dtype: str, halves: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    dtype: str, has_bfloat16: bool, halves: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(products, "multiplies_bfloat16", lambda: has_bfloat16)
     prompts = [list(range(2 + one, 4 + one + 3 * one)) for one in range(9)]
     rows: list[dict[int, Tensor]] = []
     for at_once in (1, 9):

@@ -5,7 +5,7 @@ from typing import Protocol, cast
 
 from torch import Tensor
 
-from kernels.int8_layers import Layer, Layers, run_layers
+from kernels.chained_layers import Layer, Layers, run_layers
 from kernels.kv_write import LayerCache, PagedCache
 from kernels.paged_attention import AttentionPlan
 from worker.engine.models.layers.attention import Attention
@@ -46,7 +46,7 @@ class SeparateLayers:
 
 
 class ChainedLayers:
-    """Layers whose products are all int8, in one parallel region."""
+    """Layers whose products run in chains, in one parallel region."""
 
     __slots__ = ("_layers",)
 
@@ -57,7 +57,7 @@ class ChainedLayers:
         """Return as `AttentionLayers` says."""
         plan = step.attention
         if not isinstance(plan, AttentionPlan):
-            raise TypeError("layers of int8 products run on a CPU")
+            raise TypeError("layers of chained products run on a CPU")
         on_cpu = cast("Sequence[LayerCache]", caches)
         return run_layers(self._layers, x, residual, step.positions, step.slots, on_cpu, plan)
 

@@ -6,8 +6,8 @@ from functools import partial
 import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch import Tensor
 
-from kernels.int8_argmax import int8_argmax, takes
-from kernels.int8_chain import PanelWeight
+from kernels.panel_argmax import panel_argmax, takes
+from kernels.product_chain import PanelWeight
 from kernels.quantization import Int8Weight, QuantizedWeight
 from kernels.quantization.int8 import LARGEST
 from kernels.weight_only_linear import TiledWeight, rows_of, weight_only_argmax
@@ -39,7 +39,7 @@ def shared_embedding(head: Projection, weight: Tensor | QuantizedWeight) -> Embe
 def argmax_of(head: Projection) -> Argmax | None:
     """Return what finds the first largest of a head's outputs without writing them; None if it cannot."""
     if isinstance(head, ChainedLinear) and takes(head.weight):
-        return partial(int8_argmax, weight=head.weight)
+        return partial(panel_argmax, weight=head.weight)
     if isinstance(head, WeightOnlyLinear) and isinstance(head.weight, TiledWeight):
         return partial(weight_only_argmax, weight=head.weight)
     return None
@@ -55,6 +55,9 @@ def _rows_of_levels(weight: Int8Weight, token_ids: Tensor) -> Tensor:
 
 def _rows_of_panels(weight: PanelWeight, token_ids: Tensor) -> Tensor:
     channels = weight.panels.shape[2]
-    levels = weight.panels[token_ids // channels, :, token_ids % channels]  # [num_tokens, num_words, WORD]
+    words = weight.panels[token_ids // channels, :, token_ids % channels]  # [num_tokens, num_words, ...]
+    rows = words.flatten(1)[:, : weight.in_features].float()
+    if weight.scales is None:
+        return rows
     steps = weight.scales[token_ids] * LARGEST  # without the step of an activation
-    return levels.flatten(1)[:, : weight.in_features].float() * steps.unsqueeze(1)
+    return rows * steps.unsqueeze(1)

@@ -1,13 +1,13 @@
 """Computes what follows a layer's attention, up to what the next layer's attention takes.
 
-The norm before the next layer's product belongs to it, so that one chain of int8 products has it all.
+The norm before the next layer's product belongs to it, so that one chain of products has it all.
 """
 
 from typing import Protocol
 
 from torch import Tensor
 
-from kernels.int8_chain import After, Chain, Link, run_chain
+from kernels.product_chain import After, Chain, Link, run_chain
 from kernels.rms_norm import add_rms_norm, rms_norm
 from worker.engine.models.layers.decoder_layer import DecoderLayer
 from worker.engine.models.layers.linear import ChainedLinear, Projection
@@ -49,7 +49,7 @@ class SeparateEnd:
 
 
 class ChainedEnd:
-    """The end of a layer as one chain of int8 products."""
+    """The end of a layer as one chain of products."""
 
     __slots__ = ("chain",)
 

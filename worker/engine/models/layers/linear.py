@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch import Tensor
 
-from kernels.int8_chain import Chain, Link, PanelWeight, is_available, pack_panels, run_chain
 from kernels.int8_linear import int8_linear, pack_int8_weight
+from kernels.product_chain import Chain, Link, PanelWeight, is_available, pack_panels, run_chain
 from kernels.quantization import Int8Weight
 
 
@@ -60,7 +60,7 @@ class Int8Linear:
 
 
 class ChainedLinear:
-    """As Int8Linear in float32, on processors where products can run in chains."""
+    """`x @ weight.T + bias` in int8 or bfloat16 with `x` in float32, on CPUs where products run in chains."""
 
     __slots__ = ("_chain", "out_features", "weight")
 

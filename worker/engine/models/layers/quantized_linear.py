@@ -1,5 +1,6 @@
 """Multiplies activations by quantized weights, on a CPU in floats, and there by bfloat16 weights too."""
 
+import torch
 from torch import Tensor
 
 from kernels.scaled_linear import ScaledWeight, scaled_linear
@@ -7,18 +8,22 @@ from kernels.weight_only_linear import LinearWeight, TiledWeight, weight_only_li
 
 
 class WeightOnlyLinear:
-    """`x @ weight.T + bias` with `x` in floats; for a gated weight `silu(gate) * up`, on a GPU only."""
+    """`x @ weight.T + bias` with `x` in floats; for a gated weight `silu(gate) * up`, on a GPU only.
 
-    __slots__ = ("out_features", "weight")
+    With `dtype`, products are in it, whatever the dtype of `x` and of the result.
+    """
 
-    def __init__(self, weight: LinearWeight | TiledWeight) -> None:
+    __slots__ = ("_dtype", "out_features", "weight")
+
+    def __init__(self, weight: LinearWeight | TiledWeight, dtype: torch.dtype | None = None) -> None:
         is_gated = isinstance(weight, LinearWeight) and weight.is_gated
         self.out_features = weight.out_features // (1 + is_gated)
         self.weight = weight
+        self._dtype = dtype
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [num_tokens, out_features] for `x` [num_tokens, in_features]."""
-        return weight_only_linear(x, self.weight)
+        return weight_only_linear(x.to(self._dtype or x.dtype), self.weight).to(x.dtype)
 
 
 class ScaledLinear:

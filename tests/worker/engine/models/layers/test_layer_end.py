@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from kernels.gate_mul import silu_mul
-from kernels.int8_chain import is_available
+from kernels.product_chain import is_available
 from kernels.quantization import quantize_int8
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.testing import assert_matches

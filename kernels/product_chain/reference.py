@@ -1,4 +1,4 @@
-"""Runs a chain by its formulas, with the integers in float64, where they are exact."""
+"""Runs a chain by its formulas, with sums in float64: those of integers are exact there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kernels.gate_mul import reference as gates
-from kernels.int8_chain.op import After
 from kernels.int8_linear.reference import quantize
+from kernels.product_chain.op import After
 from kernels.quantization import Int8Weight
 from kernels.rms_norm import reference as norms
 
@@ -17,7 +17,7 @@ from kernels.rms_norm import reference as norms
 class Step:
     """A link whose weight is not packed."""
 
-    weight: Int8Weight
+    weight: Int8Weight | Tensor  # or in bfloat16
     bias: Tensor | None = None
     after: After = After.NOTHING
     norm: Tensor | None = None
@@ -25,7 +25,7 @@ class Step:
 
 
 def run_chain(steps: Sequence[Step], x: Tensor, residual: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the float32 reference result of `kernels.int8_chain.run_chain`, and the new residual."""
+    """Return the float32 reference result of `kernels.product_chain.run_chain`, and the new residual."""
     for step in steps:
         x = _product(step, x)
         if step.after is After.NORM:
@@ -41,7 +41,10 @@ def run_chain(steps: Sequence[Step], x: Tensor, residual: Tensor, eps: float) ->
 
 
 def _product(step: Step, x: Tensor) -> Tensor:
-    levels, scales = quantize(x)
-    sums = levels.double() @ step.weight.levels.double().T
-    out = sums * scales.double() * step.weight.scales.double()
+    if isinstance(step.weight, Tensor):
+        out = x.to(step.weight.dtype).double() @ step.weight.double().T
+    else:
+        levels, scales = quantize(x)
+        sums = levels.double() @ step.weight.levels.double().T
+        out = sums * scales.double() * step.weight.scales.double()
     return (out if step.bias is None else out + step.bias.double()).to(torch.float32)

@@ -2,13 +2,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.int8_chain import After, Chain, Link, is_available, op, pack_panels, reference, run_chain
-from kernels.int8_chain.cases import LAYERS, PRODUCTS
-from kernels.int8_chain.reference import Step
+from kernels.product_chain import After, Chain, Link, is_available, op, pack_panels, reference, run_chain
+from kernels.product_chain.cases import LAYERS, PRODUCTS
+from kernels.product_chain.reference import Step
 from kernels.quantization import quantize_int8
 from kernels.testing import assert_matches
+from tests.kernels.product_chain.formats import FORMATS, weight_in
 
-pytestmark = pytest.mark.skipif(not is_available(), reason="needs AVX512 VNNI, and no AMX")
+of_every_format = pytest.mark.parametrize("format_", FORMATS)
 EPS = 1e-5
 
 
@@ -18,7 +19,12 @@ def chain_of(steps: list[Step]) -> Chain:
 
 
 def layer(
-    case: tuple[int, int, int, int], gate: After, generator: torch.Generator, *, is_full: bool
+    case: tuple[int, int, int, int],
+    gate: After,
+    format_: torch.dtype,
+    generator: torch.Generator,
+    *,
+    is_full: bool,
 ) -> list[Step]:
     """Return what follows a layer's attention; `is_full`: with all that a family may have."""
     _, attention, hidden, width = case
@@ -27,7 +33,7 @@ def layer(
         weight = torch.randn(out_features, in_features, generator=generator) / in_features**0.5
         norm, post_norm = torch.rand(2, out_features, generator=generator) + 0.5
         return Step(
-            quantize_int8(weight),
+            weight_in(format_, weight),
             torch.randn(out_features, generator=generator) if is_full else None,
             after,
             norm if after is After.NORM else None,
@@ -42,22 +48,25 @@ def layer(
     return [*steps, step(hidden, 3 * attention, After.NOTHING)] if is_full else steps
 
 
+@of_every_format
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "plain"])
 @pytest.mark.parametrize("case", PRODUCTS, ids=str)
 def test_a_product_matches_the_reference(
-    case: tuple[int, int, int], has_bias: bool, generator: torch.Generator
+    case: tuple[int, int, int], has_bias: bool, format_: torch.dtype, generator: torch.Generator
 ) -> None:
     num_rows, in_features, out_features = case
     x = torch.randn(num_rows, in_features, generator=generator)
-    x[-1] *= 1000
+    if format_ is torch.int8:
+        x[-1] *= 1000  # each row has a scale of its own
     weight = torch.randn(out_features, in_features, generator=generator) / in_features**0.5
     bias = torch.randn(out_features, generator=generator) if has_bias else None
-    steps, before = [Step(quantize_int8(weight), bias)], x.clone()
+    steps, before = [Step(weight_in(format_, weight), bias)], x.clone()
     actual = run_chain(chain_of(steps), x)
     assert torch.equal(x, before)
     assert_matches(actual, reference.run_chain(steps, x, x, EPS)[0])
 
 
+@of_every_format
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("is_full", [True, False], ids=["full", "plain"])
 @pytest.mark.parametrize("gate", [After.SILU, After.GELU], ids=["silu", "gelu"])
@@ -67,11 +76,12 @@ def test_a_layer_matches_the_reference(
     gate: After,
     is_full: bool,
     num_threads: int,
+    format_: torch.dtype,
     generator: torch.Generator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(op, "num_threads", lambda _: num_threads)
-    steps = layer(case, gate, generator, is_full=is_full)
+    steps = layer(case, gate, format_, generator, is_full=is_full)
     x = torch.randn(case[0], case[1], generator=generator)
     residual = torch.randn(case[0], case[2], generator=generator)
     expected, total = reference.run_chain(steps, x, residual, EPS)
@@ -79,11 +89,12 @@ def test_a_layer_matches_the_reference(
     assert_matches(residual, total)
 
 
+@of_every_format
 def test_a_row_has_the_same_bits_in_any_batch_however_threads_share_the_work(
-    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+    format_: torch.dtype, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = (300, 48, 64, 160)
-    chain = chain_of(layer(case, After.SILU, generator, is_full=True))
+    chain = chain_of(layer(case, After.SILU, format_, generator, is_full=True))
     x, residual = (torch.randn(300, width, generator=generator) for width in case[1:3])
 
     def run(rows: slice, num_threads: int, split: tuple[bool, int]) -> tuple[Tensor, Tensor]:
@@ -100,8 +111,11 @@ def test_a_row_has_the_same_bits_in_any_batch_however_threads_share_the_work(
             assert torch.equal(total, totals[rows])
 
 
-def test_a_row_with_nan_stays_apart_and_zeros_stay_zeros(generator: torch.Generator) -> None:
-    chain = chain_of([Step(quantize_int8(torch.randn(70, 33, generator=generator)))])
+@of_every_format
+def test_a_row_with_nan_stays_apart_and_zeros_stay_zeros(
+    format_: torch.dtype, generator: torch.Generator
+) -> None:
+    chain = chain_of([Step(weight_in(format_, torch.randn(70, 33, generator=generator)))])
     x = torch.randn(3, 33, generator=generator)
     x[0, 5], x[1] = torch.nan, 0
     out = run_chain(chain, x)
@@ -110,6 +124,38 @@ def test_a_row_with_nan_stays_apart_and_zeros_stay_zeros(generator: torch.Genera
     assert torch.equal(out[2:], run_chain(chain, x[2:]))
 
 
+@of_every_format
+def test_what_lay_there_before_has_no_say(
+    format_: torch.dtype, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = torch.empty
+    steps = [Step(weight_in(format_, torch.randn(70, 33, generator=generator)))]
+    chain, x = chain_of(steps), torch.randn(3, 33, generator=generator)
+    expected, _ = reference.run_chain(steps, x, x, EPS)
+    # As bfloat16, these bytes are NaN.
+    monkeypatch.setattr(torch, "empty", lambda *shape, **kind: empty(*shape, **kind).fill_(255))
+    assert_matches(run_chain(chain, x), expected)
+
+
+@pytest.mark.skipif(not is_available(torch.bfloat16), reason="needs AVX512_BF16, and no AMX")
+def test_links_of_both_formats_follow_each_other(generator: torch.Generator) -> None:
+    case = (4, 20, 70, 130)
+    int8, bfloat16 = (
+        layer(case, After.SILU, one, generator, is_full=True) for one in (torch.int8, torch.bfloat16)
+    )
+    x, residual = (torch.randn(4, width, generator=generator) for width in case[1:3])
+    for first, second in ((int8, bfloat16), (bfloat16, int8)):
+        steps = [first[0], second[1], first[2], second[3]]
+        total = residual.clone()
+        expected, sums = reference.run_chain(steps, x, residual, EPS)
+        assert_matches(run_chain(chain_of(steps), x, total), expected)
+        assert_matches(total, sums)
+
+
+needs_int8 = pytest.mark.skipif(not is_available(), reason="needs AVX512 VNNI, and no AMX")
+
+
+@needs_int8
 def test_rows_are_shared_by_pieces_or_by_columns() -> None:
     small = chain_of([Step(quantize_int8(torch.ones(64, 64)))])
     assert op._split(small, 36, 2) == (True, 36)
@@ -121,6 +167,8 @@ def test_rows_are_shared_by_pieces_or_by_columns() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="zero points"):
         pack_panels(quantize_int8(torch.ones(5, 4), is_symmetric=False))
+    with pytest.raises(ValueError, match=r"torch.float32, not bfloat16"):
+        pack_panels(torch.ones(5, 4))
     link = Link(pack_panels(quantize_int8(torch.ones(6, 4))))
     with pytest.raises(ValueError, match="NOTHING of 6 before a weight of 4"):
         Chain([link, link])

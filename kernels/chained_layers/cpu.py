@@ -1,16 +1,16 @@
-"""Runs a Step's rows through layers of attention and int8 products in one parallel region.
+"""Runs a Step's rows through layers of attention and products in one parallel region.
 
-Rows are written, attended and multiplied by the code of `kv_write`, `paged_attention` and `int8_chain`. All
-threads share each part of the work and meet after it.
+Rows are written, attended and multiplied by the code of `kv_write`, `paged_attention` and `product_chain`.
+All threads share each part of the work and meet after it.
 """
 
 from typing import Any, NamedTuple
 
 from kernels.compiled import Pointer, inlined, kernel
-from kernels.int8_chain.cpu import ChainCall, ChainRows, take_through
-from kernels.int8_chain.tile import PANEL, TILE_ROWS
 from kernels.kv_write.cpu import WriteCall, write_rows
 from kernels.paged_attention.cpu import AttentionCall, PlanNumbers, attend_item
+from kernels.product_chain.cpu import ChainCall, ChainRows, take_through
+from kernels.product_chain.tile import PANEL, TILE_ROWS
 from kernels.simd import bfloat16_at, float32_at, int8_at, int64_at, pointer_like
 from kernels.threads import fork, meet, share, take_next, team_size
 
@@ -73,9 +73,9 @@ class LayersCall(NamedTuple):
     maxima: int  # [piece_rows] float32
     products: int  # [piece_rows, width] float32
     width: int
-    levels: int  # [piece_rows, depth] uint8
+    levels: int  # [piece_rows, depth] bytes
     depth: int
-    sums: int  # [num_threads, TILE_ROWS, PANEL] int32
+    sums: int  # [num_threads, TILE_ROWS, PANEL] int32 or float32
 
 
 @inlined

@@ -6,14 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.int8_chain import After, Chain, Link, is_available, pack_panels, run_chain
-from kernels.int8_layers import Layer, Layers, op, run_layers
+from kernels.chained_layers import Layer, Layers, op, run_layers
 from kernels.kv_write import HeadNorms, LayerCache, rotary_kv_write
 from kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
+from kernels.product_chain import After, Chain, Link, pack_panels, run_chain
 from kernels.quantization import quantize_int8
 from kernels.testing import assert_matches
+from tests.kernels.product_chain.formats import FORMATS, weight_in
 
-pytestmark = pytest.mark.skipif(not is_available(), reason="needs AVX512 VNNI, and no AMX")
+of_every_format = pytest.mark.parametrize("format_", FORMATS)
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN, WIDTH, BLOCK_SIZE = 6, 2, 16, 48, 72, 16
 NUM_LAYERS, LONGEST, EPS, SCALE = 3, 128, 1e-5, 0.3
 QKV = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
@@ -32,11 +33,11 @@ class Step:
     plan: AttentionPlan
 
 
-def chain(generator: torch.Generator) -> Chain:
+def chain(generator: torch.Generator, format_: torch.dtype) -> Chain:
     def link(in_features: int, out_features: int, after: After) -> Link:
         weight = torch.randn(out_features, in_features, generator=generator) / in_features**0.5
         norm = torch.rand(out_features, generator=generator) + 0.5 if after is After.NORM else None
-        return Link(pack_panels(quantize_int8(weight)), after, norm)
+        return Link(pack_panels(weight_in(format_, weight)), after, norm)
 
     return Chain(
         [
@@ -49,7 +50,9 @@ def chain(generator: torch.Generator) -> Chain:
     )
 
 
-def make_layers(generator: torch.Generator, *, is_full: bool) -> list[Layer]:
+def make_layers(
+    generator: torch.Generator, format_: torch.dtype = torch.int8, *, is_full: bool
+) -> list[Layer]:
     """Return layers that differ in all that a layer may have; `is_full`: with norms of heads and windows."""
     layers = []
     for number in range(NUM_LAYERS):
@@ -58,7 +61,7 @@ def make_layers(generator: torch.Generator, *, is_full: bool) -> list[Layer]:
         norms = HeadNorms(query, key, EPS) if is_full else None
         window = 11 if is_full and number == 1 else None
         last = number == NUM_LAYERS - 1
-        layers.append(Layer(angles, norms, window, None if last else chain(generator)))
+        layers.append(Layer(angles, norms, window, None if last else chain(generator, format_)))
     return layers
 
 
@@ -147,6 +150,7 @@ def run_together(layers: Layers, step: Step, caches: list[LayerCache]) -> tuple[
 SHARES = ((1, 8), (1, 100), (2, 256), (3, 24))
 
 
+@of_every_format
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8], ids=["bf16", "int8"])
 @pytest.mark.parametrize("is_full", [True, False], ids=["full", "plain"])
 @pytest.mark.parametrize(("num_threads", "most_rows"), SHARES)
@@ -155,11 +159,12 @@ def test_computes_what_the_operators_do(
     most_rows: int,
     is_full: bool,
     cache_dtype: torch.dtype,
+    format_: torch.dtype,
     generator: torch.Generator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kernels.paged_attention.plan.num_threads", lambda: 3)
-    parts = make_layers(generator, is_full=is_full)
+    parts = make_layers(generator, format_, is_full=is_full)
     soft_cap = 5.0 if is_full else None
     step, caches, expected_caches = make_step(), make_caches(cache_dtype), make_caches(cache_dtype)
     expected, total = run_apart(parts, step, expected_caches, soft_cap)
@@ -176,11 +181,12 @@ def test_computes_what_the_operators_do(
         assert_matches(cache.values.float(), other.values.float())
 
 
+@of_every_format
 def test_a_row_has_the_same_bits_in_any_step_however_threads_share_the_work(
-    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+    format_: torch.dtype, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kernels.paged_attention.plan.num_threads", lambda: 3)
-    layers = Layers(make_layers(generator, is_full=True), scale=SCALE, soft_cap=5.0)
+    layers = Layers(make_layers(generator, format_, is_full=True), scale=SCALE, soft_cap=5.0)
     ends = np.cumsum([length for length, _ in LENS])
 
     def run(chosen: Sequence[int], num_rows: int | None = None) -> tuple[Tensor, Tensor]:
@@ -226,7 +232,7 @@ def test_what_does_not_fit_is_refused(generator: torch.Generator) -> None:
     with pytest.raises(ValueError, match="more than 4 links"):
         Layers([replace(parts[0], chain=Chain(links)), parts[-1]], scale=SCALE)
     layers, step = Layers(parts, scale=SCALE), make_step()
-    with pytest.raises(ValueError, match="arguments do not fit"):
+    with pytest.raises(ValueError, match="what does not fit"):
         run_together(layers, replace(step, residual=step.residual[:-1]), make_caches(torch.bfloat16))
     with pytest.raises(ValueError, match=r"a cache of torch\.float32"):
         run_together(layers, step, make_caches(torch.float32))

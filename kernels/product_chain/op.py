@@ -1,4 +1,4 @@
-"""Checks the arguments of a chain of int8 products and runs it on a CPU."""
+"""Checks the arguments of a chain of products and runs it on a CPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from kernels import compiled
-from kernels.int8_chain.cpu import GELU, NORM, NOTHING, SILU, LinkNumbers, run_links
-from kernels.int8_chain.panels import PanelWeight
-from kernels.int8_chain.tile import PANEL, TILE_ROWS, WORD
+from kernels.product_chain.cpu import GELU, NORM, NOTHING, SILU, LinkNumbers, run_links
+from kernels.product_chain.panels import PanelWeight
+from kernels.product_chain.tile import PANEL, TILE_ROWS, WORD
 from kernels.threads import LINE, num_threads
 
 # Rows that run together where threads share columns: each weight is read by one of them only.
@@ -23,6 +23,10 @@ LEAST_ROWS_FOR_PIECES = 129
 MOST_BYTES_FOR_PIECES = 4 << 20
 # The products of bytes that cost as much as an element of other operators.
 LEAST_PRODUCTS = 64
+
+
+# LLVM's names for what multiplies a dtype: by vectors, by matrices.
+_FEATURES = {torch.int8: ("avx512vnni", "amx-int8"), torch.bfloat16: ("avx512bf16", "amx-bf16")}
 
 
 class After(Enum):
@@ -58,11 +62,11 @@ class Chain:
     def __init__(self, links: Sequence[Link], eps: float = 0.0) -> None:
         """Check that links fit each other; raise ValueError when they do not."""
         if links[-1].after not in {After.NOTHING, After.NORM}:
-            raise ValueError(f"int8_chain: {links[-1].after.name} must be followed by a product")
+            raise ValueError(f"product_chain: {links[-1].after.name} must be followed by a product")
         for before, after in pairwise(links):
             if before.out_features != after.weight.in_features or before.after is After.NOTHING:
                 raise ValueError(
-                    f"int8_chain: {before.after.name} of {before.out_features} before a weight of "
+                    f"product_chain: {before.after.name} of {before.out_features} before a weight of "
                     f"{after.weight.in_features} columns"
                 )
         for link in links:
@@ -70,7 +74,7 @@ class Chain:
             if (link.after is After.NORM) != (link.norm is not None) or any(
                 norm is not None and norm.shape != shape for norm in (link.norm, link.post_norm)
             ):
-                raise ValueError(f"int8_chain: norms do not fit {link.after.name} of {shape[0]}")
+                raise ValueError(f"product_chain: norms do not fit {link.after.name} of {shape[0]}")
         self.links = tuple(links)
         self.eps = eps
         self.num_bytes = sum(link.weight.panels.nbytes for link in links)
@@ -83,17 +87,22 @@ class Chain:
         self.table = torch.tensor([_numbers(link) for link in links])
 
 
-def is_available() -> bool:
-    """Return whether this processor has AVX512 VNNI, and no matrix unit, which oneDNN uses."""
-    return compiled.has_feature("avx512vnni") and not compiled.has_feature("amx-int8")
+def is_available(dtype: torch.dtype = torch.int8) -> bool:
+    """Return whether this processor multiplies int8 or bfloat16 by AVX512, and has no matrix unit for it.
+
+    A matrix unit is what oneDNN uses.
+    """
+    vectors, matrices = _FEATURES[dtype]
+    return compiled.has_feature(vectors) and not compiled.has_feature(matrices)
 
 
 def run_chain(chain: Chain, x: Tensor, residual: Tensor | None = None) -> Tensor:
     """Return what the last link leaves of `x`, [num_rows, out_features] float32.
 
-    `x` is [num_rows, in_features] float32, dense; each row is quantized by its own largest value before each
-    product. Links with a norm add into `residual`, [num_rows, hidden] float32, dense. The sums are exact, so
-    a row has the same bits in any batch. Raises ValueError on shapes that do not fit.
+    `x` is [num_rows, in_features] float32, dense. Before each product, a row is rounded to bfloat16, or
+    quantized by its own largest value where the weight is in int8. Links with a norm add into `residual`,
+    [num_rows, hidden] float32, dense. int8 sums are exact and bfloat16 sums have a fixed order, so a row has
+    the same bits in any batch. Raises ValueError on shapes that do not fit.
     """
     num_rows = len(x)
     needs = [link.weight.out_features for link in chain.links if link.after is After.NORM]
@@ -106,7 +115,7 @@ def run_chain(chain: Chain, x: Tensor, residual: Tensor | None = None) -> Tensor
     ):
         given = None if residual is None else tuple(residual.shape)
         raise ValueError(
-            f"int8_chain: x is {tuple(x.shape)} {x.dtype}, residual {given}; "
+            f"product_chain: x is {tuple(x.shape)} {x.dtype}, residual {given}; "
             f"the chain takes {chain.in_features} columns"
         )
     out = torch.empty(num_rows, chain.out_features)
@@ -159,8 +168,8 @@ def _numbers(link: Link) -> LinkNumbers:
     weight = link.weight
     return LinkNumbers(
         weight.panels.data_ptr(),
-        weight.offsets.data_ptr(),
-        weight.scales.data_ptr(),
+        0 if weight.offsets is None else weight.offsets.data_ptr(),
+        0 if weight.scales is None else weight.scales.data_ptr(),
         weight.bias.data_ptr(),
         weight.in_features,
         weight.panels.shape[1],

@@ -1,10 +1,10 @@
 from tests.kernels.mutation import Mutation, Table
 
-TESTS = "int8_chain/test_int8_chain.py"
+TESTS = "product_chain/test_product_chain.py"
 
 TABLES = (
     Table(
-        "int8_chain/cpu.py",
+        "product_chain/cpu.py",
         TESTS,
         (
             Mutation("a table of other columns", "number * 11", "number * 12"),
@@ -15,7 +15,29 @@ TABLES = (
             Mutation("every gate is silu", "link.after == GELU", "link.after == SILU", only="gelu"),
             Mutation("cut instead of rounded", "np.float32(ZERO + 0.5)", "np.float32(ZERO)"),
             Mutation("rows of another token's size", "total * largest", "total"),
-            Mutation("no bias", " + load(bias, column + index)", "", only="bias"),
+            Mutation(
+                "no bias",
+                "total * largest + load(bias, column + index)",
+                "total * largest",
+                only="bias and int8",
+            ),
+            Mutation(
+                "no bias in bfloat16",
+                "load(sums, row * PANEL + index) + load(bias, column + index)",
+                "load(sums, row * PANEL + index)",
+                only="bias and bf16",
+            ),
+            Mutation(
+                "each format by the other's product",
+                "if link.scales:\n        _multiply",
+                "if not link.scales:\n        _multiply",
+            ),
+            Mutation(
+                "rows of bfloat16 lie closer", "row * call.depth // 2", "row * call.depth // 4", only="bf16"
+            ),
+            Mutation(
+                "an odd row's last pair is half unset", "if width % 2:", "if width % 2 == 2:", only="lay"
+            ),
             Mutation(
                 "another member's rows",
                 "_follow(before, row, place, call)",
@@ -37,23 +59,29 @@ TABLES = (
         ),
     ),
     Table(
-        "int8_chain/tile.py",
+        "product_chain/tile.py",
         TESTS,
         (
             Mutation(
                 "rows lie closer",
-                "builder.mul(stride, ir.Constant(I64, row))",
-                "builder.mul(stride, ir.Constant(I64, 0))",
+                "builder.mul(tile.stride, ir.Constant(I64, row))",
+                "builder.mul(tile.stride, ir.Constant(I64, 0))",
             ),
             Mutation(
                 "zero levels count",
-                "start = builder.load(nth(offsets, register), align=4)",
-                "start = ir.Constant(_VECTOR, None)",
+                "builder.load(_nth(builder, offsets, register), align=4)",
+                "ir.Constant(_VECTOR, None)",
+            ),
+            Mutation(
+                "sums of bfloat16 begin with one",
+                "ir.Constant(_FLOATS, None)",
+                "ir.Constant(_FLOATS, [1.0] * LANES)",
+                only="bf16",
             ),
         ),
     ),
     Table(
-        "int8_chain/levels.py",
+        "product_chain/levels.py",
         TESTS,
         (
             Mutation("negative numbers have no say", "_ABSOLUTE = 0x7FFFFFFF", "_ABSOLUTE = 0x3FFFFFFF"),

@@ -1,6 +1,6 @@
-"""Runs a chain of int8 products: each thread takes rows through all of it, or the threads share the columns.
+"""Runs a chain of products: each thread takes rows through all of it, or the threads share the columns.
 
-Rows are quantized, multiplied and finished by the same code in both ways, so a row has the same bits.
+Rows are encoded, multiplied and finished by the same code in both ways, so a row has the same bits.
 """
 
 from typing import Any, NamedTuple
@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernels.compiled import Pointer, inlined, kernel
-from kernels.int8_chain.levels import largest_of, store_levels
-from kernels.int8_chain.tile import PANEL, TILE_ROWS, WORD, multiply_bytes
+from kernels.product_chain.levels import largest_of, store_levels
+from kernels.product_chain.tile import PANEL, TILE_ROWS, WORD, multiply_bytes, multiply_pairs
 from kernels.simd import (
     LANES,
+    bfloat16_at,
+    copy,
     exp,
     float32_at,
     int8_at,
@@ -40,7 +42,7 @@ class LinkNumbers(NamedTuple):
 
     panels: int
     offsets: int
-    scales: int
+    scales: int  # 0: panels of bfloat16, which have no offsets either
     bias: int
     in_features: int
     num_words: int
@@ -68,9 +70,9 @@ class ChainCall(NamedTuple):
     maxima: int  # [piece_rows] float32
     products: int  # [piece_rows, width] float32
     width: int
-    levels: int  # [piece_rows, depth] uint8
+    levels: int  # [piece_rows, depth] bytes: a row as uint8, or as bfloat16
     depth: int
-    sums: int  # [num_threads, TILE_ROWS, PANEL] int32
+    sums: int  # [num_threads, TILE_ROWS, PANEL] int32 or float32
     team: int  # [1 + num_threads, LINE] zeros: where all threads meet
 
 
@@ -172,10 +174,58 @@ def _quantize_row(x: Pointer, start: int, width: int, row: int, call: ChainCall)
 
 
 @inlined
+def _encode_row(link: LinkNumbers, x: Pointer, start: int, row: int, call: ChainCall) -> None:
+    """Write a row as the panels of a link are multiplied by it."""
+    if link.scales:
+        _quantize_row(x, start, link.in_features, row, call)
+    else:
+        narrow, begin, width = bfloat16_at(call.levels), row * call.depth // 2, link.in_features
+        copy(width, x, start, narrow, begin)
+        if width % 2:
+            store(narrow, begin + width, np.float32(0))  # the pair's other one: what lies there may be NaN
+
+
+@inlined
 def _multiply(
     link: LinkNumbers, panel: int, out: Pointer, start: int, stride: int, place: ChainRows, call: ChainCall
 ) -> None:
     """Write the columns of a panel for all rows of the place; a row of `out` is `stride` long."""
+    if link.scales:
+        _multiply_levels(link, panel, out, start, stride, place, call)
+    else:
+        _multiply_bfloat16(link, panel, out, start, stride, place, call)
+
+
+@inlined
+def _multiply_bfloat16(
+    link: LinkNumbers, panel: int, out: Pointer, start: int, stride: int, place: ChainRows, call: ChainCall
+) -> None:
+    """Do the work of `_multiply` for a weight in bfloat16."""
+    sums, bias, column = float32_at(place.sums), float32_at(link.bias), panel * PANEL
+    num_columns = min(PANEL, stride - column)
+    for first in range(0, place.num_rows, TILE_ROWS):
+        num_rows = min(TILE_ROWS, place.num_rows - first)
+        multiply_pairs(
+            num_rows,
+            link.num_words,
+            uint8_at(call.levels),
+            (place.start + first) * call.depth,
+            call.depth,
+            uint8_at(link.panels),
+            column * link.num_words * WORD,
+            sums,
+        )
+        for row in range(num_rows):
+            at = start + (first + row) * stride + column
+            for index in range(num_columns):
+                store(out, at + index, load(sums, row * PANEL + index) + load(bias, column + index))
+
+
+@inlined
+def _multiply_levels(
+    link: LinkNumbers, panel: int, out: Pointer, start: int, stride: int, place: ChainRows, call: ChainCall
+) -> None:
+    """Do the work of `_multiply` for a weight in int8."""
     sums, maxima = int32_at(place.sums), float32_at(call.maxima)
     scales, bias, column = float32_at(link.scales), float32_at(link.bias), panel * PANEL
     num_columns = min(PANEL, stride - column)
@@ -203,19 +253,19 @@ def _multiply(
 
 @inlined
 def _prepare(number: int, link: LinkNumbers, place: ChainRows, call: ChainCall) -> None:
-    """Quantize this thread's rows for a link, from what was given or from the products of the link before."""
+    """Encode this thread's rows for a link, from what was given or from the products of the link before."""
     begin, end = share(place.num_rows, place.member, place.num_members)
     if number:
         before, products = _link(call, number - 1), float32_at(call.products)
         for row in range(begin, end):
             _follow(before, row, place, call)
             at = (place.start + row) * call.width
-            _quantize_row(products, at, link.in_features, place.start + row, call)
+            _encode_row(link, products, at, place.start + row, call)
     else:
         x = float32_at(call.x)
         for row in range(begin, end):
             at = (place.first_row + row) * link.in_features
-            _quantize_row(x, at, link.in_features, place.start + row, call)
+            _encode_row(link, x, at, place.start + row, call)
 
 
 @inlined

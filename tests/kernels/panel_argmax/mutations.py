@@ -1,14 +1,22 @@
 from tests.kernels.mutation import Mutation, Table
 
-TESTS = "int8_argmax/test_int8_argmax.py"
+TESTS = "panel_argmax/test_panel_argmax.py"
 
 TABLES = (
     Table(
-        "int8_argmax/cpu.py",
+        "panel_argmax/cpu.py",
         TESTS,
         (
             Mutation("rows of another token's size", "total * maximum", "total", only="of_the_product"),
-            Mutation("no bias", " + load(bias, column + index)", "", only="of_the_product"),
+            Mutation(
+                "no bias", "maximum + load(bias, column + index)", "maximum", only="of_the_product and int8"
+            ),
+            Mutation(
+                "no bias in bfloat16",
+                "total + load(bias, column + index)",
+                "total",
+                only="of_the_product and bf16",
+            ),
             Mutation("padding counts", "min(PANEL, call.out_features - column)", "PANEL"),
             Mutation("one row of levels for all", "first * depth,\n", "0,\n", only="of_the_product"),
             Mutation(

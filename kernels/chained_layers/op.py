@@ -7,9 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.int8_chain import Chain
-from kernels.int8_chain.tile import PANEL, TILE_ROWS
-from kernels.int8_layers.cpu import (
+from kernels.chained_layers.cpu import (
     COUNTERS,
     MOST_LINKS,
     LayerNumbers,
@@ -20,6 +18,8 @@ from kernels.int8_layers.cpu import (
 from kernels.kv_write import HeadNorms, LayerCache
 from kernels.paged_attention import AttentionPlan
 from kernels.paged_attention.op import NO_WINDOW
+from kernels.product_chain import Chain
+from kernels.product_chain.tile import PANEL, TILE_ROWS
 from kernels.threads import LINE, num_threads
 
 # The most rows that run together, so that what they need between two products stays small.
@@ -57,10 +57,10 @@ class Layers:
         """Check that layers fit each other; raise ValueError when they do not."""
         chains = [layer.chain for layer in layers[:-1]]
         if layers[-1].chain is not None or None in chains:
-            raise ValueError("int8_layers: each layer but the last needs a chain")
+            raise ValueError("chained_layers: each layer but the last needs a chain")
         known = [chain for chain in chains if chain is not None]
         if any(len(chain.links) > MOST_LINKS for chain in known):
-            raise ValueError(f"int8_layers: a chain has more than {MOST_LINKS} links")
+            raise ValueError(f"chained_layers: a chain has more than {MOST_LINKS} links")
         self.layers = tuple(layers)
         self.scale = scale
         self.soft_cap = soft_cap
@@ -206,11 +206,11 @@ def _check(
         or any(layer.angles.shape[1:] != (2, head_dim // 2) for layer in layers.layers)
     ):
         raise ValueError(
-            f"int8_layers: arguments do not fit: qkv {tuple(qkv.shape)}, residual {tuple(residual.shape)}, "
+            f"chained_layers: what does not fit: qkv {tuple(qkv.shape)}, residual {tuple(residual.shape)}, "
             f"{len(positions)} positions, {len(slots)} slots, keys {tuple(cache.keys.shape)}"
         )
     if cache.keys.dtype not in _RUN:
-        raise ValueError(f"int8_layers: cannot use a cache of {cache.keys.dtype}")
+        raise ValueError(f"chained_layers: cannot use a cache of {cache.keys.dtype}")
 
 
 def _numbers(layer: Layer, cache: LayerCache) -> LayerNumbers:

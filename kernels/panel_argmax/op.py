@@ -1,22 +1,22 @@
-"""Checks the arguments of the largest int8 product and finds it on a CPU."""
+"""Checks the arguments of the largest product and finds it on a CPU."""
 
 import torch
 from torch import Tensor
 
 from kernels.argmax import merged
-from kernels.int8_argmax.cpu import ArgmaxCall, find_largest
-from kernels.int8_chain import PanelWeight
-from kernels.int8_chain.tile import PANEL, TILE_ROWS, WORD
 from kernels.int8_linear.cpu import quantize
+from kernels.panel_argmax.cpu import ArgmaxCall, find_largest
+from kernels.product_chain import PanelWeight
+from kernels.product_chain.tile import PANEL, TILE_ROWS, WORD
 from kernels.threads import num_threads
 
 
 def takes(weight: PanelWeight) -> bool:
-    """Return whether `int8_argmax` takes a weight: with a multiple of 4 features."""
-    return weight.in_features % WORD == 0
+    """Return whether `panel_argmax` takes a weight: one whose last word is full."""
+    return weight.in_features * weight.panels.itemsize % WORD == 0
 
 
-def int8_argmax(x: Tensor, weight: PanelWeight) -> Tensor:
+def panel_argmax(x: Tensor, weight: PanelWeight) -> Tensor:
     """Return the channel with the largest product of each row, int64 [num_rows]; the first of equal ones.
 
     It is -1 where that product is NaN or infinite. `x` is [num_rows, in_features] float32, dense. Products
@@ -30,24 +30,28 @@ def int8_argmax(x: Tensor, weight: PanelWeight) -> Tensor:
         or not x.is_contiguous()
     ):
         raise ValueError(
-            f"int8_argmax: x is {tuple(x.shape)} {x.dtype}; the weight takes {weight.in_features} columns"
+            f"panel_argmax: x is {tuple(x.shape)} {x.dtype}; the weight takes {weight.in_features} columns"
         )
     num_panels, num_words = weight.panels.shape[:2]
     num_parts = min(num_threads(), num_panels)
-    levels, maxima = torch.empty(x.shape, dtype=torch.uint8), torch.empty(num_rows)
-    quantize(
-        num_threads(x.numel()),
-        num_rows,
-        in_features,
-        x.data_ptr(),
-        False,
-        levels.data_ptr(),
-        maxima.data_ptr(),
-    )
+    maxima = torch.empty(num_rows)
+    if weight.scales is None:
+        levels = x.to(torch.bfloat16)
+    else:
+        levels = torch.empty(x.shape, dtype=torch.uint8)
+        quantize(
+            num_threads(x.numel()),
+            num_rows,
+            in_features,
+            x.data_ptr(),
+            False,
+            levels.data_ptr(),
+            maxima.data_ptr(),
+        )
     counter = torch.zeros(1, dtype=torch.int64)
     sums, products = (
         torch.empty(num_parts, TILE_ROWS, PANEL, dtype=torch.int32),
-        torch.empty(num_parts, PANEL),
+        torch.empty(num_parts, TILE_ROWS, PANEL),
     )
     largest = torch.full((num_parts, num_rows), -torch.inf)
     tokens = torch.zeros(num_parts, num_rows, dtype=torch.int64)
@@ -56,8 +60,8 @@ def int8_argmax(x: Tensor, weight: PanelWeight) -> Tensor:
         levels=levels.data_ptr(),
         maxima=maxima.data_ptr(),
         panels=weight.panels.data_ptr(),
-        offsets=weight.offsets.data_ptr(),
-        scales=weight.scales.data_ptr(),
+        offsets=0 if weight.offsets is None else weight.offsets.data_ptr(),
+        scales=0 if weight.scales is None else weight.scales.data_ptr(),
         bias=weight.bias.data_ptr(),
         num_words=num_words,
         num_panels=num_panels,

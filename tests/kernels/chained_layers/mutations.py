@@ -2,8 +2,8 @@ from tests.kernels.mutation import Mutation, Table
 
 TABLES = (
     Table(
-        "int8_layers/cpu.py",
-        "int8_layers/test_int8_layers.py",
+        "chained_layers/cpu.py",
+        "chained_layers/test_chained_layers.py",
         (
             Mutation("layers of other columns", "number * 10", "number * 9"),
             Mutation("pieces of other columns", "number * 4\n", "number * 3\n"),

@@ -1,0 +1,72 @@
+"""Packs weights in int8 or bfloat16 into panels of columns, as the tiles read them."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
+from torch import Tensor
+
+from kernels.product_chain.cpu import LARGEST, ZERO
+from kernels.product_chain.tile import PANEL, WORD
+from kernels.quantization import Int8Weight
+
+PANELS_AT_ONCE = 64  # as they are packed, which limits the memory for it
+
+
+@dataclass(frozen=True, slots=True)
+class PanelWeight:
+    """A weight in panels of PANEL output channels; the last panel and the last word end with zeros."""
+
+    panels: Tensor  # int8 [num_panels, num_words, PANEL, 4], or bfloat16 [num_panels, num_words, PANEL, 2]
+    # Of int8 only: int32 [num_panels * PANEL], what the zero levels of activations add to a sum, negated;
+    # and float32 [num_panels * PANEL], of a weight and an activation step together.
+    offsets: Tensor | None
+    scales: Tensor | None
+    bias: Tensor  # [num_panels * PANEL] float32
+    in_features: int
+    out_features: int
+
+
+def pack_panels(weight: Int8Weight | Tensor, bias: Tensor | None = None) -> PanelWeight:
+    """Pack a symmetric int8 weight, or one in bfloat16 [out_features, in_features], and its bias.
+
+    Raises ValueError when it has zero points, or is a tensor of another dtype.
+    """
+    out_features, in_features = weight.shape
+    more = -out_features % PANEL
+    offsets = scales = None
+    if isinstance(weight, Tensor):
+        if weight.dtype != torch.bfloat16:
+            raise ValueError(f"pack_panels: the weight is {weight.dtype}, not bfloat16")
+        panels = _panels(weight)
+    else:
+        if weight.zero_points is not None:
+            raise ValueError("pack_panels: the weight has zero points, which are not supported")
+        panels = _panels(weight.levels)
+        # In pieces, as a sum in int32 takes a copy in it.
+        pieces = [panels[first : first + PANELS_AT_ONCE] for first in range(0, len(panels), PANELS_AT_ONCE)]
+        sums = [piece.sum(dim=(1, 3), dtype=torch.int32) for piece in pieces]
+        offsets = torch.cat(sums).flatten() * -ZERO
+        scales = F.pad(weight.scales / LARGEST, (0, more))
+    return PanelWeight(
+        panels=panels,
+        offsets=offsets,
+        scales=scales,
+        bias=torch.zeros(len(panels) * PANEL) if bias is None else F.pad(bias.float(), (0, more)),
+        in_features=in_features,
+        out_features=out_features,
+    )
+
+
+def _panels(weight: Tensor) -> Tensor:
+    """Return [out_features, in_features] as [num_panels, num_words, PANEL, elements of a word]."""
+    out_features, in_features = weight.shape
+    elements = WORD // weight.itemsize
+    shape = (-(-out_features // PANEL), -(-in_features // elements), PANEL, elements)
+    panels = torch.empty(shape, dtype=weight.dtype)
+    for first in range(0, len(panels), PANELS_AT_ONCE):
+        some = weight[first * PANEL : (first + PANELS_AT_ONCE) * PANEL]
+        some = F.pad(some, (0, -in_features % elements, 0, -len(some) % PANEL))
+        lines = some.view(-1, PANEL, shape[1], elements).transpose(1, 2)
+        panels[first : first + len(lines)] = lines
+    return panels
