@@ -89,6 +89,7 @@ class MessageBatch(BaseModel):
     cancel_initiated_at: datetime | None
     archived_at: datetime | None = Field(description="When its results were deleted.")
     results_url: str | None = Field(description="A path of this server; null while the batch runs.")
+    experiment_id: str | None = Field(description="/v1/experiments/{id} reports. Not of Anthropic's API.")
 
 
 class MessageBatchList(BaseModel):

@@ -13,6 +13,7 @@ from api.anthropic.requests import to_message_request
 from api.anthropic_errors import OWN_PATH
 from api.batches import control
 from api.batches.caching import default_cache
+from api.batches.experiments import to_experiment
 from api.batches.operators import note
 from api.batches.schemas import parse_window
 from api.batches.service import store
@@ -68,11 +69,13 @@ def create(
         model=services.checkpoint.model,
         endpoint=OWN_PATH,
     )
-    if key is not None:
-        return _to_answer(store(services, batch, key))
-    # Every body is a key, but only a retry looks for what it made.
-    own = IdempotencyKey(f"body {digest}", digest)
-    return _to_answer(store(services, batch, own, found_within=RETRIES_WITHIN if is_retry else timedelta()))
+    experiment = to_experiment(services, batch, submission.experiment)
+    found_within = None
+    if key is None:
+        # Every body is a key, but only a retry looks for what it made.
+        key = IdempotencyKey(f"body {digest}", digest)
+        found_within = RETRIES_WITHIN if is_retry else timedelta()
+    return _to_answer(store(services, batch, key, found_within=found_within, experiment=experiment))
 
 
 def _to_requests(services: Services, given: list[MessageBatchRequest]) -> list[NewRequest]:
@@ -237,4 +240,5 @@ def _to_answer(view: BatchView) -> MessageBatch:
         cancel_initiated_at=view.cancelled_at,
         archived_at=view.results_dropped_at,
         results_url=f"{OWN_PATH}/batches/{view.id}/results" if has_results else None,
+        experiment_id=view.experiment_id,
     )

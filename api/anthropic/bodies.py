@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Tag
 
+from api.batches.experiments import ExperimentFields
 from api.batches.schemas import Window
 from api.inputs.foreign import Ignored, Unsupported
 from api.inputs.sampling import MAX_STOP_STRINGS, StopString, Temperature, TopK, TopP
@@ -216,6 +217,7 @@ class NewMessageBatch(Schema):
     )
     completion_window: WindowOfBatch = "24h"
     priority: Priority = 0
+    experiment: ExperimentFields | None = None
 
 
 def joined(content: str | Sequence[MessageText]) -> str:

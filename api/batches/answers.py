@@ -43,7 +43,7 @@ from worker.values.results import (
 
 # Fields that a batch's answer takes from its view as they are.
 SAME_FIELDS = (
-    "status", "retry_of", "max_failed", "max_total_tokens", "priority", "name", "metadata",
+    "status", "retry_of", "experiment_id", "max_failed", "max_total_tokens", "priority", "name", "metadata",
     "start_after", "created_at", "started_at", "expires_at", "finished_at", "results_dropped_at",
 )  # fmt: skip
 

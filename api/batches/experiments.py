@@ -54,14 +54,21 @@ def to_experiment(
     """
     if given is None:
         return None
+    longest = max(request.num_prompt_tokens + request.max_tokens for request in batch.requests)
+    tokenizer = None if batch.model is None else batch.model.tokenizer
+    with services.store.look() as session:
+        return check_new(session, services, given, tokenizer, longest)
+
+
+def check_new(
+    session: Session, services: Services, given: ExperimentFields, tokenizer: str | None, longest: int
+) -> NewExperiment:
+    """Return the experiment that a new batch asks for; raises as `check_experiment` does."""
     if given.mode is ExperimentMode.AB and given.share > MOST_SPLIT:
         raise InvalidInputError(
             f"{SHARE}: must be at most {MOST_SPLIT} in mode ab", param=SHARE, code="invalid_value"
         )
-    longest = max(request.num_prompt_tokens + request.max_tokens for request in batch.requests)
-    tokenizer = None if batch.model is None else batch.model.tokenizer
-    with services.store.look() as session:
-        return check_experiment(session, services, given, tokenizer, longest, param=PARAM)
+    return check_experiment(session, services, given, tokenizer, longest, param=PARAM)
 
 
 def check_experiment(
@@ -111,8 +118,13 @@ def start_experiment(session: Session, batch_id: str, new: NewExperiment, *, sha
     try:
         experiments.start(session, batch_id, new, shard_size=shard_size)
     except NothingToCompareError as error:
-        raise InvalidInputError(
-            "experiment: too few requests generate a text without a tool endpoint, so there is nothing to"
-            " compare; in mode ab, there must be two that differ",
-            param="experiment",
-        ) from error
+        raise nothing_to_compare() from error
+
+
+def nothing_to_compare() -> InvalidInputError:
+    """Return the error for an experiment in which no request can take part."""
+    return InvalidInputError(
+        "experiment: too few requests generate a text without a tool endpoint, so there is nothing to"
+        " compare; in mode ab, there must be two that differ",
+        param="experiment",
+    )

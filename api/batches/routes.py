@@ -32,7 +32,6 @@ from api.inputs.cursors import After
 from api.inputs.labels import SEARCH, LabelsDependency
 from api.tables import CSV, PARQUET, has_parquet, open_table
 from worker.contract.states import BatchStatus
-from worker.store.experiments.experiments import id_of
 
 JSON_LINES = "application/x-ndjson"
 ACCEPTED = {"jsonl": JSON_LINES, "csv": CSV, "parquet": PARQUET}
@@ -60,7 +59,7 @@ def submit_batch(
         status=view.status,
         requests=view.num_requests,
         created_at=view.created_at,
-        experiment_id=None if submission.experiment is None else id_of(view.id),
+        experiment_id=view.experiment_id,
     )
 
 

@@ -336,6 +336,7 @@ class BatchAnswer(BaseModel):
         default=None, description="when it starts, or started, by itself; null once it was paused or resumed"
     )
     retry_of: str | None = None
+    experiment_id: str | None = None
     max_failed: int | None = None
     max_total_tokens: int | None = None
     priority: int

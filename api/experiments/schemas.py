@@ -50,7 +50,8 @@ class ExperimentAnswer(BaseModel):
         description="with a reference answer, that would find the loss; null: there is a verdict"
     )
     requests: int = Field(
-        description="that run under both; in mode ab, under B, each compared with one under A"
+        description="that run under both; in mode ab, under B, each compared with one under A. Of a file:"
+        " 0 until its lines are read, in the shadow all of them"
     )
     expected: int = Field(description="of these, with a reference answer")
     planned: int = Field(description="with a reference answer, that find the loss, as said beforehand")

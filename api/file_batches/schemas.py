@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
+from api.batches.experiments import ExperimentFields
 from api.batches.schemas import (
     Counts,
     InputTokensDetails,
@@ -91,6 +92,10 @@ class FileBatchSubmission(Schema):
     cache: Cache | None = None
     cache_similarity: Similarity | None = None
     cache_ttl_seconds: CacheTtl | None = None
+    experiment: ExperimentFields | None = Field(
+        default=None,
+        description="It begins when the file is read, and ends then if no line can take part.",
+    )
 
     @model_validator(mode="after")
     def _has_one_input(self) -> Self:
@@ -156,6 +161,7 @@ class FileBatch(BaseModel):
     usage: BatchUsage
     name: str | None = None
     start_after: int | None = None
+    experiment_id: str | None = Field(default=None, description="of its report, at /v1/experiments/{id}")
     metadata: dict[str, str] | None
 
 
@@ -207,6 +213,7 @@ def to_file_batch(found: FileBatchView) -> FileBatch:
         ),
         name=view.name,
         start_after=_seconds(view.start_after),
+        experiment_id=view.experiment_id,
         metadata=view.metadata or None,
     )
 

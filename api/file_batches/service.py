@@ -6,6 +6,7 @@ from datetime import timedelta
 from sqlalchemy.orm import Session
 
 from api.batches.caching import choose_cache
+from api.batches.experiments import ExperimentFields, check_new, nothing_to_compare
 from api.batches.operators import note
 from api.batches.schemas import parse_window
 from api.batches.starts import to_instant
@@ -17,11 +18,14 @@ from api.files.exporting import form_of
 from api.files.fetching import Fetched, fetch
 from api.inputs.cursors import cut
 from api.inputs.targets import check_url
+from api.openai.bodies import Endpoint
 from api.table_lines import LineForm, TableError, Template
 from worker.contract.access import DEFAULT_TENANT
 from worker.contract.models import Model
+from worker.contract.states import ExperimentMode
 from worker.store.batches import batches, idempotency
 from worker.store.batches.labels import Labels
+from worker.store.experiments import experiments
 from worker.store.files import batch_files, file_batch_views, files
 from worker.store.files.batch_files import NewFileBatch
 from worker.values.caching import CacheMode
@@ -37,7 +41,8 @@ def create(
 
     Raises:
         NotFoundError: no such file.
-        InvalidInputError: the file, or the object, is not the input of a batch, or there are no buckets.
+        InvalidInputError: the file, or the object, is not the input of a batch, or there are no buckets, or
+            the other model of its experiment cannot run its lines.
         KeyReusedError: the idempotency key was used for another body.
         PermissionDeniedError: the tenant may not use the semantic cache, or a bucket.
         StorageFullError: the bucket does not answer.
@@ -64,9 +69,23 @@ def create(
             batch_id = earlier if is_retry and key is None else None
             if batch_id is None:
                 batch_id = batch_files.submit(session, new)
+                if submission.experiment is not None:
+                    _announce(services, session, batch_id, new, submission.experiment)
             if key is not None:
                 idempotency.remember(session, key.key, key.fingerprint, batch_id)
         return _answer(session, batch_id)
+
+
+def _announce(
+    services: Services, session: Session, batch_id: str, new: NewFileBatch, given: ExperimentFields
+) -> None:
+    """Store the experiment on a batch whose lines are read later; nobody has counted their tokens yet."""
+    file = files.get(session, new.input_file_id)
+    is_of_vectors = file is not None and file.endpoint == Endpoint.EMBEDDINGS
+    if is_of_vectors or (given.mode is ExperimentMode.AB and new.num_lines < 2):
+        raise nothing_to_compare()
+    model = services.checkpoint.model
+    experiments.announce(session, batch_id, check_new(session, services, given, model.tokenizer, longest=0))
 
 
 def get(services: Services, batch_id: str) -> FileBatch:

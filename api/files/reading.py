@@ -29,6 +29,7 @@ from api.files.lines import (
 from api.files.translator import Translator
 from api.inputs.tool_loops import ToolLimits
 from worker.store.database.renewing import renewing
+from worker.store.experiments import experiments
 from worker.store.files import batch_files, files
 from worker.store.files.batch_files import FilesClaim
 from worker.store.files.files import FileView
@@ -181,6 +182,10 @@ class BatchReader:
                 lease=LEASE,
                 earlier=earlier,
             )
+            if num_left is not None:
+                size = self.services.settings.shard_size
+                moved = experiments.take_lines(session, held.batch_id, len(given), shard_size=size)
+                earlier.forget(moved)
         if not num_left:
             del self._earlier[held.batch_id]
         while len(self._earlier) > MAX_BATCHES_REMEMBERED:

@@ -208,6 +208,32 @@ def retries(client: OpenAI) -> None:
     assert len(set(keyed)) == 1
 
 
+def experiment(client: OpenAI) -> None:
+    """A batch from a file says which model is to run its lines too, and where the comparison is read."""
+    file = client.files.create(file=("in.jsonl", lines(20, temperature=0)), purpose="batch")
+    asked = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    wanted = {"model": "nobodys", "share": 0.5}
+    error = refused(
+        openai.UnprocessableEntityError,
+        lambda: client.batches.create(**asked, extra_body={"experiment": wanted}),  # type: ignore[arg-type]
+    )
+    assert (error.param, error.code) == ("experiment.model", "invalid_value")
+    made = client.batches.create(**asked, extra_body={"experiment": wanted | {"model": MODEL}})  # type: ignore[arg-type]
+    experiment_id = made.to_dict()["experiment_id"]
+    ended = wait(client, made.id, "completed")
+    assert ended.to_dict()["experiment_id"] == experiment_id
+    assert ended.request_counts.total == 20
+    deadline = time.monotonic() + 90
+    while True:
+        report = client.get(f"/experiments/{experiment_id}", cast_to=object)
+        assert isinstance(report, dict)
+        if report["status"] == "ended":
+            break
+        assert time.monotonic() < deadline, report
+        time.sleep(0.05)
+    assert (report["requests"], report["compared"], report["agreement"]) == (10, 10, 1)
+
+
 def tools(client: OpenAI) -> None:
     """What must be called is called with valid JSON: whole, streamed, and by the lines of a file."""
     schema = {"type": "object", "properties": {"wall": {"type": "boolean"}}, "required": ["wall"]}
@@ -251,7 +277,7 @@ def tools(client: OpenAI) -> None:
 
 SCENES: dict[str, Callable[[OpenAI], None]] = {
     scene.__name__: scene
-    for scene in (batch, failures, uploads, cancel, retries, tools, *response_scenes.SCENES)
+    for scene in (batch, failures, uploads, cancel, retries, experiment, tools, *response_scenes.SCENES)
 }
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from worker.contract.states import BatchStatus, Lane, ShardState
 from worker.store.batches.labels import ANY, Labels
 from worker.store.database import cursors
 from worker.store.rows.batches import BatchRow
+from worker.store.rows.experiments import ExperimentRow
 from worker.store.rows.shards import ShardRow
 from worker.store.rows.views import view_of
 from worker.values.results import DeviceSeconds
@@ -69,6 +70,7 @@ class BatchView:
     num_cut: int
     tokens_per_second: float | None
     num_running_shards: int
+    experiment_id: str | None
 
     @property
     def num_settled(self) -> int:
@@ -159,7 +161,7 @@ def page_of_endpoint(
 
 
 @cache
-def views() -> Select[BatchRow, int, int, datetime]:
+def views() -> Select[BatchRow, int, int, datetime, str | None]:
     """Return the query that selects the arguments of `to_view`."""
     running = (
         select(
@@ -168,12 +170,15 @@ def views() -> Select[BatchRow, int, int, datetime]:
         .where(ShardRow.batch_id == BatchRow.id, ShardRow.state == ShardState.RUNNING)
         .lateral()
     )
-    columns = (BatchRow, running.c.tokens, running.c.shards, func.now())
+    its_experiment = select(ExperimentRow.id).where(ExperimentRow.batch_id == BatchRow.id).scalar_subquery()
+    columns = (BatchRow, running.c.tokens, running.c.shards, func.now(), its_experiment)
     return select(*columns).select_from(BatchRow).join(running, true())
 
 
-def to_view(row: BatchRow, running: int, num_running_shards: int, read_at: datetime) -> BatchView:
-    """Return the view of a batch's row and the sums over its running shards."""
+def to_view(
+    row: BatchRow, running: int, num_running_shards: int, read_at: datetime, experiment_id: str | None
+) -> BatchView:
+    """Return the view of a batch's row, the sums over its running shards, and the id of its experiment."""
     return view_of(
         BatchView,
         row,
@@ -182,4 +187,5 @@ def to_view(row: BatchRow, running: int, num_running_shards: int, read_at: datet
         running_tokens=int(running),
         num_running_shards=num_running_shards,
         read_at=read_at,
+        experiment_id=experiment_id,
     )

@@ -62,7 +62,7 @@ def _to_view(session: Session, row: ExperimentRow) -> ExperimentView:
         id=row.id,
         tenant_id=row.tenant_id,
         batch_id=row.batch_id,
-        mode=ExperimentMode.AB if row.shadow_id is None else ExperimentMode.SHADOW,
+        mode=row.mode,
         status=row.status,
         verdict=row.verdict,
         base_name=row.base_name,

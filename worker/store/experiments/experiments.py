@@ -56,35 +56,26 @@ def id_of(batch_id: str) -> str:
 
 
 def start(session: Session, batch_id: str, new: NewExperiment, *, shard_size: int) -> None:
-    """Start an experiment on a batch that this transaction has just submitted.
+    """Start an experiment on a batch that this transaction has just submitted, or has locked.
 
     Raises:
         NothingToCompareError: none of its requests can take part.
 
     """
-    batch = session.get_one(BatchRow, batch_id)
-    is_split = new.mode is ExperimentMode.AB
-    can_take_part = [
-        RequestRow.batch_id == batch_id,
-        RequestRow.kind == RequestKind.GENERATION,
-        RequestRow.tool_loop.is_(None),  # its calls would be made twice
-        ~RequestRow.is_wrong_line,
-    ]
-    if is_split:
-        can_take_part.append(~splitting.has_copies())
-    num_possible = session.scalar(select(func.count()).where(*can_take_part)) or 0
-    if num_possible <= is_split:
+    row = announce(session, batch_id, new)
+    _take(session, row, session.get_one(BatchRow, batch_id), first_position=0, shard_size=shard_size)
+    if not row.num_requests:
         raise NothingToCompareError
-    experiment_id = id_of(batch_id)
-    by_chance = func.md5(func.concat(experiment_id, " ", RequestRow.position))
-    num_chosen = max(1, round(new.share * num_possible))
-    if is_split:
-        num_chosen = min(num_chosen, num_possible // 2)
-    chosen = select(RequestRow.id).where(*can_take_part).order_by(by_chance).limit(num_chosen)
+
+
+def announce(session: Session, batch_id: str, new: NewExperiment) -> ExperimentRow:
+    """Store an experiment on a batch; for one whose lines are read later, `take_lines` starts it."""
+    batch = session.get_one(BatchRow, batch_id)
     row = ExperimentRow(
-        id=experiment_id,
+        id=id_of(batch_id),
         tenant_id=batch.tenant_id,
         batch_id=batch_id,
+        mode=new.mode,
         base_name=batch.model_name,
         base_fingerprint=batch.model_fingerprint,
         model_name=new.model.name,
@@ -93,19 +84,70 @@ def start(session: Session, batch_id: str, new: NewExperiment, *, shard_size: in
         allowed_loss=new.allowed_loss,
         resolution=new.resolution,
         num_planned=sample_size(new.resolution, DISCORDANCE, allowed_loss=new.allowed_loss),
-        num_requests=num_chosen,
+        num_requests=0,
         num_expected=0,
     )
     session.add(row)
     session.flush()
+    return row
+
+
+def take_lines(session: Session, batch_id: str, num_lines: int, *, shard_size: int) -> Collection[bytes]:
+    """Have the last lines of a batch's file take part, which this transaction has made requests of.
+
+    In mode ab the other model gets its share of them before anybody can claim one. A shadow begins once all
+    lines are there. Does nothing for a batch without a running experiment. The caller has the batch locked.
+
+    Returns:
+        The digests of requests that are not in the shards any more which they were stored in.
+
+    """
+    of_batch = (ExperimentRow.batch_id == batch_id, ExperimentRow.status == ExperimentStatus.RUNNING)
+    row = session.scalar(select(ExperimentRow).where(*of_batch).with_for_update())
+    batch = session.get_one(BatchRow, batch_id)
+    if row is None or batch.model_fingerprint != row.base_fingerprint:
+        return ()
+    if batches.is_stopping(session, batch) and batch.status is not BatchStatus.COMPLETED:
+        return ()
+    if row.mode is ExperimentMode.AB:
+        first = batch.num_requests - batch.num_unread - num_lines
+        return _take(session, row, batch, first_position=first, shard_size=shard_size)
+    if not batch.num_unread:
+        _take(session, row, batch, first_position=0, shard_size=shard_size)
+    return ()
+
+
+def _take(
+    session: Session, row: ExperimentRow, batch: BatchRow, *, first_position: int, shard_size: int
+) -> Collection[bytes]:
+    """Choose requests from a position on and have the other model run them; return digests of moved ones."""
+    is_split = row.mode is ExperimentMode.AB
+    can_take_part = [
+        RequestRow.batch_id == batch.id,
+        RequestRow.position >= first_position,
+        RequestRow.kind == RequestKind.GENERATION,
+        RequestRow.tool_loop.is_(None),  # its calls would be made twice
+        ~RequestRow.is_wrong_line,
+    ]
+    if is_split:
+        can_take_part.append(~splitting.has_copies())
+    num_possible = session.scalar(select(func.count()).where(*can_take_part)) or 0
+    num_chosen = max(not row.num_requests, round(row.share * num_possible))
+    num_chosen = min(num_chosen, num_possible // 2 if is_split else num_possible)
+    if not num_chosen:
+        return ()
+    by_chance = func.md5(func.concat(row.id, " ", RequestRow.position))
+    chosen = select(RequestRow.id).where(*can_take_part).order_by(by_chance).limit(num_chosen)
+    model = Model(row.model_name, row.model_fingerprint, batch.model_tokenizer or "")
+    row.num_requests += num_chosen
     if is_split:
         place = func.row_number().over(order_by=by_chance).label("place")
         ordered = select(place, RequestRow.position, RequestRow.expected).where(*can_take_part)
-        row.num_expected = splitting.pair(session, row.id, ordered, num_chosen)
-        splitting.move(session, batch, chosen, new.model, shard_size=shard_size)
-    else:
-        row.shadow_id = _add_shadow(session, batch, new.model, chosen, shard_size=shard_size).id
-        row.num_expected = _add_lines(session, row.id, chosen)
+        row.num_expected += splitting.pair(session, row.id, ordered, num_chosen)
+        return splitting.move(session, batch, chosen, model, shard_size=shard_size)
+    row.shadow_id = _add_shadow(session, batch, model, chosen, shard_size=shard_size).id
+    row.num_expected = _add_lines(session, row.id, chosen)
+    return ()
 
 
 def _add_lines(session: Session, experiment_id: str, chosen: Select[int]) -> int:
@@ -250,7 +292,7 @@ def end(
 
 def _close(session: Session, row: ExperimentRow, batch: BatchRow, shadow: BatchRow | None) -> None:
     """Take from the other model what it is not to run any more; close the experiment once that is done."""
-    if row.shadow_id is None and row.status is ExperimentStatus.ROLLED_BACK:
+    if row.mode is ExperimentMode.AB and row.status is ExperimentStatus.ROLLED_BACK:
         # Not waited for: a promotion locks the batch first, and then the experiment.
         if batches.lock(session, batch.id, skip_locked=True) is None:
             return

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session, aliased
 
 from worker.contract.prices import Prices
+from worker.contract.states import ExperimentMode
 from worker.parsing.parser import parse
 from worker.quality.comparison import Comparison, Pair, Tally, compare
 from worker.quality.expected import Expected
@@ -94,7 +95,7 @@ def judge(session: Session, experiment: ExperimentRow, batch: BatchRow) -> int:
         content_a, content_b = _content(a, parsing_a), _content(b, parsing_b)
         line.is_judged = True
         line.failed_a, line.failed_b = (one.outcome is Outcome.FAILED for one in (a, b))
-        if experiment.shadow_id is not None:  # otherwise these are two requests
+        if experiment.mode is ExperimentMode.SHADOW:  # otherwise these are two requests
             line.agrees = content_a is not None and content_a == content_b
         if rule_a is not None and rule_b is not None:
             line.right_a, line.right_b = _is_right(content_a, rule_a), _is_right(content_b, rule_b)

@@ -3,6 +3,8 @@
 Each of them is compared with another request of the batch, chosen by chance.
 """
 
+from collections.abc import Collection
+
 from sqlalchemy import ColumnElement, Select, Subquery, delete, func, insert, literal, select, update
 from sqlalchemy.orm import Session, aliased
 
@@ -52,16 +54,22 @@ def pair(
     return session.scalar(both.where(under_b.c.place <= number, *expected)) or 0
 
 
-def move(session: Session, batch: BatchRow, chosen: Select[int], model: Model, *, shard_size: int) -> None:
-    """Move requests of a batch that nobody has claimed yet to shards that wait for another model."""
+def move(
+    session: Session, batch: BatchRow, chosen: Select[int], model: Model, *, shard_size: int
+) -> Collection[bytes]:
+    """Move requests of a batch that nobody has claimed yet to shards that wait for another model.
+
+    Returns the digests of those that have one.
+    """
     last = select(func.max(ShardRow.position)).where(ShardRow.batch_id == batch.id)
     position = 1 + (session.scalar(last) or 0)
     rows = session.execute(
-        select(RequestRow.id, RequestRow.shard_id, ShardRow.priority)
+        select(RequestRow.id, RequestRow.shard_id, RequestRow.digest, ShardRow.priority)
         .join(ShardRow, ShardRow.id == RequestRow.shard_id)
         .where(RequestRow.id.in_(chosen))
         .order_by(ShardRow.priority.desc(), RequestRow.position)
     ).all()
+    touched = {row.shard_id for row in rows}
     for start, end in _runs([row.priority for row in rows], shard_size):
         moved = rows[start:end]
         shard = ShardRow(
@@ -77,10 +85,12 @@ def move(session: Session, batch: BatchRow, chosen: Select[int], model: Model, *
         )
         session.add(shard)
         session.flush()
+        touched.add(shard.id)
         position += 1
         ids = [row.id for row in moved]
         session.execute(update(RequestRow).where(RequestRow.id.in_(ids)).values(shard_id=shard.id))
-    _count_again(session, batch)
+    _count_again(session, touched)
+    return {row.digest for row in rows if row.digest is not None}
 
 
 def _runs(priorities: list[int], most: int) -> list[tuple[int, int]]:
@@ -94,19 +104,16 @@ def _runs(priorities: list[int], most: int) -> list[tuple[int, int]]:
     return runs
 
 
-def _count_again(session: Session, batch: BatchRow) -> None:
-    """Store how many requests each shard of a batch has now; delete those without any."""
-    of_batch = ShardRow.batch_id == batch.id
+def _count_again(session: Session, shard_ids: Collection[int]) -> None:
+    """Store how many requests each of these shards has now; delete those without any."""
+    is_one = ShardRow.id.in_(shard_ids)
     count = select(func.count()).where(RequestRow.shard_id == ShardRow.id).scalar_subquery()
     session.execute(
-        update(ShardRow)
-        .where(of_batch)
-        .values(num_requests=count)
-        .execution_options(synchronize_session=False)
+        update(ShardRow).where(is_one).values(num_requests=count).execution_options(synchronize_session=False)
     )
     session.execute(
         delete(ShardRow)
-        .where(of_batch, ShardRow.num_requests == 0)
+        .where(is_one, ShardRow.num_requests == 0)
         .execution_options(synchronize_session=False)
     )
-    timeouts.note(session, select(ShardRow.id).where(of_batch))
+    timeouts.note(session, select(ShardRow.id).where(is_one))

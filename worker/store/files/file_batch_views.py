@@ -69,9 +69,14 @@ def _views() -> Any:
 
 
 def _view(
-    batch: BatchRow, running: int, num_running_shards: int, now: datetime, files: BatchFilesRow
+    batch: BatchRow,
+    running: int,
+    num_running_shards: int,
+    now: datetime,
+    experiment_id: str | None,
+    files: BatchFilesRow,
 ) -> FileBatchView:
     return FileBatchView(
-        batch_views.to_view(batch, running, num_running_shards, now),
+        batch_views.to_view(batch, running, num_running_shards, now, experiment_id),
         view_of(BatchFilesView, files, cancelled_at=batch.cancelled_at),
     )

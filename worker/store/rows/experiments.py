@@ -5,7 +5,7 @@ from datetime import datetime
 from sqlalchemy import ForeignKey, Index, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from worker.contract.states import ExperimentStatus
+from worker.contract.states import ExperimentMode, ExperimentStatus
 from worker.quality.comparison import Verdict
 from worker.store.rows.table import Owned, TableRow, created_now, one_of
 
@@ -16,12 +16,16 @@ class ExperimentRow(Owned, TableRow):
     __tablename__ = "experiments"
     __table_args__ = (
         Index(None, "tenant_id", "created_at", "id"),
+        Index(None, "batch_id"),
         Index("experiments_open_index", "created_at", postgresql_where=text("closed_at IS NULL")),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
     batch_id: Mapped[str]
-    # The Batch of the other Model. None: that runs some of the Requests in place of the Batch's own Model.
+    mode: Mapped[ExperimentMode] = mapped_column(
+        one_of("mode", ExperimentMode), server_default=ExperimentMode.SHADOW.value
+    )
+    # The Batch of the other Model, in mode shadow. None: the lines of the Batch's file are still being read.
     shadow_id: Mapped[str | None]
     # The Batch's Model when it began, None: any; and the other one. A retry copies none of this.
     base_name: Mapped[str | None]
@@ -38,7 +42,8 @@ class ExperimentRow(Owned, TableRow):
     allowed_loss: Mapped[float]
     resolution: Mapped[float]
     num_planned: Mapped[int]  # judged Requests that find the loss, as said beforehand
-    num_requests: Mapped[int]  # that run under both, or of which another runs under the other Model
+    # That run under both, or of which another runs under the other Model. 0: none has been read yet.
+    num_requests: Mapped[int]
     num_expected: Mapped[int]  # of these, with a reference answer
     num_seen: Mapped[int] = mapped_column(server_default="0")  # Results of both Batches at the last look
     created_at: Mapped[datetime] = created_now()
