@@ -1,4 +1,7 @@
-"""Serves / and /dashboard, the page and its files, to everybody; /v1/overview, its data, to operators."""
+"""Serves / and /dashboard, the page and its files, to everybody; /v1/overview, its data, to operators.
+
+The page's buttons call the routes that any operator's program calls.
+"""
 
 from pathlib import Path
 from typing import Literal

@@ -2,18 +2,39 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Depends, Path, Query
 
-from api.dependencies import READ, SUBMIT, CallerDependency, ServicesDependency
+from api.dependencies import (
+    CONTROL_BATCH,
+    READ,
+    READ_BATCH,
+    SUBMIT,
+    CallerDependency,
+    DeploymentDependency,
+    Services,
+    ServicesDependency,
+    services_of_batch,
+)
 from api.errors import documented
 from api.experiments import service
 from api.experiments.schemas import ExperimentAnswer, ExperimentPage, ExperimentSubmission
 from api.inputs.cursors import After
 from api.inputs.schema import Text
+from worker.store.experiments.experiments import batch_of
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"])
 
 ExperimentId = Annotated[Text, Path(max_length=64, examples=["experiment_0d9c6d1f7a5b4c7f8f7b6f9f4c1e2a3b"])]
+
+
+async def services_of_experiment(
+    experiment_id: ExperimentId, deployment: DeploymentDependency, caller: CallerDependency
+) -> Services:
+    """Return the services of its batch's tenant to an operator, and of the caller's own to others."""
+    return await services_of_batch(batch_of(experiment_id), deployment, caller)
+
+
+ExperimentDependency = Annotated[Services, Depends(services_of_experiment)]
 
 
 @router.get(
@@ -48,23 +69,23 @@ def create_experiment(
 
 @router.get(
     "/{experiment_id}",
-    dependencies=[READ],
+    dependencies=[READ_BATCH],
     responses=documented(401, 403, 404, 422, 429, 503),
     summary="Look at an experiment",
 )
-def get_experiment(experiment_id: ExperimentId, services: ServicesDependency) -> ExperimentAnswer:
+def get_experiment(experiment_id: ExperimentId, services: ExperimentDependency) -> ExperimentAnswer:
     """Return quality and speed of both models so far, and the verdict."""
     return service.answer(services, experiment_id)
 
 
 @router.post(
     "/{experiment_id}/promote",
-    dependencies=[SUBMIT],
+    dependencies=[CONTROL_BATCH],
     responses=documented(401, 403, 404, 409, 422, 429, 503),
     summary="Have the other model run the rest",
 )
 def promote_experiment(
-    experiment_id: ExperimentId, services: ServicesDependency, caller: CallerDependency
+    experiment_id: ExperimentId, services: ExperimentDependency, caller: CallerDependency
 ) -> ExperimentAnswer:
     """Reassign the batch to the other model, and end the experiment. Results that are there stay."""
     service.promote(services, experiment_id, actor=caller.actor)
@@ -73,12 +94,12 @@ def promote_experiment(
 
 @router.post(
     "/{experiment_id}/rollback",
-    dependencies=[SUBMIT],
+    dependencies=[CONTROL_BATCH],
     responses=documented(401, 403, 404, 409, 422, 429, 503),
     summary="End an experiment",
 )
 def roll_back_experiment(
-    experiment_id: ExperimentId, services: ServicesDependency, caller: CallerDependency
+    experiment_id: ExperimentId, services: ExperimentDependency, caller: CallerDependency
 ) -> ExperimentAnswer:
     """End an experiment. The batch goes on as if it had not been."""
     service.roll_back(services, experiment_id, actor=caller.actor)

@@ -8,6 +8,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import iter_route_contexts
 
 from api.dependencies import Requires, services_of_batch, services_of_list
+from api.experiments.routes import services_of_experiment
 from api.main import create_app
 from worker.contract.access import Scope
 
@@ -57,7 +58,7 @@ def test_what_changes_something_is_not_for_readers() -> None:
 
 def test_what_shows_all_tenants_is_not_for_one() -> None:
     """A tenant's own administrator must not read what others do; where both may come, the store differs."""
-    chooses = {services_of_batch, services_of_list}
+    chooses = {services_of_batch, services_of_experiment, services_of_list}
     for (method, path), scopes in scopes_by_route(create_app()).items():
         if path in {
             "/metrics",

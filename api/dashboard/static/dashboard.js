@@ -1,4 +1,5 @@
-// Asks the routes that the page names every few seconds and fills in what its elements ask for.
+// Asks the routes that the page names every few seconds and fills in what its elements ask for. Its buttons
+// call routes with the same key.
 "use strict";
 
 const EVERY_MS = 3000;
@@ -56,16 +57,44 @@ function fill(scope, data) {
   }
 }
 
+function complete(text, row, as = String) {
+  return text.replace(/\{([\w.]+)\}/g, (_, path) => as(pick(row, path) ?? NOTHING));
+}
+
+function offer(scope, row) {
+  for (const button of scope.querySelectorAll("[data-act]")) {
+    const { act, ask: question, when, in: wanted } = button.dataset;
+    button.hidden = !wanted.split(" ").includes(pick(row, when));
+    button.dataset.route = complete(act, row, encodeURIComponent);
+    button.addEventListener("click", () => carryOut(button.dataset.route, complete(question, row)));
+  }
+}
+
+async function carryOut(route, question) {
+  if (!confirm(question)) return;
+  let problem = "";
+  try {
+    await ask(route, "POST");
+  } catch (error) {
+    problem = error.message;
+  }
+  document.getElementById("acted").textContent = problem;
+  update();
+}
+
 function fillRows(data) {
+  const focused = document.activeElement?.dataset.route;
   for (const body of document.querySelectorAll("[data-rows]")) {
     const template = body.querySelector("template");
     const rows = (pick(data, body.dataset.rows) ?? []).map((row) => {
       const made = template.content.cloneNode(true);
       fill(made, row);
+      offer(made, row);
       return made;
     });
     body.replaceChildren(template, ...(rows.length ? rows : [emptyRow(body)]));
   }
+  if (focused) document.querySelector(`[data-route="${CSS.escape(focused)}"]`)?.focus();
 }
 
 function emptyRow(body) {
@@ -94,9 +123,10 @@ function draw(name, value) {
 
 class Refused extends Error {}
 
-async function ask(route) {
+async function ask(route, method = "GET") {
   const key = sessionStorage.getItem(KEY);
-  const answer = await fetch(route, { headers: key ? { Authorization: `Bearer ${key}` } : {}, cache: "no-store" });
+  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const answer = await fetch(route, { method, headers, cache: "no-store" });
   if (answer.ok) return answer.json();
   const said = await answer.json().then((body) => body.error.message, () => `${route} answered ${answer.status}`);
   throw answer.status === 401 || answer.status === 403 ? new Refused(said) : new Error(said);

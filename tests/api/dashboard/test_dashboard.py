@@ -13,11 +13,14 @@ from sqlalchemy import text
 
 from api.dashboard.routes import STATIC
 from api.main import create_app
+from tests.api.batches.test_models import seen
 from tests.fixtures.access import bearer, make_key
 from tests.fixtures.batches import LEASE, held, result, submit
 from tests.fixtures.webhooks import delivery_ids, end_batch, endpoint
 from worker.contract.access import Scope
 from worker.contract.messages import CALLBACKS_QUEUE, GPU_QUEUE
+from worker.contract.models import Model, identify
+from worker.contract.states import ExperimentMode, ExperimentStatus
 from worker.settings import Settings
 from worker.store.counts import meters
 from worker.store.database.session import Store
@@ -40,6 +43,7 @@ class Page(HTMLParser):
     sources: dict[str, str] = field(default_factory=dict)
     fields: set[str] = field(default_factory=set)
     rows: dict[str, set[str]] = field(default_factory=dict)
+    acts: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     formats: set[str] = field(default_factory=set)
     loaded: set[str] = field(default_factory=set)
     ids: list[str] = field(default_factory=list)
@@ -69,6 +73,9 @@ class Page(HTMLParser):
             self.rows[given["data-rows"]] = set()
         if "data-field" in given:
             (self.fields if rows is None else self.rows[rows]).add(given["data-field"])
+        if "data-act" in given:
+            assert rows is not None
+            self.acts.append((rows, given))
         if tag not in VOID:
             self._within.append((tag, rows))
 
@@ -113,6 +120,7 @@ def fill(store: Store) -> tuple[str, str]:
     experiment = ExperimentRow(
         id="experiment_1",
         batch_id=failed_id,
+        mode=ExperimentMode.AB,
         base_name="demo",
         model_name="small",
         model_fingerprint="b" * 32,
@@ -197,6 +205,37 @@ def test_every_field_that_the_page_shows_is_answered(client: TestClient, store: 
         assert rows, f"{path} is empty: nothing of it was looked at"
         for row in rows:
             assert not any(isinstance(pick(row, name), (dict, list)) for name in names), path
+
+
+def test_an_operator_promotes_and_rolls_back_from_the_page(
+    locked: TestClient, store: Store, config: Settings, page: Page
+) -> None:
+    """By the routes that the buttons name, with the key that shows the page, for any tenant."""
+    other = Model("small", "b" * 32, identify(config.model).tokenizer)
+    seen(store, other)
+    ours = bearer(make_key(store, "ours", scopes=(Scope.READ, Scope.SUBMIT)))
+    theirs = bearer(make_key(store, "theirs", scopes=(Scope.READ, Scope.SUBMIT)))
+    operator = bearer(make_key(store, scopes=(Scope.DEPLOYMENT,)))
+    body = {"prompts": ["one", "two"], "experiment": {"model": "small"}}
+    assert locked.post("/v1/batch/async", headers=ours, json=body).status_code == 202
+    statuses = []
+    for list_of_rows, given in page.acts:
+        (row,) = pick({"overview": locked.get("/v1/overview", headers=operator).json()}, list_of_rows)
+        assert pick(row, given["data-when"]) in given["data-in"].split()
+        assert set(given["data-in"].split()) <= set(ExperimentStatus)
+        assert not re.search("[{}]", complete(given["data-ask"], row))
+        route = f"/{complete(given['data-act'], row)}"
+        assert locked.post(route, headers=theirs).status_code == 404
+        answer = locked.post(route, headers=operator)
+        assert answer.status_code == 200, answer.text
+        statuses.append(answer.json()["status"])
+    assert statuses == ["promoted", "rolled_back"]
+    log = locked.get("/v1/audit", headers=operator).json()["data"]
+    assert {"experiment.promote", "experiment.roll_back"} <= {one["act"] for one in log}
+
+
+def complete(text: str, row: dict[str, Any]) -> str:
+    return re.sub(r"\{([\w.]+)\}", lambda found: str(pick(row, found[1])), text)
 
 
 def test_an_empty_deployment_has_all_of_it_too(client: TestClient, page: Page) -> None:

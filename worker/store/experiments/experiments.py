@@ -55,6 +55,11 @@ def id_of(batch_id: str) -> str:
     return f"experiment_{batch_id.removeprefix('batch_')}"
 
 
+def batch_of(experiment_id: str) -> str:
+    """Return the id of the batch that an experiment of this id is on."""
+    return f"batch_{experiment_id.removeprefix('experiment_')}"
+
+
 def start(session: Session, batch_id: str, new: NewExperiment, *, shard_size: int) -> None:
     """Start an experiment on a batch that this transaction has just submitted, or has locked.
 
