@@ -80,12 +80,13 @@ def _announce(
     services: Services, session: Session, batch_id: str, new: NewFileBatch, given: ExperimentFields
 ) -> None:
     """Store the experiment on a batch whose lines are read later; nobody has counted their tokens yet."""
+    model = services.checkpoint.model
+    experiment = check_new(session, services, given, model.tokenizer, longest=0)
     file = files.get(session, new.input_file_id)
     is_of_vectors = file is not None and file.endpoint == Endpoint.EMBEDDINGS
     if is_of_vectors or (given.mode is ExperimentMode.AB and new.num_lines < 2):
         raise nothing_to_compare()
-    model = services.checkpoint.model
-    experiments.announce(session, batch_id, check_new(session, services, given, model.tokenizer, longest=0))
+    experiments.announce(session, batch_id, experiment)
 
 
 def get(services: Services, batch_id: str) -> FileBatch:

@@ -214,7 +214,7 @@ def experiment(client: OpenAI) -> None:
     asked = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     wanted = {"model": "nobodys", "share": 0.5}
     error = refused(
-        openai.UnprocessableEntityError,
+        openai.BadRequestError,
         lambda: client.batches.create(**asked, extra_body={"experiment": wanted}),  # type: ignore[arg-type]
     )
     assert (error.param, error.code) == ("experiment.model", "invalid_value")
