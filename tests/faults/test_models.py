@@ -38,7 +38,7 @@ def running(tmp_path: Path, models: tuple[Path, Path]) -> Iterator[Deployment]:
 
 
 def restart(running: Deployment, directory: Path) -> None:
-    for name in ("web", "gpu"):
+    for name in ("gpu", "web"):  # the worker first, so that it does not end the batch meanwhile
         running.stop(name)
     running.environment["HEADRACE_MODEL"] = str(directory)
     for name in ("web", "gpu"):
