@@ -13,8 +13,10 @@ many times as fast one request is.
 
 import argparse
 import json
+import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -213,8 +215,9 @@ class Formats:
             return RoundedWeights(directory, dtype, partial(by_range, scales()))
 
         row, one = self._row, self._quantized
+        exact = cache(lambda: row(DEMO, num_bytes_of(DEMO)))
         return {
-            "bf16": lambda: row(DEMO, num_bytes_of(DEMO)),
+            "bf16": exact,
             "fp16": lambda: row(self.folder / "fp16", cast_checkpoint(DEMO, self.folder / "fp16", "fp16")),
             "int8": lambda: row(*one("int8", int8), partial(Weights, eight_bits="int8")),
             "int8_static": lambda: row(*one("int8_static", int8, input_scales=scales()), by_ranges),
@@ -224,7 +227,7 @@ class Formats:
             "int4": lambda: row(*one("int4", int4)),
             "int4_compensated": lambda: row(*one("int4_compensated", int4, moments=moments())),
             "nf4": lambda: row(*one("nf4", WeightFormat("nf4"))),
-            "auto": lambda: self._auto(windows()),
+            "auto": lambda: self._auto(windows(), exact()["ppl"]),
             "int8_kv": lambda: row(DEMO, num_bytes_of(DEMO), context=int8_cache()),
             "distilled": self._distilled,
         }
@@ -238,13 +241,13 @@ class Formats:
         out = self.folder / name
         return out, quantize_checkpoint(DEMO, out, formats, **options)
 
-    def _auto(self, windows: Sequence[Tensor]) -> dict[str, Any]:
+    def _auto(self, windows: Sequence[Tensor], exact: float) -> dict[str, Any]:
         mixture = find_formats(DEMO, windows, self.max_loss)
         found = self._row(*self._quantized("auto", mixture.formats, moments=mixture.moments))
         plain = quantize_checkpoint(DEMO, self.folder / "plain", WeightFormat("int8"))
-        exact = self.held_out.row(DEMO)["ppl"]
         return found | {
             "formats": say_formats(mixture.formats, mixture.num_modules),
+            "int8_bytes": plain,
             "is_smaller_than_int8": found["bytes"] < plain,
             "is_within_loss": found["ppl"] / exact - 1 <= self.max_loss,
         }
@@ -262,9 +265,15 @@ def measure(
     only: Sequence[str] = NAMES,
 ) -> dict[str, dict[str, Any]]:
     """Return perplexity, divergence and bytes by format, of the exact one and of those in `only`."""
+    found = {}
     with tempfile.TemporaryDirectory() as folder:
         rows = Formats(Path(folder), HeldOut(max_tokens), max_loss, steps).rows()
-        return {name: rows[name]() for name in rows if name in {NAMES[0], *only}}
+        for name in rows:
+            if name in {NAMES[0], *only}:
+                started = time.perf_counter()
+                found[name] = rows[name]()
+                print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+    return found
 
 
 def main() -> None:
@@ -289,8 +298,12 @@ def main() -> None:
             f"{name:18} {row['ppl']:10.4f} {row['ppl'] / exact - 1:+8.2%} {low:+8.2%} to {high:+6.2%} "
             f"{row['divergence']:10.6f} {row['bytes'] / 1e6:7.2f} MB {row['kv_bytes_per_token']:8} B"
         )
-    if "auto" in results:
-        print(f"auto: {results['auto']['formats']}")
+    if (mixed := results.get("auto")) is not None:
+        print(f"auto: {mixed['formats']}")
+        print(
+            f"auto: {mixed['bytes'] / 1e6:.2f} MB, int8: {mixed['int8_bytes'] / 1e6:.2f} MB; perplexity"
+            f" {mixed['ppl'] / exact - 1:+.2%}, allowed {options.max_loss:+.2%}"
+        )
     if "distilled" in results:
         print(f"distilled: one request is {results['distilled']['speedup']:.2f} times as fast")
     print(json.dumps(results))

@@ -2,7 +2,8 @@
 
     python -m worker.embedded python -m benchmarks.stated [--only KEY ...] [--out DIR] [--rounds N]
 
-The table and the pictures go to DIR, docs/claims by default, unless only some figures are measured. The last
+The table and the pictures go to DIR, docs/claims by default, unless only some figures are measured: with
+`--out docs/claims` these replace their lines there. The last
 line is JSON: for each figure the sentence it stands for, what is stated, what was measured, whether that is
 as good, and the benchmark. The status is 1 if a measurement failed; a figure that is missed is a result.
 """
@@ -76,13 +77,12 @@ def to_json(stated: StatedFigure, measured: MeasuredFigure) -> dict[str, Any]:
     }
 
 
-def heading(load: float, seconds: float) -> str:
-    """Return where and when the figures were measured."""
+def heading(load: float, seconds: float, num_measured: int, day: str) -> str:
+    """Return when and where the last figures were measured."""
     cores = usable_cores()
     state = "quiet" if load <= QUIET * cores else "**loaded: other work ran beside it**"
-    when = time.strftime("%Y-%m-%d", time.gmtime())
-    took = f"(load {load:.1f} at the start), {seconds / 60:.0f} minutes"
-    return f"**Date:** {when}. **Machine:** {machine(cores)}; {state} {took}."
+    took = f"(load {load:.1f} at the start), {seconds / 60:.0f} minutes for {num_measured} figures"
+    return f"**Last run:** {day}. **Machine:** {machine(cores)}; {state} {took}."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,7 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         draw(out, found)
-        write_table(out / "results.md", found, heading(load, time.perf_counter() - started))
+        day = time.strftime("%Y-%m-%d", time.gmtime())
+        said = heading(load, time.perf_counter() - started, len(found), day)
+        write_table(out / "results.md", found, said, day)
     print(json.dumps({one.key: to_json(one, found[one.key]) for one in STATED if one.key in found}))
     return 1 if failed else 0
 

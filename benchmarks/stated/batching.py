@@ -11,8 +11,9 @@ from benchmarks.stated.setup import Setup, in_turns, ratio, rounded, run_seconds
 from benchmarks.workloads import WorkItem, shifted
 
 PADDED_ROWS = 8
-BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
-PROMPT, OUTPUT = 16, 48  # tokens of a request of the sweep
+BATCH_SIZES = {"small": (1, 2, 4, 8, 16, 32, 64), "medium": (1, 8, 64)}  # by checkpoint
+PROMPT, OUTPUT = 16, {"small": 48, "medium": 16}  # tokens of a request of the sweep
+MOST_REQUESTS = 64
 PEAK_SIZE, PEAK_RUNS = 1536, 8
 
 
@@ -71,25 +72,27 @@ def waste(items: Sequence[WorkItem]) -> float:
 
 def utilization(setup: Setup) -> dict[str, MeasuredFigure]:
     """Run short requests with more and more sequences in a Step, and compare with the peak of a product."""
-    found: dict[int, float] = {}
     peak = peak_flops()
-    for size in BATCH_SIZES:
-        engine = setup.engine(max_num_sequences=size, enable_prefix_cache=False)
-        prompts = [setup.draw.prompt(PROMPT)[0] for _ in range(min(64, 4 * size))]
-        items = [WorkItem(prompt, OUTPUT) for prompt in prompts]
-        run_seconds(engine, items, 0)
-        before = engine.stats.computed_tokens
-        seconds = run_seconds(engine, items, 1)
-        info = engine.model_info
-        # The embedding is no product: its weight is a table of rows.
-        flops = 2 * (info.num_parameters - info.vocab_size * info.hidden_size)
-        found[size] = flops * (engine.stats.computed_tokens - before) / seconds / peak
-    shares = {str(size): round(share, 4) for size, share in found.items()}
-    return {
-        "utilization": MeasuredFigure(
-            max(found.values()), {"by_size": shares, "peak_gflops": round(peak / 1e9, 1)}
-        )
+    found = {
+        model: {str(size): round(_share_of_peak(setup, model, size, peak), 4) for size in sizes}
+        for model, sizes in BATCH_SIZES.items()
     }
+    most = max(max(shares.values()) for shares in found.values())
+    return {"utilization": MeasuredFigure(most, {"by_size": found, "peak_gflops": round(peak / 1e9, 1)})}
+
+
+def _share_of_peak(setup: Setup, model: str, size: int, peak: float) -> float:
+    """Return what a checkpoint's products take of the peak, with at most `size` sequences in a Step."""
+    engine = setup.engine(model=setup.checkpoint(model), max_num_sequences=size, enable_prefix_cache=False)
+    prompts = [setup.draw.prompt(PROMPT)[0] for _ in range(min(MOST_REQUESTS, 4 * size))]
+    items = [WorkItem(prompt, OUTPUT[model]) for prompt in prompts]
+    run_seconds(engine, items[:size], 0)
+    before = engine.stats.computed_tokens
+    seconds = run_seconds(engine, items, 1)
+    info = engine.model_info
+    # The embedding is no product: its weight is a table of rows.
+    flops = 2 * (info.num_parameters - info.vocab_size * info.hidden_size)
+    return flops * (engine.stats.computed_tokens - before) / seconds / peak
 
 
 def peak_flops() -> float:

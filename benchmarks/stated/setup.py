@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from benchmarks.checkpoints import SIZES, train_tokenizer, write_checkpoint
 from benchmarks.offline import run_workload
 from benchmarks.workloads import Drawer, WorkItem, ragged, read_sources, shifted
@@ -19,26 +21,37 @@ ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A checkpoint with random weights (`small` of benchmarks.prepare), and requests of mixed lengths."""
+    """Checkpoints with random weights (those of benchmarks.prepare), and requests of mixed lengths."""
 
-    model: Path
+    folder: Path  # of the checkpoints
+    tokenizer: Tokenizer
     items: Sequence[WorkItem]
     draw: Drawer
     rounds: int
 
-    def engine(self, dtype: str = "f32", **fields: object) -> Engine:
-        """Return an engine on the checkpoint; `fields` are EngineConfig's."""
-        return Engine(EngineConfig(model=self.model, dtype=dtype, **fields))  # type: ignore[arg-type]
+    def checkpoint(self, name: str) -> Path:
+        """Return one of the checkpoints, which is written when it is first asked for."""
+        directory = self.folder / name
+        if not directory.exists():
+            write_checkpoint(directory, SIZES[name], self.tokenizer)
+        return directory
+
+    @property
+    def model(self) -> Path:
+        """The one that most figures are measured with."""
+        return self.checkpoint("small")
+
+    def engine(self, dtype: str = "f32", *, model: Path | None = None, **fields: object) -> Engine:
+        """Return an engine on a checkpoint; `fields` are EngineConfig's."""
+        return Engine(EngineConfig(model=model or self.model, dtype=dtype, **fields))  # type: ignore[arg-type]
 
 
 def prepare(folder: Path, rounds: int = ROUNDS) -> Setup:
-    """Write the checkpoint into a folder and draw the requests."""
+    """Train the tokenizer of checkpoints that are written into a folder, and draw the requests."""
     sources = read_sources()
     tokenizer = train_tokenizer(sources)
-    model = folder / "small"
-    write_checkpoint(model, SIZES["small"], tokenizer)
     draw = Drawer(tokenizer, sources, random.Random("stated"))
-    return Setup(model, ragged(draw, NUM_REQUESTS), draw, rounds)
+    return Setup(folder, tokenizer, ragged(draw, NUM_REQUESTS), draw, rounds)
 
 
 def run_seconds(engine: Engine, items: Sequence[WorkItem], turn: int, *, at_once: int | None = None) -> float:

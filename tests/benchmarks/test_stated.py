@@ -1,6 +1,7 @@
 """The report of the stated figures says plainly what was missed; no measurement runs here."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from benchmarks.service import workload
 from benchmarks.stated import __main__ as command
 from benchmarks.stated.batching import orders, waste
 from benchmarks.stated.figures import STATED, MeasuredFigure, bound, holds
-from benchmarks.stated.response_cache import HIT_RATES, answered_before
+from benchmarks.stated.report import write_table
+from benchmarks.stated.response_cache import HIT_RATES, NUM_REQUESTS, partly_answered
 from benchmarks.stated.setup import in_turns, ratio
 from benchmarks.workloads import WorkItem
 
@@ -43,11 +45,13 @@ def test_padding_is_what_the_longest_of_a_batch_adds() -> None:
 
 @pytest.mark.parametrize("hit_rate", HIT_RATES)
 def test_requests_that_the_cache_answers_are_as_long_as_the_others(hit_rate: float) -> None:
-    items = workload(720, 0)
-    known = answered_before(items, hit_rate)
-    assert len(known) == pytest.approx(hit_rate * 720, abs=1)
+    asked_before = {item.prompt for item in workload(NUM_REQUESTS, 0)}
+    items = partly_answered(5, hit_rate)
+    known = [item for item in items if item.prompt in asked_before]
+    assert len(known) == pytest.approx(hit_rate * NUM_REQUESTS, abs=1)
     tokens = [sum(item.max_tokens for item in some) for some in (known, items)]
     assert tokens[0] / tokens[1] == pytest.approx(hit_rate, abs=0.005)
+    assert [item.max_tokens for item in items] == [item.max_tokens for item in workload(NUM_REQUESTS, 0)]
 
 
 def test_sides_take_turns_and_the_first_round_is_not_counted() -> None:
@@ -88,6 +92,20 @@ def test_the_command_reports_what_it_found_and_what_failed(
     table = (tmp_path / "results.md").read_text()
     assert "| `batching` |" in table
     assert "| at least 5.0 times | 4.0 times | **no** |" in table
+    assert table.count(f"| {time.strftime('%Y-%m-%d', time.gmtime())} |") == 2
     assert "fusion" not in table
     assert table.endswith("![padding](padding.png)\n![speeds](speeds.png)\n")
     assert {file.name for file in tmp_path.iterdir()} == {"results.md", "padding.png", "speeds.png"}
+
+
+def test_a_figure_that_is_measured_alone_replaces_its_line_and_no_other(tmp_path: Path) -> None:
+    file = tmp_path / "results.md"
+    found = {"batching": MeasuredFigure(4.0), "fusion": MeasuredFigure(0.3)}
+    write_table(file, found, "first", "2026-11-23")
+    write_table(file, {"batching": MeasuredFigure(6.0)}, "second", "2026-11-24")
+    batching, fusion = (line for line in file.read_text().splitlines() if line.startswith("| `"))
+    assert "| 6.0 times | yes |" in batching
+    assert batching.endswith("| 2026-11-24 |")
+    assert "| 30.0% | yes |" in fusion
+    assert fusion.endswith("| 2026-11-23 |")
+    assert "first" not in file.read_text()

@@ -237,3 +237,19 @@ def test_judged_requests_of_experiments_stay_judged_on_the_way_up_and_down(confi
         ("experiment_shadow", 0, True),
         ("experiment_shadow", 1, None),
     ]
+
+
+def test_experiments_get_their_modes_and_those_that_have_not_begun_go_on_the_way_down(config: Config) -> None:
+    command.upgrade(config, "0030_backups")
+    insert = (
+        "INSERT INTO experiments (id, batch_id, {column}, model_name, model_fingerprint, share, allowed_loss,"
+        " resolution, num_planned, num_requests, num_expected) VALUES ('{id}', 'batch_1', {value}, 'small',"
+        " 'b', 0.5, 0, 0.1, 9, {number}, 0)"
+    )
+    run(insert.format(id="shadow", column="shadow_id", value="'batch_2'", number=2))
+    run(insert.format(id="ab", column="shadow_id", value="NULL", number=2))
+    command.upgrade(config, "0031_experiment_mode")
+    assert run("SELECT id, mode FROM experiments ORDER BY 1") == [("ab", "ab"), ("shadow", "shadow")]
+    run(insert.format(id="to begin", column="mode", value="'shadow'", number=0))
+    command.downgrade(config, "0030_backups")
+    assert run("SELECT id FROM experiments ORDER BY 1") == [("ab",), ("shadow",)]
