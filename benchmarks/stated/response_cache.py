@@ -13,7 +13,7 @@ from benchmarks.stated.setup import Setup
 from worker.settings import settings
 
 PROCESSES = ("web", "gpu", "dispatcher")
-HIT_RATES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99)
+HIT_RATES = (0.0, 0.5, 0.9, 0.99)
 NUM_REQUESTS = 720  # so that the tenth that is not answered still fills a Step of 64 Sequences
 WAIT_SECONDS = 5
 

@@ -65,5 +65,12 @@ def allowed(setting: Setting) -> dict[str, str]:
     return changed
 
 
+def is_same(one: Setting, other: Setting) -> bool:
+    """Return whether two settings set the same variables to the same values."""
+    return {name: value for name, value in one.items() if value} == {
+        name: value for name, value in other.items() if value
+    }
+
+
 def _powers(least: int, most: int) -> tuple[str, ...]:
     return tuple(str(1 << n) for n in range(least.bit_length() - 1, most.bit_length()))

@@ -21,6 +21,7 @@ from worker.tuning.measuring import MeasuredSetting
 from worker.tuning.optimizing import optimize
 from worker.tuning.records import RUNNING, Objective, TrialRecord
 from worker.tuning.report import summary, write_csv, write_environment, write_png
+from worker.tuning.space import is_same
 from worker.tuning.trial_process import TrialFailedError
 
 if TYPE_CHECKING:
@@ -105,8 +106,9 @@ def _search(
     if winner is None:
         fail(f"None of {search.num_ended} trials meets the constraints. {out / 'pareto.csv'} has the best.")
     # Once more: the fastest of many trials was also lucky.
-    before = measured(lambda: measurer.measure(tuning.current))
-    after = measured(lambda: measurer.measure(winner.setting))
+    before = after = measured(lambda: measurer.measure(tuning.current))
+    if not is_same(winner.setting, tuning.current):
+        after = measured(lambda: measurer.measure(winner.setting))
     write_environment(env_file, tuning.variables(winner.setting))
     found = summary(before, after, search.num_ended)
     if as_json:

@@ -154,6 +154,24 @@ def test_the_settings_in_env_are_the_present_ones(
     assert found["before_tok_s"] == 200.0  # of two Sequences, and f32: a variable that is set goes first
 
 
+def test_present_settings_that_nothing_beats_are_not_compared_with_themselves(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna", reason="the extra `tune` is not installed")
+    for name in ("DTYPE", "MAX_NUM_SEQUENCES", "MAX_TOKENS_PER_STEP", "THREADS"):
+        monkeypatch.setenv(f"HEADRACE_{name}", "")  # so that what .env sets is taken back
+    work = tmp_path / "work.jsonl"
+    work.write_text(
+        "".join(f'{{"prompt": "c{i}", "max_tokens": 3, "expected": "right"}}\n' for i in range(99))
+    )
+    options = ["--workload", str(work), "--trials", "3", "--max-quality-loss", "0.5", "--out", str(tmp_path)]
+    first = shell.json("tune", *options)
+    monkeypatch.setenv("TRIALS_FILE", str(tmp_path / "trials"))
+    again = shell.json("tune", *options)
+    assert (first["gain"], again["gain"], again["trials"]) == (2.0, 1.0, 3)
+    assert (tmp_path / "trials").read_text().split() == ["f32", "int8"]  # the exact settings, and these
+
+
 @pytest.fixture
 def stored(store: Store, checkpoint: Checkpoint) -> Store:
     """What tenant acme has stored: three generations to tune by, and what no trial can run."""
