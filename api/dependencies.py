@@ -1,6 +1,7 @@
 """Gives routes their dependencies: the caller, and the services limited to the caller's tenant."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Annotated
@@ -29,6 +30,7 @@ from worker.queue.broker import Broker
 from worker.queue.feed import FeedReader
 from worker.settings import Settings
 from worker.store.batches import batch_views
+from worker.store.batches.batch_views import BatchView
 from worker.store.database.session import Store
 from worker.telemetry import add_to_work
 from worker.values.parsing import Family
@@ -57,6 +59,11 @@ class Services:
             self.store, self.everybody, self.learned, model=model, shard_size=self.settings.shard_size
         )
 
+    def read_forecasters(self, views: Sequence[BatchView]) -> dict[str | None, Forecaster]:
+        """Return a Forecaster of each model that has work left in these batches, by fingerprint."""
+        live = (one for view in views if not view.status.is_terminal for one in view.by_model())
+        return {model: self.read_forecaster(model) for model in {one.model_fingerprint for one in live}}
+
     @property
     def spool(self) -> FilePath:
         """The directory that holds files while they arrive."""
@@ -80,8 +87,8 @@ def open_services(config: Settings) -> Services:
         everybody=store,
         learned=Learned(),
         broker=Broker(config.redis_url),
-        checkpoint=Checkpoint.load(
-            config.model,
+        checkpoint=Checkpoint.load_all(
+            [config.model, *config.models],
             family=None if config.model_family is None else Family(config.model_family),
             aliases=config.model_aliases,
         ),

@@ -79,7 +79,7 @@ def create_app(config: Settings | None = None) -> FastAPI:
     config = config or settings()
     services = open_services(config)
     for alias, name in config.model_aliases.items():
-        if name != services.checkpoint.name:
+        if name not in {one.name for one in services.checkpoint.served}:
             logger.warning("HEADRACE_MODEL_ALIASES: %s is %s, which is not served here", alias, name)
     prepare(services)
 

@@ -93,7 +93,8 @@ class Settings(BaseSettings):
 
     # The engine.
     model: Path = DEMO_MODEL
-    # Those that one gpu worker of this machine serves in turns; without them it serves `model`.
+    # Those that the API takes requests for beside `model`, and that one gpu worker of this machine serves in
+    # turns; without them it serves `model`.
     models: Annotated[tuple[Path, ...], NoDecode] = ()
     # worker/values/parsing.py; None: as its chat template says.
     model_family: (

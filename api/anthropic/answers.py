@@ -39,7 +39,9 @@ def to_end(checkpoint: Checkpoint, choice: Choice, result: ResultView, *, has_ca
     reason = "tool_use" if has_calls else "end_turn"
     if choice.finish_reason is FinishReason.LENGTH:
         num_tokens = result.num_prompt_tokens + result.num_output_tokens
-        is_full = num_tokens >= checkpoint.max_model_len
+        made_by = None if result.model is None else result.model.fingerprint
+        served = checkpoint.of(made_by) or checkpoint
+        is_full = num_tokens >= served.max_model_len
         reason = "model_context_window_exceeded" if is_full else "max_tokens"
     elif choice.stop is not None:
         reason = "stop_sequence"

@@ -30,7 +30,7 @@ from worker.contract.states import BatchStatus
 from worker.store.batches import batch_views, batches
 from worker.store.batches.batch_views import BatchView
 from worker.store.batches.batches import NewBatch
-from worker.store.requests import result_views
+from worker.store.requests import batch_models, result_views
 from worker.store.requests.requests import NewRequest
 from worker.values.results import RequestError
 from worker.values.sampling import SamplingParams
@@ -59,14 +59,15 @@ def create(
     """
     if submission.callback_url is not None:
         check_url(services.settings, submission.callback_url, param="callback_url")
+    requests = _to_requests(services, submission.requests)
     batch = NewBatch(
         params=SamplingParams(),
-        requests=_to_requests(services, submission.requests),
+        requests=requests,
         callback_url=submission.callback_url,
         priority=submission.priority,
         completion_window=parse_window(submission.completion_window),
         cache=default_cache(services),
-        model=services.checkpoint.model,
+        model=batch_models.chosen(requests, services.checkpoint.model),
         endpoint=OWN_PATH,
     )
     experiment = to_experiment(services, batch, submission.experiment)

@@ -19,8 +19,9 @@ from api.anthropic.bodies import (
 )
 from api.errors import InvalidInputError, ModelNotFoundError
 from api.inputs.checkpoint import Checkpoint
+from api.inputs.models import find_checkpoint
 from api.openai.bodies import Endpoint, read_body
-from api.openai.requests import check_model, to_request
+from api.openai.requests import to_request
 from worker.store.requests.requests import NewRequest
 from worker.values.sampling import SamplingParams
 
@@ -76,7 +77,7 @@ def to_counted(checkpoint: Checkpoint, body: CountedMessage) -> NewRequest:
 def _to_chat_request(
     checkpoint: Checkpoint, body: CountedMessage, sampling: dict[str, Any], path: str
 ) -> NewRequest:
-    check_model(checkpoint, body.model, path)
+    find_checkpoint(checkpoint, body.model, path)
     turns = list(_turns(body))
     chat = {"model": body.model, "messages": turns, **sampling, **_options(body)}
     if turns[-1]["role"] == "assistant" and "tool_calls" not in turns[-1]:

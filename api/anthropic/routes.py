@@ -65,7 +65,8 @@ def count_message_tokens(body: CountedMessage, services: ServicesDependency) -> 
     """Count the tokens that the engine would see of a conversation."""
     request = to_counted(services.checkpoint, body)
     check_size(request.prompt, services.settings.max_prompt_bytes, "messages")
-    counts = services.checkpoint.count_tokens([request.prompt], add_special_tokens=request.add_special_tokens)
+    checkpoint = services.checkpoint.serving(request.model)
+    counts = checkpoint.count_tokens([request.prompt], add_special_tokens=request.add_special_tokens)
     return MessageTokens(input_tokens=sum(counts))
 
 
@@ -82,7 +83,7 @@ def _to_batch(services: Services, body: NewMessage) -> NewBatch:
         params=SamplingParams(),
         requests=fitted,
         cache=default_cache(services),
-        model=services.checkpoint.model,
+        model=fitted[0].model,
     )
 
 
@@ -93,7 +94,7 @@ async def _stream(
     async with submitted(services, http_request, batch) as work:
         found = message_events(
             work,
-            services.checkpoint,
+            services.checkpoint.serving(batch.model),
             wait_seconds=services.settings.wait_seconds,
             num_prompt_tokens=request.num_prompt_tokens,
             parsing=request.params.parsing if isinstance(request.params, SamplingParams) else None,

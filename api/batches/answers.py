@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from api.batches.eta import estimate, expected_tokens
+from api.batches.eta import Forecasters, estimate, expected_tokens
 from api.batches.progress_schemas import EtaRange, RequestAttemptAnswer
 from api.batches.result_schemas import (
     ChoiceAnswer,
@@ -17,14 +17,22 @@ from api.batches.result_schemas import (
     ScoreAnswer,
     TokenAnswer,
 )
-from api.batches.schemas import BatchAnswer, BatchModel, Callback, Counts, InputTokensDetails, Tokens, Usage
+from api.batches.schemas import (
+    BatchAnswer,
+    BatchModel,
+    Callback,
+    Counts,
+    InputTokensDetails,
+    ModelPartAnswer,
+    Tokens,
+    Usage,
+)
 from api.batches.tool_turns import to_tool_turns
-from api.batches.waiting import PlaceInLine, explain
+from api.batches.waiting import NO_LINES, Lines, explain, explain_all
 from api.figures import DeviceTime, to_cost, to_device_time
 from api.inputs.checkpoint import Checkpoint, Spelling
 from api.parsing.messages import finish_reason, to_message
-from worker.forecasts.forecaster import Forecaster
-from worker.store.batches.batch_views import BatchView
+from worker.store.batches.batch_views import BatchView, ModelPart
 from worker.store.requests.attempts import RequestAttemptView
 from worker.store.requests.models import ServedModelView
 from worker.store.requests.request_views import RequestView
@@ -54,25 +62,25 @@ def to_answer(
     outputs: list[Output] | None,
     *,
     currency: str,
-    line: PlaceInLine | None = None,
-    forecaster: Forecaster | None = None,
+    lines: Lines = NO_LINES,
+    forecasters: Forecasters,
 ) -> BatchAnswer:
     """Return a batch as the client sees it.
 
-    `outputs=None` leaves the outputs out. `line` is given while the batch waits. `forecaster` may be None
-    once the batch has ended.
+    `outputs=None` leaves the outputs out. `lines` has the models that the batch waits for.
     """
-    eta = estimate(view, forecaster)
+    eta = estimate(view, forecasters)
     return BatchAnswer(
         **{name: getattr(view, name) for name in SAME_FIELDS},
         batch_id=view.id,
         tenant=view.tenant_id,
         model=_to_batch_model(view),
+        models=[_to_part(view, part, lines, currency) for part in view.parts] if view.is_mixed else None,
         progress=round(view.progress, 4),
         counts=Counts.model_validate(view),
         tokens=Tokens(
             done=view.output_tokens + view.running_tokens,
-            expected=expected_tokens(view, forecaster),
+            expected=expected_tokens(view, forecasters),
             max=view.max_output_tokens,
         ),
         usage=Usage(
@@ -87,7 +95,7 @@ def to_answer(
         cached=view.num_cache_hits,
         eta_seconds=None if eta is None else eta.seconds,
         eta_range=None if eta is None else EtaRange(low_seconds=eta.low, high_seconds=eta.high),
-        waiting=explain(view, line),
+        waiting=explain_all(view, lines),
         paused=view.is_paused,
         error=_to_error(view),
         callback=_to_callback(view, delivery),
@@ -105,6 +113,20 @@ def _to_batch_model(view: BatchView) -> BatchModel | None:
     if view.model_name is None or view.model_fingerprint is None:
         return None
     return BatchModel(name=view.model_name, revision=view.model_fingerprint)
+
+
+def _to_part(view: BatchView, part: ModelPart, lines: Lines, currency: str) -> ModelPartAnswer:
+    waits = [one for one in view.by_model() if one.model_fingerprint == part.model_fingerprint]
+    return ModelPartAnswer(
+        name=part.model_name,
+        revision=part.model_fingerprint,
+        counts=Counts.model_validate(part),
+        input_tokens=part.input_tokens,
+        cached_tokens=part.cached_tokens,
+        output_tokens=part.output_tokens,
+        cost=to_cost(part.cost_billionths, currency),
+        waiting=explain(waits[0], lines.get(part.model_fingerprint)) if waits else None,
+    )
 
 
 def _to_device_time(seconds: DeviceSeconds) -> DeviceTime:

@@ -6,7 +6,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from api.batches import control, reassigning, service
-from api.batches.schemas import BatchAccepted, BatchAnswer, Reassignment
+from api.batches.reassigning import Reassignment
+from api.batches.schemas import BatchAccepted, BatchAnswer
 from api.dependencies import (
     CONTROL_BATCH,
     BatchDependency,

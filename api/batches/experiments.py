@@ -14,6 +14,7 @@ from worker.quality.comparison import RESOLUTION
 from worker.store.batches.batches import NewBatch
 from worker.store.experiments import experiments
 from worker.store.experiments.experiments import NewExperiment, NothingToCompareError
+from worker.store.requests import batch_models
 
 PARAM, SHARE = "experiment.model", "experiment.share"
 MOST_SPLIT = 0.5
@@ -54,6 +55,8 @@ def to_experiment(
     """
     if given is None:
         return None
+    if len(batch_models.of_requests(batch.requests, batch.model)) > 1:
+        raise several_models()
     longest = max(request.num_prompt_tokens + request.max_tokens for request in batch.requests)
     tokenizer = None if batch.model is None else batch.model.tokenizer
     with services.store.look() as session:
@@ -119,6 +122,15 @@ def start_experiment(session: Session, batch_id: str, new: NewExperiment, *, sha
         experiments.start(session, batch_id, new, shard_size=shard_size)
     except NothingToCompareError as error:
         raise nothing_to_compare() from error
+
+
+def several_models() -> InvalidInputError:
+    """Return the error for an experiment on a new batch whose requests name several models."""
+    return InvalidInputError(
+        f"{PARAM}: the requests name several models; an experiment is on a batch of one",
+        param=PARAM,
+        code="invalid_value",
+    )
 
 
 def nothing_to_compare() -> InvalidInputError:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from api.dependencies import Services
@@ -18,6 +19,19 @@ from worker.values.sampling import SamplingParams
 
 AT_ONCE = 500
 SHARED = SamplingParams()  # requests read from a batch carry their own parameters
+
+
+class Reassignment(BaseModel):
+    """The model that is to run a batch."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(
+        min_length=1,
+        max_length=512,
+        description="one that this API or a live worker serves: its name, or name@ and the beginning of its"
+        " revision",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +63,16 @@ def reassign_in(session: Session, services: Services, batch_id: str, wanted: str
         raise NotFoundError(f"There is no batch {batch_id}.", param="batch_id")
     if bound.is_over:
         raise ConflictError(f"{batch_id} has ended, or is about to end.")
+    if bound.is_mixed and bound.is_unread:
+        raise ConflictError(f"{batch_id} names several models, and its file is still being read. Try again.")
     target = choose(session, services.checkpoint, wanted)
+    checkpoint = services.checkpoint.of(target.model.fingerprint)
     more = 0
-    if target.model == services.checkpoint.model:
-        if bound.tokenizer != target.model.tokenizer:
+    if checkpoint is not None:
+        if bound.tokenizers != {target.model.tokenizer}:
             _check_meaning(session, batch_id, target)
-        more = _recount(session, services, batch_id)
-    elif bound.tokenizer != target.model.tokenizer:
+        more = _recount(session, services, checkpoint, batch_id)
+    elif bound.tokenizers != {target.model.tokenizer}:
         raise ConflictError(
             f"{target.model.label} has another tokenizer, so the prompts of {batch_id} must be counted"
             " again. Ask an API that serves this model.",
@@ -75,7 +92,7 @@ def reassign_in(session: Session, services: Services, batch_id: str, wanted: str
 
 def choose(session: Session, checkpoint: Checkpoint, wanted: str) -> Target:
     """Return the one model that `wanted` names and that this API or a live worker serves."""
-    targets = {checkpoint.model.fingerprint: Target(checkpoint.model, checkpoint.max_model_len)}
+    targets = {one.model.fingerprint: Target(one.model, one.max_model_len) for one in checkpoint.served}
     for info in workers.infos(session, GPU_QUEUE):
         if "model_fingerprint" in info:
             model = Model(info["name"], info["model_fingerprint"], info["model_tokenizer"])
@@ -107,9 +124,8 @@ def _check_meaning(session: Session, batch_id: str, target: Target) -> None:
         )
 
 
-def _recount(session: Session, services: Services, batch_id: str) -> int:
-    """Count prompts by the served model's tokenizer; return how many more tokens the batch may generate."""
-    checkpoint = services.checkpoint
+def _recount(session: Session, services: Services, checkpoint: Checkpoint, batch_id: str) -> int:
+    """Count prompts by a served model's tokenizer; return how many more tokens the batch may generate."""
     reassigning.cut_uncounted(session, batch_id, most=checkpoint.max_model_len - 1)
     more, after = 0, -1
     while found := reassigning.counted(session, batch_id, after=after, limit=AT_ONCE):

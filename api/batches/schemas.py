@@ -102,6 +102,9 @@ class BatchRequest(SamplingFields, ToolFields, ReasoningFields):
     """
 
     custom_id: Annotated[NonEmptyText, Field(max_length=64)] | None = None
+    model: NonEmptyText | None = Field(
+        default=None, description="A name of a served model. Default: the batch's."
+    )
     prompt: NonEmptyText | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     kind: RequestKind = Field(default=RequestKind.GENERATION, strict=False)
@@ -157,6 +160,9 @@ class BatchSubmission(SamplingFields):
 
     prompts: Annotated[list[NonEmptyText], Field(min_length=1)] | None = None
     requests: Annotated[list[BatchRequest], Field(min_length=1)] | None = None
+    model: NonEmptyText | None = Field(
+        default=None, description="Of requests that name none: a name of a served model. Default: the first."
+    )
     callback_url: NonEmptyText | None = Field(
         default=None, description="Called once, signed by Standard Webhooks, when the batch has ended."
     )
@@ -254,22 +260,24 @@ class Callback(BaseModel):
 
 
 class BatchModel(BaseModel):
-    """The model that a batch was accepted for; no other model may run it."""
+    """The model that a batch was accepted for; no other model may run a request that does not name it."""
 
     name: str
     revision: str = Field(description="a fingerprint of its weights, config, tokenizer and chat template")
 
 
-class Reassignment(BaseModel):
-    """The model that is to run a batch."""
+class ModelPartAnswer(BaseModel):
+    """What one of its models has to run of a batch whose requests name several."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    model: str = Field(
-        min_length=1,
-        max_length=512,
-        description="one that this API or a live worker serves: its name, or name@ and the beginning of its"
-        " revision",
+    name: str
+    revision: str
+    counts: Counts = Field(description="without lines that are not read yet")
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    cost: Cost
+    waiting: WaitingAnswer | None = Field(
+        default=None, description="null while some of it runs, and at the end"
     )
 
 
@@ -316,6 +324,9 @@ class BatchAnswer(BaseModel):
     status: BatchStatus
     model: BatchModel | None = Field(
         default=None, description="null for a batch from before models were recorded: any worker runs it"
+    )
+    models: list[ModelPartAnswer] | None = Field(
+        default=None, description="if its requests name several: what each has to run"
     )
     progress: float = Field(
         ge=0,

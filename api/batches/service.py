@@ -10,20 +10,21 @@ from api.batches.operators import note
 from api.batches.result_schemas import ResultPage
 from api.batches.schemas import BatchAnswer, BatchPage, BatchStats, BatchSubmission
 from api.batches.submission import to_batch
-from api.batches.waiting import read_line
+from api.batches.waiting import read_lines
 from api.dependencies import IdempotencyKey, Services
 from api.errors import KeyReusedError, NotFoundError
 from api.figures import to_latencies, to_usage
 from api.inputs.cursors import cut
 from worker.contract.events import INLINE_OUTPUT_BYTES, INLINE_OUTPUTS
 from worker.contract.states import BatchStatus
+from worker.forecasts.forecaster import Forecast
 from worker.store.batches import batch_views, batches, idempotency
 from worker.store.batches.batch_views import BatchView
 from worker.store.batches.batches import NewBatch
 from worker.store.batches.labels import Labels
 from worker.store.counts import batch_counts, usage
 from worker.store.experiments.experiments import NewExperiment
-from worker.store.requests import attempts, request_views, result_views
+from worker.store.requests import attempts, batch_models, request_views, result_views
 from worker.store.webhooks import delivery_log
 from worker.values.results import num_bytes
 
@@ -73,8 +74,7 @@ def store(
         KeyReusedError: the idempotency key was used for another body.
 
     """
-    model = None if batch.model is None else batch.model.fingerprint
-    forecast = services.read_forecaster(model).of_new(batch)
+    forecast = _forecast(services, batch)
     if forecast is not None and batch.start_after is None:  # nobody knows what waits then
         batch = replace(batch, forecast_seconds=forecast.by_costs)
     with services.store.transaction() as session:
@@ -102,6 +102,16 @@ def store(
     return view
 
 
+def _forecast(services: Services, batch: NewBatch) -> Forecast | None:
+    """Return the forecast of the model that is done last; None if one of them has none."""
+    found = []
+    for model, requests in batch_models.by_model(batch.requests, batch.model).items():
+        forecaster = services.read_forecaster(None if model is None else model.fingerprint)
+        found.append(forecaster.of_new(replace(batch, requests=requests)))
+    known = [forecast for forecast in found if forecast is not None]
+    return max(known, key=lambda one: one.seconds.expected) if len(known) == len(found) else None
+
+
 def answer(services: Services, batch_id: str, *, include_outputs: bool | None) -> BatchAnswer:
     """Return the current state of a batch; `include_outputs=None` includes the outputs of a small batch.
 
@@ -115,16 +125,21 @@ def answer(services: Services, batch_id: str, *, include_outputs: bool | None) -
             raise NotFoundError(f"There is no batch {batch_id}.", param="batch_id")
         has_event = view.status.is_terminal and view.callback_url is not None
         delivery = delivery_log.delivery_of(session, batch_id) if has_event else None
-        line = read_line(session, view)
+        lines = read_lines(session, view)
         outputs = None
         is_small = view.num_requests <= INLINE_OUTPUTS and view.results_dropped_at is None
         if include_outputs is not False and is_small:
             outputs = result_views.outputs(session, batch_id)
     if include_outputs is None and outputs and sum(map(num_bytes, outputs)) > INLINE_OUTPUT_BYTES:
         outputs = None
-    forecaster = None if view.status.is_terminal else services.read_forecaster(view.model_fingerprint)
-    currency = services.settings.currency
-    return to_answer(view, delivery, outputs, currency=currency, line=line, forecaster=forecaster)
+    return to_answer(
+        view,
+        delivery,
+        outputs,
+        currency=services.settings.currency,
+        lines=lines,
+        forecasters=services.read_forecasters([view]),
+    )
 
 
 def cancel(services: Services, batch_id: str) -> None:
@@ -193,15 +208,14 @@ def batch_page(
         found = batch_views.page(session, after=after, limit=limit + 1, status=status, labels=labels)
         page, has_more = cut(found, limit)
         deliveries = delivery_log.deliveries_of(session, [view.id for view in page])
-    models = {view.model_fingerprint for view in page if not view.status.is_terminal}
-    forecasters = {model: services.read_forecaster(model) for model in models}
+    forecasters = services.read_forecasters(page)
     data = [
         to_answer(
             view,
             deliveries.get(view.id),
             None,
             currency=services.settings.currency,
-            forecaster=None if view.status.is_terminal else forecasters[view.model_fingerprint],
+            forecasters=forecasters,
         )
         for view in page
     ]

@@ -9,6 +9,7 @@ from api.dependencies import Services
 from api.errors import InvalidInputError
 from api.inputs.chat import ToolUse, to_chat, to_turns
 from api.inputs.checkpoint import Checkpoint
+from api.inputs.models import find_checkpoint
 from api.inputs.prompts import fit
 from api.inputs.reasoning import ReasoningFields
 from api.inputs.sampling import SamplingFields, refusal, to_params
@@ -16,6 +17,7 @@ from api.inputs.targets import check_url
 from api.inputs.tool_loops import ToolLimits, to_loop
 from api.inputs.tools import ToolEndpoint, ToolFields
 from worker.store.batches.batches import NewBatch
+from worker.store.requests import batch_models
 from worker.store.requests.requests import NewRequest
 from worker.values.caching import CacheMode
 from worker.values.requests import EmbeddingParams, Params, Pooling, RequestKind, ScoringParams
@@ -37,10 +39,14 @@ def to_batch(services: Services, submission: BatchSubmission) -> NewBatch:
     window = submission.completion_window
     if submission.callback_url is not None:
         check_url(services.settings, submission.callback_url, param="callback_url")
-    params = to_params(submission, SamplingParams(), services.checkpoint)
+    checkpoint = services.checkpoint
+    if submission.model is not None:
+        checkpoint = find_checkpoint(checkpoint, submission.model)
+    params = to_params(submission, SamplingParams(), checkpoint)
+    requests = _to_requests(services, submission, checkpoint, params)
     return NewBatch(
         params=params,
-        requests=_to_requests(services, submission, params),
+        requests=requests,
         callback_url=submission.callback_url,
         priority=submission.priority,
         name=submission.name,
@@ -53,12 +59,12 @@ def to_batch(services: Services, submission: BatchSubmission) -> NewBatch:
         cache=batch_cache(services, submission),
         cache_similarity=submission.cache_similarity,
         cache_ttl_seconds=submission.cache_ttl_seconds,
-        model=services.checkpoint.model,
+        model=batch_models.chosen(requests, checkpoint.model),
     )
 
 
 def _to_requests(
-    services: Services, submission: BatchSubmission, batch_params: SamplingParams
+    services: Services, submission: BatchSubmission, own: Checkpoint, batch_params: SamplingParams
 ) -> list[NewRequest]:
     if submission.prompts is not None:
         field = "prompts"
@@ -67,6 +73,7 @@ def _to_requests(
                 prompt=prompt,
                 max_tokens=batch_params.max_tokens,
                 timeout_seconds=submission.timeout_seconds,
+                model=own.model,
             )
             for prompt in submission.prompts
         ]
@@ -74,16 +81,22 @@ def _to_requests(
         field = "requests"
         given = submission.requests or []
         _check_custom_ids(given)
+        checkpoints = [
+            own if one.model is None else find_checkpoint(services.checkpoint, one.model, f"requests[{i}]")
+            for i, one in enumerate(given)
+        ]
+        for checkpoint in set(checkpoints) - {own}:  # whose vocabulary and context are others
+            to_params(submission, SamplingParams(), checkpoint)
         found = [
             to_request(
-                services.checkpoint,
+                checkpoint,
                 request,
                 batch_params,
                 f"requests[{i}]",
                 timeout_seconds=submission.timeout_seconds,
                 tool_endpoint=submission.tool_endpoint,
             )
-            for i, request in enumerate(given)
+            for i, (request, checkpoint) in enumerate(zip(given, checkpoints, strict=True))
         ]
         limits = ToolLimits.of(services.settings)
         for i, one in enumerate(found):
@@ -150,6 +163,7 @@ def to_request(
         timeout_seconds=timeout_seconds if request.timeout_seconds is None else request.timeout_seconds,
         tool_loop=loop,
         expected=request.expected,
+        model=checkpoint.model,
     )
 
 

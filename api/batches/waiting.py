@@ -1,7 +1,9 @@
 """Explains to a client why a batch is not running."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC
+from types import MappingProxyType
 
 from sqlalchemy.orm import Session
 
@@ -23,11 +25,25 @@ class PlaceInLine:
     has_no_reader: bool = False  # no process reads the file that its requests come from
     may_load: bool = False  # a worker of several models loads this one when its turn comes
 
+    @property
+    def readiness(self) -> tuple[bool, bool, bool]:
+        """What compares higher if the model's workers run it sooner."""
+        return bool(self.capacity.num_ready), bool(self.capacity.num_loading), self.may_load
 
-def read_line(session: Session, view: BatchView) -> PlaceInLine | None:
-    """Return a waiting batch's line; None if the batch runs or has ended."""
-    if view.status.is_terminal or view.num_running_shards:
-        return None
+
+Lines = Mapping[str | None, PlaceInLine]  # by model
+NO_LINES: Lines = MappingProxyType({})
+
+
+def read_lines(session: Session, view: BatchView) -> Lines:
+    """Return the lines in which a batch waits, for each model that runs none of it and has work left."""
+    if view.status.is_terminal:
+        return NO_LINES
+    waits = [one for one in view.by_model() or [view] if not one.num_running_shards]
+    return {one.model_fingerprint: _read_line(session, one) for one in waits}
+
+
+def _read_line(session: Session, view: BatchView) -> PlaceInLine:
     model = view.model_fingerprint
     ahead = queueing.ahead_of(
         session, priority=view.priority, expires_at=view.expires_at, batch_id=view.id, model=model
@@ -35,6 +51,20 @@ def read_line(session: Session, view: BatchView) -> PlaceInLine | None:
     has_no_reader = bool(view.num_unread) and batch_files.has_no_reader(session, view.id)
     may_load = model is not None and workers.may_load(session, model)
     return PlaceInLine(ahead, queueing.capacity(session, model=model), has_no_reader, may_load)
+
+
+def explain_all(view: BatchView, lines: Lines) -> WaitingAnswer | None:
+    """Return why no request of a batch runs; None if some does, or the batch has ended.
+
+    Of a mixed batch, that is the reason of the model whose workers are nearest to run it.
+    """
+    if view.num_running_shards:
+        return None
+    waits = [one for one in view.by_model() or [view] if one.model_fingerprint in lines]
+    if not waits:
+        return None
+    first = max(waits, key=lambda one: lines[one.model_fingerprint].readiness)
+    return explain(first, lines[first.model_fingerprint])
 
 
 def explain(view: BatchView, line: PlaceInLine | None) -> WaitingAnswer | None:

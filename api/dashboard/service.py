@@ -1,6 +1,6 @@
 """Builds the overview from stored rows."""
 
-from api.batches.eta import estimate
+from api.batches.eta import Forecasters, estimate
 from api.dashboard.schemas import (
     DeliveriesAnswer,
     FailedBatch,
@@ -17,7 +17,6 @@ from worker.contract.engine_state import EngineState
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.processes import CORES
 from worker.contract.usage import SECONDS
-from worker.forecasts.forecaster import Forecaster
 from worker.store.batches.batch_views import BatchView
 from worker.store.experiments import experiment_views
 from worker.store.experiments.experiment_views import ExperimentView
@@ -37,13 +36,12 @@ def read_overview(deployment: Services) -> Overview:
     with deployment.everybody.transaction() as session:
         backlog = outlook.backlog(session)
         live = overview.live_batches(session, limit=MAX_BATCHES)
-        models = {view.model_fingerprint for view in live}
-        forecasters = {model: deployment.read_forecaster(model) for model in models}
+        forecasters = deployment.read_forecasters(live)
         counts = overview.delivery_counts(session)
         return Overview(
             window_seconds=60.0 * MINUTES,
             tokens_waiting=backlog.prompt_tokens + backlog.max_output_tokens,
-            batches=[_to_live(view, forecasters[view.model_fingerprint]) for view in live],
+            batches=[_to_live(view, forecasters) for view in live],
             experiments=[
                 _to_experiment(view, currency)
                 for view in experiment_views.page(session, after=None, limit=MAX_EXPERIMENTS)
@@ -61,8 +59,8 @@ def read_overview(deployment: Services) -> Overview:
         )
 
 
-def _to_live(view: BatchView, forecaster: Forecaster) -> LiveBatch:
-    eta = estimate(view, forecaster)
+def _to_live(view: BatchView, forecasters: Forecasters) -> LiveBatch:
+    eta = estimate(view, forecasters)
     return LiveBatch(
         batch_id=view.id,
         name=view.name,

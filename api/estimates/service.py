@@ -6,6 +6,7 @@ from math import ceil
 from api.batches.schemas import BatchSubmission, parse_window
 from api.batches.submission import to_batch, too_many_requests
 from api.dependencies import Services
+from api.errors import InvalidInputError
 from api.estimates.schemas import Estimate, Finish, Guess, LinesToEstimate
 from api.files.endpoints import from_line
 from api.inputs.prompts import fit
@@ -13,6 +14,7 @@ from worker.forecasts.forecaster import Forecast
 from worker.forecasts.ranges import Range
 from worker.forecasts.work import distinct, num_at_limit, of_requests, output_tokens
 from worker.store.batches.batches import NewBatch
+from worker.store.requests import batch_models
 from worker.values.sampling import SamplingParams
 
 
@@ -54,12 +56,19 @@ def estimate_lines(services: Services, given: LinesToEstimate) -> Estimate:
         requests=fitted,
         priority=given.priority,
         completion_window=window,
-        model=checkpoint.model,
+        model=batch_models.chosen(fitted, checkpoint.model),
     )
     return _estimate(services, batch)
 
 
 def _estimate(services: Services, batch: NewBatch) -> Estimate:
+    if len(named := batch_models.of_requests(batch.requests, batch.model)) > 1:
+        names = ", ".join(model.name for model in named)
+        raise InvalidInputError(
+            f"model: the requests name several models ({names}); estimate those of each by themselves",
+            param="model",
+            code="invalid_value",
+        )
     model = None if batch.model is None else batch.model.fingerprint
     forecaster = services.read_forecaster(model)
     different = distinct(batch)

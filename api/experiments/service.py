@@ -50,10 +50,13 @@ def create(services: Services, submission: ExperimentSubmission, *, actor: str) 
             raise ConflictError(f"{batch_id} has ended, or is about to.")
         if bound.is_unread:
             raise ConflictError(f"{batch_id} is still read from its file. Try again when it has been read.")
+        if bound.is_mixed:
+            raise ConflictError(f"{batch_id} names several models; an experiment is on a batch of one.")
         if experiment_views.get(session, experiment_id) is not None:
             raise ConflictError(f"{batch_id} has an experiment: {experiment_id}.")
         longest = reassigning.longest(session, batch_id)
-        new = check_experiment(session, services, submission, bound.tokenizer, longest)
+        (tokenizer,) = bound.tokenizers
+        new = check_experiment(session, services, submission, tokenizer, longest)
         start_experiment(session, batch_id, new, shard_size=services.settings.shard_size)
         details = {"batch": batch_id, "model": new.model.label}
         audit.record(

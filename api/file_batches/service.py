@@ -6,7 +6,7 @@ from datetime import timedelta
 from sqlalchemy.orm import Session
 
 from api.batches.caching import choose_cache
-from api.batches.experiments import ExperimentFields, check_new, nothing_to_compare
+from api.batches.experiments import ExperimentFields, check_new, nothing_to_compare, several_models
 from api.batches.operators import note
 from api.batches.schemas import parse_window
 from api.batches.starts import to_instant
@@ -16,12 +16,12 @@ from api.errors import InvalidInputError, KeyReusedError, NotFoundError
 from api.file_batches.schemas import FileBatch, FileBatchSubmission, to_file_batch
 from api.files.exporting import form_of
 from api.files.fetching import Fetched, fetch
+from api.files.service import models_of
 from api.inputs.cursors import cut
 from api.inputs.targets import check_url
 from api.openai.bodies import Endpoint
 from api.table_lines import LineForm, TableError, Template
 from worker.contract.access import DEFAULT_TENANT
-from worker.contract.models import Model
 from worker.contract.states import ExperimentMode
 from worker.store.batches import batches, idempotency
 from worker.store.batches.labels import Labels
@@ -62,7 +62,7 @@ def create(
         batch_id = None if key is None else _find(session, key)
         if batch_id is None:
             cache = choose_cache(services, session, submission.cache)
-            new = _to_new(session, submission, fetched, cache, services.checkpoint.model)
+            new = _to_new(services, session, submission, fetched, cache)
             new = replace(new, start_after=start_after)
             # Every submission takes this lock, so that a retry waits for the one with the lost answer.
             earlier = batch_files.find_same(session, new, within=RETRIES_WITHIN)
@@ -80,7 +80,9 @@ def _announce(
     services: Services, session: Session, batch_id: str, new: NewFileBatch, given: ExperimentFields
 ) -> None:
     """Store the experiment on a batch whose lines are read later; nobody has counted their tokens yet."""
-    model = services.checkpoint.model
+    if new.models:
+        raise several_models()
+    model = new.model or services.checkpoint.model
     experiment = check_new(session, services, given, model.tokenizer, longest=0)
     file = files.get(session, new.input_file_id)
     is_of_vectors = file is not None and file.endpoint == Endpoint.EMBEDDINGS
@@ -184,11 +186,11 @@ def _find(session: Session, key: IdempotencyKey) -> str | None:
 
 
 def _to_new(
+    services: Services,
     session: Session,
     submission: FileBatchSubmission,
     fetched: Fetched | None,
     cache: CacheMode,
-    model: Model,
 ) -> NewFileBatch:
     file_id = submission.input_file_id or ("" if fetched is None else fetched.file.id)
     file = files.get(session, file_id)
@@ -200,6 +202,8 @@ def _to_new(
             param="input_file_id",
         )
     lifetime = submission.output_expires_after
+    default = services.checkpoint.model
+    models = models_of(services, file) or [default]
     return NewFileBatch(
         endpoint=submission.endpoint,
         input_file_id=file.id,
@@ -217,7 +221,8 @@ def _to_new(
         cache_ttl_seconds=submission.cache_ttl_seconds,
         max_failed=submission.max_failed,
         max_total_tokens=submission.max_total_tokens,
-        model=model,
+        model=default if default in models else models[0],
+        models=models if len(models) > 1 else (),
         input_uri=submission.input_uri,
         input_etag=None if fetched is None else fetched.etag,
         output_uri=submission.output_uri,

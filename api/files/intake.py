@@ -14,7 +14,9 @@ from uuid import uuid4
 from api.errors import BodyTooLargeError, InvalidInputError, InvalidLinesError, StorageFullError
 from api.files.decoding import HEAD_BYTES, MAGIC, Gunzip, Utf8
 from api.files.lines import Line, LineChecker, LineSplitter, LineTooLongError
+from worker.contract.models import Model
 from worker.private import make_directory
+from worker.store.requests.requests import NewRequest
 
 SLICE_BYTES = 8 * 1024  # at most a millisecond of work, for which other requests wait
 
@@ -38,6 +40,7 @@ class ReceivedFile:
     num_lines: int | None = None  # None: it is no input of a batch, so nobody has looked inside
     endpoint: str | None = None  # of all right lines; None: they differ, or there are none
     num_wrong_lines: int | None = None  # None: no line may be wrong
+    models: tuple[Model, ...] = ()  # that its right lines name
 
 
 def storage_full(error: Exception) -> StorageFullError:
@@ -150,7 +153,7 @@ class Intake:
         self,
         directory: Path,
         limits: IntakeLimits,
-        translate: Callable[[Line], object],
+        translate: Callable[[Line], NewRequest],
         *,
         may_have_wrong_lines: bool = False,
     ) -> None:
@@ -209,6 +212,7 @@ class Intake:
             num_lines=self._checker.num_lines,
             endpoint=next(iter(urls)) if len(urls) == 1 else None,
             num_wrong_lines=self._checker.num_wrong,
+            models=tuple(self._checker.models),
         )
 
     def close(self) -> None:

@@ -11,7 +11,9 @@ from pydantic_core import from_json
 from api.errors import LineError
 from api.inputs.schema import NonEmptyText
 from api.wrong_fields import MAX_NAME_CHARACTERS, code_of, explain
+from worker.contract.models import Model
 from worker.quality.expected import Expected, ExpectedError
+from worker.store.requests.requests import NewRequest
 
 BOM = b"\xef\xbb\xbf"
 FIELDS = frozenset({"custom_id", "method", "url", "body", "expected"})
@@ -186,12 +188,13 @@ def custom_id_of(text: bytes | LineTooLongError) -> str | None:
 class LineChecker:
     """Checks every line of a file in turn. Keeps the lines' custom_ids and urls, and nothing else of them."""
 
-    translate: Callable[[Line], object]  # raises WrongLineError
+    translate: Callable[[Line], NewRequest]  # raises WrongLineError
     max_lines: int
     may_have_wrong_lines: bool = False  # they are only counted
     num_lines: int = 0
     num_wrong: int | None = field(init=False)  # None: no line may be wrong
     urls: set[str] = field(default_factory=set)
+    models: dict[Model, None] = field(default_factory=dict)  # that they name, in their order
     errors: list[LineError] = field(default_factory=list)
     _custom_ids: set[bytes] = field(default_factory=set)  # bytes take less room than str
 
@@ -228,5 +231,7 @@ class LineChecker:
         if key in self._custom_ids:
             raise RepeatedIdError(line.custom_id)
         self._custom_ids.add(key)
-        self.translate(line)
+        model = self.translate(line).model
+        if model is not None:
+            self.models[model] = None
         self.urls.add(line.url)

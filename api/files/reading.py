@@ -26,7 +26,9 @@ from api.files.lines import (
     custom_id_of,
     read_line,
 )
+from api.files.service import models_of
 from api.files.translator import Translator
+from api.inputs.checkpoint import Checkpoint
 from api.inputs.tool_loops import ToolLimits
 from worker.store.database.renewing import renewing
 from worker.store.experiments import experiments
@@ -61,8 +63,8 @@ class BatchReader:
     def turn(self) -> bool:
         """Read some of a batch's input; return False if no batch waits for that."""
         with self.services.store.transaction() as session:
-            model = self.services.checkpoint.model
-            held = batch_files.claim_to_read(session, lease=LEASE, model=model)
+            models = [one.model for one in self.services.checkpoint.served]
+            held = batch_files.claim_to_read(session, lease=LEASE, models=models)
         if held is None:
             return False
         own = replace(self.services, store=self.services.store.of_tenant(held.tenant_id))
@@ -92,7 +94,7 @@ class BatchReader:
 
     def _read(self, held: FilesClaim, file: FileView) -> None:
         config = self.services.settings
-        translate = Translator(self.services.checkpoint, config.max_prompt_bytes, ToolLimits.of(config))
+        translate = Translator(self._checkpoint_for(held), config.max_prompt_bytes, ToolLimits.of(config))
         if not self._was_checked(held, file) and (errors := self._errors(held, file, translate)):
             self._refuse(held, errors)
             return
@@ -132,6 +134,11 @@ class BatchReader:
                     break
         self._put_back(held, timedelta())
 
+    def _checkpoint_for(self, held: FilesClaim) -> Checkpoint:
+        """Return what the lines of a batch are read with: all are for its model, unless it is mixed."""
+        own = self.services.checkpoint.of(held.model_fingerprint)
+        return self.services.checkpoint if own is None or held.model_fingerprint is None else own.alone()
+
     def _was_checked(self, held: FilesClaim, file: FileView) -> bool:
         """Return whether no line can be wrong for this batch, or each that is fails alone.
 
@@ -139,7 +146,12 @@ class BatchReader:
         """
         if file.endpoint not in {None, held.endpoint}:
             return False
-        return file.num_wrong_lines is not None or file.model == self.services.checkpoint.model.label
+        if file.num_wrong_lines is not None:
+            return True
+        models = models_of(self.services, file)
+        if models is None or held.model_fingerprint is None:
+            return models is not None
+        return [held.model_fingerprint] == [one.fingerprint for one in models]
 
     @staticmethod
     def _to_request(

@@ -1,6 +1,6 @@
 """Keeps, reads, lists and deletes files. A blob is written before the row that names it commits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
@@ -15,6 +15,7 @@ from api.files.intake import Intake, IntakeLimits, PlainIntake, ReceivedFile, st
 from api.files.translator import Translator
 from api.inputs.cursors import cut
 from api.inputs.tool_loops import ToolLimits
+from worker.contract.models import Model
 from worker.private import make_private
 from worker.store.files import files
 from worker.store.files.files import FileView, NewFile
@@ -97,9 +98,21 @@ def to_row(
         num_lines=received.num_lines,
         endpoint=received.endpoint,
         num_wrong_lines=received.num_wrong_lines,
-        model=None if received.num_lines is None else services.checkpoint.model.label,
+        model=None if received.num_lines is None else to_labels(services, received.models),
         lifetime=None if lifetime_seconds is None else timedelta(seconds=lifetime_seconds),
     )
+
+
+def to_labels(services: Services, models: Sequence[Model]) -> str:
+    """Return how a file's row says which models its lines name."""
+    return "\n".join(model.label for model in models or [services.checkpoint.model])
+
+
+def models_of(services: Services, file: FileView) -> list[Model] | None:
+    """Return the models that a file's lines name; None if one of them is not served here any more."""
+    served = {one.model.label: one.model for one in services.checkpoint.served}
+    labels = (file.model or "").split("\n")
+    return [served[label] for label in labels] if served.keys() >= set(labels) else None
 
 
 def keep_blob(services: Services, path: Path, sha256: str) -> None:

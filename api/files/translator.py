@@ -41,13 +41,14 @@ class Translator:
             if isinstance(prompt, str) and len(prompt.encode()) > self._max_prompt_bytes:
                 message = f"body: a prompt is longer than the limit of {self._max_prompt_bytes} bytes"
                 raise WrongLineError("prompt_too_long", message, "body")
-        most = self._checkpoint.max_model_len - 1
+        checkpoint = self._checkpoint.serving(request.model)
+        most = checkpoint.max_model_len - 1
         if request.max_tokens <= most:
             return request
         if isinstance(request.params, SamplingParams) and request.params.must_fit:
             message = (
                 f"body.max_tokens: {request.max_tokens} tokens and a prompt do not fit the context of model"
-                f" {self._checkpoint.name}, which is {most + 1} tokens"
+                f" {checkpoint.name}, which is {most + 1} tokens"
             )
             raise WrongLineError("context_length_exceeded", message, "body.max_tokens")
         return replace(request, max_tokens=most)

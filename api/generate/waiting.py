@@ -220,7 +220,7 @@ def _submit(
     beside: Callable[[Session], None] | None = None,
 ) -> None:
     with services.store.transaction() as session:
-        model = services.checkpoint.model
+        model = batch.model or services.checkpoint.model
         is_served = workers.slots(session, GPU_QUEUE, model=model.fingerprint) or workers.may_load(
             session, model.fingerprint
         )

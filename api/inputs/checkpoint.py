@@ -7,6 +7,7 @@ only what identifies them.
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -74,7 +75,7 @@ class NumberSpelling:
 
 
 class Checkpoint:
-    """A Hugging Face model directory, as far as the API needs it."""
+    """A Hugging Face model directory, as far as the API needs it, and those that are served with it."""
 
     def __init__(
         self,
@@ -92,6 +93,7 @@ class Checkpoint:
         aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.model = model
+        self.beside: tuple[Checkpoint, ...] = ()  # of the other models that are served with it
         self.aliases = tuple(alias for alias, name in aliases.items() if name == model.name != alias)
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
@@ -152,6 +154,30 @@ class Checkpoint:
         except OSError as error:
             raise ModelDirectoryError(f"{directory}: {error}") from error
 
+    @classmethod
+    def load_all(
+        cls,
+        directories: Sequence[Path],
+        *,
+        family: Family | None = None,
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> Self:
+        """Read model directories as `load` does; return the first, which has the others beside it.
+
+        Raises:
+            ModelDirectoryError: a file is not valid, or two models have one name.
+
+        """
+        different = dict.fromkeys(directory.resolve() for directory in directories)
+        first, *beside = (cls.load(one, family=family, aliases=aliases) for one in different)
+        names: dict[str, Path] = {}
+        for directory, one in zip(different, (first, *beside), strict=True):
+            for name in one.names:
+                if names.setdefault(name, directory) != directory:
+                    raise ModelDirectoryError(f"{directory}: {names[name]} has the name {name!r} too")
+        first.beside = tuple(beside)
+        return first
+
     @property
     def name(self) -> str:
         """The model's name for clients."""
@@ -162,9 +188,34 @@ class Checkpoint:
         """Every name by which a client may ask for the model, its own first."""
         return (self.name, *self.aliases)
 
+    @property
+    def served(self) -> "tuple[Checkpoint, ...]":
+        """The checkpoints of all models that are served, this one first."""
+        return (self, *self.beside)
+
+    def named(self, name: str) -> "Checkpoint | None":
+        """Return the checkpoint of the served model of this name; None: there is none."""
+        return next((one for one in self.served if name in one.names), None)
+
+    def of(self, fingerprint: str | None) -> "Checkpoint | None":
+        """Return the checkpoint of a served model, by its fingerprint; this one for None."""
+        if fingerprint is None:
+            return self
+        return next((one for one in self.served if one.model.fingerprint == fingerprint), None)
+
+    def serving(self, model: Model | None) -> "Checkpoint":
+        """Return the checkpoint of a model; this one for None, or if the model is not served here."""
+        return self.of(None if model is None else model.fingerprint) or self
+
+    def alone(self) -> "Checkpoint":
+        """Return this checkpoint as that of the only model."""
+        found = copy(self)
+        found.beside = ()
+        return found
+
     def spelling_of(self, fingerprint: str | None) -> Spelling:
         """Return the spelling of a model's tokens; None: of a result from before models were recorded."""
-        return self if fingerprint in {None, self.model.fingerprint} else NumberSpelling()
+        return self.of(fingerprint) or NumberSpelling()
 
     @cached_property
     def vocabulary(self) -> LLTokenizer:

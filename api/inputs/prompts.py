@@ -1,5 +1,6 @@
 """Checks prompts against the served model: their bytes, their tokens, the context that they leave."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -21,28 +22,30 @@ def fit(
     """Count the prompts' tokens, check them against the context, cap max_tokens at what is left of it.
 
     Only a max_tokens that the client did not set is capped. `default` holds the parameters of requests
-    without their own; `name` returns the path of the field that held a request's prompts.
+    without their own; `name` returns the path of the field that held a request's prompts. A request for
+    another served model than the checkpoint's is checked against that one.
 
     Raises:
         InvalidInputError: a prompt cannot be run.
 
     """
     counts: list[list[int]] = [[0] * len(request.prompts) for request in requests]
-    texts: dict[bool, list[tuple[int, int, str]]] = {True: [], False: []}
+    served = [checkpoint.serving(request.model) for request in requests]
+    texts: dict[tuple[Checkpoint, bool], list[tuple[int, int, str]]] = defaultdict(list)
     for i, request in enumerate(requests):
         for j, prompt in enumerate(request.prompts):
             if not isinstance(prompt, str):
-                check_token_ids(checkpoint, prompt, _path(request, name(i), j))
+                check_token_ids(served[i], prompt, _path(request, name(i), j))
                 counts[i][j] = len(prompt)
             else:
                 check_size(prompt, max_prompt_bytes, _path(request, name(i), j))
-                texts[request.add_special_tokens].append((i, j, prompt))
-    for has_special, chosen in texts.items():
-        found = checkpoint.count_tokens([text for *_, text in chosen], add_special_tokens=has_special)
+                texts[served[i], request.add_special_tokens].append((i, j, prompt))
+    for (its, has_special), chosen in texts.items():
+        found = its.count_tokens([text for *_, text in chosen], add_special_tokens=has_special)
         for (i, j, _), count in zip(chosen, found, strict=True):
             counts[i][j] = count
     return [
-        _fitted(checkpoint, request, request.params or default, counts[i], name(i))
+        _fitted(served[i], request, request.params or default, counts[i], name(i))
         for i, request in enumerate(requests)
     ]
 

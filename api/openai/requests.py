@@ -1,11 +1,12 @@
 """Turns a body into a request to store, and makes the checks that its schema cannot."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from api.errors import ModelNotFoundError
 from api.inputs.chat import ToolUse, to_chat, to_turns
 from api.inputs.checkpoint import Checkpoint
+from api.inputs.models import find_checkpoint
 from api.inputs.sampling import refusal, to_params
 from api.inputs.tool_loops import to_loop
 from api.inputs.tools import FunctionChoice, NamedToolChoice, ToolCall, ToolChoice
@@ -54,24 +55,14 @@ def to_request(
         ModelNotFoundError: another model is served.
 
     """
-    check_model(checkpoint, body.model, path)
+    found = find_checkpoint(checkpoint, body.model, path)
     if isinstance(body, ChatBody):
-        return _chat(checkpoint, body, custom_id, path)
-    if isinstance(body, CompletionBody):
-        return _completion(checkpoint, body, custom_id, path)
-    return _embedding(checkpoint, body, custom_id, path)
-
-
-def check_model(checkpoint: Checkpoint, model: str, path: str = "") -> None:
-    """Raise ModelNotFoundError unless this is a name of the model that is served."""
-    if model not in checkpoint.names:
-        param = f"{path}.model" if path else "model"
-        raise ModelNotFoundError(
-            f"{param}: this server does not serve {model[:100]!r}; it serves {checkpoint.name!r}."
-            " HEADRACE_MODEL_ALIASES can give that another name.",
-            param=param,
-            code="model_not_found",
-        )
+        request = _chat(found, body, custom_id, path)
+    elif isinstance(body, CompletionBody):
+        request = _completion(found, body, custom_id, path)
+    else:
+        request = _embedding(found, body, custom_id, path)
+    return replace(request, model=found.model)
 
 
 def prompts_field(body: Body) -> str:

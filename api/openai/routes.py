@@ -18,13 +18,15 @@ from api.generate.events import respond
 from api.generate.outputs import failure
 from api.generate.waiting import submitted
 from api.guards.large_bodies import OnceRoute
+from api.inputs.checkpoint import Checkpoint
+from api.inputs.models import find_checkpoint
 from api.inputs.prompts import fit
 from api.inputs.schema import Text
 from api.inputs.tool_loops import refuse_endpoint
 from api.openai.answer_schemas import ChatCompletion, Embeddings, ModelAnswer, ModelList, TextCompletion
 from api.openai.answers import to_answer, to_model
 from api.openai.bodies import Body, ChatBody, CompletionBody, EmbeddingBody, Endpoint, StreamOptions
-from api.openai.requests import check_model, prompts_field, to_request
+from api.openai.requests import prompts_field, to_request
 from api.openai.streaming import chunks
 from worker.contract.processes import ModelState
 from worker.store.batches.batches import NewBatch
@@ -90,9 +92,11 @@ async def embeddings(
     "/models", dependencies=[READ], responses=documented(401, 403, 429, 503), summary="List the models"
 )
 def models(services: ServicesDependency) -> ModelList:
-    """List the one model that is served, under each of its names."""
-    status = _status(services)
-    found = [to_model(services.checkpoint, name, status) for name in services.checkpoint.names]
+    """List the models that are served, each under each of its names."""
+    found = []
+    for checkpoint in services.checkpoint.served:
+        status = _status(services, checkpoint)
+        found += [to_model(checkpoint, name, status) for name in checkpoint.names]
     return ModelList(object="list", data=found, has_more=False, first_id=found[0].id, last_id=found[-1].id)
 
 
@@ -106,13 +110,13 @@ def get_model(
     model: Annotated[Text, Path(max_length=256, examples=["demo"])], services: ServicesDependency
 ) -> ModelAnswer:
     """Return the model of this name or alias."""
-    check_model(services.checkpoint, model)
-    return to_model(services.checkpoint, model, _status(services))
+    checkpoint = find_checkpoint(services.checkpoint, model)
+    return to_model(checkpoint, model, _status(services, checkpoint))
 
 
-def _status(services: Services) -> ModelState:
+def _status(services: Services, checkpoint: Checkpoint) -> ModelState:
     with services.store.transaction() as session:
-        return workers.state_of(session, services.checkpoint.model.fingerprint)
+        return workers.state_of(session, checkpoint.model.fingerprint)
 
 
 async def _complete(
@@ -141,7 +145,7 @@ def _to_batch(services: Services, body: Body) -> NewBatch:
         params=SamplingParams(),
         requests=fitted,
         cache=default_cache(services),
-        model=services.checkpoint.model,
+        model=request.model,
     )
 
 
@@ -165,7 +169,7 @@ async def _stream(
     async with submitted(services, http_request, batch) as work:
         found = chunks(
             work,
-            services.checkpoint,
+            services.checkpoint.serving(batch.model),
             endpoint,
             options,
             wait_seconds=services.settings.wait_seconds,

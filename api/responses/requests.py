@@ -171,5 +171,6 @@ def _is_rule(item: dict[str, Any]) -> bool:
 def _fits(checkpoint: Checkpoint, request: NewRequest) -> bool:
     params = request.params
     asked = request.max_tokens if isinstance(params, SamplingParams) and params.must_fit else 1
+    checkpoint = checkpoint.serving(request.model)
     (count,) = checkpoint.count_tokens([request.prompt], add_special_tokens=request.add_special_tokens)
     return count + asked <= checkpoint.max_model_len

@@ -69,7 +69,7 @@ def prepare(services: Services, body: ResponseBody) -> tuple[NewBatch, NewRespon
         priority=body.priority or 0,
         metadata=dict(body.metadata or {}),
         cache=default_cache(services) if body.is_stored else CacheMode.OFF,
-        model=services.checkpoint.model,
+        model=request.model,
     )
     return batch, new
 

@@ -2,12 +2,14 @@
 
 from fastapi import APIRouter
 
-from api.dependencies import READ, SUBMIT, Services, ServicesDependency
+from api.dependencies import READ, SUBMIT, ServicesDependency
 from api.errors import OPENAI_STATUSES, documented
 from api.guards.large_bodies import OnceRoute
+from api.inputs.checkpoint import Checkpoint
+from api.inputs.models import find_checkpoint
 from api.inputs.prompts import check_size, check_token_ids
 from api.openai.bodies import ChatBody
-from api.openai.requests import check_model, to_request
+from api.openai.requests import to_request
 from api.tokenization.schemas import DetokenizeBody, Detokenized, TokenizeBody, Tokenized, TokenizerInfo
 from worker.chat.template import TOKEN_NAMES
 
@@ -21,8 +23,8 @@ def tokenize(body: TokenizeBody, services: ServicesDependency) -> Tokenized:
     """Return the tokens that the model sees for a prompt or a conversation."""
     checkpoint = services.checkpoint
     if body.model is not None:
-        check_model(checkpoint, body.model)
-    text, is_chat = _text(services, body)
+        checkpoint = find_checkpoint(checkpoint, body.model)
+    text, is_chat = _text(checkpoint, body)
     check_size(text, services.settings.max_prompt_bytes, "messages" if is_chat else "prompt")
     add = not is_chat if body.add_special_tokens is None else body.add_special_tokens
     tokens = checkpoint.encode(text, add_special_tokens=add)
@@ -39,7 +41,7 @@ def detokenize(body: DetokenizeBody, services: ServicesDependency) -> Detokenize
     """Return the text of tokens."""
     checkpoint = services.checkpoint
     if body.model is not None:
-        check_model(checkpoint, body.model)
+        checkpoint = find_checkpoint(checkpoint, body.model)
     check_token_ids(checkpoint, body.tokens, "tokens")
     return Detokenized(prompt=checkpoint.decode(body.tokens, skip_special_tokens=False))
 
@@ -60,16 +62,16 @@ def tokenizer_info(services: ServicesDependency) -> TokenizerInfo:
     )
 
 
-def _text(services: Services, body: TokenizeBody) -> tuple[str, bool]:
+def _text(checkpoint: Checkpoint, body: TokenizeBody) -> tuple[str, bool]:
     """Return the text to tokenize, and whether it is a conversation's."""
     if body.prompt is not None:
         return body.prompt, False
     chat = ChatBody(
-        model=services.checkpoint.name,
+        model=checkpoint.name,
         messages=body.messages or [],
         tools=body.tools,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    return to_request(services.checkpoint, chat).prompt, True
+    return to_request(checkpoint, chat).prompt, True

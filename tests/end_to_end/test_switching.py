@@ -1,12 +1,14 @@
 """One worker for two models: each has an API and a batch, and each batch ends, run by its own model."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.fixtures import deployment as fixtures
 from tests.fixtures.deployment import deployment, eventually, free_port
+from tests.fixtures.mixed import answers_of, in_turns, submit
 from tests.fixtures.tiny_llama import write_tiny_llama
 from worker.contract.models import identify
 from worker.up import ROOT, SWITCHING_COMMAND, read_procfile, start
@@ -19,8 +21,11 @@ def test_one_worker_serves_two_models_in_turns(tmp_path: Path, monkeypatch: pyte
     procfile = read_procfile(ROOT / "Procfile")
     monkeypatch.setattr(fixtures, "read_procfile", lambda _: procfile | {"switching": SWITCHING_COMMAND})
     options = {"HEADRACE_MODELS": f"{one},{other}", "HEADRACE_DRAIN_SECONDS": "1"}
-    body = {"prompts": [f"prompt {i}" for i in range(4)], "max_tokens": 8, "temperature": 0}
-    with deployment(tmp_path, one, processes=("switching", "web", "dispatcher"), **options) as running:
+    options["HEADRACE_DATA_DIR"] = str(tmp_path / "data")
+    body: dict[str, Any] = {"prompts": [f"prompt {i}" for i in range(4)], "max_tokens": 8, "temperature": 0}
+    with deployment(
+        tmp_path, one, processes=("switching", "web", "dispatcher", "files"), **options
+    ) as running:
         port = str(free_port())
         environment = running.environment | {"HEADRACE_MODEL": str(other), "PORT": port}
         with (tmp_path / "web2.log").open("w") as log:
@@ -33,12 +38,17 @@ def test_one_worker_serves_two_models_in_turns(tmp_path: Path, monkeypatch: pyte
                 assert api.wait_for(batch)["status"] == "completed"
                 revisions = {result["model"]["revision"] for result in api.results(batch)}
                 assert revisions == {identify(directory).fingerprint}
+            # Lines of one file, for either API, go to both models in turns.
+            lines = in_turns(body["prompts"], ["one", "other"], max_tokens=8, temperature=0)
+            answers = answers_of(second, submit(second, lines))
+            assert [answers[str(i)]["model"] for i in range(8)] == ["one", "other"] * 4
             # A client of the other model waits until its turn has come.
             asked = {"model": "other", "prompt": "prompt", "max_tokens": 4}
             answer = client.post("/v1/completions", json=asked)
             assert (answer.status_code, answer.json()["model"]) == (200, "other"), answer.text
 
-            def status(api: httpx.Client) -> str:
-                return str(api.get("/v1/models").json()["data"][0]["status"])
+            def statuses(api: httpx.Client) -> dict[str, str]:
+                return {one["id"]: one["status"] for one in api.get("/v1/models").json()["data"]}
 
-            eventually(lambda: (status(client), status(running.client)) == ("loaded", "unloaded"))
+            expected = {"one": "unloaded", "other": "loaded"}
+            eventually(lambda: statuses(client) == statuses(running.client) == expected)

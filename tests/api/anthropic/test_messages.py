@@ -54,6 +54,7 @@ def test_turns_become_a_rendered_prompt(checkpoint: Checkpoint) -> None:
         max_tokens=9,
         params=SamplingParams(max_tokens=9, temperature=1.0),
         add_special_tokens=False,
+        model=checkpoint.model,
     )
 
 

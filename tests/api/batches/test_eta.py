@@ -1,6 +1,6 @@
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from fastapi.testclient import TestClient
@@ -16,7 +16,7 @@ from worker.forecasts.lengths import LearnedLengths
 from worker.forecasts.simulation import Machine
 from worker.forecasts.work import of_live
 from worker.store.batches import batch_views
-from worker.store.batches.batch_views import BatchView
+from worker.store.batches.batch_views import BatchView, ModelPart
 from worker.store.database.session import Store
 from worker.store.watching.outlook import ForecastOutcome, SeenOutput
 from worker.values.step_costs import StepCosts
@@ -124,11 +124,11 @@ def test_what_runs_on_after_the_short_ones_ended_is_still_to_come(running: Batch
         replace(knowing(LearnedLengths([])), machine=None),
     ):
         measured = replace(view, tokens_per_second=1000.0)
-        eta = estimate(measured, forecaster)
+        eta = estimate(measured, {None: forecaster})
         assert eta is not None
         assert 0 < eta.low < eta.seconds < eta.high
         assert eta.seconds > 0.5
-        assert expected_tokens(measured, forecaster) > 248 + 64 * 50 + 12
+        assert expected_tokens(measured, {None: forecaster}) > 248 + 64 * 50 + 12
 
 
 def test_it_never_says_none_while_one_request_is_left(running: BatchView) -> None:
@@ -138,7 +138,7 @@ def test_it_never_says_none_while_one_request_is_left(running: BatchView) -> Non
         "settled_max_tokens": 199 * LIMIT,
         "running_tokens": LIMIT,
     }
-    eta = estimate(replace(running, **nearly), knowing(LearnedLengths([]), machine=MACHINE))
+    eta = estimate(replace(running, **nearly), {None: knowing(LearnedLengths([]), machine=MACHINE)})
     assert eta is not None
     assert min(eta.seconds, eta.low) > 0
 
@@ -150,7 +150,7 @@ def test_the_estimate_converges(running: BatchView) -> None:
     widths = []
     for num_steps in (20, 60, 100, 140):
         view, truth = after(running, lengths, num_steps)
-        eta = estimate(view, forecaster)
+        eta = estimate(view, {None: forecaster})
         assert eta is not None
         assert eta.low <= eta.seconds <= eta.high
         assert truth
@@ -160,11 +160,38 @@ def test_the_estimate_converges(running: BatchView) -> None:
 
 def test_nothing_to_judge_by_is_no_estimate(running: BatchView) -> None:
     lengths = LearnedLengths([])
-    assert estimate(running, knowing(lengths)) is None
-    assert estimate(replace(running, status=BatchStatus.COMPLETED), knowing(lengths, machine=MACHINE)) is None
-    by_own_rate = estimate(replace(running, tokens_per_second=100.0), knowing(lengths))
+    assert estimate(running, {None: knowing(lengths)}) is None
+    assert (
+        estimate(replace(running, status=BatchStatus.COMPLETED), {None: knowing(lengths, machine=MACHINE)})
+        is None
+    )
+    by_own_rate = estimate(replace(running, tokens_per_second=100.0), {None: knowing(lengths)})
     assert by_own_rate is not None
     assert by_own_rate.low < by_own_rate.seconds < by_own_rate.high
+
+
+def test_a_mixed_batch_ends_with_the_slower_of_its_models(running: BatchView) -> None:
+    names = {field.name for field in fields(ModelPart)}
+    whole = {name: getattr(running, name) for name in names}
+    sizes = {"a": 20, "b": 180}
+    parts = [
+        ModelPart(
+            **whole | {"model_fingerprint": name, "num_requests": size, "max_output_tokens": size * LIMIT}
+        )
+        for name, size in sizes.items()
+    ]
+    mixed = replace(running, is_mixed=True, parts=tuple(parts))
+    knows = knowing(LearnedLengths([]), machine=MACHINE)
+    forecasters = dict.fromkeys(sizes, knows)
+    alone = [estimate(one, forecasters) for one in mixed.by_model()]
+    assert alone[0] is not None
+    assert alone[1] is not None
+    assert alone[0].seconds < alone[1].seconds
+    assert estimate(mixed, forecasters) == alone[1]
+    tokens = sum(expected_tokens(one, forecasters) for one in mixed.by_model())
+    assert abs(expected_tokens(mixed, forecasters) - tokens) <= 1
+    # Nothing is known of a model that no worker has run yet.
+    assert estimate(mixed, forecasters | {"a": knowing(LearnedLengths([]))}) is None
 
 
 def test_a_waiting_batch_counts_what_runs_beside_it(client: TestClient, store: Store) -> None:

@@ -11,6 +11,7 @@ from api.errors import InvalidLinesError
 from api.files.intake import SLICE_BYTES, Intake, IntakeLimits
 from api.files.lines import MAX_ERRORS, SPARE_BLANK_LINES, LineSplitter
 from tests.fixtures.inputs import lines
+from worker.store.requests.requests import NewRequest
 
 MAX_LINES = 300
 LIMITS = IntakeLimits(max_file_bytes=500 << 20, max_line_bytes=2000, max_lines=MAX_LINES)
@@ -18,7 +19,7 @@ LIMITS = IntakeLimits(max_file_bytes=500 << 20, max_line_bytes=2000, max_lines=M
 
 def taken(directory: Path, pieces: Iterator[bytes]) -> tuple[InvalidLinesError, int, int]:
     """Feed a file until it is refused; return why, and how many lines and bytes were looked at."""
-    intake = Intake(directory, LIMITS, lambda line: line)
+    intake = Intake(directory, LIMITS, lambda _: NewRequest("a", max_tokens=1))
 
     def feed_all() -> None:
         for piece in pieces:

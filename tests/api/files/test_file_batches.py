@@ -160,8 +160,9 @@ def test_what_comes_again_in_another_chunk_is_run_once(
 
 def test_a_reader_that_lost_its_claim_writes_nothing(store: Store, reader: BatchReader, create: Any) -> None:
     create(lines(4))
+    served = reader.services.checkpoint.model
     with store.transaction() as session:
-        stale = batch_files.claim_to_read(session, lease=timedelta(0), model=reader.services.checkpoint.model)
+        stale = batch_files.claim_to_read(session, lease=timedelta(0), models=[served])
     assert stale is not None
     assert reader.turn()
     with store.transaction() as session:
@@ -177,14 +178,14 @@ def test_a_renewal_that_comes_late_does_not_take_the_files_back(
     store: Store, writer: ResultWriter, create: Any
 ) -> None:
     batch = create(lines(1))
-    lease, model = timedelta(seconds=60), writer.services.checkpoint.model
+    lease, models = timedelta(seconds=60), [writer.services.checkpoint.model]
     with store.transaction() as session:
-        held = batch_files.claim_to_read(session, lease=lease, model=model)
+        held = batch_files.claim_to_read(session, lease=lease, models=models)
         assert held is not None
         batch_files.put_back(session, held)
         assert not batch_files.renew(session, held, lease=lease)
     with store.transaction() as session:
-        again = batch_files.claim_to_read(session, lease=lease, model=model)
+        again = batch_files.claim_to_read(session, lease=lease, models=models)
         assert again is not None
         batches.cancel(session, batch["id"])
         given = [NewRequest("a", max_tokens=1)]

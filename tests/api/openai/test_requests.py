@@ -37,6 +37,7 @@ def test_a_chat_becomes_a_rendered_prompt_with_openais_defaults(checkpoint: Chec
         max_tokens=NO_LIMIT,
         params=SamplingParams(max_tokens=NO_LIMIT, temperature=1.0),
         add_special_tokens=False,
+        model=checkpoint.model,
     )
 
 

@@ -16,6 +16,7 @@ from tests.fuzz.chaos import Chaos
 from tests.fuzz.surfaces.model import checkpoint, folder
 from tests.fuzz.surfaces.samples import CHAT, COMPLETION, EMBEDDING, RESPONSE
 from tests.fuzz.surfaces.storable import check_answer, check_error, check_request, check_text
+from worker.store.requests.requests import NewRequest
 
 MAX_LINE_BYTES = 3000
 MAX_FILE_BYTES = 20_000
@@ -62,11 +63,12 @@ def lines(chaos: Chaos) -> bool:
     assert _said(found) == _said(_split([data]))
     requests = []
 
-    def translate(line: Any) -> None:
+    def translate(line: Any) -> NewRequest:
         request = _translator()(line)
         assert request.params is not None
         check_request(request, request.params)
         requests.append(request)
+        return request
 
     checker = LineChecker(translate, max_lines=20)
     for number, line in found:

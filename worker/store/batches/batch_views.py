@@ -1,7 +1,7 @@
 """Reads batches: one, several or a page of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -13,11 +13,40 @@ from worker.contract.access import NOBODY
 from worker.contract.states import BatchStatus, Lane, ShardState
 from worker.store.batches.labels import ANY, Labels
 from worker.store.database import cursors
+from worker.store.requests import batch_models
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.experiments import ExperimentRow
 from worker.store.rows.shards import ShardRow
 from worker.store.rows.views import view_of
 from worker.values.results import DeviceSeconds
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """What one of its models has to run of a mixed batch, without lines that are not read yet."""
+
+    model_name: str
+    model_fingerprint: str
+    num_requests: int
+    num_prompt_tokens: int
+    max_output_tokens: int
+    num_completed: int
+    num_failed: int
+    num_cancelled: int
+    num_cut: int
+    settled_max_tokens: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    completed_output_tokens: int
+    cost_billionths: int
+    running_tokens: int
+    num_running_shards: int
+
+    @property
+    def num_pending(self) -> int:
+        """The number of its requests that have no result yet."""
+        return self.num_requests - self.num_completed - self.num_failed - self.num_cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +100,23 @@ class BatchView:
     tokens_per_second: float | None
     num_running_shards: int
     experiment_id: str | None
+    is_mixed: bool = False
+    parts: tuple[ModelPart, ...] = ()  # of a mixed batch, by model
+
+    def by_model(self) -> "Sequence[BatchView]":
+        """Return a view for each model that has work left; the batch itself if it is not mixed."""
+        if not self.is_mixed:
+            return [self]
+        num_read = sum(part.num_requests for part in self.parts)
+        return [self._of(part, num_read) for part in self.parts if part.num_pending]
+
+    def _of(self, part: ModelPart, num_read: int) -> "BatchView":
+        num_unread = round(self.num_unread * part.num_requests / num_read)
+        counts = {name.name: getattr(part, name.name) for name in fields(part)}
+        counts["num_requests"] += num_unread
+        return replace(
+            self, **counts, num_unread=num_unread, tokens_per_second=None, is_mixed=False, parts=()
+        )
 
     @property
     def num_settled(self) -> int:
@@ -117,8 +163,8 @@ def get(session: Session, batch_id: str) -> BatchView | None:
 
 def get_many(session: Session, batch_ids: Sequence[str]) -> dict[str, BatchView]:
     """Return batches as they stand now, by id."""
-    found = session.execute(views().where(BatchRow.id.in_(batch_ids)))
-    return {one[0].id: to_view(*one) for one in found}
+    found = to_views(session, views().where(BatchRow.id.in_(batch_ids)))
+    return {view.id: view for view in found}
 
 
 def page(
@@ -140,7 +186,7 @@ def page(
         query = query.where(BatchRow.status == status)
     order = (BatchRow.created_at, BatchRow.id)
     query = cursors.follow(session, query, order, after=after, limit=limit)
-    return [to_view(*found) for found in session.execute(query)]
+    return to_views(session, query)
 
 
 def page_of_endpoint(
@@ -157,12 +203,12 @@ def page_of_endpoint(
     query = cursors.follow(
         session, query, order, after=before or after, limit=limit, is_newest_first=before is None
     )
-    return [to_view(*found) for found in session.execute(query)]
+    return to_views(session, query)
 
 
 @cache
 def views() -> Select[BatchRow, int, int, datetime, str | None]:
-    """Return the query that selects the arguments of `to_view`."""
+    """Return the query that `to_views` takes, of all batches."""
     running = (
         select(
             func.coalesce(func.sum(ShardRow.running_tokens), 0).label("tokens"), func.count().label("shards")
@@ -175,13 +221,44 @@ def views() -> Select[BatchRow, int, int, datetime, str | None]:
     return select(*columns).select_from(BatchRow).join(running, true())
 
 
+def to_views(session: Session, query: Select[BatchRow, int, int, datetime, str | None]) -> list[BatchView]:
+    """Return the views of the batches that a query like `views` selects, in its order."""
+    found = [to_view(*one) for one in session.execute(query)]
+    mixed = [view.id for view in found if view.is_mixed]
+    if not mixed:
+        return found
+    parts = _parts(session, mixed)
+    return [replace(view, parts=parts.get(view.id, ())) for view in found]
+
+
+def _parts(session: Session, batch_ids: Sequence[str]) -> dict[str, tuple[ModelPart, ...]]:
+    key = (ShardRow.batch_id, ShardRow.model_fingerprint)
+    running = {
+        (batch_id, model): (int(tokens), num_shards)
+        for batch_id, model, tokens, num_shards in session.execute(
+            select(*key, func.sum(ShardRow.running_tokens), func.count())
+            .where(ShardRow.batch_id.in_(batch_ids), ShardRow.state == ShardState.RUNNING)
+            .group_by(*key)
+        )
+    }
+    found: dict[str, tuple[ModelPart, ...]] = {}
+    for batch_id, rows in batch_models.rows(session, batch_ids).items():
+        parts = []
+        for row in rows:
+            tokens, num_shards = running.get((batch_id, row.model_fingerprint), (0, 0))
+            parts.append(view_of(ModelPart, row, running_tokens=tokens, num_running_shards=num_shards))
+        found[batch_id] = tuple(parts)
+    return found
+
+
 def to_view(
     row: BatchRow, running: int, num_running_shards: int, read_at: datetime, experiment_id: str | None
 ) -> BatchView:
-    """Return the view of a batch's row, the sums over its running shards, and the id of its experiment."""
+    """Return the view, without parts, of a batch's row, with the sums over its running shards."""
     return view_of(
         BatchView,
         row,
+        parts=(),
         metadata=row.metadata_,
         seconds=DeviceSeconds(row.prefill_seconds, row.decode_seconds, row.padding_seconds),
         running_tokens=int(running),

@@ -13,12 +13,11 @@ from worker.contract.distributions import reading_name
 from worker.contract.models import Model
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, ShardState
 from worker.contract.usage import BATCHES_ENDED
-from worker.store.batches import journal, starts, wrong_requests
+from worker.store.batches import journal, placing, starts, wrong_requests
 from worker.store.counts import batch_counts, usage
 from worker.store.database.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
 from worker.store.database.session import tenant_of
-from worker.store.requests import missing, models, requests, tally
-from worker.store.requests.placement import NewShard, Placement, digest_of, priority_of
+from worker.store.requests import batch_models, missing, models, tally
 from worker.store.requests.requests import NewRequest
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.shards import ShardRow
@@ -54,7 +53,7 @@ class NewBatch:
     cache: CacheMode = CacheMode.OFF
     cache_similarity: float | None = None  # None: the worker's
     cache_ttl_seconds: float | None = None  # None: the deployment's
-    model: Model | None = None  # to run it; None: any
+    model: Model | None = None  # of requests that name none; None: any
     endpoint: str | None = None  # whose bodies its requests have; None: the plain API's
     forecast_seconds: float | None = None  # from submission to end; None: unknown
     id: str | None = None  # None: `submit` makes one
@@ -75,12 +74,15 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
 
     """
     batch_id = batch.id or new_id()
-    expires_at = _insert(session, batch, batch_id)
+    is_mixed = len(batch_models.of_requests(batch.requests, batch.model)) > 1
+    expires_at = _insert(session, batch, batch_id, is_mixed=is_mixed)
+    if is_mixed and batch.model is not None:
+        batch_models.add(session, batch_id, batch.requests, own=batch.model, batch_params=batch.params)
     row = None
     joined: Sequence[int | None] = [None] * len(batch.requests)
     if any(request.error is not None for request in batch.requests) and (row := lock(session, batch_id)):
         joined = wrong_requests.apart(session, row, batch.requests, joined)
-    shard_ids = add_shards(
+    shard_ids = placing.add_shards(
         session,
         batch_id,
         batch.requests,
@@ -103,7 +105,7 @@ def submit(session: Session, batch: NewBatch, *, shard_size: int) -> str:
     return batch_id
 
 
-def _insert(session: Session, batch: NewBatch, batch_id: str) -> datetime | None:
+def _insert(session: Session, batch: NewBatch, batch_id: str, *, is_mixed: bool) -> datetime | None:
     """Write the batch's own row, if its tenant may have it; return when it expires."""
     window = batch.completion_window
     num_prompt_tokens = sum(request.num_prompt_tokens for request in batch.requests)
@@ -128,6 +130,7 @@ def _insert(session: Session, batch: NewBatch, batch_id: str) -> datetime | None
             max_output_tokens=max_output_tokens,
             stored_bytes=stored_bytes,
             expires_at=batch.deadline if window is None else starts.end_of_window(batch.start_after, window),
+            is_mixed=is_mixed,
             forecast_seconds=batch.forecast_seconds,
             max_failed=batch.max_failed,
             max_total_tokens=batch.max_total_tokens,
@@ -139,85 +142,6 @@ def _insert(session: Session, batch: NewBatch, batch_id: str) -> datetime | None
         )
         .returning(BatchRow.expires_at)
     )
-
-
-def add_shards(
-    session: Session,
-    batch_id: str,
-    given: Sequence[NewRequest],
-    *,
-    batch_params: SamplingParams,
-    shard_size: int,
-    priority: int,
-    expires_at: datetime | None,
-    model_fingerprint: str | None,
-    lane: Lane = Lane.BATCH,
-    first_position: int = 0,
-    digests: Sequence[bytes | None] | None = None,
-    joined: Sequence[int | None] | None = None,
-) -> list[int]:
-    """Write requests of a batch and the shards that carry them; return the shard id of each request.
-
-    Identical requests among these share a shard. All requests of a shard have one priority; `priority` is for
-    requests without their own. `digests` holds `digest_of` each request. `joined` holds the existing shard
-    that each request joins, or None.
-    """
-    placement = Placement(shard_size)
-    if digests is None:
-        digests = [digest_of(request, batch_params) for request in given]
-    if joined is None:
-        joined = [None] * len(given)
-    new = [index for index, there in enumerate(joined) if there is None]
-    placed = placement.place_all(
-        [given[index] for index in new],
-        [digests[index] for index in new],
-        [priority_of(given[index], priority) for index in new],
-    )
-    shard_ids = _add_empty_shards(
-        session,
-        placement.shards,
-        batch_id=batch_id,
-        expires_at=expires_at,
-        model_fingerprint=model_fingerprint,
-        lane=lane,
-        first=first_position // shard_size,
-    )
-    places = iter(placed)
-    its_shards = [shard_ids[next(places)] if there is None else there for there in joined]
-    requests.copy_in(session, batch_id, given, its_shards, digests, first_position=first_position)
-    return its_shards
-
-
-def _add_empty_shards(
-    session: Session,
-    shards: Sequence[NewShard],
-    *,
-    batch_id: str,
-    expires_at: datetime | None,
-    model_fingerprint: str | None,
-    lane: Lane,
-    first: int,
-) -> Sequence[int]:
-    """Insert these shards; return their ids."""
-    if not shards:
-        return []
-    return session.scalars(
-        insert(ShardRow).returning(ShardRow.id, sort_by_parameter_order=True),
-        [
-            {
-                "batch_id": batch_id,
-                "tenant_id": tenant_of(session),
-                "position": position,
-                "state": ShardState.READY,
-                "lane": lane,
-                "priority": shard.priority,
-                "expires_at": expires_at,
-                "model_fingerprint": model_fingerprint or "",
-                "num_requests": shard.num_requests,
-            }
-            for position, shard in enumerate(shards, first)
-        ],
-    ).all()
 
 
 def lock(session: Session, batch_id: str, *, skip_locked: bool = False) -> BatchRow | None:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sqlalchemy import Select, Text, case, cast, func, insert, inspect, literal, select
+from sqlalchemy import ColumnElement, Select, Text, and_, case, cast, func, insert, inspect, literal, select
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Session
 
@@ -49,21 +49,30 @@ def copy_batch(session: Session, batch: BatchRow, own: Mapping[str, Any]) -> Bat
     return session.scalars(insert(BatchRow).values({**asked_for, **always, **own}).returning(BatchRow)).one()
 
 
-def add_shards(session: Session, new: BatchRow, chosen: Select[int], *, shard_size: int) -> dict[int, int]:
-    """Insert the shards for the chosen requests; return the position of the first of each priority.
+def _model_of(new: BatchRow) -> ColumnElement[str]:
+    """Return the SQL expression of the model that a copied request waits for, by its old shard."""
+    own: ColumnElement[str] = literal(new.model_fingerprint or "")
+    return case((literal(new.is_mixed), ShardRow.model_fingerprint), else_=own)
 
-    All requests of a shard have one priority, and shards of higher priority come first.
+
+def add_shards(
+    session: Session, new: BatchRow, chosen: Select[int], *, shard_size: int
+) -> dict[tuple[int, str], int]:
+    """Insert the shards for the chosen requests; return the position of the first of each kind.
+
+    All requests of a shard have one priority and one model, its kind. Shards of higher priority come first.
     """
-    by_priority = session.execute(
-        select(ShardRow.priority, func.count())
+    model = _model_of(new).label("model")
+    kinds = session.execute(
+        select(ShardRow.priority, model, func.count())
         .join(RequestRow, RequestRow.shard_id == ShardRow.id)
         .where(RequestRow.id.in_(chosen))
-        .group_by(ShardRow.priority)
-        .order_by(ShardRow.priority.desc())
+        .group_by(ShardRow.priority, "model")
+        .order_by(ShardRow.priority.desc(), "model")
     )
     shards = [
-        (priority, min(shard_size, num_requests - start))
-        for priority, num_requests in by_priority
+        (priority, model, min(shard_size, num_requests - start))
+        for priority, model, num_requests in kinds
         for start in range(0, num_requests, shard_size)
     ]
     session.execute(
@@ -76,20 +85,21 @@ def add_shards(session: Session, new: BatchRow, chosen: Select[int], *, shard_si
                 "state": ShardState.READY,
                 "priority": priority,
                 "expires_at": new.expires_at,
-                "model_fingerprint": new.model_fingerprint or "",
+                "model_fingerprint": model,
                 "num_requests": num_requests,
             }
-            for position, (priority, num_requests) in enumerate(shards)
+            for position, (priority, model, num_requests) in enumerate(shards)
         ],
     )
-    return {priority: position for position, (priority, _) in reversed(list(enumerate(shards)))}
+    placed = reversed(list(enumerate(shards)))
+    return {(priority, model): position for position, (priority, model, _) in placed}
 
 
 def copy_requests(
     session: Session,
     chosen: Select[int],
-    new_id: str,
-    first_positions: dict[int, int],
+    new: BatchRow,
+    first_positions: dict[tuple[int, str], int],
     *,
     shard_size: int,
     without: Collection[str] = (),
@@ -97,15 +107,21 @@ def copy_requests(
     """Copy requests in their order to the new batch, with positions counted from 0.
 
     They come to its shards in the order of their old shards, so that what was placed together stays together.
-    Each request keeps its priority. `first_positions` maps each priority to its first shard's position. The
+    Each request keeps its priority. `first_positions` is what `add_shards` returned. The
     columns `without` get their defaults.
     """
     kept = [name for name in columns_copied_by(Copier.RETRY, RequestRow) if name not in without]
     columns = [inspect(RequestRow).columns[name].name for name in kept]
     place = (func.row_number().over(order_by=RequestRow.position) - 1).label("place")
     in_shards = (ShardRow.id, RequestRow.position)
-    among = func.row_number().over(partition_by=ShardRow.priority, order_by=in_shards) - 1
-    first = case(first_positions, value=ShardRow.priority)
+    kind = (ShardRow.priority, _model_of(new))
+    among = func.row_number().over(partition_by=kind, order_by=in_shards) - 1
+    first = case(
+        *(
+            (and_(*(column == value for column, value in zip(kind, values, strict=True))), position)
+            for values, position in first_positions.items()
+        )
+    )
     old = (
         select(
             place, (first + among // shard_size).label("shard"), *(getattr(RequestRow, name) for name in kept)
@@ -114,11 +130,11 @@ def copy_requests(
         .where(RequestRow.id.in_(chosen))
         .subquery()
     )
-    is_its_shard = (ShardRow.batch_id == new_id) & (ShardRow.position == old.c.shard)
+    is_its_shard = (ShardRow.batch_id == new.id) & (ShardRow.position == old.c.shard)
     session.execute(
         insert(RequestRow).from_select(
             ["batch_id", "shard_id", "position", *columns],
-            select(literal(new_id), ShardRow.id, old.c.place, *(old.c[name] for name in kept)).join(
+            select(literal(new.id), ShardRow.id, old.c.place, *(old.c[name] for name in kept)).join(
                 ShardRow, is_its_shard
             ),
         )

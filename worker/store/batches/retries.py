@@ -3,13 +3,13 @@
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import func, insert, literal, null, select
+from sqlalchemy import Select, func, insert, literal, null, select
 from sqlalchemy.orm import Session
 
 from worker.contract.states import FilesStage, Lane
 from worker.store.batches import batches, copying, journal
 from worker.store.database.notify import wake_dispatcher
-from worker.store.requests import timeouts
+from worker.store.requests import batch_models, timeouts
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.files import BatchFilesRow
 from worker.store.rows.requests import RequestRow, ResultRow
@@ -57,9 +57,10 @@ def retry(session: Session, batch_id: str, *, with_cancelled: bool, shard_size: 
     tokens = sums["num_prompt_tokens"] + sums["max_output_tokens"]
     quotas.check(session, Demand(sums["num_requests"], tokens, sums["stored_bytes"]))
     new = _copy_batch(session, batch, sums)
+    _copy_models(session, batch, new, chosen)
     _copy_files(session, batch.id, new.id)
     first_positions = copying.add_shards(session, new, chosen, shard_size=shard_size)
-    copying.copy_requests(session, chosen, new.id, first_positions, shard_size=shard_size)
+    copying.copy_requests(session, chosen, new, first_positions, shard_size=shard_size)
     timeouts.note(session, select(ShardRow.id).where(ShardRow.batch_id == new.id))
     wake_dispatcher(session)
     journal.accepted(session, new.id, Lane.BATCH, new.num_requests, new.priority, retry_of=batch_id)
@@ -76,6 +77,19 @@ def _copy_batch(session: Session, batch: BatchRow, sums: dict[str, int]) -> Batc
         "expires_at": null() if window is None else func.now() + window,
     }
     return copying.copy_batch(session, batch, own | sums)
+
+
+def _copy_models(session: Session, batch: BatchRow, new: BatchRow, chosen: Select[int]) -> None:
+    """Store how many of the chosen requests each model has to run, if the old batch is mixed."""
+    if not batch.is_mixed:
+        return
+    new.is_mixed = True
+    session.flush()
+    for row in batch_models.rows(session, [batch.id])[batch.id]:
+        its = chosen.join(ShardRow, ShardRow.id == RequestRow.shard_id)
+        sums = copying.sums_of(session, its.where(ShardRow.model_fingerprint == row.model_fingerprint))
+        if sums["num_requests"]:
+            batch_models.count(session, new.id, batch_models.model_of(row), sums)
 
 
 def _copy_files(session: Session, batch_id: str, new_id: str) -> None:

@@ -187,7 +187,7 @@ def _add_shadow(
     shadow = copying.copy_batch(session, batch, own | copying.sums_of(session, chosen))
     first_positions = copying.add_shards(session, shadow, chosen, shard_size=shard_size)
     copying.copy_requests(
-        session, chosen, shadow.id, first_positions, shard_size=shard_size, without=NOT_OF_REQUESTS
+        session, chosen, shadow, first_positions, shard_size=shard_size, without=NOT_OF_REQUESTS
     )
     wake_dispatcher(session)
     journal.accepted(session, shadow.id, Lane.BATCH, shadow.num_requests, shadow.priority, model=model)

@@ -14,14 +14,14 @@ from sqlalchemy.orm import Session
 
 from worker.contract.models import Model
 from worker.contract.states import LIVE_STATUSES, BatchStatus, FilesStage, Lane
-from worker.store.batches import batches, journal, starts, stop_rules, wrong_requests
+from worker.store.batches import batches, journal, placing, starts, stop_rules, wrong_requests
 from worker.store.database.notify import wake_dispatcher, wake_files
 from worker.store.database.session import tenant_of
-from worker.store.requests import copies, models
+from worker.store.requests import batch_models, copies, models
 from worker.store.requests.earlier import Earlier
 from worker.store.requests.placement import digest_of, priority_of
 from worker.store.requests.requests import NewRequest
-from worker.store.rows.batches import BatchRow
+from worker.store.rows.batches import BatchModelRow, BatchRow
 from worker.store.rows.files import BatchFilesRow
 from worker.store.rows.requests import RequestRow
 from worker.store.rows.views import view_of
@@ -57,7 +57,8 @@ class NewFileBatch:
     cache_ttl_seconds: float | None = None
     max_failed: int | None = None
     max_total_tokens: int | None = None
-    model: Model | None = None  # that must run it; None: any
+    model: Model | None = None  # of lines that name none; None: any
+    models: Sequence[Model] = ()  # that its lines name, if they name several
     start_after: datetime | None = None  # None: at once
     input_uri: str | None = None  # where the file came from, if not from an upload
     input_etag: str | None = None
@@ -78,6 +79,7 @@ class FilesClaim:
     output_lifetime: timedelta | None
     output_uri: str | None
     output_tries: int  # to write there, that failed
+    model_fingerprint: str | None = None  # None: its lines name several models, or any may run them
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +121,13 @@ def submit(session: Session, new: NewFileBatch) -> str:
             cache_ttl_seconds=new.cache_ttl_seconds,
             max_failed=new.max_failed,
             max_total_tokens=new.max_total_tokens,
+            is_mixed=bool(new.models),
             expires_at=starts.end_of_window(new.start_after, new.window),
             **models.columns_of(new.model),
             **starts.columns_of(new.start_after),
         )
     )
+    batch_models.name(session, batch_id, new.models)
     lifetime = new.output_lifetime
     session.execute(
         insert(BatchFilesRow).values(
@@ -174,17 +178,22 @@ def find_same(session: Session, new: NewFileBatch, *, within: timedelta) -> str 
     )
 
 
-def claim_to_read(session: Session, *, lease: timedelta, model: Model | None = None) -> FilesClaim | None:
+def claim_to_read(session: Session, *, lease: timedelta, models: Sequence[Model] = ()) -> FilesClaim | None:
     """Claim the batch whose input has waited longest to be read; None: there is none.
 
-    Its lines become requests to one model: a batch for another than `model` is left to its own process.
+    Its lines become requests to models: a batch for another than these is left to its own process.
     """
-    theirs = select(BatchRow.id).where(
+    known = [model.fingerprint for model in models]
+    others = select(BatchRow.id).where(
         BatchRow.id == BatchFilesRow.batch_id,
-        BatchRow.model_fingerprint.is_distinct_from(None if model is None else model.fingerprint),
+        BatchRow.model_fingerprint.not_in(known),
         BatchRow.model_fingerprint.is_not(None),
     )
-    return _claim(session, (BatchFilesRow.stage == FilesStage.READING) & ~theirs.exists(), lease)
+    beside = select(BatchModelRow.batch_id).where(
+        BatchModelRow.batch_id == BatchFilesRow.batch_id, BatchModelRow.model_fingerprint.not_in(known)
+    )
+    is_ours = ~others.exists() & ~beside.exists()
+    return _claim(session, (BatchFilesRow.stage == FilesStage.READING) & is_ours, lease)
 
 
 def claim_to_write(session: Session, *, lease: timedelta) -> FilesClaim | None:
@@ -232,8 +241,9 @@ def add_requests(
 ) -> int | None:
     """Store the next lines of a batch's input as requests; return how many lines are left.
 
-    None: the claim is lost. A request with an error fails at once. Requests identical to one that `earlier`
-    knows are not run again. After the last line the batch can complete, or ends now if it was cancelled.
+    None: the claim is lost. The requests of a batch that is not mixed are all for its own model. A request
+    with an error fails at once. Requests identical to one that `earlier` knows are not run again. After the
+    last line the batch can complete, or ends now if it was cancelled.
     """
     batch = batches.lock(session, held.batch_id)
     progress = {"read_offset": read_offset, "read_lines": read_lines, "due_at": func.now() + lease}
@@ -242,10 +252,12 @@ def add_requests(
     defaults = SamplingParams.from_json(batch.params)
     digests = [digest_of(request, defaults) for request in given]
     priorities = [priority_of(request, batch.priority) for request in given]
-    known = [None] * len(given) if earlier is None else earlier.join(session, digests, priorities)
+    others = [batch_models.other_model(request, batch.model_fingerprint) for request in given]
+    earlier = earlier or Earlier()
+    known = earlier.join(session, digests, priorities, others)
     joined = wrong_requests.apart(session, batch, given, known)
     first_position = batch.num_requests - batch.num_unread
-    shard_ids = batches.add_shards(
+    shard_ids = placing.add_shards(
         session,
         batch.id,
         given,
@@ -258,16 +270,13 @@ def add_requests(
         digests=digests,
         joined=joined,
     )
-    batch.num_unread -= len(given)
-    batch.num_prompt_tokens += sum(request.num_prompt_tokens for request in given)
-    batch.max_output_tokens += sum(request.max_output_tokens(defaults) for request in given)
-    if earlier is not None:
-        for digest, shard_id in zip(digests, shard_ids, strict=True):
-            earlier.remember(digest, shard_id)
-        those = zip(digests, joined, strict=True)
-        later = {digest for digest, shard_id in those if digest is not None and shard_id is not None}
-        if later:
-            copies.answer_later_ones(session, batch, set(shard_ids), later)
+    batch_models.count_read(session, batch, given, defaults)
+    for digest, shard_id, model in zip(digests, shard_ids, others, strict=True):
+        earlier.remember(digest, shard_id, model)
+    those = zip(digests, joined, strict=True)
+    later = {digest for digest, shard_id in those if digest is not None and shard_id is not None}
+    if later:
+        copies.answer_later_ones(session, batch, set(shard_ids), later)
     if wrong_requests.fail(session, batch, given, first_position):
         stop_rules.apply(session, batch)
     if not batch.num_unread:
@@ -358,9 +367,15 @@ def _claim(session: Session, is_wanted: ColumnElement[bool], lease: timedelta) -
     if row is None:
         return None
     seconds = row.output_lifetime_seconds
-    tenant_id = session.scalars(select(BatchRow.tenant_id).where(BatchRow.id == row.batch_id)).one()
-    lifetime = None if seconds is None else timedelta(seconds=seconds)
-    return view_of(FilesClaim, row, tenant_id=tenant_id, output_lifetime=lifetime)
+    columns = (BatchRow.tenant_id, BatchRow.model_fingerprint, BatchRow.is_mixed)
+    batch = session.execute(select(*columns).where(BatchRow.id == row.batch_id)).one()
+    return view_of(
+        FilesClaim,
+        row,
+        tenant_id=batch.tenant_id,
+        output_lifetime=None if seconds is None else timedelta(seconds=seconds),
+        model_fingerprint=None if batch.is_mixed else batch.model_fingerprint,
+    )
 
 
 def _give_up(session: Session, held: FilesClaim, **changes: Any) -> bool:

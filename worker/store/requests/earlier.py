@@ -21,30 +21,38 @@ class Earlier:
     A request that was forgotten runs again.
     """
 
-    _shard_ids: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
+    _shard_ids: OrderedDict[bytes, int] = field(default_factory=OrderedDict)  # by digest and model
 
-    def remember(self, digest: bytes | None, shard_id: int) -> None:
-        """Store the shard of a request."""
+    def remember(self, digest: bytes | None, shard_id: int, model: str) -> None:
+        """Store the shard of a request for another model; `model` is empty for one of the batch's own."""
         if digest is not None:
-            self._shard_ids[digest] = shard_id
-            self._shard_ids.move_to_end(digest)
+            key = digest + model.encode()
+            self._shard_ids[key] = shard_id
+            self._shard_ids.move_to_end(key)
             if len(self._shard_ids) > MAX_REMEMBERED:
                 self._shard_ids.popitem(last=False)
 
     def forget(self, digests: Collection[bytes]) -> None:
-        """Forget requests that have left the shard that is stored here."""
+        """Forget requests for the batch's own model that have left the shard that is stored here."""
         for digest in digests:
             self._shard_ids.pop(digest, None)
 
     def join(
-        self, session: Session, digests: Sequence[bytes | None], priorities: Sequence[int]
+        self,
+        session: Session,
+        digests: Sequence[bytes | None],
+        priorities: Sequence[int],
+        models: Sequence[str],
     ) -> list[int | None]:
         """Return the shard that each new request joins, or None, and count the requests in those shards.
 
         The caller holds the batch's lock. A finished shard takes only requests whose Result it has. A ready
         shard takes no request of a higher priority than its own.
         """
-        wanted = [None if digest is None else self._shard_ids.get(digest) for digest in digests]
+        wanted = [
+            None if digest is None else self._shard_ids.get(digest + model.encode())
+            for digest, model in zip(digests, models, strict=True)
+        ]
         room = _room(session, {shard_id for shard_id in wanted if shard_id is not None})
         ended = {shard_id for shard_id, shard in room.items() if shard.state is ShardState.FINISHED}
         waits = {shard_id for shard_id, shard in room.items() if shard.state is ShardState.READY}

@@ -24,8 +24,11 @@ CLASSES = {-1: PriorityClass.LOW, 0: PriorityClass.NORMAL, 1: PriorityClass.HIGH
 HALF_A_TICK = 5e-7  # times are whole microseconds: taking this away puts a bound into its own bucket
 
 
-def read(session: Session, batch: BatchRow, *, after: int) -> Readings:
-    """Return the latencies of a batch's Results after this sequence number, except cancelled ones."""
+def read(session: Session, batch: BatchRow, *, after: int, model: str | None = None) -> Readings:
+    """Return the latencies of a batch's Results after this sequence number, except cancelled ones.
+
+    `model` leaves out the requests of others in a mixed batch.
+    """
     seconds = [cast(func.extract("epoch", ended - began), Double) for began, ended in ENDS.values()]
     buckets = [func.width_bucket(one - HALF_A_TICK, cast(list(BOUNDS), ARRAY(Double))) for one in seconds]
     sign = func.sign(ShardRow.priority)
@@ -39,6 +42,7 @@ def read(session: Session, batch: BatchRow, *, after: int) -> Readings:
             ResultRow.batch_id == batch.id,
             ResultRow.sequence > after,
             ResultRow.outcome != Outcome.CANCELLED,
+            *([] if model is None else [ShardRow.model_fingerprint == model]),
         )
         .group_by(sign, *buckets)
     )

@@ -8,6 +8,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from worker.contract.models import Model, ServedModel
+from worker.store.rows.batches import BatchRow
 from worker.store.rows.models import ServedModelRow
 from worker.store.rows.shards import ShardRow
 from worker.store.rows.views import view_of
@@ -32,6 +33,13 @@ def columns_of(model: Model | None) -> dict[str, str]:
         "model_fingerprint": model.fingerprint,
         "model_tokenizer": model.tokenizer,
     }
+
+
+def of_batch(batch: BatchRow) -> Model | None:
+    """Return a batch's own model; None: any."""
+    if batch.model_name is None or batch.model_fingerprint is None:
+        return None
+    return Model(batch.model_name, batch.model_fingerprint, batch.model_tokenizer or "")
 
 
 def may_run(fingerprint: str | None) -> ColumnElement[bool]:

@@ -11,6 +11,7 @@ from sqlalchemy import Text, case, cast, func, insert, select
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import Session
 
+from worker.contract.models import Model
 from worker.quality.expected import Expected
 from worker.store.database import clock
 from worker.store.requests import partial_outputs, timeouts, tool_turns
@@ -89,6 +90,7 @@ class NewRequest:
     metadata: dict[str, Any] | None = None  # returned with the result
     tool_loop: ToolLoop | None = None  # of a chat whose calls the worker makes
     expected: Expected | None = None  # by which comparisons judge its output
+    model: Model | None = None  # that runs it; None: the batch's
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:

@@ -8,16 +8,17 @@ reads these before a later transaction with the lock counts them (worker/store/s
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, cast, exists, func, literal, select, update
+from sqlalchemy import BigInteger, ColumnElement, RowMapping, cast, exists, func, literal, select, update
 from sqlalchemy.orm import InstrumentedAttribute, Session, object_session
 
 from worker.contract.usage import COST, COUNTERS, SECONDS
 from worker.store.counts import usage
 from worker.store.database.session import prices_of
-from worker.store.requests import latencies
+from worker.store.requests import batch_models, latencies
 from worker.store.requests.requests import MAX_OUTPUT_TOKENS
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import RequestRow, ResultRow
+from worker.store.rows.shards import ShardRow
 from worker.values.caching import Source
 from worker.values.outcomes import FinishReason, Outcome
 
@@ -125,31 +126,41 @@ def add(session: Session, batch: BatchRow) -> None:
     if not is_locked(batch):
         return
     num_before = batch.num_settled
+    for model, added in _sums(session, batch, num_before):
+        if not any(added[name] for name in COUNTED_AS.values()):
+            continue
+        for column in TALLY:
+            setattr(batch, column.key, getattr(batch, column.key) + added[column.key])
+        cost = prices_of(session).cost(
+            device_seconds=sum(added[name] for name in SECONDS),
+            input_tokens=added["input_tokens"],
+            output_tokens=added["output_tokens"],
+        )
+        batch.cost_billionths += cost
+        readings = {name: added[COUNTED_AS.get(name, name)] for name in (*COUNTERS, *SECONDS)}
+        only = model if batch.is_mixed else None
+        readings |= {COST: cost, **latencies.read(session, batch, after=num_before, model=only)}
+        usage.add(session, batch.tenant_id, readings, model=model)
+        if batch.is_mixed and model is not None:
+            batch_models.add_results(session, batch.id, model, {**added, "cost_billionths": cost})
+
+
+def _sums(session: Session, batch: BatchRow, num_before: int) -> list[tuple[str | None, RowMapping]]:
+    """Return what a batch's Results after this number add, by the model that had to run them."""
     sums = [
         func.coalesce(cast(aggregate, column.type), 0).label(column.key)
         for column, aggregate in TALLY.items()
     ]
-    added = (
-        session.execute(
-            select(*sums, *(aggregate.label(name) for name, aggregate in HITS.items()))
-            .select_from(ResultRow)
-            .join(RequestRow, RequestRow.id == ResultRow.request_id)
-            .join(BatchRow, BatchRow.id == ResultRow.batch_id)
-            .where(ResultRow.batch_id == batch.id, ResultRow.sequence > num_before)
-        )
-        .mappings()
-        .one()
+    query = (
+        select(*sums, *(aggregate.label(name) for name, aggregate in HITS.items()))
+        .select_from(ResultRow)
+        .join(RequestRow, RequestRow.id == ResultRow.request_id)
+        .join(BatchRow, BatchRow.id == ResultRow.batch_id)
+        .where(ResultRow.batch_id == batch.id, ResultRow.sequence > num_before)
     )
-    if not any(added[name] for name in COUNTED_AS.values()):
-        return
-    for column in TALLY:
-        setattr(batch, column.key, getattr(batch, column.key) + added[column.key])
-    cost = prices_of(session).cost(
-        device_seconds=sum(added[name] for name in SECONDS),
-        input_tokens=added["input_tokens"],
-        output_tokens=added["output_tokens"],
-    )
-    batch.cost_billionths += cost
-    readings = {name: added[COUNTED_AS.get(name, name)] for name in (*COUNTERS, *SECONDS)}
-    readings |= {COST: cost, **latencies.read(session, batch, after=num_before)}
-    usage.add(session, batch.tenant_id, readings, model=batch.model_fingerprint)
+    if not batch.is_mixed:
+        return [(batch.model_fingerprint, session.execute(query).mappings().one())]
+    model = ShardRow.model_fingerprint
+    by_model = query.add_columns(model.label("model")).join(ShardRow, ShardRow.id == RequestRow.shard_id)
+    found = session.execute(by_model.group_by(model)).mappings().all()
+    return [(one["model"], one) for one in found]

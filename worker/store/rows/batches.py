@@ -80,6 +80,7 @@ class BatchRow(Owned, TableRow):
     model_fingerprint: Mapped[str | None] = mapped_column(info=ASKED_FOR)
     # That counted its tokens: worker.contract.models.Model.
     model_tokenizer: Mapped[str | None] = mapped_column(info=ASKED_FOR)
+    is_mixed: Mapped[bool] = mapped_column(server_default=false())  # each of its models has a BatchModelRow
 
     # The route whose bodies its requests have, of a batch that came so in one call. None: any other batch.
     endpoint: Mapped[str | None] = mapped_column(info=ASKED_FOR)
@@ -138,6 +139,38 @@ class BatchRow(Owned, TableRow):
     @property
     def num_settled(self) -> int:
         """The number of requests that have a result."""
+        return self.num_completed + self.num_failed + self.num_cancelled
+
+
+class BatchModelRow(TableRow):
+    """One of the models that run a mixed batch, and counts of the requests that it runs.
+
+    The names of the counts, and what they mean, are those of the batch's own.
+    """
+
+    __tablename__ = "batch_models"
+
+    batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True)
+    model_fingerprint: Mapped[str] = mapped_column(primary_key=True)
+    model_name: Mapped[str]
+    model_tokenizer: Mapped[str]
+    num_requests: Mapped[int] = mapped_column(server_default="0")  # without lines that are not read yet
+    num_prompt_tokens: Mapped[int] = mapped_column(server_default="0")
+    max_output_tokens: Mapped[int] = mapped_column(server_default="0")
+    num_completed: Mapped[int] = mapped_column(server_default="0")
+    num_failed: Mapped[int] = mapped_column(server_default="0")
+    num_cancelled: Mapped[int] = mapped_column(server_default="0")
+    num_cut: Mapped[int] = mapped_column(server_default="0")
+    settled_max_tokens: Mapped[int] = mapped_column(server_default="0")
+    input_tokens: Mapped[int] = mapped_column(server_default="0")
+    cached_tokens: Mapped[int] = mapped_column(server_default="0")
+    output_tokens: Mapped[int] = mapped_column(server_default="0")
+    completed_output_tokens: Mapped[int] = mapped_column(server_default="0")
+    cost_billionths: Mapped[int] = mapped_column(server_default="0")
+
+    @property
+    def num_settled(self) -> int:
+        """The number of its requests that have a result."""
         return self.num_completed + self.num_failed + self.num_cancelled
 
 

@@ -30,7 +30,8 @@ class FileRow(Owned, TableRow):
     num_lines: Mapped[int | None]  # for the input of a batch
     endpoint: Mapped[str | None]  # of all lines of a batch's input; None if they differ
     num_wrong_lines: Mapped[int | None]  # which fail alone; None: no line may be wrong
-    model: Mapped[str | None]  # against which the lines were checked
+    # Labels of the models that the lines name, a line each; they were checked against these.
+    model: Mapped[str | None]
     created_at: Mapped[datetime] = created_now()
     expires_at: Mapped[datetime | None]
 

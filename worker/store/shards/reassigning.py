@@ -4,7 +4,7 @@ Existing results stay, and each names the model that made it. Requests that the 
 again from their prompts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy import ColumnElement, and_, bindparam, case, cast, delete, exists, func, or_, select, update
@@ -15,7 +15,7 @@ from worker.contract.models import Model, label
 from worker.contract.states import AttemptCause, Lane, ShardState
 from worker.store.batches import batches, journal
 from worker.store.database.notify import wake_dispatcher, wake_files, wake_interactive, wake_workers
-from worker.store.requests import attempts
+from worker.store.requests import attempts, batch_models
 from worker.store.requests.requests import NewRequest
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import PartialOutputRow, RequestRow, ResultRow
@@ -37,7 +37,8 @@ class Bound:
     is_over: bool  # it has ended, or is about to
     is_unread: bool  # lines of its file are not requests yet
     label: str | None
-    tokenizer: str | None  # None: unknown
+    tokenizers: Collection[str | None]  # that counted its prompts; None: unknown
+    is_mixed: bool  # its requests name several models
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ def lock(session: Session, batch_id: str) -> Bound | None:
         is_over=batches.is_stopping(session, batch),
         is_unread=batch.num_unread > 0,
         label=None if name is None or fingerprint is None else label(name, fingerprint),
-        tokenizer=batch.model_tokenizer,
+        tokenizers=batch_models.tokenizers(session, batch),
+        is_mixed=batch.is_mixed,
     )
 
 
@@ -159,7 +161,10 @@ def rebind(session: Session, batch_id: str, model: Model, *, more_output_tokens:
     batch.max_output_tokens += more_output_tokens
     batch.model_name, batch.model_fingerprint = model.name, model.fingerprint
     batch.model_tokenizer = model.tokenizer
-    ids = _rebind_shards(session, batch, model.fingerprint)
+    if batch.is_mixed:
+        batch_models.give_all_to(session, batch.id, model, more_output_tokens=more_output_tokens)
+    others = [ShardRow.model_fingerprint != model.fingerprint] if batch.is_mixed else []
+    ids = _rebind_shards(session, batch, model.fingerprint, *others)
     prompt_tokens = select(func.coalesce(func.sum(RequestRow.num_prompt_tokens), 0))
     batch.num_prompt_tokens = int(session.scalar(prompt_tokens.where(RequestRow.batch_id == batch.id)) or 0)
     wake_workers(session, batch.id)

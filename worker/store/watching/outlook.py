@@ -10,7 +10,8 @@ from sqlalchemy import ColumnElement, Float, cast, func, or_, select, true
 from sqlalchemy.orm import Session
 
 from worker.contract.states import LIVE_STATUSES, BatchStatus, ShardState
-from worker.store.batches.batch_views import BatchView, to_view, views
+from worker.store.batches.batch_views import BatchView, to_views, views
+from worker.store.requests import batch_models
 from worker.store.rows.access import TenantRow
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import RequestRow, ResultRow
@@ -65,7 +66,7 @@ def recent_outputs(session: Session, *, model: str | None = None) -> list[list[S
     Leaves out requests that ignore the end token or ask for several choices: they show no natural length.
     """
     recent = (
-        select(BatchRow.id, BatchRow.num_completed, BatchRow.params)
+        select(BatchRow.id, BatchRow.num_completed, BatchRow.params, BatchRow.is_mixed)
         .where(
             BatchRow.finished_at.is_not(None),
             BatchRow.results_dropped_at.is_(None),
@@ -96,7 +97,9 @@ def recent_outputs(session: Session, *, model: str | None = None) -> list[list[S
         .join(every, true())
         .join(ResultRow, (ResultRow.batch_id == recent.c.id) & (ResultRow.sequence == every.c.sequence))
         .join(RequestRow, RequestRow.id == ResultRow.request_id)
+        .join(ShardRow, ShardRow.id == RequestRow.shard_id)
         .where(
+            true() if model is None else or_(~recent.c.is_mixed, ShardRow.model_fingerprint == model),
             ResultRow.outcome == Outcome.COMPLETED,
             RequestRow.kind == RequestKind.GENERATION,
             RequestRow.inputs.is_(None),
@@ -113,7 +116,12 @@ def forecast_outcomes(session: Session, *, model: str | None = None) -> list[For
     """Return the outcomes of the last forecasts, newest first, without those of batches that had no work."""
     recent = (
         select(BatchRow.status, BatchRow.forecast_seconds, BatchRow.created_at, BatchRow.finished_at)
-        .where(BatchRow.finished_at.is_not(None), BatchRow.results_dropped_at.is_(None), _is_of(model))
+        .where(
+            BatchRow.finished_at.is_not(None),
+            BatchRow.results_dropped_at.is_(None),
+            _is_of(model),
+            ~BatchRow.is_mixed,  # the slowest of its models is not known afterwards
+        )
         .order_by(BatchRow.finished_at.desc())
         .limit(LEARNED_FROM_OUTCOMES)
         .subquery()
@@ -128,23 +136,33 @@ def forecast_outcomes(session: Session, *, model: str | None = None) -> list[For
 
 
 def live_batches(session: Session, *, limit: int, model: str | None = None) -> list[BatchView]:
-    """Return batches that have work left, highest priority first, then oldest first."""
+    """Return batches that have work left, highest priority first, then oldest first.
+
+    Of a mixed batch, it returns the part that `model` has to run.
+    """
     query = (
         views().where(*_has_work(model)).order_by(BatchRow.priority.desc(), BatchRow.created_at).limit(limit)
     )
-    return [to_view(*found) for found in session.execute(query)]
+    found = to_views(session, query)
+    if model is None:
+        return found
+    own = (one for view in found for one in view.by_model())
+    return [view for view in own if view.model_fingerprint in {None, model}]
 
 
 def backlog(session: Session, *, model: str | None = None) -> Backlog:
     """Return the work that is left in all live batches."""
-    settled = BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled
+    its = batch_models.Picked(model)
     num_batches, num_requests, prompt_tokens, max_output_tokens = session.execute(
         select(
             func.count(),
-            func.coalesce(func.sum(BatchRow.num_requests - settled), 0),
-            func.coalesce(func.sum(BatchRow.num_prompt_tokens - BatchRow.input_tokens), 0),
-            func.coalesce(func.sum(BatchRow.max_output_tokens - BatchRow.settled_max_tokens), 0),
-        ).where(*_has_work(model))
+            func.coalesce(func.sum(its.num_left), 0),
+            func.coalesce(func.sum(its[BatchRow.num_prompt_tokens] - its[BatchRow.input_tokens]), 0),
+            func.coalesce(func.sum(its[BatchRow.max_output_tokens] - its[BatchRow.settled_max_tokens]), 0),
+        )
+        .select_from(BatchRow)
+        .outerjoin(its.part, its.joined)
+        .where(*_has_work(model))
     ).one()
     running = session.scalar(
         select(func.coalesce(func.sum(ShardRow.running_tokens), 0)).where(
@@ -163,10 +181,11 @@ def tenant_weights(session: Session) -> dict[str, float]:
 
 
 def _has_work(model: str | None) -> tuple[ColumnElement[bool], ...]:
-    return (BatchRow.status.in_(LIVE_STATUSES), BatchRow.paused_at.is_(None), _is_of(model))
+    its = true() if model is None else batch_models.is_of(model, has_work=True)
+    return (BatchRow.status.in_(LIVE_STATUSES), BatchRow.paused_at.is_(None), its)
 
 
 def _is_of(model: str | None) -> ColumnElement[bool]:
     if model is None:
         return true()
-    return or_(BatchRow.model_fingerprint == model, BatchRow.model_fingerprint.is_(None))
+    return batch_models.is_of(model)

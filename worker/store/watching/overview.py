@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from worker.contract.access import NOBODY
 from worker.contract.meters import Readings
 from worker.contract.states import LIVE_STATUSES, BatchStatus, EventState, Lane
-from worker.store.batches.batch_views import BatchView, to_view, views
+from worker.store.batches.batch_views import BatchView, to_views, views
 from worker.store.rows.batches import HAS_FAILED, BatchRow
 from worker.store.rows.meters import MeterRow
 from worker.store.rows.requests import ResultRow
@@ -77,14 +77,14 @@ def live_batches(session: Session, *, limit: int) -> list[BatchView]:
         .order_by(BatchRow.status != BatchStatus.PROCESSING, BatchRow.created_at, BatchRow.id)
         .limit(limit)
     )
-    return [to_view(*found) for found in session.execute(query)]
+    return to_views(session, query)
 
 
 def failures(session: Session, *, limit: int) -> list[Failure]:
     """Return ended batches in which something failed, the last to end first."""
     query = views().where(text(HAS_FAILED), BatchRow.tenant_id != NOBODY)
     query = query.order_by(BatchRow.finished_at.desc()).limit(limit)
-    found = [to_view(*one) for one in session.execute(query)]
+    found = to_views(session, query)
     examples = _examples(session, [view.id for view in found])
     return [
         Failure(view, view.error_code or code, view.error_message or message)

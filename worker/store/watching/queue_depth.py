@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import Double, Select, cast, func, select
+from sqlalchemy import Double, Select, and_, cast, func, or_, select
 from sqlalchemy.orm import Session
 
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.models import label
 from worker.contract.states import LIVE_STATUSES, BatchStatus, EventState, Lane, ShardState
-from worker.store.rows.batches import BatchRow
+from worker.store.rows.batches import BatchModelRow, BatchRow
 from worker.store.rows.shards import ShardRow
 from worker.store.rows.webhooks import DeliveryRow
 from worker.store.watching import workers
@@ -41,12 +41,21 @@ def queue_ages(session: Session) -> list[QueueAge]:
 
     Paused batches do not wait.
     """
-    ready = select(ShardRow.id).where(ShardRow.batch_id == BatchRow.id, ShardRow.state == ShardState.READY)
+    part = BatchModelRow
+    name = func.coalesce(part.model_name, BatchRow.model_name)
+    model = func.coalesce(part.model_fingerprint, BatchRow.model_fingerprint)
+    ready = select(ShardRow.id).where(
+        ShardRow.batch_id == BatchRow.id,
+        ShardRow.state == ShardState.READY,
+        or_(~BatchRow.is_mixed, ShardRow.model_fingerprint == part.model_fingerprint),
+    )
     seconds = func.extract("epoch", func.max(func.now() - BatchRow.created_at))
     rows = session.execute(
-        select(BatchRow.lane, BatchRow.model_name, BatchRow.model_fingerprint, cast(seconds, Double))
+        select(BatchRow.lane, name, model, cast(seconds, Double))
+        .select_from(BatchRow)
+        .outerjoin(part, and_(BatchRow.is_mixed, part.batch_id == BatchRow.id))
         .where(BatchRow.status.in_(LIVE_STATUSES), BatchRow.paused_at.is_(None), ready.exists())
-        .group_by(BatchRow.lane, BatchRow.model_name, BatchRow.model_fingerprint)
+        .group_by(BatchRow.lane, name, model)
     )
     served = {
         label(info["name"], info["model_fingerprint"])
@@ -54,8 +63,8 @@ def queue_ages(session: Session) -> list[QueueAge]:
         if "model_fingerprint" in info
     }
     ages = {(lane, model): 0.0 for lane in Lane for model in served}
-    for lane, name, fingerprint, age in rows:
-        ages[lane, label(name, fingerprint) if name and fingerprint else ANY_MODEL] = age
+    for lane, called, fingerprint, age in rows:
+        ages[lane, label(called, fingerprint) if called and fingerprint else ANY_MODEL] = age
     return [QueueAge(lane, model, age) for (lane, model), age in sorted(ages.items())]
 
 

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.states import BatchStatus, Lane, ShardState
 from worker.store.database import presence
+from worker.store.requests import batch_models
 from worker.store.requests.models import may_run
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.shards import ShardRow
@@ -80,18 +81,19 @@ def ahead_of(
     if batch_id is not None:
         created_at = select(BatchRow.created_at).where(BatchRow.id == batch_id).scalar_subquery()
         level = and_(level, BatchRow.created_at < created_at)
-    settled = BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled
-    counted = select(
-        func.count(),
-        func.coalesce(func.sum(BatchRow.num_requests - settled), 0),
-    ).where(
-        BatchRow.status.in_([BatchStatus.PENDING, BatchStatus.PROCESSING]),
-        BatchRow.paused_at.is_(None),
-        or_(goes_first, and_(same, or_(earlier, level))),
+    its = batch_models.Picked(model)
+    counted = (
+        select(func.count(), func.coalesce(func.sum(its.num_left), 0))
+        .select_from(BatchRow)
+        .outerjoin(its.part, its.joined)
+        .where(
+            BatchRow.status.in_([BatchStatus.PENDING, BatchStatus.PROCESSING]),
+            BatchRow.paused_at.is_(None),
+            or_(goes_first, and_(same, or_(earlier, level))),
+        )
     )
     if model is not None:
-        is_beside = or_(BatchRow.model_fingerprint == model, BatchRow.model_fingerprint.is_(None))
-        counted = counted.where(is_beside)
+        counted = counted.where(batch_models.is_of(model, has_work=True))
     if batch_id is not None:
         counted = counted.where(BatchRow.id != batch_id)
     return Ahead(*map(int, session.execute(counted).one()))

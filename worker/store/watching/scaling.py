@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 from worker.contract.messages import GPU_QUEUE
 from worker.contract.states import LIVE_STATUSES, BatchStatus, Lane, ShardState
 from worker.scaling.model_choice import ModelWork
-from worker.store.rows.batches import BatchRow
+from worker.store.requests import batch_models
+from worker.store.rows.batches import BatchModelRow, BatchRow
 from worker.store.rows.scaling import WantedWorkersRow
 from worker.store.rows.shards import ShardRow
 from worker.store.rows.views import view_of
@@ -63,18 +64,23 @@ class WaitingModel:
 
 def waiting_models(session: Session) -> list[WaitingModel]:
     """Return the models of live batches that are not paused."""
+    part = BatchModelRow
+    model = func.coalesce(part.model_fingerprint, BatchRow.model_fingerprint)
     found = session.execute(
         select(
-            BatchRow.model_fingerprint,
-            func.max(BatchRow.model_name),
+            model,
+            func.max(func.coalesce(part.model_name, BatchRow.model_name)),
             func.bool_or(BatchRow.lane == Lane.INTERACTIVE),
         )
+        .select_from(BatchRow)
+        .outerjoin(part, and_(BatchRow.is_mixed, part.batch_id == BatchRow.id))
         .where(
             BatchRow.status.in_(LIVE_STATUSES),
             BatchRow.paused_at.is_(None),
-            BatchRow.model_fingerprint.is_not(None),
+            model.is_not(None),
+            or_(~BatchRow.is_mixed, batch_models.num_left(part) > 0),
         )
-        .group_by(BatchRow.model_fingerprint)
+        .group_by(model)
     )
     return [WaitingModel(str(fingerprint), str(name), bool(waits)) for fingerprint, name, waits in found]
 

@@ -5,7 +5,7 @@ from sqlalchemy import text
 
 from tests.fixtures.batches import LEASE, claim, held, result
 from worker.contract.states import BatchStatus
-from worker.store.batches import batch_views, batches, retries
+from worker.store.batches import batch_views, batches, placing, retries
 from worker.store.batches.batch_views import BatchView
 from worker.store.batches.batches import NewBatch
 from worker.store.database.session import Store
@@ -216,7 +216,7 @@ def test_chunks_of_a_file_are_deduplicated_each(store: Store) -> None:
     batch_id = submit(store, "ab")
     more = [NewRequest(prompt=letter, max_tokens=10) for letter in "caca"]
     with store.transaction() as session:
-        shard_ids = batches.add_shards(
+        shard_ids = placing.add_shards(
             session,
             batch_id,
             more,
