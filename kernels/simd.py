@@ -20,6 +20,10 @@ intrinsic: Any = untyped_intrinsic
 # The floats in an AVX512 register; narrower machines use two or four registers for as many.
 LANES = 16
 
+# Floats that are kept free before memory for parts of a computation. Where a loop writes nearer than so many
+# behind what it reads, its vector code gives way to scalar code, which may round otherwise.
+MARGIN = 64
+
 F32, _I8, _I16, I32, I64 = ir.FloatType(), *(ir.IntType(bits) for bits in (8, 16, 32, 64))
 _ALIGNMENTS = {F32: 4, _I16: 2, _I8: 1}
 

@@ -20,6 +20,7 @@ from kernels.paged_attention import AttentionPlan
 from kernels.paged_attention.op import NO_WINDOW
 from kernels.product_chain import Chain
 from kernels.product_chain.tile import PANEL, TILE_ROWS
+from kernels.simd import MARGIN
 from kernels.threads import LINE, num_threads
 
 # The most rows that run together, so that what they need between two products stays small.
@@ -158,10 +159,10 @@ def _space(layers: Layers, pieces: np.ndarray, num_parts: int, head_dim: int) ->
     return _Space(
         torch.zeros(len(pieces), len(layers.layers), COUNTERS, dtype=torch.int64),
         torch.zeros(1 + num_parts, LINE, dtype=torch.int64),
-        torch.empty(num_parts, 2, head_dim),
+        torch.empty(MARGIN + num_parts * 2 * head_dim)[MARGIN:],
         rows,
         torch.empty(rows),
-        torch.empty(rows, layers.width),
+        torch.empty(MARGIN + rows * layers.width)[MARGIN:],
         torch.empty(rows, layers.depth, dtype=torch.uint8),
         torch.empty(num_parts, TILE_ROWS, PANEL, dtype=torch.int32),
     )

@@ -6,6 +6,7 @@ from torch import Tensor
 from kernels.kv_write.cache import GpuLayerCache, LayerCache, PagedCache
 from kernels.kv_write.cpu import WRITE, WriteCall
 from kernels.kv_write.head_norms import HeadNorms
+from kernels.simd import MARGIN
 from kernels.threads import num_threads
 
 
@@ -59,7 +60,7 @@ def _write_on_cpu(
         raise ValueError(f"rotary_kv_write: cannot write {qkv.dtype} into a cache of {cache.keys.dtype}")
     num_parts = num_threads(num_rows * width)
     query = torch.empty(num_kv_heads, num_rows, num_heads // num_kv_heads, head_dim)
-    scratch = torch.empty(2 * num_parts * head_dim)
+    scratch = torch.empty(MARGIN + 2 * num_parts * head_dim)[MARGIN:]
     call = WriteCall(
         qkv.data_ptr(),
         cache.keys.data_ptr(),

@@ -12,6 +12,7 @@ from kernels import compiled
 from kernels.product_chain.cpu import GELU, NORM, NOTHING, SILU, LinkNumbers, run_links
 from kernels.product_chain.panels import PanelWeight
 from kernels.product_chain.tile import PANEL, TILE_ROWS, WORD
+from kernels.simd import MARGIN
 from kernels.threads import LINE, num_threads
 
 # Rows that run together where threads share columns: each weight is read by one of them only.
@@ -124,7 +125,7 @@ def run_chain(chain: Chain, x: Tensor, residual: Tensor | None = None) -> Tensor
     num_parts = num_threads(num_rows * chain.num_bytes // LEAST_PRODUCTS)
     is_shared, piece_rows = _split(chain, num_rows, num_parts)
     rows = piece_rows if is_shared else piece_rows * num_parts
-    maxima, products = torch.empty(rows), torch.empty(rows, chain.width)
+    maxima, products = torch.empty(rows), torch.empty(MARGIN + rows * chain.width)[MARGIN:]
     levels = torch.empty(rows, chain.depth, dtype=torch.uint8)
     sums = torch.empty(num_parts, TILE_ROWS, PANEL, dtype=torch.int32)
     team = torch.zeros(1 + num_parts, LINE, dtype=torch.int64)

@@ -42,6 +42,25 @@ def test_matches_reference(
     assert torch.equal(cache.values.nan_to_num(), expected.values.nan_to_num())  # rounded as torch does
 
 
+def test_a_row_has_the_same_bits_where_the_scratch_lies_right_behind_a_norm(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dim, empty = 16, torch.empty
+    qkv, angles = (torch.randn(9, *shape, generator=generator) for shape in ((3 * dim,), (2, dim // 2)))
+    memory = torch.rand(1000, generator=generator)
+    norms = HeadNorms(memory[:dim], torch.rand(dim, generator=generator), eps=0.1)
+
+    def write(start: int) -> torch.Tensor:
+        cache = LayerCache.allocate(1, 1, 16, dim, torch.float32)
+        # The scratch is the one tensor with one axis.
+        monkeypatch.setattr(
+            torch, "empty", lambda *given: memory[start:][: given[0]] if len(given) == 1 else empty(*given)
+        )
+        return rotary_kv_write(qkv, angles, torch.arange(9), torch.arange(9), cache, norms)
+
+    assert torch.equal(write(dim), write(500))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_int8_is_the_plain_write_rounded(
