@@ -22,7 +22,7 @@ from worker.store.database.session import Store
 from worker.store.requests import models
 from worker.store.rows.shards import ShardRow
 from worker.store.shards import shards
-from worker.store.shards.shards import Progress
+from worker.store.shards.shards import Claim, Progress
 
 WITH_TOOLS = {
     "messages": [{"role": "user", "content": "jump"}],
@@ -117,8 +117,8 @@ def test_an_experiment_is_asked_for_with_a_file(
     assert client.get(f"/v1/batch/{made['id']}").json()["experiment_id"] == made["experiment_id"]
 
 
-def run_each(store: Store, config: Settings, other: Model) -> None:
-    """Have a worker of each of the two models run the shards that wait for it."""
+def claim_each(store: Store, config: Settings, other: Model) -> list[Claim]:
+    """Have a worker of each of the two models claim the shards that wait for it."""
     with store.transaction() as session:
         served = {
             one.fingerprint: models.register(session, ServedModel(one, "bfloat16", "f32"))
@@ -126,13 +126,26 @@ def run_each(store: Store, config: Settings, other: Model) -> None:
         }
         ready = select(ShardRow.id, ShardRow.model_fingerprint).where(ShardRow.state == "ready")
         shard_rows = session.execute(ready).all()
+    claims = []
     for shard_id, fingerprint in shard_rows:
         with store.transaction() as session:
             model = served[fingerprint]
             claimed = shards.claim(session, shard_id, worker="gpu@here", lease=LEASE, model=model)
             assert claimed is not None
+            claims.append(claimed)
+    return claims
+
+
+def finish(store: Store, claims: list[Claim]) -> None:
+    for claimed in claims:
+        with store.transaction() as session:
             results = [result(one.id, output="yes") for one in claimed.requests]
             shards.save(session, [Progress(claimed, results, running_tokens=0, is_last=True)], lease=LEASE)
+
+
+def run_each(store: Store, config: Settings, other: Model) -> None:
+    """Have a worker of each of the two models run the shards that wait for it."""
+    finish(store, claim_each(store, config, other))
 
 
 def test_the_lines_of_a_file_are_shared_out_as_they_are_read(
@@ -168,6 +181,29 @@ def test_the_lines_of_a_file_are_shared_out_as_they_are_read(
     assert {names[pair.shadow_position] for pair in pairs} == {other.name}
     assert other.name not in {names[pair.position] for pair in pairs}
     assert len({position for pair in pairs for position in pair}) == 2 * len(pairs)
+
+
+def test_a_line_like_one_that_was_moved_does_not_join_the_shard_that_it_left(
+    client: TestClient,
+    store: Store,
+    reader: BatchReader,
+    config: Settings,
+    other: Model,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run of that shard would end without it, and the batch would never end."""
+    monkeypatch.setattr(reading, "CHUNK_LINES", 10)
+    monkeypatch.setattr(reading, "TURN_LINES", 10)
+    texts = [f"{i}" for i in range(10)]
+    made = make(client, upload(client, texts * 2), experiment={"model": "small", "mode": "ab", "share": 0.5})
+    assert reader.turn()
+    claims = claim_each(store, config, other)
+    while reader.turn():
+        pass
+    finish(store, claims)
+    run_each(store, config, other)
+    batch = client.get(f"/v1/batches/{made['id']}").json()
+    assert (batch["request_counts"]["completed"], batch["status"]) == (20, "finalizing")
 
 
 def test_a_file_is_read_on_after_its_experiment_has_ended(
