@@ -196,8 +196,7 @@ class BatchReader:
             )
             if num_left is not None:
                 size = self.services.settings.shard_size
-                moved = experiments.take_lines(session, held.batch_id, len(given), shard_size=size)
-                earlier.forget(moved)
+                experiments.take_lines(session, held.batch_id, len(given), shard_size=size)
         if not num_left:
             del self._earlier[held.batch_id]
         while len(self._earlier) > MAX_BATCHES_REMEMBERED:

@@ -183,7 +183,7 @@ def test_the_lines_of_a_file_are_shared_out_as_they_are_read(
     assert len({position for pair in pairs for position in pair}) == 2 * len(pairs)
 
 
-def test_a_line_like_one_that_was_moved_does_not_join_the_shard_that_it_left(
+def test_a_line_like_one_that_was_moved_is_run_though_it_joins_the_shard_that_that_one_left(
     client: TestClient,
     store: Store,
     reader: BatchReader,
@@ -191,7 +191,7 @@ def test_a_line_like_one_that_was_moved_does_not_join_the_shard_that_it_left(
     other: Model,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The run of that shard would end without it, and the batch would never end."""
+    """The run of that shard, which was claimed before, ends without it."""
     monkeypatch.setattr(reading, "CHUNK_LINES", 10)
     monkeypatch.setattr(reading, "TURN_LINES", 10)
     texts = [f"{i}" for i in range(10)]

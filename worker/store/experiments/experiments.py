@@ -97,35 +97,30 @@ def announce(session: Session, batch_id: str, new: NewExperiment) -> ExperimentR
     return row
 
 
-def take_lines(session: Session, batch_id: str, num_lines: int, *, shard_size: int) -> Collection[bytes]:
+def take_lines(session: Session, batch_id: str, num_lines: int, *, shard_size: int) -> None:
     """Have the last lines of a batch's file take part, which this transaction has made requests of.
 
     In mode ab the other model gets its share of them before anybody can claim one. A shadow begins once all
     lines are there. Does nothing for a batch without a running experiment. The caller has the batch locked.
-
-    Returns:
-        The digests of requests that are not in the shards any more which they were stored in.
-
     """
     of_batch = (ExperimentRow.batch_id == batch_id, ExperimentRow.status == ExperimentStatus.RUNNING)
     row = session.scalar(select(ExperimentRow).where(*of_batch).with_for_update())
     batch = session.get_one(BatchRow, batch_id)
     if row is None or batch.model_fingerprint != row.base_fingerprint:
-        return ()
+        return
     if batches.is_stopping(session, batch) and batch.status is not BatchStatus.COMPLETED:
-        return ()
+        return
     if row.mode is ExperimentMode.AB:
         first = batch.num_requests - batch.num_unread - num_lines
-        return _take(session, row, batch, first_position=first, shard_size=shard_size)
-    if not batch.num_unread:
+        _take(session, row, batch, first_position=first, shard_size=shard_size)
+    elif not batch.num_unread:
         _take(session, row, batch, first_position=0, shard_size=shard_size)
-    return ()
 
 
 def _take(
     session: Session, row: ExperimentRow, batch: BatchRow, *, first_position: int, shard_size: int
-) -> Collection[bytes]:
-    """Choose requests from a position on and have the other model run them; return digests of moved ones."""
+) -> None:
+    """Choose requests from a position on and have the other model run them."""
     is_split = row.mode is ExperimentMode.AB
     can_take_part = [
         RequestRow.batch_id == batch.id,
@@ -140,7 +135,7 @@ def _take(
     num_chosen = max(not row.num_requests, round(row.share * num_possible))
     num_chosen = min(num_chosen, num_possible // 2 if is_split else num_possible)
     if not num_chosen:
-        return ()
+        return
     by_chance = func.md5(func.concat(row.id, " ", RequestRow.position))
     chosen = select(RequestRow.id).where(*can_take_part).order_by(by_chance).limit(num_chosen)
     model = Model(row.model_name, row.model_fingerprint, batch.model_tokenizer or "")
@@ -149,10 +144,10 @@ def _take(
         place = func.row_number().over(order_by=by_chance).label("place")
         ordered = select(place, RequestRow.position, RequestRow.expected).where(*can_take_part)
         row.num_expected += splitting.pair(session, row.id, ordered, num_chosen)
-        return splitting.move(session, batch, chosen, model, shard_size=shard_size)
-    row.shadow_id = _add_shadow(session, batch, model, chosen, shard_size=shard_size).id
-    row.num_expected = _add_lines(session, row.id, chosen)
-    return ()
+        splitting.move(session, batch, chosen, model, shard_size=shard_size)
+    else:
+        row.shadow_id = _add_shadow(session, batch, model, chosen, shard_size=shard_size).id
+        row.num_expected = _add_lines(session, row.id, chosen)
 
 
 def _add_lines(session: Session, experiment_id: str, chosen: Select[int]) -> int:

@@ -54,17 +54,12 @@ def pair(
     return session.scalar(both.where(under_b.c.place <= number, *expected)) or 0
 
 
-def move(
-    session: Session, batch: BatchRow, chosen: Select[int], model: Model, *, shard_size: int
-) -> Collection[bytes]:
-    """Move requests of a batch that nobody has claimed yet to shards that wait for another model.
-
-    Returns the digests of those that have one.
-    """
+def move(session: Session, batch: BatchRow, chosen: Select[int], model: Model, *, shard_size: int) -> None:
+    """Move requests of a batch that nobody has claimed yet to shards that wait for another model."""
     last = select(func.max(ShardRow.position)).where(ShardRow.batch_id == batch.id)
     position = 1 + (session.scalar(last) or 0)
     rows = session.execute(
-        select(RequestRow.id, RequestRow.shard_id, RequestRow.digest, ShardRow.priority)
+        select(RequestRow.id, RequestRow.shard_id, ShardRow.priority)
         .join(ShardRow, ShardRow.id == RequestRow.shard_id)
         .where(RequestRow.id.in_(chosen))
         .order_by(ShardRow.priority.desc(), RequestRow.position)
@@ -90,7 +85,6 @@ def move(
         ids = [row.id for row in moved]
         session.execute(update(RequestRow).where(RequestRow.id.in_(ids)).values(shard_id=shard.id))
     _count_again(session, touched)
-    return {row.digest for row in rows if row.digest is not None}
 
 
 def _runs(priorities: list[int], most: int) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """Joins each request of a file to the shard of an identical one from an earlier chunk, for its Result."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy import select, update
@@ -31,11 +31,6 @@ class Earlier:
             self._shard_ids.move_to_end(key)
             if len(self._shard_ids) > MAX_REMEMBERED:
                 self._shard_ids.popitem(last=False)
-
-    def forget(self, digests: Collection[bytes]) -> None:
-        """Forget requests for the batch's own model that have left the shard that is stored here."""
-        for digest in digests:
-            self._shard_ids.pop(digest, None)
 
     def join(
         self,
