@@ -76,18 +76,26 @@ def waste(items: Sequence[WorkItem]) -> float:
 
 
 def utilization(setup: Setup) -> dict[str, MeasuredFigure]:
-    """Run short requests with more and more sequences in a Step, and compare with the peak of a product."""
-    peak = peak_flops()
+    """Run short requests with more and more sequences in a Step, and compare with the peak of a product.
+
+    The peak is the best of products before each size, as one that other work slows is no peak.
+    """
+    peak = 0.0
+    flops: dict[str, dict[str, float]] = {model: {} for model in BATCH_SIZES}
+    for model, sizes in BATCH_SIZES.items():
+        for size in sizes:
+            peak = max(peak, peak_flops())
+            flops[model][str(size)] = _flops(setup, model, size)
     found = {
-        model: {str(size): round(_share_of_peak(setup, model, size, peak), 4) for size in sizes}
-        for model, sizes in BATCH_SIZES.items()
+        model: {size: round(one / peak, 4) for size, one in by_size.items()}
+        for model, by_size in flops.items()
     }
     most = max(max(shares.values()) for shares in found.values())
     return {"utilization": MeasuredFigure(most, {"by_size": found, "peak_gflops": round(peak / 1e9, 1)})}
 
 
-def _share_of_peak(setup: Setup, model: str, size: int, peak: float) -> float:
-    """Return what a checkpoint's products take of the peak, with at most `size` sequences in a Step."""
+def _flops(setup: Setup, model: str, size: int) -> float:
+    """Return the operations a second of a checkpoint's products, with at most `size` sequences in a Step."""
     engine = setup.engine(model=setup.checkpoint(model), max_num_sequences=size, enable_prefix_cache=False)
     prompts = [setup.draw.prompt(PROMPT)[0] for _ in range(min(MOST_REQUESTS, 4 * size))]
     items = [WorkItem(prompt, OUTPUT[model]) for prompt in prompts]
@@ -96,8 +104,8 @@ def _share_of_peak(setup: Setup, model: str, size: int, peak: float) -> float:
     seconds = run_seconds(engine, items, 1)
     info = engine.model_info
     # The embedding is no product: its weight is a table of rows.
-    flops = 2 * (info.num_parameters - info.vocab_size * info.hidden_size)
-    return flops * (engine.stats.computed_tokens - before) / seconds / peak
+    of_token = 2 * (info.num_parameters - info.vocab_size * info.hidden_size)
+    return of_token * (engine.stats.computed_tokens - before) / seconds
 
 
 def peak_flops() -> float:
