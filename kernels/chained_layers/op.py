@@ -197,7 +197,7 @@ def _check(
     chains = [layer.chain for layer in layers.layers if layer.chain is not None]
     floats = (qkv, residual)
     if (
-        not num_rows == len(positions) == len(slots) == len(plan.positions) == len(residual)
+        not num_rows == len(positions) == len(slots) == len(plan.places) == len(residual)
         or width % head_dim
         or num_heads < 1
         or num_heads % num_kv_heads

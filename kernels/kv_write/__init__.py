@@ -1,7 +1,8 @@
-"""Normalises and rotates new queries and keys, and writes new keys and values into the paged cache."""
+"""Normalises and rotates queries and keys, writes keys and values into the paged cache, and moves them."""
 
 from kernels.kv_write.cache import GpuLayerCache, KVFormat, LayerCache, PagedCache
 from kernels.kv_write.head_norms import HeadNorms
+from kernels.kv_write.move import move_slots
 from kernels.kv_write.op import rotary_kv_write
 
 __all__ = [
@@ -10,5 +11,6 @@ __all__ = [
     "KVFormat",
     "LayerCache",
     "PagedCache",
+    "move_slots",
     "rotary_kv_write",
 ]

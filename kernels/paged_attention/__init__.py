@@ -3,12 +3,15 @@
 from kernels.paged_attention.op import paged_attention
 from kernels.paged_attention.plan import AttentionPlan, plan_attention
 from kernels.paged_attention.tiling import GpuAttentionPlan, Tiling, choose_tiling
+from kernels.paged_attention.tree import MAX_TREE_ROWS, hidden_places
 
 __all__ = [
+    "MAX_TREE_ROWS",
     "AttentionPlan",
     "GpuAttentionPlan",
     "Tiling",
     "choose_tiling",
+    "hidden_places",
     "paged_attention",
     "plan_attention",
 ]

@@ -9,6 +9,7 @@ import torch
 
 from kernels.ahead_of_time import FP8_TARGETS, TARGETS, Build
 from kernels.paged_attention.tiling import Tiling, choose_tiling
+from kernels.paged_attention.tree import MAX_TREE_ROWS
 
 MAX_MODEL_LEN = 32768
 BLOCK_SEQUENCES = 256
@@ -37,6 +38,7 @@ class Heads:
     dtype: torch.dtype = torch.bfloat16
     window: int = 0
     has_soft_cap: bool = False
+    has_trees: bool = False
 
     @property
     def group(self) -> int:
@@ -83,6 +85,7 @@ def _attention(heads: Heads, *, has_prompts: bool, is_amd: bool) -> Iterator[Bui
                 "blocks": blocks or heads.element,
                 **({"scales": "*fp32:16"} if has_scales else {}),
                 **dict.fromkeys(("block_tables", "query_starts", "context_lens"), "*i32:16"),
+                **({"hidden": "*i32:16"} if heads.has_trees else {}),
                 "tile_ends": "*i32:16",
                 "out": heads.element,
                 **PARTS,
@@ -92,11 +95,14 @@ def _attention(heads: Heads, *, has_prompts: bool, is_amd: bool) -> Iterator[Bui
             },
             {
                 **({} if has_scales else {"scales": None}),
+                **({} if heads.has_trees else {"hidden": None}),
                 **heads.constants(tiling),
                 "BLOCK_SIZE": 16,
                 "HAS_SOFT_CAP": heads.has_soft_cap,
                 "FORMAT": heads.kv_format,
                 "HAS_PROMPTS": has_prompts,
+                "HAS_TREES": heads.has_trees,
+                "MAX_TREE_ROWS": MAX_TREE_ROWS,
                 "ROWS_PER_TILE": tiling.rows_per_tile(heads.group),
                 "BLOCK_SPLIT_M": tiling.block_split_m(heads.group),
                 "BLOCK_TILE_M": tiling.block_tile_m,
@@ -132,8 +138,9 @@ def _plan_and_merge(heads: Heads) -> Iterator[Build]:
 
 def _builds(heads: Heads) -> Iterator[Build]:
     for has_prompts, is_amd in itertools.product((False, True), (False, True)):
-        yield from _attention(heads, has_prompts=has_prompts, is_amd=is_amd)
-    if heads.kv_format == "plain":
+        if has_prompts or not heads.has_trees:
+            yield from _attention(heads, has_prompts=has_prompts, is_amd=is_amd)
+    if heads.kv_format == "plain" and not heads.has_trees:
         yield from _plan_and_merge(heads)
 
 
@@ -144,5 +151,8 @@ MODELS = (
     Heads(32, 8, 128, dtype=torch.float32),
     Heads(14, 2, 64),
     Heads(8, 4, 256, window=4096, has_soft_cap=True),
+    Heads(32, 8, 128, has_trees=True),
+    Heads(32, 8, 128, "int8", has_trees=True),
+    Heads(8, 4, 256, window=4096, has_soft_cap=True, has_trees=True),
 )
 BUILDS = tuple(build for heads in MODELS for build in _builds(heads))

@@ -10,12 +10,25 @@ import numpy as np
 import torch
 
 from kernels.compiled import Pointer, inlined, kernel
-from kernels.simd import bfloat16_at, exp, float32_at, int8_at, int64_at, load, maximum, prefetch, store, tanh
+from kernels.simd import (
+    bfloat16_at,
+    copy,
+    exp,
+    float32_at,
+    int8_at,
+    int64_at,
+    load,
+    maximum,
+    prefetch,
+    store,
+    tanh,
+)
 from kernels.threads import fork
 from kernels.tile import ROWS_OF_ONE_REGISTER, Matrix, multiply_tile, tile_rows
 
 # The number of query vectors that share a KV head and run together; a Block is read once for all of them.
 VECTORS_PER_ITEM = 3 * ROWS_OF_ONE_REGISTER
+LAST_BIT = 62  # of a row's hidden places; never set
 
 
 @inlined
@@ -51,7 +64,8 @@ class PlanNumbers(NamedTuple):
 
     tables: int
     table_width: int
-    positions: int
+    places: int
+    hidden: int  # 0: every row reads all places before its own
     num_items: int
     first_rows: int  # of the items
     num_rows: int  # of the items
@@ -88,6 +102,7 @@ class _Task(NamedTuple):
     context: int  # tokens up to and with those of its last row
     first_block: int
     end_block: int
+    end_shared: int  # of the Blocks of which every row reads all places before its own
     entries: int  # where the table of its Sequence begins
     scores: int  # in the scratch: [num_vectors, width]
     width: int
@@ -95,13 +110,36 @@ class _Task(NamedTuple):
 
 
 @inlined
+def _first_hidden(row: int, plan: PlanNumbers) -> int:
+    """Return the first place that a row does not read; its own if it reads all before that."""
+    hidden, distance = int64_at(plan.hidden)[row], 0
+    while hidden >> distance:
+        distance += 1
+    place: int = int64_at(plan.places)[row] - distance
+    return place
+
+
+@inlined
+def _reads(hidden: int, distance: int) -> bool:
+    """Return whether a row reads the place so far before its own."""
+    return distance == 0 or not hidden >> min(distance - 1, LAST_BIT) & 1
+
+
+@inlined
 def _task(item: int, head: int, part: int, call: AttentionCall, plan: PlanNumbers) -> _Task:
-    positions, block_size = int64_at(plan.positions), call.block_size
+    places, block_size = int64_at(plan.places), call.block_size
     first, count = int64_at(plan.first_rows)[item], int64_at(plan.num_rows)[item]
     num_vectors = count * call.group
-    context = positions[first + count - 1] + 1
-    first_block = max(0, positions[first] + 1 - call.window) // block_size
+    context = places[first + count - 1] + 1
     end_block = (context + block_size - 1) // block_size
+    first_hidden, end_shared = places[first], end_block
+    if plan.hidden:
+        for row in range(first, first + count):
+            if int64_at(plan.hidden)[row]:
+                first_hidden = min(first_hidden, _first_hidden(row, plan))
+                end_shared = min(end_shared, _first_hidden(row, plan) // block_size)
+    # A row's position is at least its first hidden place.
+    first_block = max(0, first_hidden + 1 - call.window) // block_size
     width = (end_block - first_block) * block_size
     scores = part * plan.scratch_width
     return _Task(
@@ -111,6 +149,7 @@ def _task(item: int, head: int, part: int, call: AttentionCall, plan: PlanNumber
         context,
         first_block,
         end_block,
+        end_shared,
         int64_at(plan.table_rows)[item] * plan.table_width,
         scores,
         width,
@@ -150,10 +189,10 @@ def _score(task: _Task, keys: Pointer, call: AttentionCall, plan: PlanNumbers) -
 
 
 @inlined
-def _scale_slots(task: _Task, scales_address: int, call: AttentionCall, plan: PlanNumbers) -> None:
-    """Multiply each column of the scores by the scale of its Slot, if there are scales."""
+def _scale_slots(task: _Task, scales_address: int, end: int, call: AttentionCall, plan: PlanNumbers) -> None:
+    """Multiply each column of the scores by the scale of its Slot, if there are scales, up to a Block."""
     scratch, scales, block_size = float32_at(plan.scratch), float32_at(scales_address), call.block_size
-    end_block = task.end_block if scales_address else task.first_block
+    end_block = end if scales_address else task.first_block
     for block in range(task.first_block, end_block):
         at = _line(block, task, call, plan) * block_size
         for row in range(task.num_vectors):
@@ -163,24 +202,42 @@ def _scale_slots(task: _Task, scales_address: int, call: AttentionCall, plan: Pl
 
 
 @inlined
+def _close_gaps(row: int, start: int, plan: PlanNumbers) -> int:
+    """Move a vector's scores of the places that its row reads next to each other; return the last position.
+
+    So the sums over them run as in a Sequence that has no other tokens. `start` is the score of place 0.
+    """
+    scratch, position = float32_at(plan.scratch), _first_hidden(row, plan)
+    last, hidden = int64_at(plan.places)[row], int64_at(plan.hidden)[row]
+    for place in range(position, last + 1):
+        if _reads(hidden, last - place):
+            store(scratch, start + position, load(scratch, start + place))
+            position += 1
+    return position - 1
+
+
+@inlined
 def _weigh(task: _Task, call: AttentionCall, plan: PlanNumbers) -> None:
     """Replace the scores of each vector by the weights of its tokens."""
-    scratch, positions = float32_at(plan.scratch), int64_at(plan.positions)
+    scratch, places = float32_at(plan.scratch), int64_at(plan.places)
     scale, cap = np.float32(call.scale), np.float32(call.soft_cap)
     for vector in range(task.num_vectors):
-        position = positions[task.first_row + vector // call.group]
+        row = task.first_row + vector // call.group
+        position = places[row]
         begin = task.scores + vector * task.width
         start = begin - task.first_block * call.block_size
+        if task.end_shared < task.end_block:
+            position = _close_gaps(row, start, plan)
         low, high = start + max(0, position + 1 - call.window), start + position + 1
         _softmax(scratch, begin, low, high, begin + task.width, scale, cap)
 
 
 @inlined
 def _mix(task: _Task, values: Pointer, call: AttentionCall, plan: PlanNumbers) -> None:
-    """Add the values, by their weights, into the outputs of all vectors."""
+    """Add the values, by their weights, into the outputs of all vectors, from the Blocks that they share."""
     scratch, head_dim, block_size = float32_at(plan.scratch), call.head_dim, call.block_size
     rows, block_floats = tile_rows(head_dim), head_dim * block_size
-    for block in range(task.first_block, task.end_block):
+    for block in range(task.first_block, task.end_shared):
         at = _line(block, task, call, plan) * block_floats
         depth = min(block_size, task.context - block * block_size)
         prefetch(
@@ -196,6 +253,40 @@ def _mix(task: _Task, values: Pointer, call: AttentionCall, plan: PlanNumbers) -
                 Matrix(scratch, weights, task.width),
                 Matrix(values, at, head_dim),
             )
+
+
+@inlined
+def _mix_paths(task: _Task, values: Pointer, call: AttentionCall, plan: PlanNumbers) -> None:
+    """Do as `_mix` in the other Blocks: copy what a row reads, as in a Sequence of these tokens alone."""
+    scratch, group, head_dim = float32_at(plan.scratch), call.group, call.head_dim
+    block_size, path = call.block_size, task.mixed + task.num_vectors * head_dim
+    rows = tile_rows(head_dim)
+    for index in range(task.num_vectors // group):
+        row, position = task.first_row + index, task.end_shared * block_size
+        last, hidden = int64_at(plan.places)[row], int64_at(plan.hidden)[row]
+        weights = task.scores + index * group * task.width - task.first_block * block_size
+        for place in range(position, last + 1):
+            if not _reads(hidden, last - place):
+                continue
+            slot = _line(place // block_size, task, call, plan) * block_size + place % block_size
+            copy(head_dim, values, slot * head_dim, scratch, path + position % block_size * head_dim)
+            if call.value_scales:
+                for head in range(group):
+                    at = weights + head * task.width + position
+                    store(scratch, at, load(scratch, at) * load(float32_at(call.value_scales), slot))
+            position += 1
+            if position % block_size and place < last:
+                continue
+            begin = (position - 1) // block_size * block_size
+            for head in range(0, group, rows):
+                multiply_tile(
+                    min(rows, group - head),
+                    head_dim,
+                    position - begin,
+                    Matrix(scratch, task.mixed + (index * group + head) * head_dim, head_dim),
+                    Matrix(scratch, weights + head * task.width + begin, task.width),
+                    Matrix(scratch, path, head_dim),
+                )
 
 
 @inlined
@@ -227,10 +318,12 @@ def attend_item(
         store(scratch, index, 0)
     _score(task, keys, call, plan)
     prefetch(values, _line(task.first_block, task, call, plan) * block_floats, block_floats)
-    _scale_slots(task, call.key_scales, call, plan)
+    _scale_slots(task, call.key_scales, task.end_block, call, plan)
     _weigh(task, call, plan)
-    _scale_slots(task, call.value_scales, call, plan)
+    _scale_slots(task, call.value_scales, task.end_shared, call, plan)
     _mix(task, values, call, plan)
+    if task.end_shared < task.end_block:
+        _mix_paths(task, values, call, plan)
     _write(task, out, call, plan)
 
 

@@ -11,6 +11,7 @@ from kernels.device import converts_fp8
 from kernels.kv_write import GpuLayerCache
 from kernels.paged_attention import kernel
 from kernels.paged_attention.tiling import GpuAttentionPlan, Tiling, WindowTiles
+from kernels.paged_attention.tree import MAX_TREE_ROWS
 
 MAX_SEQUENCES = 4096  # what one program sums over; above it the plan needs another kernel
 SPLITS_PER_LOAD = 8
@@ -27,6 +28,7 @@ def plan_attention(
     max_query_len: int,
     max_context_len: int,
     windows: Collection[int | None] = (None,),
+    hidden: Tensor | None = None,
 ) -> GpuAttentionPlan:
     """Cut a Step into tiles without waiting for the device.
 
@@ -34,15 +36,15 @@ def plan_attention(
     padding and may hold any values; table entries past a Sequence's end are not read. `max_query_len` and
     `max_context_len` are upper bounds that the host knows: `max_query_len` is 1 for decode alone, and a CUDA
     graph needs bounds for every Step that it replays. `windows` are all windows with which `paged_attention`
-    will be called. Raises ValueError on shapes that do not fit.
+    will be called. `hidden` is as in GpuAttentionPlan, by `hidden_places`; no window may be shorter than
+    MAX_TREE_ROWS with it. Raises ValueError on shapes that do not fit.
     """
     _check_step(query_starts, context_lens, block_tables)
     if num_heads % cache.num_kv_heads:
         raise ValueError(
             f"plan_attention: {num_heads} heads are not a multiple of {cache.num_kv_heads} KV heads"
         )
-    if any(window is not None and window < 1 for window in windows):
-        raise ValueError(f"plan_attention: windows must be at least 1, not {windows}")
+    _check_windows(windows, MAX_TREE_ROWS if hidden is not None else 1)
     if max_query_len > 1 and not tiling.has_prompts:
         raise ValueError(f"plan_attention: max_query_len is {max_query_len} in a tiling without prompts")
     num_sequences = len(context_lens)
@@ -72,8 +74,13 @@ def plan_attention(
         partial_out = torch.empty(*parts, cache.head_dim, dtype=torch.float32, device=device)
         partial_stats = torch.empty(*parts, 2, dtype=torch.float32, device=device)
     return GpuAttentionPlan(
-        query_starts, context_lens, block_tables, tiling, tiles, partial_out, partial_stats
+        query_starts, context_lens, block_tables, hidden, tiling, tiles, partial_out, partial_stats
     )
+
+
+def _check_windows(windows: Collection[int | None], least: int) -> None:
+    if any(window is not None and window < least for window in windows):
+        raise ValueError(f"plan_attention: windows must be at least {least}, not {windows}")
 
 
 def _check_step(query_starts: Tensor, context_lens: Tensor, block_tables: Tensor) -> None:
@@ -168,6 +175,7 @@ def _attend(
         plan.block_tables,
         plan.query_starts,
         plan.context_lens,
+        plan.hidden,
         tiles.tile_ends,
         out,
         plan.partial_out,
@@ -182,6 +190,8 @@ def _attend(
         HAS_SOFT_CAP=soft_cap is not None,
         FORMAT=cache.kv_format,
         HAS_PROMPTS=tiling.has_prompts,
+        HAS_TREES=plan.hidden is not None,
+        MAX_TREE_ROWS=MAX_TREE_ROWS,
         ROWS_PER_TILE=tiling.rows_per_tile(group),
         BLOCK_SPLIT_M=tiling.block_split_m(group),
         BLOCK_TILE_M=tiling.block_tile_m,

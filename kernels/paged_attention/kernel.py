@@ -48,6 +48,7 @@ def paged_attention(
     block_tables,
     query_starts,
     context_lens,
+    hidden,
     tile_ends,
     out,
     partial_out,
@@ -67,6 +68,8 @@ def paged_attention(
     FORMAT: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
     HAS_PROMPTS: tl.constexpr,
+    HAS_TREES: tl.constexpr,
+    MAX_TREE_ROWS: tl.constexpr,
     ROWS_PER_TILE: tl.constexpr,
     BLOCK_SPLIT_M: tl.constexpr,
     BLOCK_TILE_M: tl.constexpr,
@@ -91,10 +94,10 @@ def paged_attention(
         if num_rows > 1:
             if HAS_PROMPTS:
                 _attend_tile(
-                    query, blocks, scales, table, out, first_row, num_rows, context, tile, kv_head,
+                    query, blocks, scales, table, hidden, out, first_row, num_rows, context, tile, kv_head,
                     scale, soft_cap, query_stride,
                     NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT,
-                    ROWS_PER_TILE, BLOCK_TILE_M, BLOCK_N, BLOCK_D)  # fmt: skip
+                    HAS_TREES, MAX_TREE_ROWS, ROWS_PER_TILE, BLOCK_TILE_M, BLOCK_N, BLOCK_D)  # fmt: skip
         else:
             _attend_split(
                 query, blocks, scales, table, out, partial_out, partial_stats,
@@ -106,10 +109,11 @@ def paged_attention(
 
 @triton.jit
 def _attend_tile(
-    query, blocks, scales, table, out, first_row, num_rows, context, tile, kv_head,
+    query, blocks, scales, table, hidden, out, first_row, num_rows, context, tile, kv_head,
     scale, soft_cap, query_stride,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, FORMAT: tl.constexpr,
+    HAS_TREES: tl.constexpr, MAX_TREE_ROWS: tl.constexpr,
     ROWS_PER_TILE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     # Attends with some rows of a prompt, each over its whole context or window.
@@ -118,11 +122,11 @@ def _attend_tile(
     tile_rows = tl.minimum(num_rows - skipped, ROWS_PER_TILE)
     begin = 0
     if WINDOW > 0:
-        begin = tl.maximum(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        begin = tl.maximum(position - WINDOW + 1 - HAS_TREES * MAX_TREE_ROWS, 0) // BLOCK_N * BLOCK_N
     row, head, is_row, _, total, mixed = _attend(
-        query, blocks, scales, table, first_row + skipped, tile_rows, position, kv_head,
+        query, blocks, scales, table, hidden, first_row + skipped, tile_rows, position, kv_head,
         begin, position + tile_rows, scale, soft_cap, query_stride,
-        NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT,
+        NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT, HAS_TREES, MAX_TREE_ROWS,
         BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
     _store(out, row, head, is_row, total, mixed, NUM_KV_HEADS * GROUP, HEAD_DIM, BLOCK_D)
 
@@ -145,9 +149,9 @@ def _attend_split(
     if WINDOW > 0:
         begin = tl.maximum(begin, tl.maximum(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N)
     row, head, is_row, largest, total, mixed = _attend(
-        query, blocks, scales, table, first_row, num_rows, position, kv_head,
+        query, blocks, scales, table, None, first_row, num_rows, position, kv_head,
         begin, end, scale, soft_cap, query_stride,
-        NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT,
+        NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT, False, 0,
         BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
     if tl.cdiv(context, SPLIT_SIZE) - first_split == 1:
         _store(out, row, head, is_row, total, mixed, NUM_KV_HEADS * GROUP, HEAD_DIM, BLOCK_D)
@@ -166,10 +170,11 @@ def _attend_split(
 
 @triton.jit
 def _attend(
-    query, blocks, scales, table, first_row, num_rows, position, kv_head,
+    query, blocks, scales, table, hidden, first_row, num_rows, position, kv_head,
     begin, end, scale, soft_cap, query_stride,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, FORMAT: tl.constexpr,
+    HAS_TREES: tl.constexpr, MAX_TREE_ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     # Rows of the products are the heads of a group, then those of the next query row.
@@ -178,6 +183,12 @@ def _attend(
     head = kv_head * GROUP + index % GROUP
     row_position = position + index // GROUP
     is_row = index < num_rows * GROUP
+    row_place = row_position
+    if HAS_TREES:
+        gaps = tl.load(hidden + row, mask=is_row, other=0)  # the highest bit of int32 is never set
+        if WINDOW > 0:
+            for distance in range(1, MAX_TREE_ROWS):
+                row_position -= (gaps >> (distance - 1)) & 1
     column = tl.arange(0, BLOCK_D)
     in_head = column < HEAD_DIM
     at = query + row.to(tl.int64)[:, None] * query_stride + head[:, None] * HEAD_DIM + column[None, :]
@@ -200,7 +211,11 @@ def _attend(
         if HAS_SOFT_CAP:
             # tanh(x) = 1 - 2 / (exp(2 x) + 1), which saturates correctly when the exponential overflows.
             scores = soft_cap * (1 - 2 / (tl.exp2(scores * (2 * log2_e / soft_cap)) + 1))
-        is_read = (token[None, :] <= row_position[:, None]) & in_range[None, :]
+        is_read = (token[None, :] <= row_place[:, None]) & in_range[None, :]
+        if HAS_TREES:
+            distance = row_place[:, None] - token[None, :]
+            in_tree = (distance > 0) & (distance < MAX_TREE_ROWS)
+            is_read &= ((gaps[:, None] >> tl.where(in_tree, distance - 1, 31)) & 1) == 0
         if WINDOW > 0:
             is_read &= token[None, :] > row_position[:, None] - WINDOW
         scores = tl.where(is_read, scores * log2_e, float("-inf"))

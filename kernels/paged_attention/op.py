@@ -26,9 +26,10 @@ def paged_attention(
     `query` is as `kernels.kv_write` returns it: [num_kv_heads, num_rows, group, head_dim] float32 on a CPU,
     [num_rows, num_heads, head_dim] in `dtype` on a GPU; `cache` already holds the new tokens. The result is
     [num_rows, num_heads * head_dim]. With a `window`, a row reads only that many tokens, the last of them its
-    own. With a `soft_cap`, scores are `soft_cap * tanh(score / soft_cap)`. Sums are in float32. On a CPU, a
-    row has the same bits in any Step. On a GPU, so do decode rows, and rows of a prompt whose chunks all have
-    several rows. Raises ValueError on shapes that do not fit the plan and on dtypes that do not go together.
+    own; on a GPU, a window of a Step with trees holds MAX_TREE_ROWS at least. With a `soft_cap`, scores are
+    `soft_cap * tanh(score / soft_cap)`. Sums are in float32. On a CPU, a row has the same bits in any Step,
+    in a tree too. On a GPU, so do decode rows, and rows of a prompt whose chunks all have several rows.
+    Raises ValueError on shapes that do not fit the plan and on dtypes that do not go together.
     """
     if isinstance(cache, GpuLayerCache) and isinstance(plan, GpuAttentionPlan):
         from kernels.paged_attention import gpu  # noqa: PLC0415  (Triton is there with a GPU only)
@@ -51,10 +52,10 @@ def _attend_on_cpu(
 ) -> Tensor:
     num_kv_heads, num_rows, group, head_dim = query.shape
     _, cached_heads, cached_dim, block_size = cache.keys.shape
-    if num_rows != plan.positions.shape[0] or cached_heads != num_kv_heads or cached_dim != head_dim:
+    if num_rows != plan.places.shape[0] or cached_heads != num_kv_heads or cached_dim != head_dim:
         raise ValueError(
             f"paged_attention: query {tuple(query.shape)} does not fit keys {tuple(cache.keys.shape)} "
-            f"and a plan of {plan.positions.shape[0]} rows"
+            f"and a plan of {plan.places.shape[0]} rows"
         )
     attend = ATTEND.get((dtype, cache.keys.dtype))
     if attend is None:

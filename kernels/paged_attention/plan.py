@@ -16,18 +16,20 @@ class AttentionPlan:
     """A Step's rows cut into items: neighbouring rows of one Sequence that run together."""
 
     block_tables: Tensor  # [num_sequences, max_blocks] int64
-    positions: Tensor  # [num_rows] int64: a row reads its Sequence up to its own position
+    places: Tensor  # [num_rows] int64: a row reads its Sequence up to its own place
+    hidden: Tensor | None  # [num_rows] int64: places that it does not read; None: it reads all
     first_rows: Tensor  # [num_items] int64
     num_rows: Tensor  # [num_items] int64
     sequences: Tensor  # [num_items] int64, rows of `block_tables`
-    scratch: Tensor  # [num_threads, floats] float32: one thread's scores and mixtures
+    scratch: Tensor  # [num_threads, floats] float32: one thread's scores, mixtures and path
     numbers: tuple[int, ...]  # PlanNumbers of the tensors above
 
 
 def plan_attention(
     query_lens: Sequence[int],
-    positions: np.ndarray,
+    places: np.ndarray,
     block_tables: np.ndarray,
+    hidden: np.ndarray | None = None,
     *,
     block_size: int,
     group: int,
@@ -35,16 +37,20 @@ def plan_attention(
 ) -> AttentionPlan:
     """Cut a Step into items.
 
-    `query_lens` are the numbers of new tokens of the Sequences, in packed order. `positions` [num_rows] int64
-    are the rows' positions in their Sequences. `block_tables` is [num_sequences, max_blocks] int64; entries
-    past a Sequence's end are not read. `group` query heads share a KV head. Raises ValueError when lengths
-    and positions disagree.
+    `query_lens` are the numbers of new tokens of the Sequences, in packed order. `places` [num_rows] int64
+    count the rows' Slots from the beginnings of their Sequences. `block_tables` is [num_sequences,
+    max_blocks] int64; entries past a Sequence's end are not read. `hidden` [num_rows] int64 is as
+    `hidden_places` returns it. `group` query heads share a KV head. Raises ValueError when lengths disagree.
     """
     counts = np.array(query_lens)
-    if counts.sum() != len(positions) or len(counts) != len(block_tables):
+    if (
+        counts.sum() != len(places)
+        or len(counts) != len(block_tables)
+        or (hidden is not None and len(hidden) != len(places))
+    ):
         raise ValueError(
-            f"plan_attention: {counts.sum()} tokens of {len(counts)} Sequences do not fit {len(positions)} "
-            f"positions and {len(block_tables)} block tables"
+            f"plan_attention: {counts.sum()} tokens of {len(counts)} Sequences do not fit {len(places)} "
+            f"places and {len(block_tables)} block tables"
         )
     rows_per_item = max(1, VECTORS_PER_ITEM // group)
     items = -(-counts // rows_per_item)
@@ -53,15 +59,19 @@ def plan_attention(
     nth = np.arange(items.sum()) - np.repeat(items.cumsum() - items, items)
     first_rows = np.repeat(counts.cumsum() - counts, items) + nth * rows_per_item
     num_rows = np.minimum(rows_per_item, np.repeat(counts.cumsum(), items) - first_rows)
-    longest = -(-(int(positions.max()) + 1) // block_size) * block_size
+    longest = -(-(int(places.max()) + 1) // block_size) * block_size
     floats = min(rows_per_item, int(counts.max())) * group * (longest + head_dim)
-    tables, rows = torch.from_numpy(block_tables), torch.from_numpy(positions)
+    if hidden is not None:
+        floats += block_size * head_dim
+    tables, rows = torch.from_numpy(block_tables), torch.from_numpy(places)
+    unread = None if hidden is None else torch.from_numpy(hidden)
     firsts, lengths, owners = (torch.from_numpy(one) for one in (first_rows, num_rows, sequences))
     scratch = torch.empty(num_threads(), floats)
     numbers = PlanNumbers(
         tables=tables.data_ptr(),
         table_width=tables.shape[1],
-        positions=rows.data_ptr(),
+        places=rows.data_ptr(),
+        hidden=0 if unread is None else unread.data_ptr(),
         num_items=len(first_rows),
         first_rows=firsts.data_ptr(),
         num_rows=lengths.data_ptr(),
@@ -69,4 +79,4 @@ def plan_attention(
         scratch=scratch.data_ptr(),
         scratch_width=floats,
     )
-    return AttentionPlan(tables, rows, firsts, lengths, owners, scratch, tuple(numbers))
+    return AttentionPlan(tables, rows, unread, firsts, lengths, owners, scratch, tuple(numbers))

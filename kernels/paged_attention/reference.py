@@ -16,11 +16,13 @@ def paged_attention(
     block_tables: Tensor,
     scale: float,
     *,
+    hidden: Sequence[int] | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
     """Return the float32 reference result of `kernels.paged_attention.paged_attention`."""
     group = query.shape[2]
+    unread = hidden or [0] * sum(query_lens)
     heads = query.float().transpose(0, 1).flatten(1, 2)  # [num_rows, num_heads, head_dim]
     block_size = cache.keys.shape[3]
     rows = []
@@ -32,10 +34,12 @@ def paged_attention(
         key, value = (x.repeat_interleave(group, dim=0) for x in (key, value))
         for offset in range(num_new):
             end = context - num_new + offset + 1
-            begin = 0 if window is None else max(0, end - window)
-            scores = torch.einsum("hd,hld->hl", heads[first + offset], key[:, begin:end]) * scale
+            bits = unread[first + offset]
+            read = [place for place in range(end) if place == end - 1 or not bits >> (end - place - 2) & 1]
+            read = read if window is None else read[-window:]
+            scores = torch.einsum("hd,hld->hl", heads[first + offset], key[:, read]) * scale
             if soft_cap is not None:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
-            rows.append(torch.einsum("hl,hld->hd", scores.softmax(dim=-1), value[:, begin:end]).reshape(-1))
+            rows.append(torch.einsum("hl,hld->hd", scores.softmax(dim=-1), value[:, read]).reshape(-1))
         first += num_new
     return torch.stack(rows)

@@ -49,6 +49,7 @@ class GpuAttentionPlan:
     query_starts: Tensor  # [num_sequences + 1] int32: the first row of each Sequence, and the end
     context_lens: Tensor  # [num_sequences] int32: tokens up to and with the newest row
     block_tables: Tensor  # [num_sequences, max_blocks] int32
+    hidden: Tensor | None  # [num_rows] int32: places that a row does not read; None: it reads all before it
     tiling: Tiling
     tiles: Mapping[int | None, WindowTiles]  # by window of the model's layers
     # The results of a context's splits, for the merge; None when there is never more than one split.

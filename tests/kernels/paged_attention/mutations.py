@@ -41,8 +41,8 @@ TABLES = (
             ),
             Mutation(
                 "tile: the window begins a block late",
-                "        begin = tl.maximum(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N\n",
-                "        begin = tl.maximum(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N + BLOCK_N\n",
+                "position - WINDOW + 1 - HAS_TREES * MAX_TREE_ROWS, 0) // BLOCK_N * BLOCK_N",
+                "position - WINDOW + 1 - HAS_TREES * MAX_TREE_ROWS, 0) // BLOCK_N * BLOCK_N + BLOCK_N",
                 only=ROWS,
             ),
             Mutation(
@@ -92,8 +92,8 @@ TABLES = (
             ),
             Mutation(
                 "a row does not read itself",
-                "token[None, :] <= row_position[:, None]",
-                "token[None, :] < row_position[:, None]",
+                "token[None, :] <= row_place[:, None]",
+                "token[None, :] < row_place[:, None]",
                 only=ROWS,
             ),
             Mutation(
@@ -106,6 +106,22 @@ TABLES = (
                 "a row that has read nothing subtracts infinity",
                 'tl.where(new_largest == float("-inf"), 0.0, new_largest)',
                 "new_largest",
+                only=ROWS,
+            ),
+            Mutation("tree: siblings are read", "is_read &= ((gaps", "is_read |= ((gaps", only=ROWS),
+            Mutation(
+                "tree: a place too near", "in_tree, distance - 1, 31", "in_tree, distance, 31", only=ROWS
+            ),
+            Mutation(
+                "tree: the window begins with the place",
+                "row_position -= (gaps >> (distance - 1)) & 1",
+                "row_position -= 0",
+                only=ROWS,
+            ),
+            Mutation(
+                "tree: the tile begins with the place",
+                "position - WINDOW + 1 - HAS_TREES * MAX_TREE_ROWS",
+                "position - WINDOW + 1",
                 only=ROWS,
             ),
             Mutation(
@@ -180,8 +196,8 @@ TABLES = (
             ),
             Mutation(
                 "values have the scales of keys",
-                "_scale_slots(task, call.value_scales, call, plan)",
-                "_scale_slots(task, call.key_scales, call, plan)",
+                "_scale_slots(task, call.value_scales, task",
+                "_scale_slots(task, call.key_scales, task",
                 only="int8",
             ),
             Mutation("a row does not read itself", "start + position + 1\n", "start + position\n"),
@@ -192,8 +208,8 @@ TABLES = (
             ),
             Mutation(
                 "rows of an item share a position",
-                "positions[task.first_row + vector // call.group]",
-                "positions[task.first_row]",
+                "row = task.first_row + vector // call.group",
+                "row = task.first_row",
             ),
             Mutation(
                 "values past the context are mixed in",
@@ -203,8 +219,8 @@ TABLES = (
             Mutation("heads of a group share a place", "* group + vector % group)", "* group)"),
             Mutation(
                 "an item begins at the window of its second row",
-                "positions[first] + 1 - call.window",
-                "positions[first] + 2 - call.window",
+                "first_hidden + 1 - call.window",
+                "first_hidden + 2 - call.window",
             ),
             Mutation(
                 "Blocks of the first head",
@@ -219,6 +235,38 @@ TABLES = (
                 "task.scores + (block - task.first_block) * block_size\n"
                 "            multiply_tile(\n                min(rows, task.num_vectors - vector),\n"
                 "                block_size",
+            ),
+            Mutation(
+                "tree: siblings are read",
+                "or not hidden >> min(distance - 1, LAST_BIT) & 1",
+                "or distance > 0",
+            ),
+            Mutation("tree: a place too near", ">> min(distance - 1,", ">> min(distance,"),
+            Mutation(
+                "tree: weights of hidden places stay",
+                "position = _close_gaps(row, start, plan)",
+                "_close_gaps(row, start, plan)",
+            ),
+            Mutation(
+                "tree: rows share a path's values",
+                "path + position % block_size * head_dim",
+                "path",
+            ),
+            Mutation(
+                "tree: values of the path have no scale",
+                "load(scratch, at) * load(float32_at(call.value_scales), slot)",
+                "load(scratch, at)",
+                only="int8",
+            ),
+            Mutation(
+                "tree: every head has the first one's weights",
+                "weights + head * task.width + begin",
+                "weights + begin",
+            ),
+            Mutation(
+                "tree: the last Block only",
+                "if position % block_size and place < last:",
+                "if place < last:",
             ),
             Mutation("every task is of the first head", "number % num_kv_heads, part", "0, part"),
         ),

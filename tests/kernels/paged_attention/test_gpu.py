@@ -74,6 +74,7 @@ def make_plan(
         tiling,
         num_heads=case.num_heads,
         windows=[case.window],
+        hidden=None if case.hidden is None else torch.tensor(case.hidden, dtype=torch.int32, device=device),
         **bounds,
     )
 
@@ -122,6 +123,7 @@ def check(
         [context for _, context in case.lens],
         tables,
         scale,
+        hidden=case.hidden,
         window=case.window,
         soft_cap=case.soft_cap,
     )
@@ -140,7 +142,7 @@ def test_matches_reference(case: AttentionCase, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(("kv_format", "dtype"), FORMATS, ids=str)
-@pytest.mark.parametrize("index", [4, 5, 10])
+@pytest.mark.parametrize("index", [4, 5, 10, 13])
 def test_matches_reference_in_every_format(
     index: int, kv_format: str, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -227,6 +229,10 @@ def test_arguments_are_checked(device: torch.device) -> None:
             tables,
             TILING,
             device,
+        )
+    with pytest.raises(ValueError, match="windows must be at least 32"):
+        make_plan(
+            AttentionCase(2, 1, 16, ((3, 20),), window=31, trees=((-1, 0, 0),)), cache, tables, TILING, device
         )
     with pytest.raises(ValueError, match="without prompts"):
         make_plan(

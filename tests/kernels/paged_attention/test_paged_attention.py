@@ -1,10 +1,11 @@
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.kv_write import LayerCache
-from kernels.paged_attention import AttentionPlan, paged_attention, plan_attention, reference
-from kernels.paged_attention.cases import CASES, AttentionCase
+from kernels.paged_attention import AttentionPlan, hidden_places, paged_attention, plan_attention, reference
+from kernels.paged_attention.cases import CASES, FORKS, AttentionCase
 from kernels.testing import assert_matches
 
 
@@ -12,17 +13,19 @@ def plan_of(
     query_lens: list[int],
     context_lens: list[int],
     tables: Tensor,
+    hidden: list[int] | None = None,
     *,
     block_size: int,
     group: int,
     head_dim: int,
 ) -> AttentionPlan:
     pairs = zip(query_lens, context_lens, strict=True)
-    positions = torch.cat([torch.arange(context - new, context) for new, context in pairs])
+    places = torch.cat([torch.arange(context - new, context) for new, context in pairs])
     return plan_attention(
         query_lens,
-        positions.numpy(),
+        places.numpy(),
         tables.numpy(),
+        None if hidden is None else np.array(hidden),
         block_size=block_size,
         group=group,
         head_dim=head_dim,
@@ -87,11 +90,13 @@ def test_matches_reference(
     scale = dim**-0.5
     options = {"window": case.window, "soft_cap": case.soft_cap}
     expected = reference.paged_attention(
-        query, truth, query_lens, context_lens, block_tables, scale, **options
+        query, truth, query_lens, context_lens, block_tables, scale, hidden=case.hidden, **options
     )
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *shape, **kw: empty(*shape, **kw).fill_(float("nan")))
-    plan = plan_of(query_lens, context_lens, block_tables, block_size=size, group=group, head_dim=dim)
+    plan = plan_of(
+        query_lens, context_lens, block_tables, case.hidden, block_size=size, group=group, head_dim=dim
+    )
     assert_matches(paged_attention(query, cache, plan, scale, dtype=dtype, **options), expected)
 
 
@@ -129,6 +134,50 @@ def test_a_row_has_the_same_bits_however_the_step_is_cut(
     for context in (1, 15, 16, 17, 64, 300):
         rows = query[:, [context - 1, 5]]
         assert torch.equal(attend([1, 1], [context, 500], rows)[0], whole[context - 1]), context
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_row_of_a_tree_has_the_bits_of_its_path_alone(
+    generator: torch.Generator, window: int | None, cache_dtype: torch.dtype
+) -> None:
+    """In a Sequence that holds the same tokens one after another, wherever Blocks end."""
+    parents, group, heads, dim = FORKS, 3, 2, 40
+    hidden, count = hidden_places(parents), len(parents)
+    query = torch.randn(heads, count, group, dim, generator=generator)
+    cache, _ = _random_cache(20, heads, 16, dim, cache_dtype, generator)
+    for start in (3, 9, 13, 47):
+        places = torch.arange(start, start + count)
+        table = torch.arange(10).unsqueeze(0)
+        options = {"block_size": 16, "group": group, "head_dim": dim}
+        plan = plan_of([count], [start + count], table, hidden, **options)
+        call = {"dtype": torch.float32, "window": window}
+        whole = paged_attention(query, cache, plan, 0.2, **call)
+        for row in range(count):
+            path = [one for one in range(row + 1) if one == row or not hidden[row] >> (row - one - 1) & 1]
+            alone = _random_cache(20, heads, 16, dim, cache_dtype, generator)[0]
+            for memory, other in zip(_memories(alone), _memories(cache), strict=True):
+                for place in range(start):
+                    memory[10 + place // 16, ..., place % 16, :] = other[place // 16, ..., place % 16, :]
+                for depth, one in enumerate(path, start):
+                    found = int(places[one])
+                    memory[10 + depth // 16, ..., depth % 16, :] = other[found // 16, ..., found % 16, :]
+            end = start + len(path)
+            plan = plan_of([1], [end], table + 10, **options)
+            expected = paged_attention(query[:, [row]], alone, plan, 0.2, **call)
+            assert torch.equal(expected[0], whole[row]), (start, row)
+
+
+def _memories(cache: LayerCache) -> list[Tensor]:
+    """The tensors of a cache as [num_blocks, ..., block_size, numbers of a Slot]."""
+    found = [cache.keys.transpose(2, 3), cache.values]
+    return found if cache.scales is None else [*found, *cache.scales.unsqueeze(-1)]
+
+
+def test_trees_have_limits() -> None:
+    assert hidden_places(FORKS[:6]) == [0, 0, 0b1, 0b1, 0b11, 0b1011]
+    with pytest.raises(ValueError, match="33 rows are more than 32"):
+        hidden_places([-1] * 33)
 
 
 def test_large_scores_do_not_overflow(generator: torch.Generator) -> None:
@@ -173,7 +222,7 @@ def test_items_cover_every_row_once(lens: list[int], group: int) -> None:
 
 def test_arguments_are_checked() -> None:
     tables = torch.zeros(1, 1, dtype=torch.int64)
-    with pytest.raises(ValueError, match="positions"):
+    with pytest.raises(ValueError, match="places"):
         plan_attention(
             [2], torch.zeros(1, dtype=torch.int64).numpy(), tables.numpy(), block_size=4, group=1, head_dim=4
         )
