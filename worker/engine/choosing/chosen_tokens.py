@@ -16,6 +16,7 @@ class ChosenTokens:
 
     sequences: tuple[Sequence, ...]
     host: list[tuple[NextToken, ...]]
+    rows: list[list[int]]  # of the Step's logits: those that chose these tokens
     is_here: bool = field(default=True, init=False)
 
     def tokens(self) -> list[tuple[NextToken, ...]]:

@@ -17,15 +17,16 @@ class CpuPlacement:
 
     def place(self, step: PackedStep) -> StepInput:
         """Return the tensors of a Step."""
-        width = int(step.positions.max()) // self._block_size + 1
+        width = int(step.places.max()) // self._block_size + 1
         return StepInput(
             token_ids=torch.from_numpy(step.token_ids),
             positions=torch.from_numpy(step.positions),
             slots=torch.from_numpy(step.slots),
             attention=plan_attention(
                 step.num_tokens,
-                step.positions,
+                step.places,
                 step.all_block_tables[step.rows, :width],
+                step.hidden,
                 block_size=self._block_size,
                 group=self._group,
                 head_dim=self._head_dim,

@@ -28,6 +28,7 @@ class StepTensors:
     context_lens: Tensor  # [num_sequences]
     block_tables: Tensor  # [num_sequences, max_blocks]
     output_rows: Tensor  # [num_outputs], empty if all rows are outputs
+    hidden: Tensor | None = None  # [num_tokens], places that rows do not read; None: there are no trees
 
 
 class AttentionPlanner:
@@ -64,6 +65,7 @@ class AttentionPlanner:
             max_query_len=max_query_len,
             max_context_len=max_context_len,
             windows=self._windows,
+            hidden=tensors.hidden,
         )
 
 
@@ -97,7 +99,7 @@ def upload(
 ) -> tuple[StepTensors, int]:
     """Return a Step's tensors on the device, with pending tokens from `before`, and its longest context."""
     ends = np.cumsum(step.num_tokens)
-    context_lens = step.positions[ends - 1] + 1
+    context_lens = step.places[ends - 1] + 1
     longest = int(context_lens.max())
     changes = tables.changes(step)
     pending = np.array(step.pending, dtype=np.int64).reshape(-1, 2)
@@ -113,6 +115,7 @@ def upload(
         changes.block_ids,
         pending[:, 0],
         pending[:, 1],
+        np.zeros(0, dtype=np.int64) if step.hidden is None else step.hidden,
     )
     # Triton compiles a kernel again for a pointer that is not a multiple of 16 bytes.
     *starts, total = itertools.accumulate((-(-len(array) // 4) * 4 for array in arrays), initial=0)
@@ -123,10 +126,25 @@ def upload(
     if device.type == "cuda":
         numbers = numbers.pin_memory().to(device, non_blocking=True)
     parts = [numbers[start : start + len(array)] for start, array in zip(starts, arrays, strict=True)]
-    token_ids, positions, slots, query_starts, lens, output_rows, rows, places, block_ids, at, taken = parts
+    (
+        token_ids,
+        positions,
+        slots,
+        query_starts,
+        lens,
+        output_rows,
+        rows,
+        places,
+        block_ids,
+        at,
+        taken,
+        hidden,
+    ) = parts
     tables.write(changes, places, block_ids)
     if before is not None and step.pending:
         # A Sequence whose logits were not finite has none; it ends before the host looks at this row.
         token_ids[at.long()] = before[taken.long()].clamp(min=0).to(torch.int32)
     block_tables = tables.read(rows, -(-longest // tables.block_size))
-    return StepTensors(token_ids, positions, slots, query_starts, lens, block_tables, output_rows), longest
+    unread = None if step.hidden is None else hidden
+    tensors = StepTensors(token_ids, positions, slots, query_starts, lens, block_tables, output_rows, unread)
+    return tensors, longest

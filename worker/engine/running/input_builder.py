@@ -1,10 +1,12 @@
 """Turns a StepPlan into the arrays of one packed forward, with numpy on the host."""
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
 
+from kernels.paged_attention import hidden_places
 from worker.engine.choosing.chosen_tokens import TokensOnDevice
 from worker.engine.choosing.row_reader import RowSpan
 from worker.engine.choosing.sampler import SamplingInput, build_sampling_input
@@ -18,6 +20,7 @@ class PackedStep:
 
     token_ids: np.ndarray  # [num_tokens] int64
     positions: np.ndarray  # [num_tokens] int64
+    places: np.ndarray  # [num_tokens] int64, counted in Slots of the Sequence: positions, but for trees
     slots: np.ndarray  # [num_tokens] int64, the Slot of each token's key and value
     num_tokens: list[int]  # of each Sequence
     rows: np.ndarray  # [num_sequences] int64, of `all_block_tables`
@@ -33,6 +36,8 @@ class PackedStep:
     pending: tuple[tuple[int, int], ...] = ()
     # The guesses between the known tokens and the next one, of each row in `sampled`; empty: none has any.
     ahead: tuple[tuple[int, ...], ...] = ()
+    # [num_tokens] int64: places that rows do not read, as `hidden_places` says; None: there are no trees.
+    hidden: np.ndarray | None = None
 
 
 class InputBuilder:
@@ -50,7 +55,7 @@ class InputBuilder:
         `before` holds the tokens that the previous Step chose, if they are still on the device.
         """
         entries = plan.entries
-        places = {} if before is None else {one: place for place, one in enumerate(before.sequences)}
+        order = {} if before is None else {one: place for place, one in enumerate(before.sequences)}
         rows = np.array([self._mirror(entry.sequence) for entry in entries])
         num_tokens = [entry.num_tokens for entry in entries]
         starts = np.array([entry.start for entry in entries])
@@ -62,18 +67,22 @@ class InputBuilder:
             known = entry.sequence.token_ids[entry.start : entry.start + entry.num_known]
             token_ids += known
             if len(known) < entry.num_known:
-                pending.append((len(token_ids), places[entry.sequence]))
+                pending.append((len(token_ids), order[entry.sequence]))
                 token_ids.append(0)
             token_ids += entry.guesses
         # Packed row r of a Sequence is its token start + (r - first row of the Sequence).
-        positions = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
-        blocks = self._block_tables[np.repeat(rows, counts), positions // self._block_size]
-        slots = blocks * self._block_size + positions % self._block_size
+        places = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
+        blocks = self._block_tables[np.repeat(rows, counts), places // self._block_size]
+        slots = blocks * self._block_size + places % self._block_size
+        positions, hidden = places, None
+        if any(entry.parents for entry in entries):
+            hidden = _hidden(entries, ends)
+            positions = places - np.array([bits.bit_count() for bits in hidden.tolist()])
         sampled = [
-            (end - 1 - len(entry.guesses) + count, entry.sequence, entry.guesses[:count])
+            (end - 1 - len(entry.guesses) + count, entry.sequence, path)
             for end, entry in zip(ends, entries, strict=True)
             if entry.is_sampled
-            for count in range(len(entry.guesses) + 1)
+            for count, path in enumerate(entry.paths)
         ]
         sequences = tuple(sequence for _, sequence, _ in sampled)
         ahead = tuple(guesses for _, _, guesses in sampled) if any(entry.guesses for entry in entries) else ()
@@ -86,6 +95,7 @@ class InputBuilder:
         return PackedStep(
             token_ids=np.array(token_ids),
             positions=positions,
+            places=places,
             slots=slots,
             num_tokens=num_tokens,
             rows=rows,
@@ -97,6 +107,7 @@ class InputBuilder:
             spans=spans,
             pending=tuple(pending),
             ahead=ahead,
+            hidden=hidden,
         )
 
     def _mirror(self, sequence: Sequence) -> int:
@@ -112,6 +123,16 @@ class InputBuilder:
             self._block_tables[row, count : len(table)] = table[count:]
             self._mirrored[row] = (table, len(table))
         return row
+
+
+def _hidden(entries: Items[ScheduledSequence], ends: np.ndarray) -> np.ndarray:
+    """Return the places that each row of a Step with trees does not read."""
+    hidden = np.zeros(ends[-1], dtype=np.int64)
+    for end, entry in zip(ends, entries, strict=True):
+        if entry.parents:  # of the rows, of which the first has the newest known token
+            parents = (-1, *(parent + 1 for parent in entry.parents))
+            hidden[end - len(parents) : end] = hidden_places(parents)
+    return hidden
 
 
 def read_spans(

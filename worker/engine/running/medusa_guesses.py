@@ -3,11 +3,13 @@
 import time
 from collections import deque
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from statistics import median
 
 import torch
 from torch import Tensor
 
+from kernels.paged_attention import MAX_TREE_ROWS
 from worker.engine.choosing.chosen_tokens import ChosenTokens
 from worker.engine.models.medusa_heads import MedusaHeads
 from worker.engine.models.registry import LoadedModel
@@ -19,12 +21,24 @@ SOURCE = "medusa"
 LEVELS = 8  # of a head's own probability; tokens of one head and level are right about equally often
 REMEMBERED_PASSES = 9
 REMEMBERED = 64.0  # guesses; older ones fade
-FIRST, WEIGHT = 0.5, 4.0  # the share of right ones before any, and how many guesses that counts as
+# The shares of right ones among a head's candidates, likeliest first, before any guess, and how many guesses
+# these count as. So the first trees are fixed, and later ones are pruned by what was right.
+FIRST, WEIGHT = (0.5, 0.15, 0.08, 0.05, 0.04), 4.0
 MAX_LOGITS = 1 << 24  # computed at once
 
 
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A token of a tree: a candidate of a head."""
+
+    share: float  # how often it is right with those before it
+    parent: int  # the place of its parent among the nodes; -1: the newest token
+    head: int
+    rank: int
+
+
 class MedusaGuesses:
-    """Proposes each head's likeliest token, as a chain.
+    """Proposes a tree of the heads' likeliest tokens: those paths that were right most often.
 
     The heads have no cache: a guess needs only the hidden state of the newest token's row, which
     `chose` keeps.
@@ -34,8 +48,10 @@ class MedusaGuesses:
         self._model, self._heads = model, heads
         self._at_once = max(1, MAX_LOGITS // (vocab_size * heads.num_heads))  # Sequences
         self._states: dict[Sequence, tuple[Tensor, int]] = {}  # hidden states of a Step, and the row
-        self._guessed: dict[Sequence, tuple[int, ...]] = {}  # since the last Step
-        self._tried, self._right = [0.0] * heads.num_heads, [0.0] * heads.num_heads
+        self._candidates: dict[Sequence, list[list[int]]] = {}  # of each head, guessed since the last Step
+        self._tried = [0.0] * heads.num_heads
+        self._right = [[0.0] * len(FIRST) for _ in range(heads.num_heads)]  # by rank
+        self._nodes: list[_Node] = []  # of the tree, best first; empty: to be made of the shares
         self._passes: deque[float] = deque(maxlen=REMEMBERED_PASSES)  # seconds
 
     @property
@@ -45,31 +61,27 @@ class MedusaGuesses:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The share of guesses of which so many tokens are right, for each number of tokens."""
-        shares: list[float] = []
-        all_right = 1.0
-        for tried, right in zip(self._tried, self._right, strict=True):
-            all_right *= (right + WEIGHT * FIRST) / (tried + WEIGHT)
-            shares.append(all_right)
-        return tuple(shares)
+        """How likely each token of the tree is right with those before it, best first."""
+        return tuple(node.share for node in self._tree())
 
-    def chose(self, chosen: ChosenTokens, ahead: Items[tuple[int, ...]], hidden: Tensor) -> None:
-        """Keep a Step's hidden states [num_rows, hidden_size], and learn which guesses were right.
-
-        `ahead` is the PackedStep's.
-        """
-        firsts = [row for row, guesses in enumerate(ahead) if not guesses] or range(len(hidden))
-        for sequence, first, tokens in zip(chosen.sequences, firsts, chosen.host, strict=True):
-            self._states[sequence] = hidden, first + len(tokens) - 1
-            guess = self._guessed.get(sequence, ())
-            for place, (guessed, token) in enumerate(zip(guess, tokens, strict=False)):
-                is_right = guessed == token.token_id
-                fade = min(1.0, REMEMBERED / (self._tried[place] + 1))
-                self._tried[place] = fade * (self._tried[place] + 1)
-                self._right[place] = fade * (self._right[place] + is_right)
-                if not is_right:
+    def chose(self, chosen: ChosenTokens, hidden: Tensor) -> None:
+        """Keep a Step's hidden states [num_rows, hidden_size], and learn which candidates were right."""
+        for sequence, tokens, rows in zip(chosen.sequences, chosen.host, chosen.rows, strict=True):
+            self._states[sequence] = hidden, rows[-1]
+            for head, (candidates, token) in enumerate(
+                zip(self._candidates.get(sequence, ()), tokens, strict=False)
+            ):
+                fade = min(1.0, REMEMBERED / (self._tried[head] + 1))
+                self._tried[head] = fade * (self._tried[head] + 1)
+                self._right[head] = [
+                    fade * (right + (candidate == token.token_id))
+                    for right, candidate in zip(self._right[head], candidates, strict=True)
+                ]
+                if token.token_id not in candidates:
                     break
-        self._guessed.clear()
+        if self._candidates:
+            self._candidates.clear()
+            self._nodes = []
 
     @torch.inference_mode()
     def propose(self, sequences: Items[Sequence], limits: Items[int]) -> list[GuessedTokens]:
@@ -86,38 +98,77 @@ class MedusaGuesses:
         ]
         if not wanted:
             return guesses
-        count = min(max(limits), self._heads.num_heads)
         began = time.perf_counter()
         try:
             hidden = torch.stack([states[row] for _, _, states, row in wanted])
-            found = self._guess(hidden, torch.tensor([token_id for _, token_id, _, _ in wanted]), count)
+            nodes = self._tree()[: max(limits)]
+            found = self._guess(hidden, torch.tensor([token_id for _, token_id, _, _ in wanted]), nodes)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             return guesses
         self._passes.append(time.perf_counter() - began)
-        for (place, *_), guess in zip(wanted, found, strict=True):
+        for (place, *_), (guess, candidates) in zip(wanted, found, strict=True):
             guesses[place] = guess.first(limits[place])
-            self._guessed[sequences[place]] = guesses[place].token_ids
+            self._candidates[sequences[place]] = candidates
         return guesses
 
     def ended(self, sequence: Sequence) -> None:
         """Forget the Sequence."""
         self._states.pop(sequence, None)
 
-    def _guess(self, hidden: Tensor, newest: Tensor, count: int) -> list[GuessedTokens]:
-        """Return `count` tokens for each row of hidden states and the newest token, chosen from it."""
-        guesses: list[GuessedTokens] = []
+    def _tree(self) -> list[_Node]:
+        """Return the tree of the largest sum of shares: no token is likelier than the one that it follows."""
+        if not self._nodes:
+            rates = [
+                [
+                    (right + WEIGHT * first) / (tried + WEIGHT)
+                    for right, first in zip(ranks, FIRST, strict=True)
+                ]
+                for ranks, tried in zip(self._right, self._tried, strict=True)
+            ]
+            open_nodes = [_Node(share, -1, 0, rank) for rank, share in enumerate(rates[0])]
+            while open_nodes and len(self._nodes) < MAX_TREE_ROWS - 1:
+                best = max(open_nodes, key=lambda node: node.share)
+                open_nodes.remove(best)
+                head, place = best.head + 1, len(self._nodes)
+                if head < len(rates):
+                    open_nodes += [
+                        _Node(best.share * share, place, head, rank) for rank, share in enumerate(rates[head])
+                    ]
+                self._nodes.append(best)
+        return self._nodes
+
+    def _guess(
+        self, hidden: Tensor, newest: Tensor, nodes: Items[_Node]
+    ) -> list[tuple[GuessedTokens, list[list[int]]]]:
+        """Return these nodes for each row of hidden states and the newest token, chosen from it.
+
+        Beside them, the candidates of each head.
+        """
+        count = 1 + max(node.head for node in nodes)
+        parents = tuple(node.parent for node in nodes)
+        guesses: list[tuple[GuessedTokens, list[list[int]]]] = []
         for rows, token_ids in zip(
             *(torch.split(one, self._at_once) for one in (hidden, newest)), strict=True
         ):
             states = self._heads.states(rows, self._model.embedded(token_ids), count)
             logits = self._model.logits(states.flatten(0, 1)).float()
-            largest, likeliest = logits.max(dim=-1)
-            sure = (largest - logits.logsumexp(dim=-1)).exp().nan_to_num(0.0)
-            levels = (sure * LEVELS).long().clamp(max=LEVELS - 1).view(-1, count).tolist()
-            guesses += [
-                GuessedTokens(tuple(tokens), tuple((SOURCE, place) for place in enumerate(level)))
-                for tokens, level in zip(likeliest.view(-1, count).tolist(), levels, strict=True)
-            ]
+            largest, likeliest = logits.topk(len(FIRST), dim=-1)
+            sure = (largest - logits.logsumexp(dim=-1, keepdim=True)).exp().nan_to_num(0.0)
+            shape = (-1, count, len(FIRST))
+            for candidates, shares in zip(
+                likeliest.view(shape).tolist(), sure.view(shape).tolist(), strict=True
+            ):
+                own = tuple(shares[node.head][node.rank] for node in nodes)
+                guess = GuessedTokens(
+                    tuple(candidates[node.head][node.rank] for node in nodes),
+                    tuple(
+                        (SOURCE, (node.head, node.rank, min(int(share * LEVELS), LEVELS - 1)))
+                        for node, share in zip(nodes, own, strict=True)
+                    ),
+                    parents,
+                    own,
+                )
+                guesses.append((guess, candidates))
         return guesses

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kernels.kv_write import move_slots
 from worker.cores import usable_cores
 from worker.engine.choosing.chosen_tokens import Chosen, ChosenTokens, TokensOnDevice
 from worker.engine.choosing.logit_rules import apply_rules
@@ -62,7 +63,7 @@ class ModelRunner:
         if config.device == "cpu":
             torch.set_num_threads(config.num_threads or min(torch.get_num_threads(), usable_cores()))
             self._cores = FreeCores(torch.get_num_threads())
-        device, dtype = open_device(config), TORCH_DTYPES[config.dtype]
+        self._device, dtype = open_device(config), TORCH_DTYPES[config.dtype]
         architecture = read_architecture(config.model)
         max_bytes = config.kv_cache_bytes
         if max_bytes is None and (config.device == "cpu" or config.num_blocks is not None):
@@ -73,7 +74,7 @@ class ModelRunner:
             with Weights(
                 config.model,
                 dtype,
-                device=device,
+                device=self._device,
                 is_gpu=config.device == "cuda",
                 eight_bits=EIGHT_BITS.get(config.dtype),
             ) as weights:
@@ -82,15 +83,15 @@ class ModelRunner:
                 from worker.engine.running.gpu import measured_kv_cache_size  # noqa: PLC0415  (it needs Triton)
 
                 size = measured_kv_cache_size(
-                    config, architecture, self._model, dtype, device, max_model_len=longest
+                    config, architecture, self._model, dtype, self._device, max_model_len=longest
                 )
-            self._kv_cache = allocate_kv_cache(config, architecture, size.num_blocks, dtype, device)
+            self._kv_cache = allocate_kv_cache(config, architecture, size.num_blocks, dtype, self._device)
             self.medusa = _medusa(config, self._model, architecture, weights.activation_dtype)
             if config.device == "cuda":
                 from worker.engine.running.gpu import GpuSteps  # noqa: PLC0415  (it needs Triton)
 
                 self._gpu = GpuSteps(
-                    config, architecture, self._model, self._kv_cache, dtype, device, size.max_model_len
+                    config, architecture, self._model, self._kv_cache, dtype, self._device, size.max_model_len
                 )
         self._placement = CpuPlacement(
             block_size=config.block_size,
@@ -148,16 +149,25 @@ class ModelRunner:
     def _choose(self, step: PackedStep) -> Chosen:
         if self._gpu is None:
             hidden = self._hidden(step)
-            kept = _kept(step, self._choose_on_cpu(hidden, step) if step.sampled else [])
+            kept = self._keep(step, self._choose_on_cpu(hidden, step) if step.sampled else [])
             if self.medusa is not None:
-                self.medusa.chose(kept, step.ahead, hidden)
+                self.medusa.chose(kept, hidden)
             return kept
         logits = self._logits(step)
         if logits is None:
-            return ChosenTokens((), [])
+            return ChosenTokens((), [], [])
         if step.ahead or any(one.has_logit_rules or one.needs_logprobs for one in step.sampled):
-            return _kept(step, _choose_on_host(logits, step.sampled, step.ahead, step.sampling))
+            return self._keep(step, _choose_on_host(logits, step.sampled, step.ahead, step.sampling))
         return TokensOnDevice(step.sampled, sample_on_device(logits, step.sampling))
+
+    def _keep(self, step: PackedStep, tokens: Sequences[NextToken]) -> ChosenTokens:
+        """Return what the Sequences keep of the tokens chosen; of trees, only this stays in their Slots."""
+        chosen = kept(step, tokens)
+        if step.hidden is not None and (moves := moves_of(step, chosen.rows)):
+            sources, targets = torch.tensor(moves, device=self._device).T
+            for cache in self._kv_cache:
+                move_slots(cache, sources, targets)
+        return chosen
 
     def _logits(self, step: PackedStep) -> Tensor | None:
         """Run the model, pass rows to readouts, and return the logits of sampled rows, if there are any."""
@@ -247,12 +257,29 @@ def _choose_on_host(
     ]
 
 
-def _kept(step: PackedStep, tokens: Sequences[NextToken]) -> ChosenTokens:
+def kept(step: PackedStep, tokens: Sequences[NextToken]) -> ChosenTokens:
     """Return what each Sequence keeps of the tokens that were chosen after its known ones and its guesses."""
     if not step.ahead:
-        return ChosenTokens(step.sampled, [(token,) for token in tokens])
+        return ChosenTokens(
+            step.sampled, [(token,) for token in tokens], [[row] for row in range(len(tokens))]
+        )
     rows = right_rows(step.ahead, [token.token_id for token in tokens])
     return ChosenTokens(
         tuple(step.sampled[first] for first, *_ in rows),
         [tuple(tokens[row] for row in own) for own in rows],
+        rows,
     )
+
+
+def moves_of(step: PackedStep, rows: Sequences[Sequences[int]]) -> list[tuple[int, int]]:
+    """Return where what was kept of each tree is, and where it belongs: pairs of Slots, for moves at once.
+
+    `rows` are those of the Step's logits that each Sequence keeps. They move behind the first one, in order.
+    """
+    slots = (step.slots if step.output_rows is None else step.slots[step.output_rows]).tolist()
+    return [
+        (slots[row], slots[first + depth])
+        for first, *others in rows
+        for depth, row in enumerate(others, 1)
+        if row != first + depth
+    ]

@@ -18,11 +18,22 @@ class ScheduledSequence:
     num_tokens: int  # with its guesses
     is_sampled: bool  # its last known token is included, so the Step chooses the next one
     guesses: tuple[int, ...] = ()  # tokens after the last known one, which the Step verifies
+    # The place among the guesses of the one that each follows; -1: the last known token; empty: a chain.
+    parents: tuple[int, ...] = ()
 
     @property
     def num_known(self) -> int:
         """Number of its tokens that are no guesses."""
         return self.num_tokens - len(self.guesses)
+
+    @property
+    def paths(self) -> list[tuple[int, ...]]:
+        """The guesses between the last known token and the next one: none, then up to each guess."""
+        parents = self.parents or range(-1, len(self.guesses) - 1)
+        paths: list[tuple[int, ...]] = [()]
+        for token_id, parent in zip(self.guesses, parents, strict=True):
+            paths.append((*paths[parent + 1], token_id))
+        return paths
 
     @classmethod
     def of(cls, sequence: Sequence, num_tokens: int) -> Self:

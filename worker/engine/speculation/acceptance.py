@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from worker.engine.sequences.sequence import Sequence
-from worker.engine.speculation.proposer import Kind
+from worker.engine.speculation.proposer import GuessedTokens, Kind
 
 FIRST = 0.5  # of a kind that was never tried
 WEIGHT = 4.0  # tries that an estimate gets from the wider one before it
@@ -41,30 +41,34 @@ class AcceptanceRates:
         """The largest share of any kind; FIRST before any try."""
         return max((rate.estimate(FIRST) for rate in self._kinds.values()), default=FIRST)
 
-    def of(self, sequence: Sequence, kind: Kind) -> float:
-        """Return the probability that a guessed token of this Sequence is right, if those before it are."""
-        share = FIRST
+    def of(self, sequence: Sequence, kind: Kind, first: float = FIRST) -> float:
+        """Return the probability that a guessed token of this Sequence is right, if those before it are.
+
+        `first` is that of a kind that was never tried.
+        """
+        share = first
         for rate in (self._kinds.get(kind), *map(self._narrow.get, _keys(sequence, kind))):
             if rate is not None:
                 share = rate.estimate(share)
         return share
 
-    def along(self, sequence: Sequence, kinds: Items[Kind]) -> list[float]:
-        """Return the probability of each of these tokens that it and all before it are right."""
+    def along(self, sequence: Sequence, guess: GuessedTokens) -> list[float]:
+        """Return the probability of each of these tokens that it and those that it follows are right."""
         known: dict[Kind, float] = {}
-        all_right = 1.0
         shares: list[float] = []
-        for kind in kinds:
+        for place, kind in enumerate(guess.kinds):
             if kind not in known:
-                known[kind] = self.of(sequence, kind)
-            all_right *= known[kind]
-            shares.append(all_right)
+                known[kind] = self.of(sequence, kind, guess.sure[place] if guess.sure else FIRST)
+            parent = guess.parents[place] if guess.parents else place - 1
+            shares.append(known[kind] * (shares[parent] if parent >= 0 else 1.0))
         return shares
 
-    def add(self, sequence: Sequence, kinds: Items[Kind], num_right: int) -> None:
-        """Count a guess: its tokens after the first wrong one were not tried."""
-        for place, kind in enumerate(kinds[: num_right + 1]):
-            is_right = place < num_right
+    def add(self, sequence: Sequence, guess: GuessedTokens, right: Items[bool]) -> None:
+        """Count a guess and which of its tokens were right: those that follow a wrong one were not tried."""
+        for place, (kind, is_right) in enumerate(zip(guess.kinds, right, strict=True)):
+            parent = guess.parents[place] if guess.parents else place - 1
+            if parent >= 0 and not right[parent]:
+                continue
             self._kinds.setdefault(kind, _Rate()).add(is_right)
             for key in _keys(sequence, kind):
                 self._narrow.setdefault(key, _Rate()).add(is_right)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import compress, count, repeat
 
 from worker.engine.requests.stats import EngineStats
 from worker.engine.scheduling.block_pool import BlockPool
@@ -96,7 +96,7 @@ class Speculation:
         self._stats = stats
         self._block_size = block_size
         self._clock = clock  # of this thread's processor time, which other programs do not lengthen
-        self._open: list[tuple[Sequence, _Offer, int]] = []  # of the Step that runs: with the tokens verified
+        self._open: list[tuple[Sequence, GuessedTokens]] = []  # what the Step that runs verifies
         self._num_plain = 0  # decode Steps in a row without a guess, of those where there might be one
         self._num_guessing = 0  # Steps in a row with guesses
         self._plain_every = PLAIN_EVERY[0]
@@ -141,16 +141,17 @@ class Speculation:
             return
         began = self._clock()
         chosen = dict(zip(sequences, tokens, strict=True))
-        for sequence, offer, num_guessed in self._open:
-            num_right = len(chosen[sequence]) - 1
-            kinds = offer.guess.kinds[:num_guessed]
-            self.rates.add(sequence, kinds, num_right)
-            for counter, counted in (("guessed", kinds), ("right", kinds[:num_right])):
-                for source, number in Counter(source for source, _ in counted).items():
+        for sequence, guess in self._open:
+            right = guess.right([token.token_id for token in chosen[sequence]])
+            self.rates.add(sequence, guess, right)
+            for counter, is_counted in (("guessed", repeat(True)), ("right", right)):
+                for source, number in Counter(
+                    source for source, _ in compress(guess.kinds, is_counted)
+                ).items():
                     name = f"{source}_{counter}_tokens"
                     setattr(self._stats, name, getattr(self._stats, name) + number)
-            sequence.num_guessed_tokens += num_guessed
-            sequence.num_right_tokens += num_right
+            sequence.num_guessed_tokens += len(right)
+            sequence.num_right_tokens += sum(right)
         self._open = []
         self._balance -= self._clock() - began
 
@@ -178,10 +179,11 @@ class Speculation:
         self._num_guessing += 1
         entries = list(plan.entries)
         for offer, wanted in counts:
-            entry = self._with_guesses(entries[offer.place], offer.guess.token_ids[:wanted])
-            entries[offer.place] = entry
-            if entry.guesses:
-                self._open.append((entry.sequence, offer, len(entry.guesses)))
+            sequence = entries[offer.place].sequence
+            guess = offer.guess.first(self._reserve(sequence, wanted))
+            entries[offer.place] = _with_guess(entries[offer.place], guess)
+            if guess.token_ids:
+                self._open.append((sequence, guess))
         return replace(plan, entries=tuple(entries))
 
     def _charge(self, plan: StepPlan, seconds: float, num_chosen: int) -> None:
@@ -255,13 +257,24 @@ class Speculation:
             found = proposer.propose(sequences, limits)
             for place, sequence, guess in zip(places, sequences, found, strict=True):
                 allowed = _allowed(sequence, guess)
-                shares = self.rates.along(sequence, allowed.kinds)
+                allowed, shares = self._by_shares(sequence, allowed)
                 if sum(shares) > (sum(offers[place].shares) if place in offers else 0.0):
                     offers[place] = _Offer(place, allowed, shares)
         if asked:
             each = (self._clock() - began) / len(asked)
             self._look_seconds += FADE * (each - self._look_seconds)
         return list(offers.values())
+
+    def _by_shares(self, sequence: Sequence, guess: GuessedTokens) -> tuple[GuessedTokens, list[float]]:
+        """Return a guess with its likeliest tokens first, and their probabilities.
+
+        So its first tokens are the best tree of so many: a token is never likelier than the one it follows.
+        """
+        shares = self.rates.along(sequence, guess)
+        if not guess.parents:
+            return guess, shares
+        order = sorted(range(len(shares)), key=lambda place: (-shares[place], place))
+        return guess.only(order), [shares[place] for place in order]
 
     def _most_looks(self, num_tokens: int) -> int:
         """Return for how many Sequences the balance pays."""
@@ -318,11 +331,6 @@ class Speculation:
             taken[index] += 1
         return [(offer, number) for offer, number in zip(offers, taken, strict=True) if number]
 
-    def _with_guesses(self, entry: ScheduledSequence, token_ids: tuple[int, ...]) -> ScheduledSequence:
-        """Return the entry with as many of these guesses as there are Blocks for."""
-        token_ids = token_ids[: self._reserve(entry.sequence, len(token_ids))]
-        return replace(entry, num_tokens=entry.num_tokens + len(token_ids), guesses=token_ids)
-
     def _reserve(self, sequence: Sequence, num_guesses: int) -> int:
         """Return for how many guesses the Sequence has Blocks, after it was given free ones."""
         end = len(sequence.token_ids)
@@ -341,6 +349,11 @@ def _is_decode(plan: StepPlan) -> bool:
     )
 
 
+def _with_guess(entry: ScheduledSequence, guess: GuessedTokens) -> ScheduledSequence:
+    num_tokens = entry.num_tokens + len(guess.token_ids)
+    return replace(entry, num_tokens=num_tokens, guesses=guess.token_ids, parents=guess.parents)
+
+
 def _evenness(plan: StepPlan) -> float:
     """Return the right guesses of the Sequence that has the fewest by their mean: the last to end counts.
 
@@ -357,6 +370,8 @@ def _may_guess(sequence: Sequence) -> bool:
 
 def _allowed(sequence: Sequence, guess: GuessedTokens) -> GuessedTokens:
     """Return a guess without what its Sequence's end tokens or grammar rule out."""
+    if guess.parents:
+        return _allowed_tree(sequence, guess)
     token_ids = guess.token_ids
     for index, token_id in enumerate(token_ids):
         if token_id in sequence.stop_token_ids:
@@ -365,3 +380,17 @@ def _allowed(sequence: Sequence, guess: GuessedTokens) -> GuessedTokens:
     if token_ids and sequence.matcher is not None:
         token_ids = token_ids[: sequence.matcher.num_allowed(token_ids)]
     return guess if len(token_ids) == len(guess.token_ids) else guess.first(len(token_ids))
+
+
+def _allowed_tree(sequence: Sequence, guess: GuessedTokens) -> GuessedTokens:
+    matcher = sequence.matcher
+    kept: list[int] = []
+    paths: dict[int, tuple[int, ...]] = {-1: ()}
+    for place, (token_id, parent) in enumerate(zip(guess.token_ids, guess.parents, strict=True)):
+        if parent not in paths or token_id in sequence.stop_token_ids:
+            continue
+        path = (*paths[parent], token_id)
+        if matcher is None or matcher.num_allowed(path) == len(path):
+            paths[place] = path
+            kept.append(place)
+    return guess if len(kept) == len(guess.token_ids) else guess.only(kept)

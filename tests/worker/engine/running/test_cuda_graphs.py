@@ -68,6 +68,7 @@ def decode_step(count: int) -> PackedStep:
     return PackedStep(
         token_ids=numbers,
         positions=numbers,
+        places=numbers,
         slots=numbers,
         num_tokens=[1] * count,
         rows=numbers,

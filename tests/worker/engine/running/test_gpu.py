@@ -10,6 +10,7 @@ from torch import Tensor
 import kernels.device
 from kernels.kv_write import GpuLayerCache
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
+from tests.fixtures.speculation import TreeOracle, guess_always
 from tests.fixtures.tiny_llama import write_tiny_llama
 from worker.engine.engine import Engine
 from worker.engine.models.registry import read_architecture
@@ -104,6 +105,18 @@ def test_tokens_are_those_of_a_cpu(name: str, tmp_path: Path, request: pytest.Fi
     request.getfixturevalue("on_gpu")
     found = run(make_engine(model, device="cuda", **SETTINGS), requests_for(PROMPTS, greedy(4)))
     assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
+
+
+def test_trees_of_guesses_leave_the_tokens_of_a_cpu(tiny_llama: Path, request: pytest.FixtureRequest) -> None:
+    """A rule has the host see each token before the next Step, so that there is something to guess from."""
+    requests = requests_for(PROMPTS, greedy(8, repetition_penalty=1.2))
+    wanted = [one.token_ids for one in run(make_engine(tiny_llama, device="cpu", **SETTINGS), requests)]
+    request.getfixturevalue("on_gpu")
+    engine = make_engine(tiny_llama, device="cuda", speculates=True, **SETTINGS)
+    known = {tuple(prompt): [tokens] for prompt, tokens in zip(PROMPTS, wanted, strict=True)}
+    guess_always(engine, TreeOracle(known, 0.1))
+    assert [one.token_ids for one in run(engine, requests)] == wanted
+    assert 5 < engine.stats.lookup_right_tokens < engine.stats.lookup_guessed_tokens
 
 
 def test_sampled_tokens_and_rules_are_those_of_a_cpu(

@@ -14,16 +14,25 @@ from worker.engine.choosing.sampler import build_sampling_input
 from worker.engine.choosing.verification import right_rows
 from worker.engine.running import model_runner
 from worker.engine.running.input_builder import PackedStep
+from worker.engine.scheduling.plan import ScheduledSequence
 from worker.values.sampling import SamplingParams
 
 VOCAB, LENGTH, COUNT = 5, 3, 12_000
 # Logits of the next token by the last one.
 CHAIN = torch.from_numpy(np.random.default_rng(3).normal(size=(VOCAB, VOCAB)))
-GUESSES = ((1, 1), (2, 4), (0, 3), (4, 0))
+# What is guessed, with what each guess follows.
+CHAINS = (((1, 1), ()), ((2, 4), ()), ((0, 3), ()), ((4, 0), ()))
+TREES = (
+    ((1, 2, 1, 0, 4), (-1, -1, 0, 0, 1)),
+    ((0, 1, 2, 3, 4), (-1, -1, -1, -1, -1)),
+    ((3, 3, 4, 2, 1), (-1, 0, -1, 2, 2)),
+    ((4, 0, 2, 2), (-1, -1, 1, 0)),
+)
+Guesses = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 Rule = Callable[[Sequence[tuple[int, ...]], Sequence[int | None]], list[list[int]]]
 
 
-def outputs(temperature: float) -> Counter[tuple[int, ...]]:
+def outputs(temperature: float, guessed: Guesses = CHAINS) -> Counter[tuple[int, ...]]:
     """The first tokens after token 0 of many seeds, with other guesses for each."""
     sequences = [make_sequence(seed, [0]) for seed in range(COUNT)]
     for one in sequences:
@@ -33,13 +42,14 @@ def outputs(temperature: float) -> Counter[tuple[int, ...]]:
     while running:
         rows, ahead = [], []
         for one in running:
-            guesses = GUESSES[one.arrival % len(GUESSES)]
-            for count in range(len(guesses) + 1):
+            guesses, parents = guessed[one.arrival % len(guessed)]
+            entry = ScheduledSequence(one, 0, 1, is_sampled=True, guesses=guesses, parents=parents)
+            for path in entry.paths:
                 rows.append(one)
-                ahead.append(guesses[:count])
+                ahead.append(path)
         last = [(*one.token_ids, *guesses)[-1] for one, guesses in zip(rows, ahead, strict=True)]
         step = PackedStep(
-            *(np.zeros(1, dtype=np.int64),) * 3,
+            *(np.zeros(1, dtype=np.int64),) * 4,
             [1],
             *(np.zeros(1, dtype=np.int64),) * 2,
             (),
@@ -49,7 +59,7 @@ def outputs(temperature: float) -> Counter[tuple[int, ...]]:
             ahead=tuple(ahead),
         )
         tokens = model_runner._choose_on_host(CHAIN[last].clone(), rows, ahead, step.sampling)
-        chosen = model_runner._kept(step, tokens)
+        chosen = model_runner.kept(step, tokens)
         for one, kept in zip(chosen.sequences, chosen.host, strict=True):
             one.token_ids += [token.token_id or 0 for token in kept]
         running = [one for one in running if one.num_output_tokens < LENGTH]
@@ -65,9 +75,10 @@ def likelihood(found: Counter[tuple[int, ...]], temperature: float) -> float:
     return chi_square_p(drawn, np.array(expected))
 
 
+@pytest.mark.parametrize("guessed", [CHAINS, TREES], ids=["chains", "trees"])
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
-def test_guesses_do_not_change_the_distribution(temperature: float) -> None:
-    assert likelihood(outputs(temperature), temperature) > LEAST_LIKELY
+def test_guesses_do_not_change_the_distribution(temperature: float, guessed: Guesses) -> None:
+    assert likelihood(outputs(temperature, guessed), temperature) > LEAST_LIKELY
 
 
 def keep_all(ahead: Sequence[tuple[int, ...]], _: Sequence[int | None]) -> list[list[int]]:
@@ -84,13 +95,28 @@ def keep_neighbours(ahead: Sequence[tuple[int, ...]], chosen: Sequence[int | Non
     return right_rows(ahead, near)
 
 
-@pytest.mark.parametrize("rule", [keep_all, keep_neighbours])
-def test_a_wrong_rule_is_caught(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+def keep_first_siblings(ahead: Sequence[tuple[int, ...]], chosen: Sequence[int | None]) -> list[list[int]]:
+    """Of several guesses for the first place, keep the first one if any of them was drawn."""
+    drawn = list(chosen)
+    first, sibling = 0, None
+    for row, guesses in enumerate(ahead):
+        if not guesses:
+            first, sibling = row, None
+        elif len(guesses) == 1:
+            sibling = guesses[0] if sibling is None else sibling
+            if chosen[first] == guesses[0]:
+                drawn[first] = sibling
+    return right_rows(ahead, drawn)
+
+
+@pytest.mark.parametrize(
+    ("rule", "guessed"), [(keep_all, CHAINS), (keep_neighbours, CHAINS), (keep_first_siblings, TREES)]
+)
+def test_a_wrong_rule_is_caught(rule: Rule, guessed: Guesses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_runner, "right_rows", rule)
-    assert likelihood(outputs(1.0), 1.0) < LEAST_LIKELY**2
+    assert likelihood(outputs(1.0, guessed), 1.0) < LEAST_LIKELY**2
 
 
-def test_a_seed_gives_its_tokens_with_and_without_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_guesses = outputs(1.0)
-    monkeypatch.setitem(globals(), "GUESSES", ((),))
-    assert outputs(1.0) == with_guesses
+@pytest.mark.parametrize("guessed", [CHAINS, TREES], ids=["chains", "trees"])
+def test_a_seed_gives_its_tokens_with_and_without_guesses(guessed: Guesses) -> None:
+    assert outputs(1.0, guessed) == outputs(1.0, (((), ()),))

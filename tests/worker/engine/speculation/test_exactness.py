@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
-from tests.fixtures.speculation import FixedTimes, Oracle, guess_always, guess_with_heads, write_heads
+from tests.fixtures.speculation import (
+    FixedTimes,
+    Oracle,
+    TreeOracle,
+    guess_always,
+    guess_with_heads,
+    write_heads,
+)
 from tests.fixtures.tiny_llama import write_tiny_llama
 from worker.engine.engine import Engine
 from worker.engine.requests.errors import OutOfMemoryError
@@ -113,6 +120,29 @@ def test_every_rule_gives_what_it_gives_without_guesses(
     assert (wrong == 1) <= (share < 0.1)
 
 
+@pytest.mark.parametrize("kv_cache_dtype", [None, "int8"])
+def test_every_rule_gives_what_it_gives_without_trees(checkpoint: Path, kv_cache_dtype: str | None) -> None:
+    """Blocks of four tokens, so that trees lie over several."""
+    options: dict[str, Any] = {"dtype": "int8", "block_size": 4, "kv_cache_dtype": kv_cache_dtype}
+    requests = all_rules()
+    expected = run(make_engine(checkpoint, **options), requests)
+    engine = make_engine(checkpoint, **options, speculates=True)
+    guess_always(engine, TreeOracle(outputs_of(requests, expected), 0.2))
+    assert list(map(told, run(engine, requests))) == list(map(told, expected))
+    assert 100 < engine.stats.lookup_right_tokens < engine.stats.lookup_guessed_tokens / 2
+
+
+def test_what_was_right_must_move_to_the_front(
+    checkpoint: Path, plain: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = requests_for(PROMPTS, greedy(40))
+    expected = run(plain, requests)
+    monkeypatch.setattr("worker.engine.running.model_runner.moves_of", lambda *_: [])
+    engine = make_engine(checkpoint, dtype="int8", speculates=True)
+    guess_always(engine, TreeOracle(outputs_of(requests, expected), 0.2))
+    assert list(map(told, run(engine, requests))) != list(map(told, expected))
+
+
 def test_every_rule_gives_what_it_gives_without_heads(plain: Engine, with_heads: Path) -> None:
     requests = all_rules()
     expected = run(plain, requests)
@@ -175,7 +205,9 @@ def test_streamed_text_and_logprobs_come_in_pieces_that_fit(checkpoint: Path, pl
 
 
 @pytest.mark.parametrize(
-    ("seed", "proposer"), [(seed, "lookup") for seed in range(6)] + [(seed, "medusa") for seed in range(3)]
+    ("seed", "proposer"),
+    [(seed, "lookup") for seed in range(6)]
+    + [(seed, one) for seed in range(3) for one in ("medusa", "tree")],
 )
 def test_whatever_happens_between_steps(plain: Engine, with_heads: Path, seed: int, proposer: str) -> None:
     """Few Blocks, shared prefixes, cancelled requests, resumed ones, and Steps that run out of memory."""
@@ -189,7 +221,8 @@ def test_whatever_happens_between_steps(plain: Engine, with_heads: Path, seed: i
     if proposer == "medusa":
         guess_with_heads(engine)
     else:
-        guess_always(engine, Oracle(outputs_of(requests, expected), 0.3, seed))
+        oracle = TreeOracle if proposer == "tree" else Oracle
+        guess_always(engine, oracle(outputs_of(requests, expected), 0.3, seed))
     execute = engine._runner.execute
 
     def may_fail(plan: StepPlan) -> Any:
@@ -215,7 +248,9 @@ def test_whatever_happens_between_steps(plain: Engine, with_heads: Path, seed: i
             assert cancelled.token_ids == (token_ids or ())
             engine.add(replace(requests[int(str(name))], output_token_ids=cancelled.token_ids))
     assert [done[index].token_ids for index in range(len(requests))] == [one.token_ids for one in expected]
-    assert getattr(engine.stats, f"{proposer}_right_tokens") > {"lookup": 20, "medusa": 10}[proposer]
+    stats = engine.stats
+    num_right = stats.medusa_right_tokens if proposer == "medusa" else stats.lookup_right_tokens
+    assert num_right > {"lookup": 20, "medusa": 5, "tree": 20}[proposer]
     assert engine._scheduler.block_pool.num_used_blocks == 0
 
 

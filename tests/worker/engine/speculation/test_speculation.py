@@ -7,59 +7,26 @@ from dataclasses import dataclass
 import pytest
 
 from tests.fixtures.scheduling import make_sequence
-from tests.fixtures.speculation import FixedTimes, Oracle
+from tests.fixtures.speculation import PROMPT, Fixed, make, plan_for
 from worker.engine.requests.stats import EngineStats
 from worker.engine.scheduling.block_pool import BlockPool
-from worker.engine.scheduling.plan import ScheduledSequence, StepPlan
+from worker.engine.scheduling.plan import StepPlan
 from worker.engine.sequences.next_token import NextToken
 from worker.engine.sequences.sequence import Sequence
 from worker.engine.speculation import speculation as module
-from worker.engine.speculation.proposer import DRAFT, NO_GUESS, GuessedTokens
+from worker.engine.speculation.proposer import DRAFT, NO_GUESS, GuessedTokens, Kind
 from worker.engine.speculation.speculation import Speculation
 from worker.engine.speculation.step_times import StepTimes
 
-PROMPT, OUTPUT = (1, 2, 3), tuple(range(10, 40))
 
-
-@dataclass
-class Fixed:
-    """Guesses the same for every Sequence."""
-
-    guess: GuessedTokens
-    seconds_per_pass: float | None = None
-    shares: tuple[float, ...] | None = None
-    num_looks: int = 0
-
-    def propose(self, sequences: Items[Sequence], limits: Items[int]) -> list[GuessedTokens]:
-        self.num_looks += 1
-        return [self.guess.first(limit) for _, limit in zip(sequences, limits, strict=True)]
-
-    def ended(self, sequence: Sequence) -> None:
-        pass
-
-
-def make(fixed: float, token: float, *, num_blocks: int = 100) -> Speculation:
-    made = Speculation([Oracle({PROMPT: [OUTPUT]}, 0.0)], BlockPool(num_blocks), EngineStats(), block_size=4)
-    made.times = FixedTimes(fixed, token)  # type: ignore[assignment]
-    return made
-
-
-def plan_for(made: Speculation, count: int = 1, *, num_tokens: int = 1) -> StepPlan:
-    entries = []
-    for index in range(count):
-        sequence = make_sequence(index, PROMPT, 40)
-        sequence.max_length = 43
-        sequence.block_table = made._block_pool.allocate(1)
-        entries.append(ScheduledSequence(sequence, 3 - num_tokens, num_tokens, is_sampled=True))
-    return StepPlan(tuple(entries))
+def chosen(guesses: tuple[int, ...], num_right: int | None = None) -> list[NextToken]:
+    """What a Step chooses for a Sequence of which so many guesses are right, None: all."""
+    return [NextToken(one) for one in (*guesses[:num_right], 0)]
 
 
 def confirm(made: Speculation, plan: StepPlan, *, num_right: int | None = None) -> None:
     """End the Step: so many guesses of each Sequence are right, None: all."""
-    rows = [
-        [NextToken(0)] * (1 + (len(one.guesses) if num_right is None else min(num_right, len(one.guesses))))
-        for one in plan.entries
-    ]
+    rows = [chosen(one.guesses, num_right) for one in plan.entries]
     made.took(plan, made.times.seconds(plan.num_tokens) or 1.0, [one.sequence for one in plan.entries], rows)
 
 
@@ -152,6 +119,10 @@ def test_looking_for_guesses_takes_little_of_the_time_where_there_are_none() -> 
     assert 1 <= nothing.num_looks <= 11, "a look takes more than a Step here"
 
 
+def one_of(kind: Kind) -> GuessedTokens:
+    return GuessedTokens((10,), (kind,))
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 0.0
@@ -201,7 +172,7 @@ def test_a_full_batch_that_gains_nothing_spends_a_hundredth_of_its_time_at_most(
         rows = []
         for entry in extended.entries:
             wrong = (index for index in range(len(entry.guesses)) if chance.random() >= right)
-            rows.append([NextToken(0)] * (1 + next(wrong, len(entry.guesses))))
+            rows.append(chosen(entry.guesses, next(wrong, None)))
         seconds = alone * (1 + (chance.expovariate(1 / load) if load else 0))
         made.took(extended, seconds, [one.sequence for one in extended.entries], rows)
         taken += alone
@@ -240,7 +211,7 @@ def test_savings_pay_for_looking_at_all_sequences() -> None:
     counts = []
     for _ in range(300):
         extended = made.extend(plan, 512, others_wait=True)
-        rows = [[NextToken(0)] * (1 + len(one.guesses)) for one in extended.entries]
+        rows = [chosen(one.guesses) for one in extended.entries]
         seconds = 12e-3 + 60e-6 * extended.num_tokens
         made.took(extended, seconds, [one.sequence for one in extended.entries], rows)
         counts.append(extended.num_guesses)
@@ -257,7 +228,7 @@ def test_what_ends_early_saves_nothing_where_nobody_takes_its_place(load: float)
     made._proposers = [Dear(clock, 20e-6, 0.8, chance)]
     plan = plan_for(made, 64)
     for _ in range(50):  # as earlier requests have shown
-        made.rates.add(make_sequence(64, PROMPT, 40), (("lookup", (2, 0)),), 1)
+        made.rates.add(make_sequence(64, PROMPT, 40), one_of(("lookup", (2, 0))), [True])
         for num_tokens in (16, 64, 66, 80):
             made.times.add(num_tokens, 6e-3 + 160e-6 * num_tokens)
     taken = without = 0.0
@@ -268,9 +239,8 @@ def test_what_ends_early_saves_nothing_where_nobody_takes_its_place(load: float)
             rows = []
             for (entry, left), running in zip(list(lengths.items()), extended.entries, strict=True):
                 is_right = entry.sequence.arrival % 2 == 0 and chance.random() < 0.95
-                num_chosen = 1 + len(running.guesses) * is_right
-                rows.append([NextToken(0)] * num_chosen)
-                lengths[entry] = left - num_chosen
+                rows.append(chosen(running.guesses, None if is_right else 0))
+                lengths[entry] = left - len(rows[-1])
             seconds = 6e-3 + 160e-6 * extended.num_tokens
             longer = 1 + (chance.expovariate(1 / load) if load else 0)
             made.took(extended, longer * seconds, [one.sequence for one in extended.entries], rows)
@@ -298,8 +268,8 @@ def test_likelier_tokens_are_verified_first_and_each_is_counted_for_its_source()
     plan = plan_for(made, 2)
     first = plan.entries[0].sequence
     for _ in range(30):
-        made.rates.add(first, (sure,), 1)
-        made.rates.add(first, (doubtful,), 0)
+        made.rates.add(first, one_of(sure), [True])
+        made.rates.add(first, one_of(doubtful), [False])
     made._proposers = [Fixed(GuessedTokens((10, 11, 12, 13), kinds))]
     extended = made.extend(plan, 512)
     assert [one.guesses for one in extended.entries] == [(10, 11)] * 2, "as far as they are likely"
@@ -318,10 +288,10 @@ def test_the_draft_guesses_where_the_lookup_is_less_likely_right() -> None:
     plan = plan_for(made)
     sequence = plan.entries[0].sequence
     for _ in range(9):
-        made.rates.add(sequence, (DRAFT,), 1)
+        made.rates.add(sequence, one_of(DRAFT), [True])
     assert made.extend(plan, 512).entries[0].guesses[0] == 20
     for _ in range(40):
-        made.rates.add(sequence, (("lookup", (2, 0)),), 1)
+        made.rates.add(sequence, one_of(("lookup", (2, 0))), [True])
     assert made.extend(plan, 512).entries[0].guesses[0] == 10
 
 
