@@ -243,6 +243,16 @@ TABLES = (
             ),
             Mutation("tree: a place too near", ">> min(distance - 1,", ">> min(distance,"),
             Mutation(
+                "tree: the oldest hidden place is read",
+                "while hidden >> distance:",
+                "while hidden >> distance > 1:",
+            ),
+            Mutation(
+                "tree: scores stay where they are",
+                "store(scratch, start + position, load(scratch, start + place))",
+                "store(scratch, start + place, load(scratch, start + place))",
+            ),
+            Mutation(
                 "tree: weights of hidden places stay",
                 "position = _close_gaps(row, start, plan)",
                 "_close_gaps(row, start, plan)",

@@ -250,7 +250,7 @@ def test_whatever_happens_between_steps(plain: Engine, with_heads: Path, seed: i
     assert [done[index].token_ids for index in range(len(requests))] == [one.token_ids for one in expected]
     stats = engine.stats
     num_right = stats.medusa_right_tokens if proposer == "medusa" else stats.lookup_right_tokens
-    assert num_right > {"lookup": 20, "medusa": 5, "tree": 20}[proposer]
+    assert num_right > {"lookup": 20, "medusa": 5, "tree": 10}[proposer]
     assert engine._scheduler.block_pool.num_used_blocks == 0
 
 

@@ -49,7 +49,9 @@ def test_what_the_heads_know_takes_fewer_steps(checkpoint: Path, with_heads: Pat
     guess_with_heads(engine)
     assert [one.token_ids for one in run(engine, requests)] == [one.token_ids for one in expected]
     stats = engine.stats
-    assert stats.medusa_right_tokens > 0.25 * stats.medusa_guessed_tokens > 40
+    assert stats.medusa_right_tokens > 0.2 * stats.medusa_guessed_tokens > 40, (
+        "of a tree, most cannot be right"
+    )
     assert stats.steps < 20, "of 40 tokens each"
     shares = engine._runner.medusa.shares  # type: ignore[union-attr]
     assert 1 > shares[0] > shares[3] > 0
@@ -70,7 +72,7 @@ def test_heads_that_cost_more_than_they_yield_are_not_asked(with_heads: Path) ->
     guess_with_heads(engine)
     engine._speculation.times = FixedTimes(1e-9)  # type: ignore[assignment]
     run(engine, requests_for(PROMPTS[:1], greedy(40)))
-    assert engine.stats.medusa_guessed_tokens <= 4, "only until a pass was measured"
+    assert engine.stats.medusa_guessed_tokens <= 12, "only until a pass was measured"
 
 
 def test_without_speculation_nothing_is_kept(with_heads: Path) -> None:
