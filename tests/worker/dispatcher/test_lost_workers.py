@@ -25,18 +25,20 @@ class Worker:
     """The connection of a worker that is there."""
 
     def __init__(self, store: Store, name: str) -> None:
+        self._store = store
         self._stopping = threading.Event()
-        with store.transaction() as session:
-            before = presence.present(session)
+        before = seen(store)
         runner = cast("ShardRunner", object())
         self._thread = listen(settings().database_url, (runner,), self._stopping, worker=name)
         eventually(lambda: seen(store) > before, what="a worker that is seen")
 
     def die(self) -> None:
-        """Let go of the connection, as a process does that ends."""
+        """Let go of the connection, as a process does that ends; wait until Postgres has noticed."""
+        before = seen(self._store)
         self._stopping.set()
         self._thread.join(60)
         assert not self._thread.is_running
+        eventually(lambda: seen(self._store) < before, what="a worker that is gone")
 
 
 def seen(store: Store) -> frozenset[int]:

@@ -22,7 +22,7 @@ def drop_old_results(session: Session, *, kept_for: timedelta, limit: int) -> in
     """Drop at most `limit` requests, with their results, of the batch that ended longest ago.
 
     Returns:
-        The number dropped; 0: no batch that ended more than `kept_for` ago has any left.
+        The number dropped; 0: that batch had none left, or there is no such batch.
 
     """
     writes_files = select(BatchFilesRow.batch_id).where(
