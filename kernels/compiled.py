@@ -27,7 +27,20 @@ _DECLARATION = b"from kernels.compiled import "
 
 def kernel(function: _Function) -> _Function:
     """Compile a function on its first call and cache it on disk; it runs without the interpreter's lock."""
-    compiled: Any = numba.njit(nogil=True, cache=_FOLDER is not None, **_OPTIONS)(function)
+    return _compiled(function, _OPTIONS)
+
+
+def exact_kernel(function: _Function) -> _Function:
+    """Do as `kernel`, but let the compiler choose neither an order nor a rounding.
+
+    A kernel is optimised once more with each kernel that calls it, and a process that has just compiled both
+    runs the first version, one that loads them the second. With `kernel` these may round otherwise.
+    """
+    return _compiled(function, {**_OPTIONS, "fastmath": False})
+
+
+def _compiled(function: _Function, options: dict[str, Any]) -> _Function:
+    compiled: Any = numba.njit(nogil=True, cache=_FOLDER is not None, **options)(function)
     if _FOLDER is not None:
         lock = _FOLDER / f"{function.__module__}.{function.__qualname__}.lock"
         compiled.compile = _one_process_at_a_time(compiled.compile, lock)
