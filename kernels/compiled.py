@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from llvmlite.binding import Linkage
+from numba.core.codegen import CPUCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
@@ -27,20 +29,7 @@ _DECLARATION = b"from kernels.compiled import "
 
 def kernel(function: _Function) -> _Function:
     """Compile a function on its first call and cache it on disk; it runs without the interpreter's lock."""
-    return _compiled(function, _OPTIONS)
-
-
-def exact_kernel(function: _Function) -> _Function:
-    """Do as `kernel`, but let the compiler choose neither an order nor a rounding.
-
-    A kernel is optimised once more with each kernel that calls it, and a process that has just compiled both
-    runs the first version, one that loads them the second. With `kernel` these may round otherwise.
-    """
-    return _compiled(function, {**_OPTIONS, "fastmath": False})
-
-
-def _compiled(function: _Function, options: dict[str, Any]) -> _Function:
-    compiled: Any = numba.njit(nogil=True, cache=_FOLDER is not None, **options)(function)
+    compiled: Any = numba.njit(nogil=True, cache=_FOLDER is not None, **_OPTIONS)(function)
     if _FOLDER is not None:
         lock = _FOLDER / f"{function.__module__}.{function.__qualname__}.lock"
         compiled.compile = _one_process_at_a_time(compiled.compile, lock)
@@ -80,6 +69,24 @@ def sources() -> list[Path]:
     return [file for file in files if _DECLARATION in file.read_bytes()]
 
 
+def _keep_own_copies() -> None:
+    """Have each kernel run its own copies of the kernels that it calls.
+
+    A copy is optimised once more with its caller, so sums may get another order than in the called kernel
+    itself. By Numba's names, the loader would take whichever it has seen first: the kernel's own code where
+    this process has just compiled it, the copy where the caller comes from the disk.
+    """
+    optimize = CPUCodeLibrary._optimize_final_module  # noqa: SLF001  (Numba is pinned)
+
+    def optimize_copies(library: CPUCodeLibrary) -> None:
+        for function in library._final_module.functions:  # noqa: SLF001
+            if not function.is_declaration and function.linkage == Linkage.linkonce_odr:
+                function.linkage = "internal"
+        optimize(library)
+
+    CPUCodeLibrary._optimize_final_module = optimize_copies  # type: ignore[method-assign]  # noqa: SLF001
+
+
 def _keep_compiled() -> Path | None:
     """Give Numba a cache folder for exactly these sources; return it, or None if there is none.
 
@@ -99,4 +106,5 @@ def _keep_compiled() -> Path | None:
     return None
 
 
+_keep_own_copies()
 _FOLDER = _keep_compiled()

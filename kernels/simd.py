@@ -174,47 +174,6 @@ def tanh(x: np.float32) -> np.float32:
     return np.float32(1.0) - np.float32(2.0) / (exp(np.float32(2.0) * x) + np.float32(1.0))
 
 
-@intrinsic
-def inverse_norm(_context: Any, x: Any, start: Any, count: Any, eps: Any) -> Any:
-    """Return one by the root of `eps` and the mean square of contiguous elements, in float32.
-
-    Its order is written down: LANES sums side by side, which are added in pairs, and then the elements that
-    are left.
-    """
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        x, start, count, eps = arguments
-        zero = ir.Constant(F32, 0.0)
-        sums = cgutils.alloca_once_value(builder, _constant(lanes_of(F32, LANES), 0))
-        total = cgutils.alloca_once_value(builder, zero)
-
-        def add_squares(begin: Any, end: Any, step: int, target: Any) -> None:
-            loop = cgutils.for_range_slice(builder, begin, end, ir.Constant(I64, step), intp=I64, inc=True)
-            with loop as (index, _):
-                value = load_lanes(builder, builder.gep(x, [builder.add(start, index)]), step)
-                builder.store(builder.fadd(builder.load(target), builder.fmul(value, value)), target)
-
-        whole = builder.and_(count, ir.Constant(I64, -LANES))
-        add_squares(ir.Constant(I64, 0), whole, LANES, sums)
-        add_squares(whole, count, 1, total)
-        lanes = builder.load(sums)
-        size = LANES
-        while size > 1:
-            size //= 2
-            halves = (
-                builder.shuffle_vector(lanes, lanes, ir.Constant(ir.VectorType(I32, size), list(places)))
-                for places in (range(size), range(size, 2 * size))
-            )
-            lanes = builder.fadd(*halves)
-        squares = builder.fadd(builder.extract_element(lanes, ir.Constant(I32, 0)), builder.load(total))
-        mean = builder.fdiv(squares, builder.sitofp(count, F32))
-        root_type = ir.FunctionType(F32, [F32])
-        root = cgutils.get_or_insert_function(builder.module, root_type, "llvm.sqrt.f32")
-        return builder.fdiv(ir.Constant(F32, 1.0), builder.call(root, [builder.fadd(mean, eps)]))
-
-    return types.float32(x, types.intp, types.intp, types.float32), generate
-
-
 @inlined
 def copy(count: int, source: Pointer, source_start: int, target: Pointer, target_start: int) -> None:
     """Copy contiguous elements."""

@@ -5,19 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kernels.compiled import Pointer, exact_kernel, inlined, kernel
+from kernels.compiled import Pointer, inlined, kernel
 from kernels.kv_write.rotation import rotate
-from kernels.simd import (
-    bfloat16_at,
-    copy,
-    float32_at,
-    int8_at,
-    int64_at,
-    inverse_norm,
-    load,
-    maximum,
-    store,
-)
+from kernels.simd import bfloat16_at, copy, float32_at, int8_at, int64_at, load, maximum, store
 from kernels.threads import fork, share
 
 
@@ -85,7 +75,10 @@ def _turn(
     head_dim, angles, scratch = call.head_dim, float32_at(call.angles), float32_at(call.scratch)
     half, turn = head_dim // 2, int64_at(call.positions)[row] * head_dim
     if norm_address:
-        norm, scale = float32_at(norm_address), inverse_norm(qkv, start, head_dim, call.eps)
+        norm, squares = float32_at(norm_address), np.float32(0)
+        for index in range(head_dim):
+            squares += load(qkv, start + index) * load(qkv, start + index)
+        scale = np.float32(1) / np.sqrt(squares / np.float32(head_dim) + np.float32(call.eps))
         for index in range(head_dim):
             store(scratch, normed + index, load(qkv, start + index) * scale * load(norm, index))
         rotate(half, scratch, normed, angles, turn, target, target_start, target_stride)
@@ -93,7 +86,7 @@ def _turn(
         rotate(half, qkv, start, angles, turn, target, target_start, target_stride)
 
 
-@exact_kernel
+@kernel
 def write_rows(
     begin: int, end: int, part: int, qkv: Pointer, keys: Pointer, values: Pointer, call: WriteCall
 ) -> None:

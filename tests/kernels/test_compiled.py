@@ -1,9 +1,14 @@
 import ast
 import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import numba
+import pytest
 
 from kernels import compiled
 
@@ -49,3 +54,29 @@ def test_a_cpu_kernel_is_made_of_declared_sources_only() -> None:
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("kernels"):
                 module = ROOT.joinpath(*str(node.module).split("."))
                 assert module.with_suffix(".py") in declared, f"{file}: {node.module}"
+
+
+WRITE_NORMED_HEADS = """
+import hashlib
+import torch
+from kernels.kv_write import HeadNorms, LayerCache, rotary_kv_write
+
+generator = torch.Generator().manual_seed(1)
+qkv, angles = (torch.randn(*shape, generator=generator) for shape in ((40, 160), (40, 2, 8)))
+query, key = torch.rand(2, 16, generator=generator) + 0.5
+cache = LayerCache.allocate(4, 2, 16, 16, torch.int8)
+rows = torch.arange(40)
+query = rotary_kv_write(qkv, angles, rows, rows, cache, HeadNorms(query, key, 1e-5))
+print(hashlib.sha256(query.numpy().tobytes() + cache.scales.numpy().tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_code_that_was_just_compiled_gives_the_bits_of_code_from_the_disk(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "kernels", tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    command, environment = (
+        [sys.executable, "-c", WRITE_NORMED_HEADS],
+        os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    compiling, loading = (subprocess.check_output(command, env=environment) for _ in range(2))
+    assert compiling == loading
