@@ -74,7 +74,7 @@ audit: $(VENV)/.dev ## pins, recorded digests and requirements of what is instal
 
 INPUTS ?= 1000000
 fuzz: $(VENV)/.dev ## every parser of strangers' input, in two processes; the last line is JSON (docs/security.md)
-	$(BIN)/python -m pytest -m fuzz
+	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=fuzz
 	$(BIN)/python -m tests.fuzz --inputs $(INPUTS)
 
 CASES ?= 20000

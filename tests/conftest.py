@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
 from xdist.workermanage import WorkerController
@@ -17,6 +18,11 @@ from tests.fixtures.spread import ByFile, rank
 
 # Triton is built for Linux only.
 collect_ignore_glob = [] if find_spec("triton") else ["*/test_gpu.py"]
+
+# Generated inputs are the same in every run, and a busy machine fails none; `make fuzz` takes others.
+settings.register_profile("fuzz", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("tests", settings.get_profile("fuzz"), derandomize=True)
+settings.load_profile("tests")
 
 _stack = ExitStack()
 
@@ -98,10 +104,10 @@ def database_url() -> str:
     from alembic import command
     from alembic.config import Config
 
-    from worker.settings import settings
+    from worker.settings import settings as own_settings
 
     command.upgrade(Config(toml_file=str(Path(__file__).parent.parent / "pyproject.toml")), "head")
-    return settings().database_url
+    return own_settings().database_url
 
 
 @pytest.fixture

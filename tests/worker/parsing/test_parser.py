@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.parsing import deepseek
@@ -266,7 +266,6 @@ MARKS = st.sampled_from(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(Family), st.lists(MARKS, max_size=12).map("".join), st.data())
 def test_any_text_is_parsed_alike_whole_and_in_parts(family: Family, text: str, data: st.DataObject) -> None:
     parsing = Parsing(family, ("f",))
@@ -274,7 +273,6 @@ def test_any_text_is_parsed_alike_whole_and_in_parts(family: Family, text: str, 
     assert parts(text, parsing, *cuts) == parse(text, parsing, seed="s")
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(Family), st.text())
 def test_text_without_marks_is_content(family: Family, text: str) -> None:
     assert parse(text, Parsing(family, ("f",)), seed="s") == ParsedOutput(text, "", ())
@@ -287,7 +285,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.text(), JSON), st.booleans())
 def test_arguments_are_passed_on_as_they_are_written(arguments: dict[str, object], is_ascii: bool) -> None:
     written = json.dumps(arguments, ensure_ascii=is_ascii)

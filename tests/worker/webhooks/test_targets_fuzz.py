@@ -51,7 +51,7 @@ def check(text: str) -> None:
     assert literal.is_global
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(URLISH)
 @example("https://@127.0.0.1/")
 @example(URLS["an encoded at sign"])
@@ -61,13 +61,13 @@ def test_any_text_is_refused_or_safe(text: str) -> None:
 
 @pytest.mark.fuzz
 @pytest.mark.timeout(1800)
-@settings(max_examples=50_000, deadline=None, database=None)
+@settings(max_examples=50_000, database=None)
 @given(URLISH)
 def test_a_great_many_texts_are_refused_or_safe(text: str) -> None:
     check(text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, 2**32 - 1))
 def test_what_carries_an_inner_address_inside_is_refused_with_it(number: int) -> None:
     """The IPv6 forms of an IPv4 address are never more open than the address itself."""
@@ -96,7 +96,7 @@ STORABLE = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 TIMES = st.floats(0, 2**36).map(lambda seconds: datetime.fromtimestamp(seconds, UTC))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(STORABLE, TIMES, STORABLE)
 def test_a_signature_is_that_of_the_standard(event_id: str, at: datetime, body: str) -> None:
     """HMAC-SHA256 of id, time and body, computed here as the standard says, not by the library."""

@@ -162,7 +162,7 @@ ACTIONS = st.one_of(
 SHORT, SHORTER = ("add", 0, LONGEST, False, False), ("add", 4, LONGEST, False, False)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=st.lists(ACTIONS, min_size=8, max_size=60))
 @example(actions=[SHORT, SHORTER, ("step",), ("step",), ("run_out", "forward"), ("cancel", 0)])
 def test_each_row_reads_its_own_sequences_token(

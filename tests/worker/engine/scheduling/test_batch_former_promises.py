@@ -97,7 +97,7 @@ class Model:
         return sum(self.queued[key][1].num_tokens > border for border in self.policy.length_borders)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(policy=policies, script=actions)
 def test_promises(policy: BatchPolicy, script: list[tuple]) -> None:
     model = Model(policy)
@@ -112,7 +112,7 @@ def test_promises(policy: BatchPolicy, script: list[tuple]) -> None:
     assert model.former.wait_seconds is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     policy=policies,
     rivals=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3)), min_size=1, max_size=4),

@@ -56,7 +56,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def test_blocks_without_contents_go_before_cached_ones_and_tails_before_heads() -> None:

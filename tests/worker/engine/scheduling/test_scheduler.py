@@ -37,7 +37,7 @@ def drive(scheduler: Scheduler, sequences: list[Sequence], budget: int, block_si
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=30)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     work=st.lists(st.tuples(prompts, st.integers(1, 12)), min_size=1, max_size=14),
     block_size=st.integers(1, 5),

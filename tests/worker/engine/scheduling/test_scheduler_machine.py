@@ -112,4 +112,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=80, stateful_step_count=40)

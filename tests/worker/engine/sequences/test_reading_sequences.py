@@ -37,7 +37,7 @@ def read(plan: StepPlan) -> None:
     assert not rows
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     readings=st.lists(
         st.tuples(

@@ -19,7 +19,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer(directory)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(alphabet=st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(TEXT))))
 def test_pieces_are_whole_characters_and_make_the_text(tokenizer: Tokenizer, text: str) -> None:
     stream = TextStream(tokenizer)

@@ -98,7 +98,7 @@ class Bench:
         return self.num_steps - start
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     policy=st.sampled_from(ADMISSIONS),
     lengths=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 30)), min_size=1, max_size=25),
