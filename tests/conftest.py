@@ -116,7 +116,7 @@ def store(database_url: str) -> Iterator["Store"]:  # noqa: F821 - imported late
     from tests.fixtures.empty_tables import empty_tables
     from worker.store.database.session import Store
 
-    store = Store(database_url)
+    store = Store(database_url, idle_seconds=60)  # a busy machine may stop a test for long
     with store.transaction() as session:
         empty_tables(session)
     yield store
