@@ -49,7 +49,7 @@ def to_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {to_text(inner)}" for key, inner in value.items())
     if isinstance(value, (set, frozenset, list, tuple)):
-        return ", ".join(sorted(map(str, value)))
+        return ", ".join(sorted(map(to_text, value)))
     return str(value)
 
 

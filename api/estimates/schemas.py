@@ -70,8 +70,8 @@ class Finish(BaseModel):
     )
 
 
-class Estimate(BaseModel):
-    """The tokens, time and cost that a batch would take. Nothing was stored or queued."""
+class WorkEstimate(BaseModel):
+    """The tokens, time and cost that some requests would take."""
 
     requests: int
     duplicates: int = Field(description="of them, answered by an identical one")
@@ -86,3 +86,21 @@ class Estimate(BaseModel):
         description="seconds of the device alone; null without a worker, or until its Steps were measured"
     )
     finish: Finish | None = Field(description="null without a worker, or until its Steps were measured")
+
+
+class ModelEstimate(WorkEstimate):
+    """What one of its models would have to run of a batch whose requests name several."""
+
+    name: str
+    revision: str
+
+
+class Estimate(WorkEstimate):
+    """The tokens, time and cost that a batch would take. Nothing was stored or queued.
+
+    If the requests name several models, all is summed over these, and `finish` is the last of theirs.
+    """
+
+    models: list[ModelEstimate] | None = Field(
+        default=None, description="each model's part; null unless the requests name several models"
+    )

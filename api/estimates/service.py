@@ -1,15 +1,24 @@
 """Estimates a submission from measured Steps and past batches."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from math import ceil
 
 from api.batches.schemas import BatchSubmission, parse_window
 from api.batches.submission import to_batch, too_many_requests
 from api.dependencies import Services
-from api.errors import InvalidInputError
-from api.estimates.schemas import Estimate, Finish, Guess, LinesToEstimate
+from api.estimates.schemas import (
+    Estimate,
+    Finish,
+    Guess,
+    LinesToEstimate,
+    ModelEstimate,
+    WorkEstimate,
+)
 from api.files.endpoints import from_line
 from api.inputs.prompts import fit
+from worker.contract.models import Model
 from worker.forecasts.forecaster import Forecast
 from worker.forecasts.ranges import Range
 from worker.forecasts.work import distinct, num_at_limit, of_requests, output_tokens
@@ -62,20 +71,28 @@ def estimate_lines(services: Services, given: LinesToEstimate) -> Estimate:
 
 
 def _estimate(services: Services, batch: NewBatch) -> Estimate:
-    if len(named := batch_models.of_requests(batch.requests, batch.model)) > 1:
-        names = ", ".join(model.name for model in named)
-        raise InvalidInputError(
-            f"model: the requests name several models ({names}); estimate those of each by themselves",
-            param="model",
-            code="invalid_value",
-        )
-    model = None if batch.model is None else batch.model.fingerprint
-    forecaster = services.read_forecaster(model)
+    parts = {
+        model: _of_model(services, replace(batch, requests=requests), model)
+        for model, requests in batch_models.by_model(batch.requests, batch.model).items()
+    }
+    if len(parts) == 1:
+        (only,) = parts.values()
+        return Estimate(**dict(only))
+    named = [
+        ModelEstimate(name=model.name, revision=model.fingerprint, **dict(part))
+        for model, part in parts.items()
+        if model is not None
+    ]
+    return Estimate(models=named, **dict(_together(named)))
+
+
+def _of_model(services: Services, batch: NewBatch, model: Model | None) -> WorkEstimate:
+    forecaster = services.read_forecaster(None if model is None else model.fingerprint)
     different = distinct(batch)
     cost = forecaster.device_seconds(of_requests(batch, different, forecaster.lengths))
     forecast = forecaster.of_new(batch)
     outputs = output_tokens(batch, batch.requests, forecaster.lengths)
-    return Estimate(
+    return WorkEstimate(
         requests=len(batch.requests),
         duplicates=len(batch.requests) - len(different),
         input_tokens=sum(request.num_prompt_tokens for request in batch.requests),
@@ -88,6 +105,47 @@ def _estimate(services: Services, batch: NewBatch) -> Estimate:
         cost_units=None if cost is None else _guess(cost),
         finish=None if forecast is None else _finish(batch, forecast),
     )
+
+
+def _together(parts: Sequence[WorkEstimate]) -> WorkEstimate:
+    """Return the sums over models that run side by side, with the finish of the last one."""
+    costs = [part.cost_units for part in parts if part.cost_units is not None]
+    ends = [part.finish for part in parts if part.finish is not None]
+    return WorkEstimate(
+        requests=sum(part.requests for part in parts),
+        duplicates=sum(part.duplicates for part in parts),
+        input_tokens=sum(part.input_tokens for part in parts),
+        max_output_tokens=sum(part.max_output_tokens for part in parts),
+        expected_output_tokens=_sum([part.expected_output_tokens for part in parts]),
+        expected_at_limit=sum(part.expected_at_limit for part in parts),
+        learned_from_batches=sum(part.learned_from_batches for part in parts),
+        requests_ahead=sum(part.requests_ahead for part in parts),
+        workers=sum(part.workers for part in parts),
+        cost_units=_sum(costs) if len(costs) == len(parts) else None,
+        finish=_last(ends) if len(ends) == len(parts) else None,
+    )
+
+
+def _sum(guesses: Sequence[Guess]) -> Guess:
+    return Guess(
+        low=round(sum(one.low for one in guesses), 3),
+        expected=round(sum(one.expected for one in guesses), 3),
+        high=round(sum(one.high for one in guesses), 3),
+    )
+
+
+def _last(ends: Sequence[Finish]) -> Finish:
+    last = max(ends, key=lambda one: one.seconds.expected)
+    seconds = Guess(
+        low=max(one.seconds.low for one in ends),
+        expected=last.seconds.expected,
+        high=max(one.seconds.high for one in ends),
+    )
+    together: dict[str, object] = {"seconds": seconds}
+    if last.fits_window is not None:
+        together["fits_window"] = all(one.fits_window for one in ends)
+        together["may_fit_window"] = all(one.may_fit_window for one in ends)
+    return last.model_copy(update=together)
 
 
 def _finish(batch: NewBatch, forecast: Forecast) -> Finish:

@@ -18,6 +18,7 @@ from api.main import create_app
 from tests.fixtures.batches import LEASE, result
 from tests.fixtures.checkpoint import TEMPLATE, write_checkpoint
 from tests.fixtures.inputs import line
+from tests.fixtures.measured import measured_worker
 from worker.contract.models import Model, ServedModel, identify
 from worker.settings import Settings
 from worker.store.batches import batches
@@ -268,6 +269,8 @@ def test_an_experiment_is_on_a_batch_of_one_model(client: TestClient) -> None:
     answer = client.post("/v1/batches", json=body | {"experiment": {"model": "short"}})
     assert answer.status_code == 400, answer.text
     assert "several models" in answer.json()["error"]["message"]
+    answer = client.post("/v1/experiments", json={"batch_id": submit(client, TWO), "model": "short"})
+    assert (answer.status_code, "several models" in answer.text) == (409, True)
 
 
 def test_another_models_process_leaves_a_mixed_file_alone(
@@ -278,6 +281,20 @@ def test_another_models_process_leaves_a_mixed_file_alone(
         assert batch_files.claim_to_read(session, lease=LEASE, models=both[:1]) is None
         assert batch_files.claim_to_read(session, lease=LEASE, models=both[1:]) is None
         assert batch_files.claim_to_read(session, lease=LEASE, models=both) is not None
+
+
+def test_an_estimate_sums_up_its_models(client: TestClient, store: Store, both: tuple[Model, Model]) -> None:
+    asked = {"requests": TWO, "max_tokens": 10, "ignore_eos": True, "completion_window": "2s"}
+    measured_worker(store, "gpu@long", model=both[0].fingerprint)
+    found = client.post("/v1/batch/estimate", json=asked).json()
+    assert [(part["name"], part["requests"]) for part in found["models"]] == [("long", 1), ("short", 2)]
+    assert (found["requests"], found["duplicates"], found["finish"]) == (3, 0, None)
+    measured_worker(store, "gpu@short", model=both[1].fingerprint, step=1.0)
+    found = client.post("/v1/batch/estimate", json=asked).json()
+    ends = [part["finish"] for part in found["models"]]
+    assert (found["finish"], [end["fits_window"] for end in ends]) == (ends[1], [True, False])
+    sums = sum(part["cost_units"]["expected"] for part in found["models"])
+    assert found["cost_units"]["expected"] == pytest.approx(sums, abs=0.002)
 
 
 def test_each_part_says_what_it_waits_for(
