@@ -120,9 +120,10 @@ bench-speculation: $(VENV)/.local ## what guessed tokens gain, and that they nev
 bench-autoscale: $(VENV)/.local ## scaling policies in a simulated fleet; the last line is JSON
 	$(BIN)/python -m benchmarks.autoscale
 
-bench-gpu: $(VENV)/.dev ## every kernel on the GPU of this machine beside torch's own, then the engine
+bench-gpu: $(VENV)/.dev ## every kernel on the GPU of this machine beside torch's own, then the engine, then what guesses gain
 	for op in kernels/*/bench.py; do $(BIN)/python -m "kernels.$$(basename $$(dirname $$op)).bench" || exit 1; done
 	$(BIN)/python -m benchmarks.gpu_engine
+	$(BIN)/python -m benchmarks.speculation --device cuda
 
 quality: $(VENV)/.local ## what quantization costs in perplexity
 	$(BIN)/python -m benchmarks.quality

@@ -1,7 +1,7 @@
 r"""Measures what guessed tokens gain: each case with and without them, in turns, on held-out text.
 
-    python -m benchmarks.speculation [--model DIR] [--draft DIR] [--dtype DTYPE] [--threads N] \
-        [--rounds N] [--cases NAME ...]
+    python -m benchmarks.speculation [--model DIR] [--draft DIR] [--device DEVICE] [--dtype DTYPE] \
+        [--threads N] [--rounds N] [--cases NAME ...]
 
 A case is a few requests that run together; each round runs it with other text, once with guesses and once
 without, on one engine. Its number is the median over rounds of seconds without guesses by seconds with them.
@@ -34,7 +34,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from worker.engine.engine import Engine
-from worker.engine.requests.config import DTYPES, EngineConfig
+from worker.engine.requests.config import DEVICES, DTYPES, EngineConfig
 from worker.engine.requests.generation import GenerationRequest
 from worker.engine.speculation.speculation import Speculation
 from worker.values.sampling import FormatKind, OutputFormat, SamplingParams
@@ -143,7 +143,7 @@ def measure(
 ) -> tuple[dict[str, float], Counter[str]]:
     """Return the median ratio of a case with what is behind it, and the guessed and right tokens."""
     # One Engine for both: two differ by some percent in speed, by where their memory lies.
-    engine = Engine(EngineConfig(**config, speculates=True, enable_prefix_cache=False))
+    engine = Engine(EngineConfig.for_device(**config, speculates=True, enable_prefix_cache=False))
     pool, stats = engine._scheduler.block_pool, engine.stats  # noqa: SLF001
     heads = engine._runner.medusa  # noqa: SLF001
     deciding = {
@@ -199,6 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--model", type=Path, default=DEMO, help="default: the demo model")
     parser.add_argument("--draft", type=Path, default=None, help="draft model; default: none")
+    parser.add_argument("--device", choices=DEVICES, default="cpu")
     parser.add_argument("--dtype", choices=DTYPES, default="int8")
     parser.add_argument("--threads", type=int, default=None, help="default: torch's own choice")
     parser.add_argument("--rounds", type=int, default=5)
@@ -213,8 +214,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in options.cases:
             case = CASES[name]
-            config = {"model": options.model, "dtype": options.dtype, "num_threads": options.threads}
-            config["draft_model"] = options.draft
+            config = {"device": options.device, "dtype": options.dtype, "num_threads": options.threads}
+            config |= {"model": options.model, "draft_model": options.draft}
             if name == "long_context":
                 config["model"] = stretched(options.model, Path(folder))
             numbers, guesses = measure(config, case, text_ids, begin, options.rounds)

@@ -26,6 +26,7 @@ from worker.engine.scheduling.step_meter import StepMeter
 from worker.engine.speculation.lookup import LookupProposer
 from worker.engine.speculation.proposer import Proposer
 from worker.engine.speculation.speculation import Speculation
+from worker.engine.speculation.waiting import Waiting
 from worker.engine.text.grammar import GrammarCompiler
 from worker.engine.text.tokenizer import Tokenizer
 from worker.values.outcomes import FinishReason
@@ -77,7 +78,10 @@ class Engine:
             shares_prefixes=config.shares_prefixes,
             stats=self.stats,
         )
-        self._speculation = Speculation(self._proposers(), pool, self.stats, block_size=config.block_size)
+        waiting = Waiting() if config.speculates and config.device == "cuda" else None
+        self._speculation = Speculation(
+            self._proposers(), pool, self.stats, block_size=config.block_size, waiting=waiting
+        )
         target = config.latency_target_seconds
         self._target = None if target is None else LatencyTarget(target, self._scheduler.limits)
         self._meter = StepMeter(self.stats, num_rows=config.max_num_sequences)
@@ -182,7 +186,7 @@ class Engine:
             self._scheduler.advance(plan)
             self._readings.end(plan)
             self._generations.end_read(plan)
-            self._take(self._steps.finish())
+            self._take(self._steps.finish(waits=self._speculation.waits_for(plan)))
         return self._collect()
 
     def clear_prefix_cache(self) -> None:
@@ -246,4 +250,5 @@ class Engine:
         self.stats.decode_tokens += num_new_tokens.total()
         if self.wait_seconds != 0:
             self._meter.rest()
+            self._speculation.rest()
         return output

@@ -36,12 +36,15 @@ class StepPipeline:
         late, self.running = self.running, started
         return late
 
-    def finish(self) -> Chosen | None:
-        """Return the tokens of the Step that was started last, unless only the device has them yet."""
+    def finish(self, *, waits: bool = False) -> Chosen | None:
+        """Return the tokens of the Step that was started last, unless only the device has them yet.
+
+        These are returned too if it `waits`, and the next Step starts after them.
+        """
         running = self.running
         if running is None:
             return None
-        if running.is_here:
+        if running.is_here or waits:
             self.running = None
             return running
         for sequence in running.sequences:

@@ -22,9 +22,10 @@ from worker.engine.scheduling.plan import ScheduledSequence, StepPlan
 from worker.engine.sequences.next_token import NextToken
 from worker.engine.sequences.sequence import Sequence, SequenceState
 from worker.engine.speculation.acceptance import AcceptanceRates
+from worker.engine.speculation.allowed import may_guess, only_allowed
 from worker.engine.speculation.proposer import DRAFT, GuessedTokens, Proposer
 from worker.engine.speculation.step_times import StepTimes
-from worker.values.sampling import Optimization
+from worker.engine.speculation.waiting import Waiting
 
 MAX_GUESSES = 12  # tokens of one Sequence in a Step
 MAX_GUESSES_OF_ALL = 128  # but at least FEW of each
@@ -88,7 +89,9 @@ class Speculation:
         *,
         block_size: int,
         clock: Callable[[], float] = time.thread_time,
+        waiting: Waiting | None = None,
     ) -> None:
+        """Guess after every Step; with `waiting`, only after those whose tokens it says to wait for."""
         self.times = StepTimes()
         self.rates = AcceptanceRates()
         self._proposers = proposers
@@ -106,7 +109,8 @@ class Speculation:
         self._balance = 0.0  # seconds that guesses may cost: those that they have saved, and a share of all
         self._look_seconds = 0.0  # of one Sequence
         self._least_looked = sys.maxsize  # a Step of no more tokens begins anew
-        self._is_decode = False  # the Step that runs
+        self._waiting = waiting
+        self._plan: StepPlan | None = None  # of the Step that runs, if it could have guesses
 
     def extend(self, plan: StepPlan, max_tokens: int, *, others_wait: bool = False) -> StepPlan:
         """Return the plan with guesses, if they are expected to pay, and Blocks allocated for them.
@@ -116,16 +120,26 @@ class Speculation:
         """
         if not self._proposers:
             return plan
-        self._open = []
+        self._open, self._plan = [], None
         self._others_wait = others_wait
-        self._is_decode = _is_decode(plan)
-        room = max_tokens - len(plan.entries)
-        if room <= 0 or not self._is_decode or not self._is_time(len(plan.entries)):
+        if not _is_decode(plan) or (self._waiting is not None and not self._waiting.wants(plan)):
             return plan
-        began = self._clock()
-        extended = self._extended(plan, room)
-        self._balance -= self._clock() - began
-        return extended
+        room = max_tokens - len(plan.entries)
+        if room > 0 and self._is_time(len(plan.entries)):
+            began = self._clock()
+            plan = self._extended(plan, room)
+            self._balance -= self._clock() - began
+        self._plan = plan
+        return plan
+
+    def waits_for(self, plan: StepPlan) -> bool:
+        """Return whether the tokens of a Step on a GPU, which was started, are to be waited for."""
+        return self._waiting is not None and self._waiting.wants(plan)
+
+    def rest(self) -> None:
+        """Record that there is no work."""
+        if self._waiting is not None:
+            self._waiting.rest()
 
     def took(
         self,
@@ -135,8 +149,12 @@ class Speculation:
         tokens: Items[Items[NextToken]],
     ) -> None:
         """Learn from a Step: how long it took, and which guesses the tokens of `sequences` confirm."""
-        if self._is_decode:
-            self._charge(plan, seconds, sum(map(len, tokens)))
+        num_chosen = sum(map(len, tokens))
+        if self._waiting is not None:
+            self._waiting.took(plan, num_chosen)
+        if plan is not self._plan:
+            return
+        self._charge(plan, seconds, num_chosen)
         if not self._open:
             return
         began = self._clock()
@@ -158,7 +176,7 @@ class Speculation:
     def ended(self, sequences: Items[Sequence]) -> None:
         """Let the proposers learn from those of these Sequences that have ended."""
         for sequence in sequences:
-            if sequence.state is SequenceState.FINISHED and _may_guess(sequence):
+            if sequence.state is SequenceState.FINISHED and may_guess(sequence):
                 for proposer in self._proposers:
                     proposer.ended(sequence)
 
@@ -237,7 +255,7 @@ class Speculation:
     def _offers(self, plan: StepPlan, room: int) -> list[_Offer]:
         """Return at most one offer for each Sequence: of the proposer from which most is expected."""
         began = self._clock()
-        asked = [place for place, entry in enumerate(plan.entries) if _may_guess(entry.sequence)]
+        asked = [place for place, entry in enumerate(plan.entries) if may_guess(entry.sequence)]
         asked = asked[: self._most_looks(plan.num_tokens)]
         offers: dict[int, _Offer] = {}
         for proposer in self._proposers:
@@ -256,10 +274,10 @@ class Speculation:
                 limits = [self._reserve(one, limit) for one, limit in zip(sequences, limits, strict=True)]
             found = proposer.propose(sequences, limits)
             for place, sequence, guess in zip(places, sequences, found, strict=True):
-                allowed = _allowed(sequence, guess)
-                allowed, shares = self._by_shares(sequence, allowed)
+                kept = only_allowed(sequence, guess)
+                kept, shares = self._by_shares(sequence, kept)
                 if sum(shares) > (sum(offers[place].shares) if place in offers else 0.0):
-                    offers[place] = _Offer(place, allowed, shares)
+                    offers[place] = _Offer(place, kept, shares)
         if asked:
             each = (self._clock() - began) / len(asked)
             self._look_seconds += FADE * (each - self._look_seconds)
@@ -361,36 +379,3 @@ def _evenness(plan: StepPlan) -> float:
     """
     numbers = [entry.sequence.num_right_tokens for entry in plan.entries]
     return (min(numbers) + FEW_RIGHT / math.sqrt(len(numbers))) / (sum(numbers) / len(numbers) + FEW_RIGHT)
-
-
-def _may_guess(sequence: Sequence) -> bool:
-    # Thoughts are followed token by token on the host.
-    return sequence.params.optimization is Optimization.FULL and sequence.thoughts is None
-
-
-def _allowed(sequence: Sequence, guess: GuessedTokens) -> GuessedTokens:
-    """Return a guess without what its Sequence's end tokens or grammar rule out."""
-    if guess.parents:
-        return _allowed_tree(sequence, guess)
-    token_ids = guess.token_ids
-    for index, token_id in enumerate(token_ids):
-        if token_id in sequence.stop_token_ids:
-            token_ids = token_ids[:index]
-            break
-    if token_ids and sequence.matcher is not None:
-        token_ids = token_ids[: sequence.matcher.num_allowed(token_ids)]
-    return guess if len(token_ids) == len(guess.token_ids) else guess.first(len(token_ids))
-
-
-def _allowed_tree(sequence: Sequence, guess: GuessedTokens) -> GuessedTokens:
-    matcher = sequence.matcher
-    kept: list[int] = []
-    paths: dict[int, tuple[int, ...]] = {-1: ()}
-    for place, (token_id, parent) in enumerate(zip(guess.token_ids, guess.parents, strict=True)):
-        if parent not in paths or token_id in sequence.stop_token_ids:
-            continue
-        path = (*paths[parent], token_id)
-        if matcher is None or matcher.num_allowed(path) == len(path):
-            paths[place] = path
-            kept.append(place)
-    return guess if len(kept) == len(guess.token_ids) else guess.only(kept)

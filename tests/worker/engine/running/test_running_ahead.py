@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
 from tests.fixtures.readings import run_all
+from tests.fixtures.speculation import Oracle, guess_always
 from tests.worker.engine.scheduling.test_step_meter import assert_pays_in_full
 from worker.engine.choosing import sampler
 from worker.engine.choosing.chosen_tokens import TokensOnDevice
@@ -24,6 +25,7 @@ from worker.engine.requests.generation import GenerationRequest
 from worker.engine.requests.scoring import ScoringRequest
 from worker.engine.running import model_runner
 from worker.engine.running.input_builder import PackedStep
+from worker.engine.speculation.waiting import Waiting
 from worker.values.outcomes import FinishReason
 from worker.values.sampling import SamplingParams
 
@@ -176,3 +178,56 @@ def test_readings_beside_steps_that_run_ahead_pay_for_all_of_theirs(engines: Any
         ],
     )
     assert_pays_in_full(done, ahead.stats)
+
+
+class Sometimes(Waiting):
+    """Waits for some Steps by chance, or for all or none of them."""
+
+    def __init__(self, chance: float) -> None:
+        super().__init__()
+        self.numbers, self.chance = random.Random(3), chance
+        self.plan: tuple[object, bool] = (None, False)
+
+    def wants(self, plan: Any) -> bool:
+        """Say the same each time that it is asked about a Step."""
+        key = tuple((entry.sequence.arrival, entry.start) for entry in plan.entries)
+        if self.plan[0] != key:
+            self.plan = key, self.numbers.random() < self.chance
+        return self.plan[1]
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_blocks": 16, "max_model_len": 60, "admission": "fifo"}], ids=str
+)
+def test_steps_that_wait_have_guesses_and_the_same_outcomes(
+    settings: dict[str, Any], chance: float, engines: Any
+) -> None:
+    plain, ahead, device = engines(speculates=True, **settings)
+    plain._speculation._proposers = []
+    requests = [one for one in mixture() if one.params.n == 1]
+    wanted = run(plain, requests)
+    outputs = {tuple(one.prompt): [done.token_ids] for one, done in zip(requests, wanted, strict=True)}
+    guess_always(ahead, Oracle(outputs, 0.2))
+    ahead._speculation._waiting = Sometimes(chance)
+    found = run(ahead, requests)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.choices == theirs.choices
+        assert ours.prompt_logprobs == theirs.prompt_logprobs
+    assert (ahead.stats.lookup_right_tokens > 20) == (chance > 0)
+    assert (sum(device.num_pending) > 50) == (chance < 1)
+
+
+def test_a_lone_request_finds_out_that_waiting_pays(engines: Any) -> None:
+    """With the clock of the Steps: one that waits takes longer, and yields several tokens."""
+    plain, ahead, device = engines(speculates=True)
+    plain._speculation._proposers = []
+    requests = requests_for([[5, 6, 7]], greedy(120))
+    (wanted,) = run(plain, requests)
+    guess_always(ahead, Oracle({(5, 6, 7): [wanted.token_ids]}, 0.0))
+    clock = iter(range(1_000_000))
+    ahead._speculation._waiting = Waiting(lambda: float(next(clock)))
+    (found,) = run(ahead, requests)
+    assert found.token_ids == wanted.token_ids
+    assert 64 < sum(device.num_pending) < 80, "until the first try, and then no more"
+    assert ahead.stats.steps < 95
