@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--device", choices=DEVICES, default="cuda")
     parser.add_argument("--dtype", choices=DTYPES, default="fp8")
-    parser.add_argument("--kv-cache-dtype", choices=("int8", "fp8"), default=None)
+    parser.add_argument("--kv-cache-dtype", choices=("plain", "int8", "fp8"), default=None)
     parser.add_argument("--size", choices=tuple(MODELS), default="llama-8b")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--lengths", default="128/128,1000/1000", help="tokens in/out, separated by commas")

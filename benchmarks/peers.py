@@ -119,7 +119,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face checkpoint directory")
     parser.add_argument("--workload", type=Path, required=True, help="JSON lines")
     parser.add_argument("--dtype", choices=OUR_DTYPES, default="bf16")
-    parser.add_argument("--kv-cache-dtype", choices=("int8",), help="ours; a peer has its own default")
+    parser.add_argument(
+        "--kv-cache-dtype", choices=("plain", "int8"), help="ours; a peer has its own default"
+    )
     parser.add_argument("--peer-dtype", help="default: the same, or the next wider one the peer has")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=3)

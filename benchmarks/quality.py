@@ -4,7 +4,8 @@
 
 `worker.engine.quantize` writes each checkpoint and the loader reads it. int8 also quantizes tokens, as the
 CPU's int8 product does, and int8_static by ranges; fp8 rounds tokens to fp8 before each product, as a GPU's
-product would. auto mixes formats to the fewest bytes within --max-loss. The rest runs in bf16. distilled is
+product would. int8_kv and int8_with_kv keep keys and values in int8, beside weights in bf16 and in int8.
+auto mixes formats to the fewest bytes within --max-loss. The rest runs in bf16. distilled is
 a third of the layers, which the whole model has taught for --steps. The last line is JSON:
 perplexity, the interval of its rise, the divergence from the exact model in nats a token, bytes of weights,
 bytes of KV cache per token; of auto, whether it is smaller than int8 and within the loss; of distilled, how
@@ -18,13 +19,11 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from tokenizers import Tokenizer
@@ -32,9 +31,6 @@ from torch import Tensor
 
 from benchmarks.distilled import STEPS, distill_demo, latencies
 from benchmarks.stated.setup import ratio
-from kernels.kv_write import LayerCache
-from kernels.paged_attention import paged_attention
-from kernels.quantization import quantize_heads
 from kernels.quantize_tokens import quantize_tokens
 from models.demo import heldout
 from worker.engine.models.checkpoint import Weights
@@ -57,6 +53,7 @@ NAMES = (
     "bf16",
     "fp16",
     "int8",
+    "int8_with_kv",
     "int8_static",
     "fp8",
     "fp8_weights",
@@ -125,19 +122,6 @@ def by_range(scales: Mapping[str, float], module: str) -> Callable[[Tensor], Ten
     return lambda x: (x / scale).round().clamp(-LARGEST, LARGEST) * scale
 
 
-def int8_cache() -> AbstractContextManager[object]:
-    """Make attention read keys and values rounded to int8 with one scale per token and head."""
-
-    def attend(query: Tensor, cache: LayerCache, *arguments: object, **options: object) -> Tensor:
-        for stored, axis in ((cache.keys.transpose(2, 3), 3), (cache.values, 3)):
-            heads = quantize_heads(stored.reshape(-1, 1, stored.shape[axis]))
-            stored.copy_(heads.dequantize().view(stored.shape))
-        return attend_exactly(query, cache, *arguments, **options)
-
-    attend_exactly: Callable[..., Tensor] = paged_attention
-    return patch("worker.engine.models.layers.attention.paged_attention", attend)
-
-
 class HeldOut:
     """The held-out text, with what the exact model makes of it."""
 
@@ -170,20 +154,17 @@ class HeldOut:
         self,
         directory: Path,
         make_weights: Callable[[Path, torch.dtype], Weights] = Weights,
-        context: AbstractContextManager[object] | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> dict[str, Any]:
-        """Return what a checkpoint, read by `make_weights` and run in a context, makes of the text."""
-        forward = TextForward(directory, WINDOW, torch.bfloat16, make_weights)
-        keys = forward.kv_cache[0].keys
-        _, num_kv_heads, head_dim, _ = keys.shape
-        head_bytes = head_dim + 4 if context else 2 * head_dim
-        with context or nullcontext():
-            perplexity, found = self.score(forward)
+        """Return what a checkpoint, read by `make_weights`, makes of the text with a KV cache of a dtype."""
+        forward = TextForward(directory, WINDOW, torch.bfloat16, make_weights, kv_dtype)
+        perplexity, found = self.score(forward)
+        num_slots = forward.kv_cache[0].num_slots
         return {
             "ppl": perplexity,
             "rise": [round(bound, 5) for bound in found.change_interval],
             "divergence": round(found.divergence, 6),
-            "kv_bytes_per_token": 2 * num_kv_heads * head_bytes * len(forward.kv_cache),
+            "kv_bytes_per_token": sum(cache.num_bytes for cache in forward.kv_cache) // num_slots,
         }
 
 
@@ -210,6 +191,7 @@ class Formats:
         scales = cache(lambda: input_scales(DEMO, windows()))
         int8, fp8, int4 = WeightFormat("int8"), WeightFormat("fp8"), WeightFormat("int4", 64)
         tokens = partial(RoundedWeights, to_rounded=by_token)
+        eight_bits = partial(Weights, eight_bits="int8")
 
         def by_ranges(directory: Path, dtype: torch.dtype) -> Weights:
             return RoundedWeights(directory, dtype, partial(by_range, scales()))
@@ -219,7 +201,8 @@ class Formats:
         return {
             "bf16": exact,
             "fp16": lambda: row(self.folder / "fp16", cast_checkpoint(DEMO, self.folder / "fp16", "fp16")),
-            "int8": lambda: row(*one("int8", int8), partial(Weights, eight_bits="int8")),
+            "int8": lambda: row(*one("int8", int8), eight_bits),
+            "int8_with_kv": lambda: row(*one("int8", int8), eight_bits, kv_dtype=torch.int8),
             "int8_static": lambda: row(*one("int8_static", int8, input_scales=scales()), by_ranges),
             "fp8": lambda: row(*one("fp8", fp8), tokens),
             "fp8_weights": lambda: row(*one("fp8_weights", fp8)),
@@ -228,12 +211,12 @@ class Formats:
             "int4_compensated": lambda: row(*one("int4_compensated", int4, moments=moments())),
             "nf4": lambda: row(*one("nf4", WeightFormat("nf4"))),
             "auto": lambda: self._auto(windows(), exact()["ppl"]),
-            "int8_kv": lambda: row(DEMO, num_bytes_of(DEMO), context=int8_cache()),
+            "int8_kv": lambda: row(DEMO, num_bytes_of(DEMO), kv_dtype=torch.int8),
             "distilled": self._distilled,
         }
 
-    def _row(self, directory: Path, num_bytes: int, *how: Any, **context: Any) -> dict[str, Any]:
-        return self.held_out.row(directory, *how, **context) | {"bytes": num_bytes}
+    def _row(self, directory: Path, num_bytes: int, *how: Any, **cache: Any) -> dict[str, Any]:
+        return self.held_out.row(directory, *how, **cache) | {"bytes": num_bytes}
 
     def _quantized(
         self, name: str, formats: WeightFormat | Mapping[str, WeightFormat], **options: Any

@@ -102,7 +102,7 @@ class Settings(BaseSettings):
     ) = None
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["f32", "bf16", "int8", "fp8"] = "f32"
-    kv_cache_dtype: Literal["int8", "fp8"] | None = None  # None: the dtype of activations
+    kv_cache_dtype: Literal["plain", "int8", "fp8"] | None = None  # None: by device and dtype
     threads: int | None = Field(default=None, gt=0)
     # None: a default for the device (worker/engine/requests/config.py).
     max_num_sequences: int | None = Field(default=None, gt=0)

@@ -29,12 +29,14 @@ from worker.tuning.space import (
     SPECULATION,
     THREADS,
     TOKENS,
+    VALUES,
     Dimension,
     Setting,
     exact,
     search_space,
 )
 from worker.tuning.trial_process import MODEL, TrialFailedError, Trials
+from worker.values.kv_formats import default_kv_format
 
 if TYPE_CHECKING:
     from worker.tuning.study import Search
@@ -60,7 +62,7 @@ class Tuning:
         config = self.config
         return {
             DTYPE: config.dtype,
-            KV_CACHE_DTYPE: config.kv_cache_dtype or "",
+            KV_CACHE_DTYPE: config.kv_cache_dtype or default_kv_format(config.device, config.dtype),
             SEQUENCES: str(config.max_num_sequences or ""),
             TOKENS: str(config.max_tokens_per_step or ""),
             BLOCK_SIZE: str(config.block_size),
@@ -108,7 +110,9 @@ def prepared(
         write_requests(lines, requests)
         answers = "".join(f"{number} {one}\n" for number, one in sorted(expected.items()))
         digest = hashlib.sha256(lines.read_bytes() + answers.encode() + "".join(prints).encode())
-        name = f"{digest.hexdigest()[:32]} {config.device}, {usable_cores()} cores, {at_once} at once"
+        name = (
+            f"{digest.hexdigest()[:32]} {config.device}, {usable_cores()} cores, {at_once} at once, {VALUES}"
+        )
         trials = Trials(config.model, lines, at_once, TRIAL_SECONDS)
         measurer = Measurer(trials, exact(config.device), expected)
         yield Tuning(config, measurer, name, tuple(one.resolve() for one in models))
@@ -128,7 +132,8 @@ def open_search(tuning: Tuning, objective: Objective) -> Iterator["Search"]:
     defaults = {one.variable: one.values[0] for one in space}
     defaults |= {SEQUENCES: "64", TOKENS: "512", THREADS: str(usable_cores())}
     current = defaults | {name: value for name, value in tuning.current.items() if value}
-    first = [current, defaults, defaults | {DTYPE: "int8"}]
+    eight_bits = {DTYPE: "int8", KV_CACHE_DTYPE: default_kv_format(device, "int8")}
+    first = [current, defaults, defaults | eight_bits]
     with open_storage(database_url()) as storage:
         yield Search(storage, tuning.study_name, space, objective, first=first)
 

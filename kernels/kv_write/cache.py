@@ -37,6 +37,16 @@ class LayerCache:
             scales=zeros(torch.float32, 2, num_blocks, num_kv_heads, block_size) if is_scaled else None,
         )
 
+    @property
+    def num_slots(self) -> int:
+        """The number of tokens that all Blocks hold."""
+        return self.keys.shape[0] * self.keys.shape[3]
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all Blocks."""
+        return self.keys.nbytes + self.values.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
 
 @dataclass(frozen=True, slots=True)
 class GpuLayerCache:

@@ -242,7 +242,7 @@ def _loop_tools(config: Settings) -> LoopTools:
 
 def _arithmetic(config: Settings, model: Model) -> str:
     """Return a key that engines with the same answers share: the model, and how they compute it."""
-    return f"{model.fingerprint} {config.dtype} {config.kv_cache_dtype} {config.device}"
+    return f"{model.fingerprint} {config.dtype} {engine_config(config).kv_format} {config.device}"
 
 
 def _refuse(problem: str) -> NoReturn:

@@ -16,7 +16,8 @@ SPECULATION = "HEADRACE_SPECULATION"
 THREADS = "HEADRACE_THREADS"
 
 DTYPES = {"cpu": ("f32", "bf16", "int8"), "cuda": ("bf16", "int8", "fp8")}
-KV_CACHE_DTYPES = {"cpu": ("", "int8"), "cuda": ("", "int8", "fp8")}
+KV_CACHE_DTYPES = {"cpu": ("plain", "int8"), "cuda": ("plain", "int8", "fp8")}
+VALUES = 2  # raised when those of a dimension change: a study cannot go on with others
 MOST_SEQUENCES = {"cpu": 256, "cuda": 1024}
 TOKENS_PER_STEP = {"cpu": (64, 2048), "cuda": (1024, 16_384)}
 
@@ -49,7 +50,7 @@ def search_space(device: str, *, num_cores: int) -> tuple[Dimension, ...]:
 
 def exact(device: str) -> dict[str, str]:
     """Return the settings that others' quality is compared with: nothing is quantized beyond the files."""
-    return {DTYPE: DTYPES[device][0], KV_CACHE_DTYPE: ""}
+    return {DTYPE: DTYPES[device][0], KV_CACHE_DTYPE: "plain"}
 
 
 def plain(device: str) -> dict[str, str]:

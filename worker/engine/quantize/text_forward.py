@@ -24,6 +24,7 @@ class TextForward:
         length: int,
         dtype: torch.dtype,
         make_weights: Callable[[Path, torch.dtype], Weights] = Weights,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         architecture = read_architecture(directory)
         self.length = min(length, architecture.max_position)
@@ -34,7 +35,11 @@ class TextForward:
             self.weights = weights
             self.kv_cache = [
                 LayerCache.allocate(
-                    num_blocks, architecture.num_kv_heads, BLOCK_SIZE, architecture.head_dim, dtype
+                    num_blocks,
+                    architecture.num_kv_heads,
+                    BLOCK_SIZE,
+                    architecture.head_dim,
+                    kv_dtype or dtype,
                 )
                 for _ in range(architecture.num_layers)
             ]

@@ -6,10 +6,11 @@ from typing import Any, Self
 
 from worker.engine.requests.batch_policy import BatchPolicy
 from worker.engine.requests.errors import ConfigError
+from worker.values.kv_formats import default_kv_format
 
 DEVICES = ("cpu", "cuda")
 DTYPES = ("f32", "bf16", "int8", "fp8")
-KV_CACHE_DTYPES = ("int8", "fp8")
+KV_CACHE_DTYPES = ("plain", "int8", "fp8")
 ADMISSIONS = ("fifo", "length-aware")
 CPU_KV_CACHE_BYTES = 1 << 30
 # Defaults of max_num_sequences and max_tokens_per_step. On a CPU, larger Steps would not run faster and their
@@ -27,10 +28,11 @@ class EngineConfig:
 
     model: Path
     device: str = "cpu"
-    # int8, and on a GPU fp8, apply to the weights and activations of matrix products; then the KV cache is
-    # bf16, and the rest is float32 on a CPU and bf16 on a GPU.
+    # int8, and on a GPU fp8, apply to the weights and activations of matrix products; the rest is then
+    # float32 on a CPU and bf16 on a GPU.
     dtype: str = "bf16"
-    # None: the dtype of activations. int8 and fp8 keep one scale per token and head; fp8 needs a GPU.
+    # plain: `dtype`, and bf16 where that has 8 bits. int8 and fp8 keep one scale per token and head; fp8
+    # needs a GPU. None: int8 on a CPU where `dtype` is int8, else plain.
     kv_cache_dtype: str | None = None
     block_size: int = 16  # tokens in a Block
     # None: as many as max_num_sequences Sequences can use, within kv_cache_bytes.
@@ -83,6 +85,11 @@ class EngineConfig:
                 f"max_tokens_per_step ({self.max_tokens_per_step}) must be at least "
                 f"max_num_sequences ({self.max_num_sequences}): each running Sequence takes one token a Step"
             )
+
+    @property
+    def kv_format(self) -> str:
+        """How keys and values are stored: plain, int8 or fp8."""
+        return self.kv_cache_dtype or default_kv_format(self.device, self.dtype)
 
     @classmethod
     def for_device(

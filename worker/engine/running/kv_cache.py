@@ -66,14 +66,14 @@ def size_kv_cache(
 
 def _block_bytes(config: EngineConfig, architecture: Architecture, dtype: torch.dtype) -> int:
     head_bytes = architecture.head_dim * dtype.itemsize
-    if config.kv_cache_dtype is not None:
+    if config.kv_format != "plain":
         head_bytes = architecture.head_dim + torch.float32.itemsize  # 8 bits, and a scale
     return architecture.num_layers * 2 * architecture.num_kv_heads * config.block_size * head_bytes
 
 
 def kv_format_of(config: EngineConfig) -> KVFormat:
     """Return the format of a Slot in a GPU's cache."""
-    return cast("KVFormat", config.kv_cache_dtype or "plain")
+    return cast("KVFormat", config.kv_format)
 
 
 def allocate_kv_cache(
@@ -91,5 +91,5 @@ def allocate_kv_cache(
         return [
             GpuLayerCache.allocate(*shape, dtype=dtype, kv_format=kv_format, device=device) for _ in layers
         ]
-    stored = torch.int8 if config.kv_cache_dtype == "int8" else dtype
+    stored = torch.int8 if config.kv_format == "int8" else dtype
     return [LayerCache.allocate(*shape, stored) for _ in layers]

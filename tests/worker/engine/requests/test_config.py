@@ -62,3 +62,28 @@ def test_a_context_nobody_asked_for_is_cut_to_the_pool(
     (completion,) = run(engine, [GenerationRequest(0, [5] * 10, greedy(100))])
     assert len(completion.token_ids) == 10
     assert completion.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"dtype": "int8"}, torch.int8),
+        ({"dtype": "int8", "kv_cache_dtype": "plain"}, torch.bfloat16),
+        ({"dtype": "f32"}, torch.float32),
+        ({"dtype": "f32", "kv_cache_dtype": "int8"}, torch.int8),
+        ({"dtype": "bf16"}, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_keys_and_values_have_8_bits_where_products_have(
+    fields: dict[str, str], expected: torch.dtype, tiny_llama: Path
+) -> None:
+    engine = make_engine(tiny_llama, **{"device": "cpu"} | fields)
+    caches = engine._runner._kv_cache
+    assert {cache.keys.dtype for cache in caches} == {cache.values.dtype for cache in caches} == {expected}
+    assert engine.model_info.kv_cache_bytes == sum(cache.num_bytes for cache in caches)
+
+
+def test_a_gpu_keeps_them_plain_unless_it_is_told_otherwise(tiny_llama: Path) -> None:
+    assert EngineConfig(tiny_llama, device="cuda", dtype="int8").kv_format == "plain"
+    assert EngineConfig(tiny_llama, device="cuda", dtype="bf16", kv_cache_dtype="fp8").kv_format == "fp8"

@@ -143,13 +143,13 @@ def test_sampled_tokens_are_the_same(checkpoint: Path) -> None:
     assert together == alone
 
 
-def test_same_bits_with_an_int8_cache(checkpoint: Path) -> None:
+def test_same_bits_with_a_plain_cache(checkpoint: Path) -> None:
     ids = range(len(_prompts()))
-    apart = Watched(checkpoint, kv_cache_dtype="int8", enable_prefix_cache=False)
+    apart = Watched(checkpoint, kv_cache_dtype="plain", enable_prefix_cache=False)
     tokens: dict[int, tuple[int, ...]] = {}
     for index in ids:
         tokens |= apart.run([index])
-    together = Watched(checkpoint, kv_cache_dtype="int8", max_num_sequences=16, max_tokens_per_step=37)
+    together = Watched(checkpoint, kv_cache_dtype="plain", max_num_sequences=16, max_tokens_per_step=37)
     together.run(ids)
     together.logits.clear()
     _assert_same((tokens, apart.logits), together, together.run(ids))

@@ -39,8 +39,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate(directory: Path, dtype: str) -> tuple[Engine, list[tuple[int, ...]], Tensor]:
-    """Return the engine, the tokens, and the logits of all of them."""
-    engine = make_engine(directory, dtype=dtype)
+    """Return the engine, whose cache is not quantized, the tokens, and the logits of all of them."""
+    engine = make_engine(directory, dtype=dtype, kv_cache_dtype="plain")
     logits = keep_logits(engine)
     done = run(engine, requests_for(PROMPTS, greedy(4)))
     rows = [logits[key].float() for key in sorted(logits)]

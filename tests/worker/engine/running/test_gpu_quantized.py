@@ -195,5 +195,5 @@ def test_what_a_cpu_does_not_have_is_refused(plain: Path) -> None:
         make_engine(plain, device="cpu", dtype="fp8")
     with pytest.raises(ConfigError, match="kv_cache_dtype fp8 needs device 'cuda'"):
         make_engine(plain, device="cpu", kv_cache_dtype="fp8")
-    with pytest.raises(ConfigError, match="kv_cache_dtype must be one of int8, fp8, not 'int3'"):
+    with pytest.raises(ConfigError, match="kv_cache_dtype must be one of plain, int8, fp8, not 'int3'"):
         EngineConfig(plain, kv_cache_dtype="int3")
