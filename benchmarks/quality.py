@@ -202,7 +202,7 @@ class Formats:
             "bf16": exact,
             "fp16": lambda: row(self.folder / "fp16", cast_checkpoint(DEMO, self.folder / "fp16", "fp16")),
             "int8": lambda: row(*one("int8", int8), eight_bits),
-            "int8_with_kv": lambda: row(*one("int8", int8), eight_bits, kv_dtype=torch.int8),
+            "int8_with_kv": lambda: row(*one("int8_with_kv", int8), eight_bits, kv_dtype=torch.int8),
             "int8_static": lambda: row(*one("int8_static", int8, input_scales=scales()), by_ranges),
             "fp8": lambda: row(*one("fp8", fp8), tokens),
             "fp8_weights": lambda: row(*one("fp8_weights", fp8)),
