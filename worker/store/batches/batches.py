@@ -187,9 +187,14 @@ def stop(session: Session, batch: BatchRow, error: RequestError) -> None:
 
 def is_stopping(session: Session, batch: BatchRow) -> bool:
     """Return whether a locked batch has ended, is cancelling or has expired."""
-    if batch.status not in {BatchStatus.PENDING, BatchStatus.PROCESSING}:
+    if has_stopped(batch):
         return True
     return batch.expires_at is not None and bool(session.scalar(select(batch.expires_at <= func.now())))
+
+
+def has_stopped(batch: BatchRow) -> bool:
+    """Return whether a batch has ended or is cancelling, by its row alone."""
+    return batch.status not in {BatchStatus.PENDING, BatchStatus.PROCESSING}
 
 
 def settle(session: Session, batch: BatchRow) -> bool:

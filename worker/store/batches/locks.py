@@ -5,13 +5,15 @@ the workers of a batch do not wait for each other. Those of a batch with `max_to
 know exactly what the others have left of it.
 """
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from worker.contract.states import BatchStatus
 from worker.store.batches import batches
 from worker.store.requests import tally
+from worker.store.rows.access import TenantRow
 from worker.store.rows.batches import BatchRow
+from worker.store.rows.shards import ShardRow
 
 
 def look(session: Session, batch_id: str) -> BatchRow | None:
@@ -23,6 +25,25 @@ def look(session: Session, batch_id: str) -> BatchRow | None:
     return batch
 
 
+def look_from_shard(
+    session: Session, *its: ColumnElement[bool]
+) -> tuple[BatchRow, TenantRow | None] | tuple[None, None]:
+    """Look at the batch of the shard that meets these conditions, and at its tenant, in one query."""
+    rows = (
+        select(BatchRow, TenantRow)
+        .join(ShardRow, ShardRow.batch_id == BatchRow.id)
+        .outerjoin(TenantRow, TenantRow.id == BatchRow.tenant_id)
+        .where(*its)
+        .execution_options(populate_existing=True)
+    )
+    found = session.execute(rows).one_or_none()
+    if found is None:
+        return None, None
+    batch, tenant = found
+    session.expunge(batch)
+    return batch, tenant
+
+
 def lock_or_look(session: Session, batch_id: str) -> BatchRow | None:
     """Lock a batch unless another transaction has it locked; return it, or None if there is no such batch.
 
@@ -31,12 +52,14 @@ def lock_or_look(session: Session, batch_id: str) -> BatchRow | None:
     return batches.lock(session, batch_id, skip_locked=True) or look(session, batch_id)
 
 
-def lock_to_claim(session: Session, batch_id: str) -> BatchRow | None:
-    """Return a batch to claim a shard of; `lock_or_look` it if it has not started, and wait for a budget."""
-    batch = look(session, batch_id)
-    if batch is None or (batch.status is not BatchStatus.PENDING and batch.max_total_tokens is None):
+def lock_to_claim(session: Session, batch: BatchRow) -> BatchRow | None:
+    """Return a looked at batch to claim a shard of; lock it if it can be, or must be.
+
+    It can be started by this claim if it has not started, and one with a budget is waited for.
+    """
+    if batch.status is not BatchStatus.PENDING and batch.max_total_tokens is None:
         return batch
-    return lock_to_save(session, batch_id)
+    return lock_to_save(session, batch.id)
 
 
 def lock_to_save(session: Session, batch_id: str) -> BatchRow | None:

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from psycopg.types.json import Jsonb
-from sqlalchemy import Text, case, cast, func, insert, select
+from sqlalchemy import Text, case, cast, func, select
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import Session
 
 from worker.contract.models import Model
 from worker.quality.expected import Expected
-from worker.store.database import clock
-from worker.store.requests import partial_outputs, timeouts, tool_turns
+from worker.store.requests import timeouts, tool_turns
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import PartialOutputRow, RequestRow, ResultRow
 from worker.values.caching import CacheMode
@@ -27,7 +26,7 @@ from worker.values.requests import (
     params_from_json,
     to_prompts,
 )
-from worker.values.results import NewResult, PartialOutput, RequestError, ToolTurn, storable
+from worker.values.results import NewResult, PartialOutput, RequestError, ToolTurn
 from worker.values.sampling import SamplingParams
 from worker.values.tool_loops import ToolLoop
 
@@ -320,52 +319,6 @@ def without_result(session: Session, results: Sequence[NewResult]) -> list[NewRe
         return []
     known = with_result(session, [result.request_id for result in results])
     return [result for result in results if result.request_id not in known]
-
-
-def record(
-    session: Session,
-    batch_id: str,
-    results: Sequence[NewResult],
-    *,
-    last_number: int | None,
-    model_id: int | None,
-) -> None:
-    """Insert results of a model, numbered after `last_number`; with None, they get no number yet."""
-    ids = [result.request_id for result in results]
-    resumed = partial_outputs.forget(session, ids) | tool_turns.forget(session, ids)
-    moments = [moment for result in results for moment in (result.started_at, result.first_token_at)]
-    times = clock.to_times(session, moments)
-    session.execute(
-        insert(ResultRow),
-        [
-            {
-                "request_id": result.request_id,
-                "batch_id": batch_id,
-                "sequence": None if last_number is None else last_number + place,
-                "outcome": result.outcome,
-                "output": None if result.output is None else storable(result.output),
-                "finish_reason": result.finish_reason,
-                "model_id": model_id,
-                "payload": None if result.payload is None else result.payload.to_json(),
-                "num_prompt_tokens": result.num_prompt_tokens,
-                "num_cached_tokens": result.num_cached_tokens,
-                "num_output_tokens": result.num_output_tokens,
-                "error_code": result.error.code if result.error else None,
-                "error_message": result.error.message if result.error else None,
-                "source": result.source,
-                "similarity": result.similarity,
-                "hit_is_right": result.hit_is_right,
-                "prefill_seconds": result.seconds.prefill,
-                "decode_seconds": result.seconds.decode,
-                "padding_seconds": result.seconds.padding,
-                "started_at": resumed.get(result.request_id, started_at),
-                "first_token_at": first_token_at,
-            }
-            for place, (result, started_at, first_token_at) in enumerate(
-                zip(results, times[::2], times[1::2], strict=True), 1
-            )
-        ],
-    )
 
 
 def cancelled_in(session: Session, shard_id: int) -> list[int]:

@@ -17,7 +17,6 @@ from worker.store.batches import batches, journal, locks
 from worker.store.requests import requests
 from worker.store.requests.models import may_run
 from worker.store.requests.requests import MAX_OUTPUT_TOKENS
-from worker.store.rows.access import TenantRow
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import PartialOutputRow, RequestRow, ResultRow
 from worker.store.rows.shards import ShardRow
@@ -87,8 +86,7 @@ def claim(
 ) -> Claim | None:
     """Claim the backup of a shard whose holder has this fence; return None if it may have none any more."""
     wanted = (ShardRow.id == shard_id, ShardRow.fence == fence, _may_have_backup(worker))
-    batch_id = session.scalar(select(ShardRow.batch_id).where(*wanted))
-    batch = locks.look(session, batch_id) if batch_id else None
+    batch, tenant = locks.look_from_shard(session, *wanted)
     if batch is None or batch.paused_at is not None or batches.is_stopping(session, batch):
         return None
     taken = (
@@ -103,7 +101,6 @@ def claim(
     left = requests.remaining(session, shard_id, batch.params)
     named = {"fence": fence, "worker": worker, "requests": len(left)}
     journal.of_shards(session, "shard backed up", batch, shard_id, **named)
-    tenant = session.get(TenantRow, batch.tenant_id)
     return Claim(
         shard_id,
         batch.id,

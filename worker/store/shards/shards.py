@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from enum import Enum, auto
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, case, false, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Select, and_, case, false, func, select, true, tuple_, update
 from sqlalchemy.orm import Session
 
 from worker.contract.access import DEFAULT_TENANT
@@ -16,9 +16,9 @@ from worker.store.batches import batches, journal, locks, stop_rules
 from worker.store.cache import response_cache
 from worker.store.database.notify import wake_dispatcher
 from worker.store.requests import attempts, copies, missing, models, partial_outputs, requests, tally
+from worker.store.requests.recording import record
 from worker.store.requests.requests import ShardRequest
 from worker.store.requests.tool_turns import keep as keep_turns
-from worker.store.rows.access import TenantRow
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import RequestRow
 from worker.store.rows.shards import ShardRow
@@ -87,13 +87,14 @@ def claim(
 ) -> Claim | None:
     """Claim a ready shard of a live batch for a worker of this model; return None if that cannot be done."""
     wanted = (ShardRow.id == shard_id, models.may_run(None if model is None else model.fingerprint))
-    batch_id = session.scalar(select(ShardRow.batch_id).where(*wanted))
-    batch = locks.lock_to_claim(session, batch_id) if batch_id else None
-    if batch is None or batch.paused_at is not None or batches.is_stopping(session, batch):
+    batch, tenant = locks.look_from_shard(session, *wanted)
+    batch = None if batch is None else locks.lock_to_claim(session, batch)
+    if batch is None or batch.paused_at is not None or batches.has_stopped(batch):
         return None
+    is_in_time = true() if batch.expires_at is None else func.now() < batch.expires_at
     shard = session.execute(
         update(ShardRow)
-        .where(*wanted, ShardRow.state == ShardState.READY)
+        .where(*wanted, ShardRow.state == ShardState.READY, is_in_time)
         .values(
             state=ShardState.RUNNING,
             fence=ShardRow.fence + 1,
@@ -113,7 +114,6 @@ def claim(
     remaining = budget.affordable(session, batch, shard_id, unfinished)
     of_claim = {"fence": shard.fence, "attempt": shard.attempts, "worker": worker}
     journal.of_shards(session, "shard claimed", batch, shard_id, requests=len(remaining), **of_claim)
-    tenant = session.get(TenantRow, batch.tenant_id)
     return Claim(
         shard_id,
         batch.id,
@@ -347,7 +347,7 @@ def _record(session: Session, batch: BatchRow, results: Sequence[NewResult], *, 
         else result
         for result in results
     ]
-    requests.record(session, batch.id, results, last_number=tally.last_number(batch), model_id=model_id)
+    record(session, batch.id, results, last_number=tally.last_number(batch), model_id=model_id)
     tally.add(session, batch)
     copies.record(session, batch, results)
     response_cache.keep(session, results, tenant_id=batch.tenant_id)
