@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from kernels.compiled import Pointer, inlined, kernel
 from kernels.kv_write.cpu import WriteCall, write_rows
-from kernels.paged_attention.cpu import AttentionCall, PlanNumbers, attend_item
+from kernels.paged_attention.cpu import attend_item
+from kernels.paged_attention.task import AttentionCall, PlanNumbers
 from kernels.product_chain.cpu import ChainCall, ChainRows, take_through
 from kernels.product_chain.tile import PANEL, TILE_ROWS
 from kernels.simd import bfloat16_at, float32_at, int8_at, int64_at, pointer_like

@@ -4,12 +4,23 @@ A Block holds its keys with the tokens innermost, so one tile gives the scores o
 and no sum runs across a register.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from kernels.compiled import Pointer, inlined, kernel
+from kernels.paged_attention.bytes import attend_bytes, takes
+from kernels.paged_attention.task import (
+    AttentionCall,
+    PlanNumbers,
+    Task,
+    first_hidden,
+    line_of,
+    reads,
+    task_of,
+    write_mixed,
+)
 from kernels.simd import (
     bfloat16_at,
     copy,
@@ -28,7 +39,6 @@ from kernels.tile import ROWS_OF_ONE_REGISTER, Matrix, multiply_tile, tile_rows
 
 # The number of query vectors that share a KV head and run together; a Block is read once for all of them.
 VECTORS_PER_ITEM = 3 * ROWS_OF_ONE_REGISTER
-LAST_BIT = 62  # of a row's hidden places; never set
 
 
 @inlined
@@ -59,122 +69,17 @@ def _softmax(
         store(scores, index, 0)
 
 
-class PlanNumbers(NamedTuple):
-    """A Step's plan with its tensors by their addresses; the same for every layer."""
-
-    tables: int
-    table_width: int
-    places: int
-    hidden: int  # 0: every row reads all places before its own
-    num_items: int
-    first_rows: int  # of the items
-    num_rows: int  # of the items
-    table_rows: int  # of the items
-    scratch: int
-    scratch_width: int  # of one part
-
-
-class AttentionCall(NamedTuple):
-    """One layer's call with its tensors by their addresses."""
-
-    query: int
-    keys: int
-    values: int
-    key_scales: int  # 0: the cache is not quantized
-    value_scales: int
-    out: int
-    total_rows: int
-    num_kv_heads: int
-    group: int
-    head_dim: int
-    block_size: int
-    scale: float
-    soft_cap: float  # 0: none
-    window: int
-
-
-class _Task(NamedTuple):
-    """One item of one KV head: its vectors, the Blocks that they read, and its place in the scratch."""
-
-    head: int
-    first_row: int
-    num_vectors: int  # query rows times heads of a group
-    context: int  # tokens up to and with those of its last row
-    first_block: int
-    end_block: int
-    end_shared: int  # of the Blocks of which every row reads all places before its own
-    entries: int  # where the table of its Sequence begins
-    scores: int  # in the scratch: [num_vectors, width]
-    width: int
-    mixed: int  # in the scratch: [num_vectors, head_dim]
-
-
 @inlined
-def _first_hidden(row: int, plan: PlanNumbers) -> int:
-    """Return the first place that a row does not read; its own if it reads all before that."""
-    hidden, distance = int64_at(plan.hidden)[row], 0
-    while hidden >> distance:
-        distance += 1
-    place: int = int64_at(plan.places)[row] - distance
-    return place
-
-
-@inlined
-def _reads(hidden: int, distance: int) -> bool:
-    """Return whether a row reads the place so far before its own."""
-    return distance == 0 or not hidden >> min(distance - 1, LAST_BIT) & 1
-
-
-@inlined
-def _task(item: int, head: int, part: int, call: AttentionCall, plan: PlanNumbers) -> _Task:
-    places, block_size = int64_at(plan.places), call.block_size
-    first, count = int64_at(plan.first_rows)[item], int64_at(plan.num_rows)[item]
-    num_vectors = count * call.group
-    context = places[first + count - 1] + 1
-    end_block = (context + block_size - 1) // block_size
-    first_hidden, end_shared = places[first], end_block
-    if plan.hidden:
-        for row in range(first, first + count):
-            if int64_at(plan.hidden)[row]:
-                first_hidden = min(first_hidden, _first_hidden(row, plan))
-                end_shared = min(end_shared, _first_hidden(row, plan) // block_size)
-    # A row's position is at least its first hidden place.
-    first_block = max(0, first_hidden + 1 - call.window) // block_size
-    width = (end_block - first_block) * block_size
-    scores = part * plan.scratch_width
-    return _Task(
-        head,
-        first,
-        num_vectors,
-        context,
-        first_block,
-        end_block,
-        end_shared,
-        int64_at(plan.table_rows)[item] * plan.table_width,
-        scores,
-        width,
-        scores + num_vectors * width,
-    )
-
-
-@inlined
-def _line(block: int, task: _Task, call: AttentionCall, plan: PlanNumbers) -> int:
-    """Return the place of a head's Block in the cache, counted in heads of Blocks."""
-    line: int = int64_at(plan.tables)[task.entries + block] * call.num_kv_heads + task.head
-    return line
-
-
-@inlined
-def _score(task: _Task, keys: Pointer, call: AttentionCall, plan: PlanNumbers) -> None:
+def _score(task: Task, keys: Pointer, call: AttentionCall, plan: PlanNumbers) -> None:
     """Fill the scores with the products of all vectors and all keys."""
     scratch, query = float32_at(plan.scratch), float32_at(call.query)
     head_dim, block_size = call.head_dim, call.block_size
     rows, block_floats = tile_rows(block_size), head_dim * block_size
     query_start = (task.head * call.total_rows + task.first_row) * call.group * head_dim
     for block in range(task.first_block, task.end_block):
-        at = _line(block, task, call, plan) * block_floats
+        at = line_of(block, task, call, plan) * block_floats
         prefetch(
-            keys, _line(min(block + 1, task.end_block - 1), task, call, plan) * block_floats, block_floats
+            keys, line_of(min(block + 1, task.end_block - 1), task, call, plan) * block_floats, block_floats
         )
         for vector in range(0, task.num_vectors, rows):
             start = task.scores + vector * task.width + (block - task.first_block) * block_size
@@ -189,12 +94,12 @@ def _score(task: _Task, keys: Pointer, call: AttentionCall, plan: PlanNumbers) -
 
 
 @inlined
-def _scale_slots(task: _Task, scales_address: int, end: int, call: AttentionCall, plan: PlanNumbers) -> None:
+def _scale_slots(task: Task, scales_address: int, end: int, call: AttentionCall, plan: PlanNumbers) -> None:
     """Multiply each column of the scores by the scale of its Slot, if there are scales, up to a Block."""
     scratch, scales, block_size = float32_at(plan.scratch), float32_at(scales_address), call.block_size
     end_block = end if scales_address else task.first_block
     for block in range(task.first_block, end_block):
-        at = _line(block, task, call, plan) * block_size
+        at = line_of(block, task, call, plan) * block_size
         for row in range(task.num_vectors):
             column = task.scores + row * task.width + (block - task.first_block) * block_size
             for slot in range(block_size):
@@ -207,17 +112,17 @@ def _close_gaps(row: int, start: int, plan: PlanNumbers) -> int:
 
     So the sums over them run as in a Sequence that has no other tokens. `start` is the score of place 0.
     """
-    scratch, position = float32_at(plan.scratch), _first_hidden(row, plan)
+    scratch, position = float32_at(plan.scratch), first_hidden(row, plan)
     last, hidden = int64_at(plan.places)[row], int64_at(plan.hidden)[row]
     for place in range(position, last + 1):
-        if _reads(hidden, last - place):
+        if reads(hidden, last - place):
             store(scratch, start + position, load(scratch, start + place))
             position += 1
     return position - 1
 
 
 @inlined
-def _weigh(task: _Task, call: AttentionCall, plan: PlanNumbers) -> None:
+def _weigh(task: Task, call: AttentionCall, plan: PlanNumbers) -> None:
     """Replace the scores of each vector by the weights of its tokens."""
     scratch, places = float32_at(plan.scratch), int64_at(plan.places)
     scale, cap = np.float32(call.scale), np.float32(call.soft_cap)
@@ -233,15 +138,15 @@ def _weigh(task: _Task, call: AttentionCall, plan: PlanNumbers) -> None:
 
 
 @inlined
-def _mix(task: _Task, values: Pointer, call: AttentionCall, plan: PlanNumbers) -> None:
+def _mix(task: Task, values: Pointer, call: AttentionCall, plan: PlanNumbers) -> None:
     """Add the values, by their weights, into the outputs of all vectors, from the Blocks that they share."""
     scratch, head_dim, block_size = float32_at(plan.scratch), call.head_dim, call.block_size
     rows, block_floats = tile_rows(head_dim), head_dim * block_size
     for block in range(task.first_block, task.end_shared):
-        at = _line(block, task, call, plan) * block_floats
+        at = line_of(block, task, call, plan) * block_floats
         depth = min(block_size, task.context - block * block_size)
         prefetch(
-            values, _line(min(block + 1, task.end_block - 1), task, call, plan) * block_floats, block_floats
+            values, line_of(min(block + 1, task.end_block - 1), task, call, plan) * block_floats, block_floats
         )
         for vector in range(0, task.num_vectors, rows):
             weights = task.scores + vector * task.width + (block - task.first_block) * block_size
@@ -256,7 +161,7 @@ def _mix(task: _Task, values: Pointer, call: AttentionCall, plan: PlanNumbers) -
 
 
 @inlined
-def _mix_paths(task: _Task, values: Pointer, call: AttentionCall, plan: PlanNumbers) -> None:
+def _mix_paths(task: Task, values: Pointer, call: AttentionCall, plan: PlanNumbers) -> None:
     """Do as `_mix` in the other Blocks: copy what a row reads, as in a Sequence of these tokens alone."""
     scratch, group, head_dim = float32_at(plan.scratch), call.group, call.head_dim
     block_size, path = call.block_size, task.mixed + task.num_vectors * head_dim
@@ -266,9 +171,9 @@ def _mix_paths(task: _Task, values: Pointer, call: AttentionCall, plan: PlanNumb
         last, hidden = int64_at(plan.places)[row], int64_at(plan.hidden)[row]
         weights = task.scores + index * group * task.width - task.first_block * block_size
         for place in range(position, last + 1):
-            if not _reads(hidden, last - place):
+            if not reads(hidden, last - place):
                 continue
-            slot = _line(place // block_size, task, call, plan) * block_size + place % block_size
+            slot = line_of(place // block_size, task, call, plan) * block_size + place % block_size
             copy(head_dim, values, slot * head_dim, scratch, path + position % block_size * head_dim)
             if call.value_scales:
                 for head in range(group):
@@ -289,17 +194,6 @@ def _mix_paths(task: _Task, values: Pointer, call: AttentionCall, plan: PlanNumb
                 )
 
 
-@inlined
-def _write(task: _Task, out: Pointer, call: AttentionCall, plan: PlanNumbers) -> None:
-    """Copy the outputs of all vectors into the result."""
-    scratch, group, head_dim = float32_at(plan.scratch), call.group, call.head_dim
-    for vector in range(task.num_vectors):
-        row = task.first_row + vector // group
-        target = ((row * call.num_kv_heads + task.head) * group + vector % group) * head_dim
-        for index in range(head_dim):
-            store(out, target + index, load(scratch, task.mixed + vector * head_dim + index))
-
-
 @kernel
 def attend_item(
     item: int,
@@ -313,18 +207,21 @@ def attend_item(
 ) -> None:
     """Compute an item for one KV head, by a part, which has its own place in the scratch."""
     scratch, block_floats = float32_at(plan.scratch), call.head_dim * call.block_size
-    task = _task(item, head, part, call, plan)
+    task = task_of(item, head, part, call, plan)
+    if takes(call):
+        attend_bytes(task, out, call, plan)
+        return
     for index in range(task.scores, task.mixed + task.num_vectors * call.head_dim):
         store(scratch, index, 0)
     _score(task, keys, call, plan)
-    prefetch(values, _line(task.first_block, task, call, plan) * block_floats, block_floats)
+    prefetch(values, line_of(task.first_block, task, call, plan) * block_floats, block_floats)
     _scale_slots(task, call.key_scales, task.end_block, call, plan)
     _weigh(task, call, plan)
     _scale_slots(task, call.value_scales, task.end_shared, call, plan)
     _mix(task, values, call, plan)
     if task.end_shared < task.end_block:
         _mix_paths(task, values, call, plan)
-    _write(task, out, call, plan)
+    write_mixed(task, out, call, plan)
 
 
 @kernel

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from kernels.kv_write import GpuLayerCache, LayerCache, PagedCache
-from kernels.paged_attention.cpu import ATTEND, AttentionCall
+from kernels.paged_attention.cpu import ATTEND
 from kernels.paged_attention.plan import AttentionPlan
+from kernels.paged_attention.task import AttentionCall
 from kernels.paged_attention.tiling import GpuAttentionPlan
 
 NO_WINDOW = 1 << 62
@@ -27,8 +28,9 @@ def paged_attention(
     [num_rows, num_heads, head_dim] in `dtype` on a GPU; `cache` already holds the new tokens. The result is
     [num_rows, num_heads * head_dim]. With a `window`, a row reads only that many tokens, the last of them its
     own; on a GPU, a window of a Step with trees holds MAX_TREE_ROWS at least. With a `soft_cap`, scores are
-    `soft_cap * tanh(score / soft_cap)`. Sums are in float32. On a CPU, a row has the same bits in any Step,
-    in a tree too. On a GPU, so do decode rows, and rows of a prompt whose chunks all have several rows.
+    `soft_cap * tanh(score / soft_cap)`. Sums are in float32; a CPU that multiplies bytes rounds queries and
+    weights to 24 bits if the cache is int8 in Blocks of 16. On a CPU, a row has the same bits in any Step, in
+    a tree too. On a GPU, so do decode rows, and rows of a prompt whose chunks all have several rows.
     Raises ValueError on shapes that do not fit the plan and on dtypes that do not go together.
     """
     if isinstance(cache, GpuLayerCache) and isinstance(plan, GpuAttentionPlan):

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.paged_attention.cpu import VECTORS_PER_ITEM, PlanNumbers
+from kernels.paged_attention.cpu import VECTORS_PER_ITEM
+from kernels.paged_attention.task import PlanNumbers
 from kernels.threads import num_threads
 
 

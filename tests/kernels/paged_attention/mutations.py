@@ -1,4 +1,5 @@
 from tests.kernels.mutation import Mutation, Table
+from tests.kernels.paged_attention.byte_mutations import BYTE_TABLES
 
 ROWS = "test_matches_reference and not every_format"
 
@@ -216,17 +217,6 @@ TABLES = (
                 "min(block_size, task.context - block * block_size)",
                 "block_size",
             ),
-            Mutation("heads of a group share a place", "* group + vector % group)", "* group)"),
-            Mutation(
-                "an item begins at the window of its second row",
-                "first_hidden + 1 - call.window",
-                "first_hidden + 2 - call.window",
-            ),
-            Mutation(
-                "Blocks of the first head",
-                "+ block] * call.num_kv_heads + task.head",
-                "+ block] * call.num_kv_heads",
-            ),
             Mutation(
                 "vectors share their scores",
                 "task.scores + vector * task.width + (block - task.first_block) * block_size\n"
@@ -235,17 +225,6 @@ TABLES = (
                 "task.scores + (block - task.first_block) * block_size\n"
                 "            multiply_tile(\n                min(rows, task.num_vectors - vector),\n"
                 "                block_size",
-            ),
-            Mutation(
-                "tree: siblings are read",
-                "or not hidden >> min(distance - 1, LAST_BIT) & 1",
-                "or distance > 0",
-            ),
-            Mutation("tree: a place too near", ">> min(distance - 1,", ">> min(distance,"),
-            Mutation(
-                "tree: the oldest hidden place is read",
-                "while hidden >> distance:",
-                "while hidden >> distance > 1:",
             ),
             Mutation(
                 "tree: scores stay where they are",
@@ -282,6 +261,34 @@ TABLES = (
         ),
     ),
     Table(
+        "paged_attention/task.py",
+        "paged_attention/test_paged_attention.py",
+        (
+            Mutation("heads of a group share a place", "* group + vector % group)", "* group)"),
+            Mutation(
+                "an item begins at the window of its second row",
+                "least_hidden + 1 - call.window",
+                "least_hidden + 2 - call.window",
+            ),
+            Mutation(
+                "Blocks of the first head",
+                "+ block] * call.num_kv_heads + task.head",
+                "+ block] * call.num_kv_heads",
+            ),
+            Mutation(
+                "tree: siblings are read",
+                "or not hidden >> min(distance - 1, LAST_BIT) & 1",
+                "or distance > 0",
+            ),
+            Mutation("tree: a place too near", ">> min(distance - 1,", ">> min(distance,"),
+            Mutation(
+                "tree: the oldest hidden place is read",
+                "while hidden >> distance:",
+                "while hidden >> distance > 1:",
+            ),
+        ),
+    ),
+    Table(
         "tile.py",
         "paged_attention/test_paged_attention.py",
         (
@@ -313,4 +320,5 @@ TABLES = (
             Mutation("columns begin late", "matrix.start + column", "matrix.start + column + 1"),
         ),
     ),
+    *BYTE_TABLES,
 )

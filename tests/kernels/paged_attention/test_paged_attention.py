@@ -100,17 +100,15 @@ def test_matches_reference(
     assert_matches(paged_attention(query, cache, plan, scale, dtype=dtype, **options), expected)
 
 
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize("window", [None, 50])
 def test_a_row_has_the_same_bits_however_the_step_is_cut(
-    generator: torch.Generator, window: int | None
+    generator: torch.Generator, window: int | None, cache_dtype: torch.dtype
 ) -> None:
     """As a prompt, in chunks, alone, and as a decode row beside others."""
     length, group, num_kv_heads, head_dim = 300, 3, 2, 64
     query = torch.randn(num_kv_heads, length, group, head_dim, generator=generator)
-    cache = LayerCache(
-        torch.randn(80, num_kv_heads, head_dim, 16, generator=generator).bfloat16(),
-        torch.randn(80, num_kv_heads, 16, head_dim, generator=generator).bfloat16(),
-    )
+    cache, _ = _random_cache(80, num_kv_heads, 16, head_dim, cache_dtype, generator)
     tables = torch.arange(80).view(2, 40)
 
     def attend(query_lens: list[int], context_lens: list[int], rows: Tensor) -> Tensor:
@@ -138,11 +136,12 @@ def test_a_row_has_the_same_bits_however_the_step_is_cut(
 
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("dim", [40, 48])  # those of bytes are multiples of 16
 def test_a_row_of_a_tree_has_the_bits_of_its_path_alone(
-    generator: torch.Generator, window: int | None, cache_dtype: torch.dtype
+    generator: torch.Generator, dim: int, window: int | None, cache_dtype: torch.dtype
 ) -> None:
     """In a Sequence that holds the same tokens one after another, wherever Blocks end."""
-    parents, group, heads, dim = FORKS, 3, 2, 40
+    parents, group, heads = FORKS, 3, 2
     hidden, count = hidden_places(parents), len(parents)
     query = torch.randn(heads, count, group, dim, generator=generator)
     cache, _ = _random_cache(20, heads, 16, dim, cache_dtype, generator)
@@ -180,16 +179,14 @@ def test_trees_have_limits() -> None:
         hidden_places([-1] * 33)
 
 
-def test_large_scores_do_not_overflow(generator: torch.Generator) -> None:
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8], ids=str)
+def test_large_scores_do_not_overflow(generator: torch.Generator, cache_dtype: torch.dtype) -> None:
     """Their exponentials would."""
     query = 60 * torch.randn(1, 2, 3, 16, generator=generator)
-    cache = LayerCache(
-        torch.randn(4, 1, 16, 16, generator=generator).bfloat16(),
-        torch.randn(4, 1, 16, 16, generator=generator).bfloat16(),
-    )
+    cache, truth = _random_cache(4, 1, 16, 16, cache_dtype, generator)
     tables = torch.arange(4).view(2, 2)
     plan = plan_of([1, 1], [30, 9], tables, block_size=16, group=3, head_dim=16)
-    expected = reference.paged_attention(query, cache, [1, 1], [30, 9], tables, 1.0)
+    expected = reference.paged_attention(query, truth, [1, 1], [30, 9], tables, 1.0)
     assert_matches(paged_attention(query, cache, plan, 1.0, dtype=torch.bfloat16), expected)
 
 
@@ -203,6 +200,35 @@ def test_nan_stays_in_its_sequence(generator: torch.Generator) -> None:
     out = paged_attention(query, cache, plan, 1.0, dtype=torch.float32)
     assert out[0].isnan().all()
     assert out[1].isfinite().all()
+
+
+@pytest.mark.parametrize("place", ["query", "key", "value"])
+def test_nan_in_an_int8_cache_stays_in_its_sequence(place: str, generator: torch.Generator) -> None:
+    """A key or value that has one has a scale that is one."""
+    query = torch.randn(1, 2, 1, 16, generator=generator)
+    cache, _ = _random_cache(2, 1, 16, 16, torch.int8, generator)
+    assert cache.scales is not None
+    spoilt = {"query": query[0, 0, 0], "key": cache.scales[0, 0, 0], "value": cache.scales[1, 0, 0]}
+    spoilt[place][3] = float("nan")
+    plan = plan_of([1, 1], [9, 9], torch.tensor([[0], [1]]), block_size=16, group=1, head_dim=16)
+    out = paged_attention(query, cache, plan, 1.0, dtype=torch.float32)
+    assert out[0].isnan().all()
+    assert out[1].isfinite().all()
+
+
+def test_sums_over_a_long_context_do_not_overflow() -> None:
+    """All weights are equal, and values are at the last levels; a sum in float32 is exact too."""
+    num_blocks, num_positive = 8192, 5000
+    cache = LayerCache.allocate(num_blocks, 1, 16, 16, torch.int8)
+    assert cache.scales is not None
+    cache.scales.fill_(2**-7)
+    cache.values[:num_positive].fill_(127)
+    cache.values[num_positive:].fill_(-127)
+    tables = torch.arange(num_blocks).view(1, -1)
+    plan = plan_of([1], [16 * num_blocks], tables, block_size=16, group=2, head_dim=16)
+    out = paged_attention(torch.ones(1, 1, 2, 16), cache, plan, 1.0, dtype=torch.float32)
+    mean = (2 * num_positive - num_blocks) / num_blocks * 127 / 128
+    assert_matches(out, torch.full((1, 32), mean))
 
 
 @pytest.mark.parametrize(("lens", "group"), [([1] * 7, 3), ([500, 1, 3], 1), ([9], 40)])
