@@ -217,18 +217,17 @@ def test_nan_in_an_int8_cache_stays_in_its_sequence(place: str, generator: torch
 
 
 def test_sums_over_a_long_context_do_not_overflow() -> None:
-    """All weights are equal, and values are at the last levels; a sum in float32 is exact too."""
-    num_blocks, num_positive = 8192, 5000
-    cache = LayerCache.allocate(num_blocks, 1, 16, 16, torch.int8)
+    """Values are large, with half of the scale in the second half; a sum in float32 is exact too."""
+    half = 4096  # Blocks
+    cache = LayerCache.allocate(2 * half, 1, 16, 16, torch.int8)
     assert cache.scales is not None
     cache.scales.fill_(2**-7)
-    cache.values[:num_positive].fill_(127)
-    cache.values[num_positive:].fill_(-127)
-    tables = torch.arange(num_blocks).view(1, -1)
-    plan = plan_of([1], [16 * num_blocks], tables, block_size=16, group=2, head_dim=16)
+    cache.scales[1, half:] /= 2
+    cache.values[:half].fill_(127)
+    cache.values[half:].fill_(126)
+    plan = plan_of([1], [32 * half], torch.arange(2 * half).view(1, -1), block_size=16, group=2, head_dim=16)
     out = paged_attention(torch.ones(1, 1, 2, 16), cache, plan, 1.0, dtype=torch.float32)
-    mean = (2 * num_positive - num_blocks) / num_blocks * 127 / 128
-    assert_matches(out, torch.full((1, 32), mean))
+    assert_matches(out, torch.full((1, 32), (127 / 128 + 126 / 256) / 2))
 
 
 @pytest.mark.parametrize(("lens", "group"), [([1] * 7, 3), ([500, 1, 3], 1), ([9], 40)])
