@@ -12,12 +12,12 @@ def test_formats_cost_what_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixing, "MOST_MEASURED", 1)
     few = distilled.texts()[:8]
     monkeypatch.setattr(distilled, "texts", lambda: few)
-    found = quality.measure(2046, steps=2)
+    found = quality.measure(4092, steps=2)
     ppl = {name: row["ppl"] / found["bf16"]["ppl"] for name, row in found.items()}
     assert tuple(found) == quality.NAMES
     assert ppl["int8"] < 1.01
     assert ppl["fp8"] < 1.015
-    assert ppl["fp8_weights"] < 1.01  # 0.45% to 1.16% on so few tokens
+    assert ppl["fp8_weights"] < 1.008
     assert ppl["fp8_compensated"] < 1.01
     assert ppl["int8_kv"] < 1.003
     assert ppl["int4_compensated"] < 1.03

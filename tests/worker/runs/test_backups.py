@@ -245,7 +245,8 @@ def test_a_cancel_ends_both(fleet: Fleet, store: Store) -> None:
     with store.transaction() as session:
         batches.cancel(session, fleet.batch_id)
     assert slow.result(60) is Ending.STOPPED
-    backup.result(60)  # it is stopped, loses its lease, or learns first that the holder saved both results
+    # FINISHED: it learned first that the holder had saved both results.
+    assert backup.result(60) in {Ending.STOPPED, Ending.LOST, Ending.FINISHED}
     assert not fleet.idle.engine.open
     assert set(fleet.outputs()) == {0, 1}
     assert fleet.status() is BatchStatus.CANCELLED

@@ -196,12 +196,6 @@ class Sometimes(Waiting):
         return self.plan[1]
 
 
-def forget_time(engine: Engine) -> None:
-    """Let no measured time decide what is guessed."""
-    engine._speculation._clock = lambda: 0.0
-    engine._speculation._charge = lambda *_: None  # type: ignore[method-assign]
-
-
 @pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize(
     "settings", [{}, {"num_blocks": 16, "max_model_len": 60, "admission": "fifo"}], ids=str
@@ -215,7 +209,6 @@ def test_steps_that_wait_have_guesses_and_the_same_outcomes(
     wanted = run(plain, requests)
     outputs = {tuple(one.prompt): [done.token_ids] for one, done in zip(requests, wanted, strict=True)}
     guess_always(ahead, Oracle(outputs, 0.2))
-    forget_time(ahead)
     ahead._speculation._waiting = Sometimes(chance)
     found = run(ahead, requests)
     for ours, theirs in zip(found, wanted, strict=True):
@@ -232,7 +225,6 @@ def test_a_lone_request_finds_out_that_waiting_pays(engines: Any) -> None:
     requests = requests_for([[5, 6, 7]], greedy(120))
     (wanted,) = run(plain, requests)
     guess_always(ahead, Oracle({(5, 6, 7): [wanted.token_ids]}, 0.0))
-    forget_time(ahead)
     clock = iter(range(1_000_000))
     ahead._speculation._waiting = Waiting(lambda: float(next(clock)))
     (found,) = run(ahead, requests)

@@ -61,7 +61,8 @@ def test_what_is_recorded_is_read_back(store: Store) -> None:
     full_row = rows[full]
     assert Payload.from_json(full_row.payload or {}) == payload
     assert rows[plain].payload is None
-    assert full_row.started_at is not None and full_row.first_token_at is not None  # noqa: PT018
+    assert full_row.started_at is not None
+    assert full_row.first_token_at is not None
     assert full_row.started_at < now
     assert (full_row.first_token_at - full_row.started_at).total_seconds() == pytest.approx(1.5, abs=1e-5)
     assert (rows[plain].started_at, rows[plain].first_token_at) == (None, None)
