@@ -69,6 +69,16 @@ ARCHITECTURES: dict[str, Callable[[Path, dict[str, Any]], DecoderConfig]] = {
 
 def read_architecture(directory: Path) -> Architecture:
     """Return the architecture in config.json; raises CheckpointError naming the file and key at fault."""
+    name, shape = _named_shape(directory)
+    return _architecture(name, shape)
+
+
+def read_shape(directory: Path) -> DecoderConfig:
+    """Return the shape in config.json; raises CheckpointError naming the file and key at fault."""
+    return _named_shape(directory)[1]
+
+
+def _named_shape(directory: Path) -> tuple[str, DecoderConfig]:
     if not directory.is_dir():
         raise CheckpointError(directory, "", "no such directory")
     file = directory / "config.json"
@@ -78,7 +88,7 @@ def read_architecture(directory: Path) -> Architecture:
         raise CheckpointError(file, "architectures", "is missing")
     for name in names:
         if isinstance(name, str) and name in ARCHITECTURES:
-            return _architecture(name, ARCHITECTURES[name](file, config))
+            return name, ARCHITECTURES[name](file, config)
     raise UnsupportedModelError(
         file, "architectures", f"{names} is not supported; supported are {', '.join(ARCHITECTURES)}"
     )

@@ -1,4 +1,4 @@
-"""Cuts the least important layers, hidden values and inner values out of a Llama.
+"""Cuts the least important layers, hidden values and inner values out of a decoder.
 
     python -m worker.engine.prune --model DIR --out DIR --text FILE [FILE ...]
         [--layers N] [--hidden N] [--intermediate N]

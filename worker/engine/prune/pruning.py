@@ -12,6 +12,11 @@ from torch import Tensor
 
 from worker.engine.training.decoder import TrainableDecoder, resized
 
+# What has no size but that of heads, which stay.
+OF_HEADS = {f"self_attn.{name}_proj.bias" for name in "qkv"} | {
+    f"self_attn.{name}_norm.weight" for name in "qk"
+}
+
 
 @dataclass(slots=True)
 class Importance:
@@ -88,7 +93,8 @@ def prune(
     # The head and the embedding have a column, the norm a value, for each hidden value.
     others = {name: tensor for name, tensor in model.weights.items() if ".layers." not in name}
     weights |= {name: tensor[..., hidden].clone() for name, tensor in others.items()}
-    return TrainableDecoder(resized(config, num_layers, hidden_size, intermediate_size), weights)
+    kept = resized(config, layers.tolist(), hidden_size, intermediate_size)
+    return TrainableDecoder(kept, weights)
 
 
 def _best(importance: Tensor, count: int) -> Tensor:
@@ -101,6 +107,9 @@ def _cut(part: str, tensor: Tensor, hidden: Tensor, inner: Tensor) -> Tensor:
         return tensor[hidden][:, inner]
     if part == "self_attn.o_proj.weight":
         return tensor[hidden].clone()
-    if part in {"mlp.gate_proj.weight", "mlp.up_proj.weight"}:
-        return tensor[inner][:, hidden]
+    if part.startswith(("mlp.gate_proj.", "mlp.up_proj.")):
+        tensor = tensor[inner]
+        return tensor[:, hidden] if tensor.ndim > 1 else tensor
+    if part in OF_HEADS:
+        return tensor.clone()
     return tensor[..., hidden].clone()
