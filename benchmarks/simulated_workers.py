@@ -175,12 +175,12 @@ def run_some(
     waits: list[float] = []
     lock = batches.lock
 
-    def timed_lock(*given: Any, skip_locked: bool = False) -> Any:
+    def timed_lock(*given: Any, **named: Any) -> Any:
         began = time.perf_counter()
         try:
-            return lock(*given, skip_locked=skip_locked)
+            return lock(*given, **named)
         finally:
-            if not skip_locked:
+            if not named.get("skip_locked"):
                 waits.append(time.perf_counter() - began)
 
     batches.lock = timed_lock
