@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
-from tests.fixtures.speculation import FixedTimes
+from tests.fixtures.speculation import FixedTimes, ignore_time
 from tests.fixtures.tiny_llama import write_tiny_llama
 from worker.engine.engine import Engine
 from worker.engine.models.registry import read_architecture
@@ -37,6 +37,7 @@ def drafting(checkpoint: Path, draft: Path, **overrides: object) -> Engine:
     engine = make_engine(checkpoint, dtype="int8", speculates=True, draft_model=draft, **overrides)
     engine._speculation._proposers = engine._speculation._proposers[1:]
     engine._speculation.times = FixedTimes(10.0)  # type: ignore[assignment]
+    ignore_time(engine)
     return engine
 
 
