@@ -59,8 +59,8 @@ class WorkerTimes:
 class SimulatedWorker:
     """The work of one simulated worker: in each round it claims some shards, waits, and saves them.
 
-    The times of its first round are left out: it begins with queries that its process has not yet compiled
-    and its connections not yet prepared, as a real worker does once in its life.
+    The times of its first round are left out, unless it has no other: it begins with queries that its
+    process has not yet compiled and its connections not yet prepared, as a real worker does once in its life.
     """
 
     name: str

@@ -84,7 +84,7 @@ class TrainableDecoder:
             "head_dim": self.config.head_dim,
             "torch_dtype": str(dtype).removeprefix("torch."),
         }
-        if "layer_types" in before or len(set(self.config.windows)) > 1:
+        if "layer_types" in before or any(read_shape(like).windows):
             config["layer_types"] = [LAYER_TYPES[window is not None] for window in self.config.windows]
         (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

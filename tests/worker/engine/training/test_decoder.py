@@ -76,6 +76,16 @@ def test_what_is_pruned_is_saved_as_it_is(checkpoint: Path, tmp_path: Path) -> N
     torch.testing.assert_close(pruned.hidden(IDS) @ pruned.head.T, expected, atol=3e-4, rtol=1e-4)
 
 
+def test_windows_by_a_pattern_are_saved_layer_by_layer(tmp_path: Path) -> None:
+    directory = write_tiny_llama(tmp_path / "source", **FAMILIES["gemma3"])
+    edit_config(directory, layer_types=None, sliding_window_pattern=3)
+    model = TrainableDecoder.load(directory)
+    pruned = prune(model, Importance(torch.tensor([0.0, 0.0, 1.0]), *importance_of(model)), 1, 48, 96)
+    pruned.save(tmp_path / "pruned", directory)
+    assert pruned.config.windows == (None,)
+    assert TrainableDecoder.load(tmp_path / "pruned").config == pruned.config
+
+
 def importance_of(model: TrainableDecoder) -> tuple[torch.Tensor, list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(3)
     config = model.config
@@ -100,7 +110,12 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     edit_config(directory, quantization_config={"quant_method": "awq"})
     with pytest.raises(UnsupportedModelError, match="quantized weights cannot be trained"):
         TrainableDecoder.load(directory)
-    for config_class, what in (("Gemma2Config", "soft caps"), ("Phi3Config", "fused weights")):
-        directory = write_tiny_llama(tmp_path / config_class, config_class=config_class, pad_token_id=0)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    for config_class, what, more in (
+        ("Gemma2Config", "soft caps", {}),
+        ("Phi3Config", "fused weights", {"pad_token_id": 0}),
+        ("Qwen3MoeConfig", "a mixture of experts", experts),
+    ):
+        directory = write_tiny_llama(tmp_path / config_class, config_class=config_class, **more)
         with pytest.raises(UnsupportedModelError, match=f"a model with {what} cannot be trained"):
             TrainableDecoder.load(directory)
