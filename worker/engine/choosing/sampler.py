@@ -62,9 +62,9 @@ def build_sampling_input(
 
     `ahead` is as for `apply_rules`.
     """
-    params = [sequence.params for sequence in sequences]
-    if all(one.is_greedy for one in params):
+    if all([sequence.is_greedy for sequence in sequences]):
         return None
+    params = [sequence.params for sequence in sequences]
     seeds = np.array([sequence.seed for sequence in sequences], dtype=np.uint64)
     positions = np.array(
         [len(sequence.token_ids) + sequence.num_pending_tokens for sequence in sequences], dtype=np.uint64

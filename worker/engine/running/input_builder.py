@@ -54,7 +54,7 @@ class InputBuilder:
 
         `before` holds the tokens that the previous Step chose, if they are still on the device.
         """
-        entries = plan.entries
+        entries, has_guesses = plan.entries, plan.num_guesses > 0
         order = {} if before is None else {one: place for place, one in enumerate(before.sequences)}
         rows = np.array([self._mirror(entry.sequence) for entry in entries])
         num_tokens = [entry.num_tokens for entry in entries]
@@ -64,9 +64,10 @@ class InputBuilder:
         token_ids: list[int] = []
         pending: list[tuple[int, int]] = []
         for entry in entries:
-            known = entry.sequence.token_ids[entry.start : entry.start + entry.num_known]
+            num_known = entry.num_known
+            known = entry.sequence.token_ids[entry.start : entry.start + num_known]
             token_ids += known
-            if len(known) < entry.num_known:
+            if len(known) < num_known:
                 pending.append((len(token_ids), order[entry.sequence]))
                 token_ids.append(0)
             token_ids += entry.guesses
@@ -75,23 +76,24 @@ class InputBuilder:
         blocks = self._block_tables[np.repeat(rows, counts), places // self._block_size]
         slots = blocks * self._block_size + places % self._block_size
         positions, hidden = places, None
-        if any(entry.parents for entry in entries):
+        if has_guesses and any(entry.parents for entry in entries):
             hidden = _hidden(entries, ends)
             positions = places - np.array([bits.bit_count() for bits in hidden.tolist()])
+        end_rows: list[int] = ends.tolist()
         sampled = [
-            (end - 1 - len(entry.guesses) + count, entry.sequence, path)
-            for end, entry in zip(ends, entries, strict=True)
+            (row, entry.sequence, path)
+            for end, entry in zip(end_rows, entries, strict=True)
             if entry.is_sampled
-            for count, path in enumerate(entry.paths)
+            for row, path in enumerate(entry.paths, end - 1 - len(entry.guesses))
         ]
-        sequences = tuple(sequence for _, sequence, _ in sampled)
-        ahead = tuple(guesses for _, _, guesses in sampled) if any(entry.guesses for entry in entries) else ()
+        sequences = tuple([sequence for _, sequence, _ in sampled])
+        ahead = tuple([guesses for _, _, guesses in sampled]) if has_guesses else ()
         output_rows: list[int] | None = None
         spans: tuple[RowSpan, ...] = ()
         if len(sampled) < len(token_ids):
-            read_rows, spans = read_spans(entries, ends.tolist())
+            read_rows, spans = read_spans(entries, end_rows)
             if sampled or len(read_rows) < len(token_ids):
-                output_rows = [int(row) for row, _, _ in sampled] + read_rows
+                output_rows = [row for row, _, _ in sampled] + read_rows
         return PackedStep(
             token_ids=np.array(token_ids),
             positions=positions,
@@ -100,7 +102,7 @@ class InputBuilder:
             num_tokens=num_tokens,
             rows=rows,
             all_block_tables=self._block_tables,
-            tables=tuple(entry.sequence.block_table for entry in entries),
+            tables=tuple([entry.sequence.block_table for entry in entries]),
             output_rows=output_rows,
             sampled=sequences,
             sampling=build_sampling_input(sequences, ahead),

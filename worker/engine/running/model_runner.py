@@ -200,21 +200,21 @@ class ModelRunner:
     def _choose_on_cpu(self, hidden: Tensor, step: PackedStep) -> list[NextToken]:
         """Return the next token of each row; logits are written only of rows that need them."""
         needs_logits = [
-            not one.params.is_greedy or one.has_logit_rules or one.needs_logprobs for one in step.sampled
+            not one.is_greedy or one.has_logit_rules or one.needs_logprobs for one in step.sampled
         ]
+        others = [row for row, needs in enumerate(needs_logits) if needs]
         rows = [row for row, needs in enumerate(needs_logits) if not needs]
-        likeliest = self._model.likeliest(hidden[rows]) if rows else None
+        likeliest = self._model.likeliest(hidden[rows] if others else hidden) if rows else None
         if likeliest is None:
             return _choose_on_host(self._model.logits(hidden), step.sampled, step.ahead, step.sampling)
-        found = iter([NextToken(token if token >= 0 else None) for token in likeliest.tolist()])
-        if len(rows) == len(hidden):
-            return list(found)
-        others = [row for row, needs in enumerate(needs_logits) if needs]
+        greedy = [NextToken(token if token >= 0 else None) for token in likeliest.tolist()]
+        if not others:
+            return greedy
         sequences = [step.sampled[row] for row in others]
         logits = self._model.logits(hidden[others])
         ahead = [step.ahead[row] for row in others] if step.ahead else ()
         sampling = build_sampling_input(sequences, ahead)
-        chosen = iter(_choose_on_host(logits, sequences, ahead, sampling))
+        chosen, found = iter(_choose_on_host(logits, sequences, ahead, sampling)), iter(greedy)
         return [next(chosen if needs else found) for needs in needs_logits]
 
 

@@ -130,7 +130,7 @@ class Generations:
             self.fail(sequence.request_id, NOT_FINITE)
             return
         self._num_new_tokens[sequence.request_id] += 1
-        if not sequence.num_output_tokens:
+        if len(sequence.token_ids) == sequence.num_prompt_tokens:
             sequence.first_token_at = time.monotonic()
         if token.logprob is not None:
             sequence.logprobs.append(token.logprob)

@@ -2,16 +2,19 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Self
+from functools import cached_property
+from typing import NamedTuple, Self
 
 from worker.engine.requests.generation import Completion, Reading
 from worker.engine.sequences.sequence import Sequence
 from worker.values.delta import Delta
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """A Sequence's part of a Step: its tokens [start, start + num_tokens) run through the model."""
+class ScheduledSequence(NamedTuple):
+    """A Sequence's part of a Step: its tokens [start, start + num_tokens) run through the model.
+
+    A tuple, as each Step makes one for each Sequence.
+    """
 
     sequence: Sequence
     start: int
@@ -29,6 +32,8 @@ class ScheduledSequence:
     @property
     def paths(self) -> list[tuple[int, ...]]:
         """The guesses between the last known token and the next one: none, then up to each guess."""
+        if not self.guesses:
+            return [()]
         parents = self.parents or range(-1, len(self.guesses) - 1)
         paths: list[tuple[int, ...]] = [()]
         for token_id, parent in zip(self.guesses, parents, strict=True):
@@ -39,23 +44,24 @@ class ScheduledSequence:
     def of(cls, sequence: Sequence, num_tokens: int) -> Self:
         """Return the part of a Sequence with its next `num_tokens` uncomputed tokens."""
         is_last = num_tokens == sequence.num_uncomputed_tokens
-        start = sequence.num_computed_tokens
-        return cls(sequence, start, num_tokens, is_sampled=is_last and sequence.is_generating)
+        return cls(
+            sequence, sequence.num_computed_tokens, num_tokens, is_last and sequence.is_generating
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepPlan:
     """All that the Scheduler tells the model runner about one Step."""
 
     entries: tuple[ScheduledSequence, ...]
     is_for_few: bool = False  # True: other running Sequences are left out
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         """Number of tokens that the Step runs through the model."""
         return sum(entry.num_tokens for entry in self.entries)
 
-    @property
+    @cached_property
     def num_guesses(self) -> int:
         """Number of them that are guesses."""
         return sum(len(entry.guesses) for entry in self.entries)

@@ -7,7 +7,6 @@ Sequences go before all others (worker/engine/scheduling/turns.py).
 
 import time
 from bisect import insort
-from collections.abc import Container
 from collections.abc import Sequence as Items
 from heapq import heappop, heappush
 
@@ -124,23 +123,26 @@ class Scheduler:
     def advance(self, plan: StepPlan) -> None:
         """Count a started Step's tokens as computed: later Steps build on them and share their Blocks."""
         self.limits.step_was_good()
+        is_caching, block_size = self.block_pool.is_caching, self._block_size
         for entry in plan.entries:
-            sequence = entry.sequence
+            sequence, start = entry.sequence, entry.start
             if sequence.state is SequenceState.FINISHED:
                 continue  # its previous token ended it, which the host saw after planning this Step
-            end = entry.start + entry.num_known
-            again = max(0, min(end, sequence.max_computed_tokens) - entry.start)
-            self.stats.recomputed_tokens += again
-            prompt_end = min(end, sequence.num_prompt_tokens)
-            self.stats.prefill_tokens += max(0, prompt_end - entry.start - again)
+            end = start + entry.num_known
+            if start < sequence.max_computed_tokens or start < sequence.num_prompt_tokens:
+                self._count(sequence, start, end)
             sequence.num_computed_tokens = end
-            sequence.max_computed_tokens = max(end, sequence.max_computed_tokens)
-            if (
-                self.block_pool.is_caching
-                and end // self._block_size > sequence.num_hashed_blocks
-                and sequence.is_shareable
-            ):
+            if end > sequence.max_computed_tokens:
+                sequence.max_computed_tokens = end
+            if is_caching and end // block_size > sequence.num_hashed_blocks and sequence.is_shareable:
                 self._offer_blocks(sequence)
+
+    def _count(self, sequence: Sequence, start: int, end: int) -> None:
+        """Count tokens that are computed again, and tokens of the prompt."""
+        again = max(0, min(end, sequence.max_computed_tokens) - start)
+        self.stats.recomputed_tokens += again
+        prompt_end = min(end, sequence.num_prompt_tokens)
+        self.stats.prefill_tokens += max(0, prompt_end - start - again)
 
     def shrink(self, plan: StepPlan) -> bool:
         """Halve the size of Steps after `plan` ran out of memory, preempting the youngest Sequences.
@@ -187,29 +189,29 @@ class Scheduler:
         entries: list[ScheduledSequence] = []
         budget = self.limits.max_tokens
         included = [sequence for sequence in self._running if turn.includes(sequence)]
-        has_share: set[Sequence] = set()
-        for index, sequence in enumerate(included):
+        num_later = len(included)
+        for sequence in included:
+            num_later -= 1
             if sequence.state is not SequenceState.RUNNING:
                 continue  # preempted for a Sequence before it
             if sequence.num_pending_tokens and sequence.is_at_end:
                 continue  # ends as soon as the host sees its last token
             # Each later Sequence keeps one token of the budget, so that a prompt never stalls a decode.
-            spare = budget - (len(included) - index - 1)
-            num_tokens = min(sequence.num_uncomputed_tokens, spare)
-            if self._reserve(sequence, sequence.num_computed_tokens + num_tokens, has_share):
+            num_tokens = min(sequence.num_uncomputed_tokens, budget - num_later)
+            if self._reserve(sequence, sequence.num_computed_tokens + num_tokens, entries):
                 entries.append(ScheduledSequence.of(sequence, num_tokens))
-                has_share.add(sequence)
                 budget -= num_tokens
         return entries
 
-    def _reserve(self, sequence: Sequence, num_tokens: int, has_share: Container[Sequence]) -> bool:
-        """Give a running Sequence its Blocks, preempting Sequences that have no part of this Step yet.
+    def _reserve(self, sequence: Sequence, num_tokens: int, entries: Items[ScheduledSequence]) -> bool:
+        """Give a running Sequence its Blocks, preempting Sequences that are not among the Step's `entries`.
 
         Returns False if it was preempted itself.
         """
         missing = -(-num_tokens // self._block_size) - len(sequence.block_table)
         if missing <= 0:
             return True
+        has_share = {entry.sequence for entry in entries} if missing > self.block_pool.num_free_blocks else ()
         while missing > self.block_pool.num_free_blocks:
             # The first running Sequence is never preempted.
             victim = _least([other for other in self._running[1:] if other not in has_share])

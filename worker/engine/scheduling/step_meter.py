@@ -69,14 +69,18 @@ def charge(plan: StepPlan, stats: EngineStats, *, seconds: float, num_padding: i
     num_tokens = plan.num_tokens
     each = seconds / (num_tokens + num_padding)
     padding = each * num_padding / num_tokens
+    total_prefill = 0
     for entry in plan.entries:
         sequence, count = entry.sequence, entry.num_tokens
-        num_prefill = min(max(sequence.num_prompt_tokens - entry.start, 0), count)
-        sequence.prefill_seconds += num_prefill * each
+        num_prefill = 0
+        if entry.start < sequence.num_prompt_tokens:
+            num_prefill = min(sequence.num_prompt_tokens - entry.start, count)
+            sequence.prefill_seconds += num_prefill * each
+            total_prefill += num_prefill
         sequence.decode_seconds += (count - num_prefill) * each
         sequence.padding_seconds += count * padding
-        stats.prefill_seconds += num_prefill * each
-        stats.decode_seconds += (count - num_prefill) * each
+    stats.prefill_seconds += total_prefill * each
+    stats.decode_seconds += (num_tokens - total_prefill) * each
     stats.padding_seconds += num_padding * each
     stats.padding_tokens += num_padding
     stats.computed_tokens += num_tokens

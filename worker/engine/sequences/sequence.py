@@ -70,10 +70,12 @@ class Sequence:
     decode_seconds: float = 0.0
     padding_seconds: float = 0.0
     # Read for every Sequence in every Step, so computed once.
+    is_greedy: bool = field(init=False)
     has_logit_rules: bool = field(init=False)
     needs_logprobs: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.is_greedy = self.params.is_greedy
         self.has_logit_rules = self.params.has_logit_rules or self.thoughts is not None
         self.needs_logprobs = self.params.needs_logprobs
 

@@ -369,7 +369,7 @@ def _is_decode(plan: StepPlan) -> bool:
 
 def _with_guess(entry: ScheduledSequence, guess: GuessedTokens) -> ScheduledSequence:
     num_tokens = entry.num_tokens + len(guess.token_ids)
-    return replace(entry, num_tokens=num_tokens, guesses=guess.token_ids, parents=guess.parents)
+    return entry._replace(num_tokens=num_tokens, guesses=guess.token_ids, parents=guess.parents)
 
 
 def _evenness(plan: StepPlan) -> float:
