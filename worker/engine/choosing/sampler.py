@@ -62,7 +62,7 @@ def build_sampling_input(
 
     `ahead` is as for `apply_rules`.
     """
-    if all([sequence.is_greedy for sequence in sequences]):
+    if all(sequence.is_greedy for sequence in sequences):
         return None
     params = [sequence.params for sequence in sequences]
     seeds = np.array([sequence.seed for sequence in sequences], dtype=np.uint64)

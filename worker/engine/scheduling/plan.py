@@ -44,9 +44,7 @@ class ScheduledSequence(NamedTuple):
     def of(cls, sequence: Sequence, num_tokens: int) -> Self:
         """Return the part of a Sequence with its next `num_tokens` uncomputed tokens."""
         is_last = num_tokens == sequence.num_uncomputed_tokens
-        return cls(
-            sequence, sequence.num_computed_tokens, num_tokens, is_last and sequence.is_generating
-        )
+        return cls(sequence, sequence.num_computed_tokens, num_tokens, is_last and sequence.is_generating)
 
 
 @dataclass(frozen=True)

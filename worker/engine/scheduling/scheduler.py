@@ -132,13 +132,12 @@ class Scheduler:
             if start < sequence.max_computed_tokens or start < sequence.num_prompt_tokens:
                 self._count(sequence, start, end)
             sequence.num_computed_tokens = end
-            if end > sequence.max_computed_tokens:
-                sequence.max_computed_tokens = end
+            sequence.max_computed_tokens = max(end, sequence.max_computed_tokens)
             if is_caching and end // block_size > sequence.num_hashed_blocks and sequence.is_shareable:
                 self._offer_blocks(sequence)
 
     def _count(self, sequence: Sequence, start: int, end: int) -> None:
-        """Count tokens that are computed again, and tokens of the prompt."""
+        """Count computed tokens [start, end): those computed again, and the other ones of the prompt."""
         again = max(0, min(end, sequence.max_computed_tokens) - start)
         self.stats.recomputed_tokens += again
         prompt_end = min(end, sequence.num_prompt_tokens)
@@ -189,9 +188,7 @@ class Scheduler:
         entries: list[ScheduledSequence] = []
         budget = self.limits.max_tokens
         included = [sequence for sequence in self._running if turn.includes(sequence)]
-        num_later = len(included)
-        for sequence in included:
-            num_later -= 1
+        for num_later, sequence in zip(reversed(range(len(included))), included, strict=True):
             if sequence.state is not SequenceState.RUNNING:
                 continue  # preempted for a Sequence before it
             if sequence.num_pending_tokens and sequence.is_at_end:
@@ -211,7 +208,9 @@ class Scheduler:
         missing = -(-num_tokens // self._block_size) - len(sequence.block_table)
         if missing <= 0:
             return True
-        has_share = {entry.sequence for entry in entries} if missing > self.block_pool.num_free_blocks else ()
+        has_share: set[Sequence] = set()
+        if missing > self.block_pool.num_free_blocks:
+            has_share = {entry.sequence for entry in entries}
         while missing > self.block_pool.num_free_blocks:
             # The first running Sequence is never preempted.
             victim = _least([other for other in self._running[1:] if other not in has_share])
