@@ -208,10 +208,8 @@ class Scheduler:
         missing = -(-num_tokens // self._block_size) - len(sequence.block_table)
         if missing <= 0:
             return True
-        has_share: set[Sequence] = set()
-        if missing > self.block_pool.num_free_blocks:
-            has_share = {entry.sequence for entry in entries}
         while missing > self.block_pool.num_free_blocks:
+            has_share = {entry.sequence for entry in entries}
             # The first running Sequence is never preempted.
             victim = _least([other for other in self._running[1:] if other not in has_share])
             self._preempt(victim)
