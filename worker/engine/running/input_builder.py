@@ -55,22 +55,12 @@ class InputBuilder:
         `before` holds the tokens that the previous Step chose, if they are still on the device.
         """
         entries, has_guesses = plan.entries, plan.num_guesses > 0
-        order = {} if before is None else {one: place for place, one in enumerate(before.sequences)}
         rows = np.array([self._mirror(entry.sequence) for entry in entries])
         num_tokens = [entry.num_tokens for entry in entries]
         starts = np.array([entry.start for entry in entries])
         counts = np.array(num_tokens)
         ends = counts.cumsum()
-        token_ids: list[int] = []
-        pending: list[tuple[int, int]] = []
-        for entry in entries:
-            num_known = entry.num_known
-            known = entry.sequence.token_ids[entry.start : entry.start + num_known]
-            token_ids += known
-            if len(known) < num_known:
-                pending.append((len(token_ids), order[entry.sequence]))
-                token_ids.append(0)
-            token_ids += entry.guesses
+        token_ids, pending = _known_tokens(entries, before)
         # Packed row r of a Sequence is its token start + (r - first row of the Sequence).
         places = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
         blocks = self._block_tables[np.repeat(rows, counts), places // self._block_size]
@@ -125,6 +115,24 @@ class InputBuilder:
             self._block_tables[row, count : len(table)] = table[count:]
             self._mirrored[row] = (table, len(table))
         return row
+
+
+def _known_tokens(
+    entries: Items[ScheduledSequence], before: TokensOnDevice | None
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the packed token ids, and `pending` of the PackedStep: 0 stands for a token on the device."""
+    order = {} if before is None else {one: place for place, one in enumerate(before.sequences)}
+    token_ids: list[int] = []
+    pending: list[tuple[int, int]] = []
+    for entry in entries:
+        num_known = entry.num_known
+        known = entry.sequence.token_ids[entry.start : entry.start + num_known]
+        token_ids += known
+        if len(known) < num_known:
+            pending.append((len(token_ids), order[entry.sequence]))
+            token_ids.append(0)
+        token_ids += entry.guesses
+    return token_ids, pending
 
 
 def _hidden(entries: Items[ScheduledSequence], ends: np.ndarray) -> np.ndarray:
