@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from worker.store.database import presence
 from worker.store.database.session import Store
-from worker.store.shards import shards
+from worker.store.shards import leases
 
 # Grace period in which a disconnected worker can reconnect and renew its leases.
 GRACE = timedelta(seconds=3)
@@ -37,7 +37,7 @@ class LostWorkers:
         if time.monotonic() < self._judges_from:
             return
         with self.store.transaction() as session:
-            lapsed = shards.expired(session, limit=limit)
+            lapsed = leases.expired(session, limit=limit)
         for shard_id, batch_id in lapsed:
             with self.store.transaction() as session:
-                shards.return_expired(session, shard_id, batch_id, max_attempts=self.max_attempts)
+                leases.return_expired(session, shard_id, batch_id, max_attempts=self.max_attempts)

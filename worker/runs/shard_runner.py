@@ -104,7 +104,7 @@ class ShardRunner:
         """Run this shard and no other, if it is ready. A suspect also gives way to what others have left."""
         if self.tail is not None and shard_id in self.tail.avoided():
             return Ending.NOTHING_TO_DO
-        with self.store.transaction() as session:
+        with self.store.look() as session:
             alone = poison.is_suspect(session, shard_id, model=self.keeper.serves)
         give_up = self._gives_way if alone else self.draining.is_set
         with self._solo.enter(alone=alone, give_up=give_up) as is_in:
@@ -114,7 +114,7 @@ class ShardRunner:
         """Return whether a suspect must not start now: what was begun would wait for several in a row."""
         if self.draining.is_set():
             return True
-        with self.store.transaction() as session:
+        with self.store.look() as session:
             return bool(fair_slots.begun(session, limit=1, model=self.keeper.serves))
 
     def batch_changed(self, batch_id: str) -> None:

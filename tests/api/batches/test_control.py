@@ -11,7 +11,7 @@ from tests.fixtures.batches import LEASE, claim, held, result, run_to_the_end, s
 from tests.fixtures.deployment import eventually
 from tests.fixtures.measured import measured_worker
 from worker.store.database.session import Store
-from worker.store.shards import shards
+from worker.store.shards import leases, shards
 from worker.store.shards.shards import Progress
 from worker.store.watching import retention
 from worker.values.outcomes import Outcome
@@ -277,7 +277,7 @@ def test_tries_are_readable_in_results(client: TestClient, store: Store) -> None
     batch_id = submit(store, num_requests=2, shard_size=2)
     held(store, 1, lease=timedelta(0), worker="gpu@dead")
     with store.transaction() as session:
-        shards.return_expired(session, 1, batch_id, max_attempts=2)
+        leases.return_expired(session, 1, batch_id, max_attempts=2)
     claimed = held(store, 1, worker="gpu@drained")
     with store.transaction() as session:
         shards.release(session, claimed)

@@ -28,7 +28,7 @@ from worker.store.batches import batch_views, batches
 from worker.store.database import presence
 from worker.store.database.session import Store
 from worker.store.requests import result_views
-from worker.store.shards import control, shards
+from worker.store.shards import control, leases
 from worker.store.shards.backups import Straggler
 from worker.store.watching import workers
 from worker.values.outcomes import Outcome
@@ -205,7 +205,7 @@ def test_the_backup_dies(fleet: Fleet) -> None:
 
 def return_expired(store: Store, batch_id: str) -> bool:
     with store.transaction() as session:
-        return shards.return_expired(session, 1, batch_id, max_attempts=5)
+        return leases.return_expired(session, 1, batch_id, max_attempts=5)
 
 
 def test_the_holder_dies(fleet: Fleet, store: Store) -> None:

@@ -24,7 +24,7 @@ from worker.store.database.session import Store
 from worker.store.requests import partial_outputs, result_views
 from worker.store.requests.requests import NewRequest
 from worker.store.requests.result_views import ResultView
-from worker.store.shards import control, shards, tickets
+from worker.store.shards import control, leases, shards, tickets
 from worker.store.shards.shards import Claim
 from worker.values.results import PartialOutput
 from worker.values.sampling import SamplingParams
@@ -314,7 +314,7 @@ def test_a_stuck_engine_lets_its_lease_run_out(bench: Bench) -> None:
 
     def expired() -> bool:
         with bench.store.transaction() as session:
-            return bool(shards.expired(session, limit=1))
+            return bool(leases.expired(session, limit=1))
 
     eventually(expired)
     bench.engine.stuck_for = 0.0

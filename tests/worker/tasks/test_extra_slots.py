@@ -19,7 +19,7 @@ from worker.runs.shard_runner import ShardRunner
 from worker.runs.shard_saver import ShardSaver
 from worker.store.batches import batch_views
 from worker.store.database.session import Store
-from worker.store.shards import shards, tickets
+from worker.store.shards import leases, shards, tickets
 from worker.store.tenants import tenants
 from worker.tasks.extra_slots import ExtraSlots
 
@@ -112,7 +112,7 @@ def test_a_tenants_own_work_does_not_wait_for_its_slots(
 def is_returned(store: Store, held: shards.Claim) -> bool:
     """Return a shard whose lease has expired, as a sweep does; say whether it was possible."""
     with store.transaction() as session:
-        return shards.return_expired(session, held.shard_id, held.batch_id, max_attempts=9)
+        return leases.return_expired(session, held.shard_id, held.batch_id, max_attempts=9)
 
 
 def test_what_a_dead_worker_has_left_finds_a_slot_beside_full_extra_ones(

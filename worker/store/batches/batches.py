@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import exists, func, insert, select, update
+from sqlalchemy import bindparam, exists, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.distributions import reading_name
@@ -32,6 +32,10 @@ from worker.values.sampling import SamplingParams
 OPEN = (ShardState.READY, ShardState.RUNNING)
 # Shards of a stopping batch that one transaction drops; a large batch takes several transactions.
 DROP_AT_ONCE = 400
+
+_ROW = select(BatchRow).where(BatchRow.id == bindparam("id")).execution_options(populate_existing=True)
+_LOCK = _ROW.with_for_update(key_share=True)
+_TRY_TO_LOCK = _ROW.with_for_update(key_share=True, skip_locked=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +153,7 @@ def lock(session: Session, batch_id: str, *, skip_locked: bool = False) -> Batch
 
     Returns None if there is no such batch or, with `skip_locked`, if another transaction has it locked.
     """
-    return session.scalar(
-        select(BatchRow)
-        .where(BatchRow.id == batch_id)
-        .with_for_update(key_share=True, skip_locked=skip_locked)
-        .execution_options(populate_existing=True)
-    )
+    return session.scalar(_TRY_TO_LOCK if skip_locked else _LOCK, {"id": batch_id})
 
 
 def cancel(session: Session, batch_id: str) -> bool:

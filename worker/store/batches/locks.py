@@ -5,7 +5,7 @@ the workers of a batch do not wait for each other. Those of a batch with `max_to
 know exactly what the others have left of it.
 """
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, bindparam, select
 from sqlalchemy.orm import Session
 
 from worker.contract.states import BatchStatus
@@ -15,11 +15,18 @@ from worker.store.rows.access import TenantRow
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.shards import ShardRow
 
+_LOOK = select(BatchRow).where(BatchRow.id == bindparam("id")).execution_options(populate_existing=True)
+_LOOK_FROM_SHARD = (
+    select(BatchRow, TenantRow)
+    .join(ShardRow, ShardRow.batch_id == BatchRow.id)
+    .outerjoin(TenantRow, TenantRow.id == BatchRow.tenant_id)
+    .execution_options(populate_existing=True)
+)
+
 
 def look(session: Session, batch_id: str) -> BatchRow | None:
     """Return a batch as it stands, without its lock. Its row belongs to no session: no change is written."""
-    row = select(BatchRow).where(BatchRow.id == batch_id).execution_options(populate_existing=True)
-    batch = session.scalar(row)
+    batch = session.scalar(_LOOK, {"id": batch_id})
     if batch is not None:
         session.expunge(batch)
     return batch
@@ -29,14 +36,7 @@ def look_from_shard(
     session: Session, *its: ColumnElement[bool]
 ) -> tuple[BatchRow, TenantRow | None] | tuple[None, None]:
     """Look at the batch of the shard that meets these conditions, and at its tenant, in one query."""
-    rows = (
-        select(BatchRow, TenantRow)
-        .join(ShardRow, ShardRow.batch_id == BatchRow.id)
-        .outerjoin(TenantRow, TenantRow.id == BatchRow.tenant_id)
-        .where(*its)
-        .execution_options(populate_existing=True)
-    )
-    found = session.execute(rows).one_or_none()
+    found = session.execute(_LOOK_FROM_SHARD.where(*its)).one_or_none()
     if found is None:
         return None, None
     batch, tenant = found

@@ -16,14 +16,14 @@ KEPT_BY_MINUTE = timedelta(hours=2)
 FOLDED_FOR = timedelta(days=2)  # rows as old as this are folded already
 FOLD_AT_ONCE = 10_000
 
+_ADD = insert(UsageRow).values(minute=func.date_trunc("minute", func.now()))
+
 
 def add(session: Session, tenant_id: str, readings: Readings, *, model: str | None = None) -> None:
     """Add readings to the usage of a tenant and model."""
     counted = {name: value for name, value in readings.items() if value}
     if counted:
-        minute = func.date_trunc("minute", func.now())
-        values = {"tenant_id": tenant_id, "minute": minute, "model": model or "", "readings": counted}
-        session.execute(insert(UsageRow).values(values))
+        session.execute(_ADD, {"tenant_id": tenant_id, "model": model or "", "readings": counted})
 
 
 def measured(session: Session, *, minutes: int) -> Measured:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from sqlalchemy import ARRAY, Double, cast, func, select
+from sqlalchemy import ARRAY, Double, Text, bindparam, cast, func, select
 from sqlalchemy.orm import Session
 
 from worker.contract.distributions import BOUNDS, BUCKETS, SUM, reading_name
@@ -23,29 +23,31 @@ ENDS = {
 CLASSES = {-1: PriorityClass.LOW, 0: PriorityClass.NORMAL, 1: PriorityClass.HIGH}
 HALF_A_TICK = 5e-7  # times are whole microseconds: taking this away puts a bound into its own bucket
 
+_SECONDS = [cast(func.extract("epoch", ended - began), Double) for began, ended in ENDS.values()]
+_BUCKETS = [func.width_bucket(one - HALF_A_TICK, cast(list(BOUNDS), ARRAY(Double))) for one in _SECONDS]
+_SIGN, _MODEL = func.sign(ShardRow.priority), ShardRow.model_fingerprint
+_COUNTS = (
+    select(_SIGN, func.count(), *_BUCKETS, *map(func.sum, _SECONDS))
+    .select_from(ResultRow)
+    .join(RequestRow, RequestRow.id == ResultRow.request_id)
+    .join(ShardRow, ShardRow.id == RequestRow.shard_id)
+    .join(BatchRow, BatchRow.id == ResultRow.batch_id)
+    .where(
+        ResultRow.batch_id == bindparam("of_batch"),
+        ResultRow.sequence > bindparam("num_before"),
+        ResultRow.outcome != Outcome.CANCELLED,
+        func.coalesce(bindparam("model", type_=Text), _MODEL) == _MODEL,
+    )
+    .group_by(_SIGN, *_BUCKETS)
+)
+
 
 def read(session: Session, batch: BatchRow, *, after: int, model: str | None = None) -> Readings:
     """Return the latencies of a batch's Results after this sequence number, except cancelled ones.
 
     `model` leaves out the requests of others in a mixed batch.
     """
-    seconds = [cast(func.extract("epoch", ended - began), Double) for began, ended in ENDS.values()]
-    buckets = [func.width_bucket(one - HALF_A_TICK, cast(list(BOUNDS), ARRAY(Double))) for one in seconds]
-    sign = func.sign(ShardRow.priority)
-    rows = session.execute(
-        select(sign, func.count(), *buckets, *map(func.sum, seconds))
-        .select_from(ResultRow)
-        .join(RequestRow, RequestRow.id == ResultRow.request_id)
-        .join(ShardRow, ShardRow.id == RequestRow.shard_id)
-        .join(BatchRow, BatchRow.id == ResultRow.batch_id)
-        .where(
-            ResultRow.batch_id == batch.id,
-            ResultRow.sequence > after,
-            ResultRow.outcome != Outcome.CANCELLED,
-            *([] if model is None else [ShardRow.model_fingerprint == model]),
-        )
-        .group_by(sign, *buckets)
-    )
+    rows = session.execute(_COUNTS, {"of_batch": batch.id, "num_before": after, "model": model})
     readings: Counter[str] = Counter()
     for which, count, *found in rows:
         labels = (batch.lane, CLASSES[int(which)])

@@ -4,12 +4,25 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import JSON, Text, bindparam, cast, func, insert, literal_column, select
+from sqlalchemy import (
+    ARRAY,
+    JSON,
+    BigInteger,
+    Text,
+    any_,
+    bindparam,
+    cast,
+    delete,
+    func,
+    insert,
+    literal_column,
+    select,
+    union_all,
+)
 from sqlalchemy.orm import Session
 
 from worker.store.database import clock
-from worker.store.requests import partial_outputs, tool_turns
-from worker.store.rows.requests import ResultRow
+from worker.store.rows.requests import PartialOutputRow, ResultRow, ToolTurnRow
 from worker.values.results import NewResult, storable
 
 COLUMNS = (
@@ -41,6 +54,19 @@ _GIVEN = func.json_populate_recordset(
 ).table_valued(*COLUMNS)
 _TABLE = ResultRow.metadata.tables[ResultRow.__tablename__]
 _INSERT = insert(_TABLE).from_select(COLUMNS, select(*_GIVEN.c))
+# What is kept of requests while they have no Result, and when the engine first ran each of them.
+_GONE = union_all(
+    *(
+        select(
+            delete(kept)
+            .where(kept.request_id == any_(bindparam("ids", type_=ARRAY(BigInteger))))
+            .returning(kept.request_id, kept.started_at)
+            .cte(kept.__tablename__ + "_gone")
+        )
+        for kept in (PartialOutputRow, ToolTurnRow)
+    )
+).subquery()
+_FORGET = select(_GONE.c.request_id, func.min(_GONE.c.started_at)).group_by(_GONE.c.request_id)
 
 
 def record(
@@ -52,8 +78,8 @@ def record(
     model_id: int | None,
 ) -> None:
     """Insert results of a model, numbered after `last_number`; with None, they get no number yet."""
-    ids = [result.request_id for result in results]
-    resumed = partial_outputs.forget(session, ids) | tool_turns.forget(session, ids)
+    begun = session.execute(_FORGET, {"ids": [result.request_id for result in results]})
+    resumed = {request_id: started_at for request_id, started_at in begun if started_at is not None}
     moments = [moment for result in results for moment in (result.started_at, result.first_token_at)]
     times = clock.to_times(session, moments)
     rows = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psycopg.types.json import Jsonb
-from sqlalchemy import Text, case, cast, func, select
+from sqlalchemy import ARRAY, BigInteger, Text, any_, bindparam, case, cast, func, select
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import Session
 
@@ -65,6 +65,33 @@ CLAIMED = (
     RequestRow.cache,
     func.coalesce(RequestRow.cache_ttl_seconds, BatchRow.cache_ttl_seconds).label("cache_ttl_seconds"),
     RequestRow.tool_loop,
+)
+# Claims and saves run these. To build one takes Python longer than to run it, so they are built once.
+_WAITING = (
+    select(
+        RequestRow.id,
+        func.row_number().over(partition_by=IDENTITY, order_by=RequestRow.position).label("number"),
+        func.count().over(partition_by=IDENTITY).label("num_copies"),
+    )
+    .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+    .where(RequestRow.shard_id == bindparam("of_shard"), ResultRow.request_id.is_(None))
+    .subquery()
+)
+_REMAINING = (
+    select(*CLAIMED, _WAITING.c.num_copies, timeouts.SECONDS_LEFT.label("seconds_left"), PartialOutputRow)
+    .join(_WAITING, _WAITING.c.id == RequestRow.id)
+    .join(BatchRow, BatchRow.id == RequestRow.batch_id)
+    .outerjoin(PartialOutputRow, PartialOutputRow.request_id == RequestRow.id)
+    .where(_WAITING.c.number == 1)
+    .order_by(RequestRow.position)
+)
+_GIVEN = bindparam("ids", type_=ARRAY(BigInteger))  # one parameter, however many ids there are
+_WITH_RESULT = select(ResultRow.request_id).where(ResultRow.request_id == any_(_GIVEN))
+_SHARDS_WITH_SOME_LEFT = (
+    select(RequestRow.shard_id)
+    .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
+    .where(RequestRow.shard_id == any_(_GIVEN), ResultRow.request_id.is_(None))
+    .distinct()
 )
 
 
@@ -197,29 +224,7 @@ def remaining(session: Session, shard_id: int, batch_params: dict[str, Any]) -> 
     """Return the requests of a shard that have no result yet, in order, the first of identical ones only."""
     shared = SamplingParams.from_json(batch_params)
     known = _Known(shared)
-    waiting = (
-        select(
-            RequestRow.id,
-            func.row_number().over(partition_by=IDENTITY, order_by=RequestRow.position).label("number"),
-            func.count().over(partition_by=IDENTITY).label("num_copies"),
-        )
-        .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
-        .where(RequestRow.shard_id == shard_id, ResultRow.request_id.is_(None))
-        .subquery()
-    )
-    rows = session.execute(
-        select(
-            *CLAIMED,
-            waiting.c.num_copies,
-            timeouts.SECONDS_LEFT.label("seconds_left"),
-            PartialOutputRow,
-        )
-        .join(waiting, waiting.c.id == RequestRow.id)
-        .join(BatchRow, BatchRow.id == RequestRow.batch_id)
-        .outerjoin(PartialOutputRow, PartialOutputRow.request_id == RequestRow.id)
-        .where(waiting.c.number == 1)
-        .order_by(RequestRow.position)
-    ).all()
+    rows = session.execute(_REMAINING, {"of_shard": shard_id}).all()
     turns = tool_turns.of(session, [row.id for row in rows if row.tool_loop is not None])
     now = time.monotonic()
     return [
@@ -293,21 +298,12 @@ def shards_with_some_left(session: Session, shard_ids: Collection[int]) -> set[i
     """Return the shards that have a request without a result."""
     if not shard_ids:
         return set()
-    return set(
-        session.scalars(
-            select(RequestRow.shard_id)
-            .outerjoin(ResultRow, ResultRow.request_id == RequestRow.id)
-            .where(RequestRow.shard_id.in_(shard_ids), ResultRow.request_id.is_(None))
-            .distinct()
-        )
-    )
+    return set(session.scalars(_SHARDS_WITH_SOME_LEFT, {"ids": list(shard_ids)}))
 
 
 def with_result(session: Session, request_ids: Collection[int]) -> set[int]:
     """Return those of these requests that have a result."""
-    return set(
-        session.scalars(select(ResultRow.request_id).where(ResultRow.request_id.in_(list(request_ids))))
-    )
+    return set(session.scalars(_WITH_RESULT, {"ids": list(request_ids)}))
 
 
 def without_result(session: Session, results: Sequence[NewResult]) -> list[NewResult]:

@@ -8,7 +8,18 @@ reads these before a later transaction with the lock counts them (worker/store/s
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, RowMapping, cast, exists, func, literal, select, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    RowMapping,
+    bindparam,
+    cast,
+    exists,
+    func,
+    literal,
+    select,
+    update,
+)
 from sqlalchemy.orm import InstrumentedAttribute, Session, object_session
 
 from worker.contract.usage import COST, COUNTERS, SECONDS
@@ -63,6 +74,43 @@ COUNTED_AS = {
     "requests_deduplicated": BatchRow.num_deduplicated.key,
 }
 
+# Each save runs these. To build one takes Python longer than to run it, so they are built once.
+_IS_OF_BATCH = ResultRow.batch_id == bindparam("of_batch")
+_IS_BEHIND = select(exists().where(_IS_OF_BATCH, ResultRow.sequence.is_(None)))
+_OLDEST_FIRST = (ResultRow.created_at, ResultRow.request_id)
+_UNCOUNTED = (
+    select(ResultRow.request_id, func.row_number().over(order_by=_OLDEST_FIRST).label("place"))
+    .where(_IS_OF_BATCH, ResultRow.sequence.is_(None))
+    .order_by(*_OLDEST_FIRST)
+    .limit(bindparam("most", type_=BigInteger))
+    .subquery()
+)
+_NUMBER = (
+    update(ResultRow)
+    .where(ResultRow.request_id == _UNCOUNTED.c.request_id)
+    .values(sequence=bindparam("num_before", type_=BigInteger) + _UNCOUNTED.c.place)
+    .returning(ResultRow.request_id)
+    .execution_options(synchronize_session=False)
+)
+_SUMS = (
+    select(
+        *(
+            func.coalesce(cast(aggregate, column.type), 0).label(column.key)
+            for column, aggregate in TALLY.items()
+        ),
+        *(aggregate.label(name) for name, aggregate in HITS.items()),
+    )
+    .select_from(ResultRow)
+    .join(RequestRow, RequestRow.id == ResultRow.request_id)
+    .join(BatchRow, BatchRow.id == ResultRow.batch_id)
+    .where(_IS_OF_BATCH, ResultRow.sequence > bindparam("num_before"))
+)
+_SUMS_BY_MODEL = (
+    _SUMS.add_columns(ShardRow.model_fingerprint.label("model"))
+    .join(ShardRow, ShardRow.id == RequestRow.shard_id)
+    .group_by(ShardRow.model_fingerprint)
+)
+
 
 def is_locked(batch: BatchRow) -> bool:
     """Return whether this transaction has the batch's lock; without it, the row belongs to no session."""
@@ -81,8 +129,7 @@ def place(batch: BatchRow, order: InstrumentedAttribute[int]) -> ColumnElement[i
 
 def is_behind(session: Session, batch_id: str) -> bool:
     """Return whether a batch has Results that are not counted yet."""
-    uncounted = exists().where(ResultRow.batch_id == batch_id, ResultRow.sequence.is_(None))
-    return bool(session.scalar(select(uncounted)))
+    return bool(session.scalar(_IS_BEHIND, {"of_batch": batch_id}))
 
 
 def batches_behind(session: Session, *, limit: int) -> list[str]:
@@ -98,21 +145,8 @@ def catch_up(session: Session, batch: BatchRow) -> None:
     """
     if not is_locked(batch):
         return
-    order = (ResultRow.created_at, ResultRow.request_id)
-    uncounted = (
-        select(ResultRow.request_id, func.row_number().over(order_by=order).label("place"))
-        .where(ResultRow.batch_id == batch.id, ResultRow.sequence.is_(None))
-        .order_by(*order)
-        .limit(COUNTED_AT_ONCE)
-        .subquery()
-    )
-    numbered = session.execute(
-        update(ResultRow)
-        .where(ResultRow.request_id == uncounted.c.request_id)
-        .values(sequence=batch.num_settled + uncounted.c.place)
-        .returning(ResultRow.request_id)
-        .execution_options(synchronize_session=False)
-    )
+    some = {"of_batch": batch.id, "num_before": batch.num_settled, "most": COUNTED_AT_ONCE}
+    numbered = session.execute(_NUMBER, some)
     if numbered.first() is not None:
         add(session, batch)
 
@@ -147,20 +181,7 @@ def add(session: Session, batch: BatchRow) -> None:
 
 def _sums(session: Session, batch: BatchRow, num_before: int) -> list[tuple[str | None, RowMapping]]:
     """Return what a batch's Results after this number add, by the model that had to run them."""
-    sums = [
-        func.coalesce(cast(aggregate, column.type), 0).label(column.key)
-        for column, aggregate in TALLY.items()
-    ]
-    query = (
-        select(*sums, *(aggregate.label(name) for name, aggregate in HITS.items()))
-        .select_from(ResultRow)
-        .join(RequestRow, RequestRow.id == ResultRow.request_id)
-        .join(BatchRow, BatchRow.id == ResultRow.batch_id)
-        .where(ResultRow.batch_id == batch.id, ResultRow.sequence > num_before)
-    )
+    new = {"of_batch": batch.id, "num_before": num_before}
     if not batch.is_mixed:
-        return [(batch.model_fingerprint, session.execute(query).mappings().one())]
-    model = ShardRow.model_fingerprint
-    by_model = query.add_columns(model.label("model")).join(ShardRow, ShardRow.id == RequestRow.shard_id)
-    found = session.execute(by_model.group_by(model)).mappings().all()
-    return [(one["model"], one) for one in found]
+        return [(batch.model_fingerprint, session.execute(_SUMS, new).mappings().one())]
+    return [(one["model"], one) for one in session.execute(_SUMS_BY_MODEL, new).mappings().all()]

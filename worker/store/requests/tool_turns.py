@@ -1,7 +1,6 @@
 """Keeps the turns of tool loops without a Result, so that a recorded call is never made again."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 
 from sqlalchemy import BigInteger, Double, Select, Subquery, cast, delete, func, select
 from sqlalchemy.dialects.postgresql import aggregate_order_by, insert
@@ -65,20 +64,6 @@ def of(session: Session, request_ids: Sequence[int]) -> dict[int, list[ToolTurn]
     for row in rows:
         found.setdefault(row.request_id, []).append(ToolTurn.from_json(row.said))
     return found
-
-
-def forget(session: Session, request_ids: Sequence[int]) -> dict[int, datetime]:
-    """Delete the turns of requests that get their Results; return when the engine first ran each."""
-    gone = session.execute(
-        delete(ToolTurnRow)
-        .where(ToolTurnRow.request_id.in_(request_ids))
-        .returning(ToolTurnRow.request_id, ToolTurnRow.started_at)
-    )
-    first: dict[int, datetime] = {}
-    for request_id, started_at in gone:
-        if started_at is not None:
-            first[request_id] = min(started_at, first.get(request_id, started_at))
-    return first
 
 
 def forget_ended(session: Session, batch_id: str) -> None:

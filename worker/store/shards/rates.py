@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from sqlalchemy import Float, case, cast, func, or_, select, update
+from sqlalchemy import Float, bindparam, case, cast, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.states import ShardState
@@ -15,35 +15,37 @@ MEASURED_EVERY = timedelta(seconds=2)
 MEASURED_WITHIN_SECONDS = 15.0
 SMOOTHING_SECONDS = 15.0
 
+_RUNNING = (
+    select(func.coalesce(func.sum(ShardRow.running_tokens), 0))
+    .where(ShardRow.batch_id == bindparam("of_batch"), ShardRow.state == ShardState.RUNNING)
+    .scalar_subquery()
+)
+_TOKENS = BatchRow.output_tokens + _RUNNING
+_ELAPSED = cast(func.extract("epoch", func.now() - BatchRow.measured_at), Float(53))
+_RATE = (_TOKENS - BatchRow.measured_tokens) / _ELAPSED
+_BEFORE = BatchRow.tokens_per_second
+_MEASURE = (
+    update(BatchRow)
+    .where(
+        BatchRow.id == bindparam("of_batch"),
+        or_(BatchRow.measured_at.is_(None), BatchRow.measured_at <= func.now() - MEASURED_EVERY),
+    )
+    .values(
+        tokens_per_second=case(
+            (or_(BatchRow.measured_at.is_(None), _ELAPSED > MEASURED_WITHIN_SECONDS, _RATE <= 0), _BEFORE),
+            (_BEFORE.is_(None), _RATE),
+            else_=_BEFORE + (1 - func.exp(-_ELAPSED / SMOOTHING_SECONDS)) * (_RATE - _BEFORE),
+        ),
+        measured_tokens=_TOKENS,
+        measured_at=func.now(),
+    )
+    .execution_options(synchronize_session=False)
+)
+
 
 def measure(session: Session, batch: BatchRow) -> None:
     """Measure the rate of a batch that is locked, `MEASURED_EVERY` at most."""
     if not tally.is_locked(batch):
         return
     session.flush()
-    running = (
-        select(func.coalesce(func.sum(ShardRow.running_tokens), 0))
-        .where(ShardRow.batch_id == batch.id, ShardRow.state == ShardState.RUNNING)
-        .scalar_subquery()
-    )
-    tokens = BatchRow.output_tokens + running
-    elapsed = cast(func.extract("epoch", func.now() - BatchRow.measured_at), Float(53))
-    rate = (tokens - BatchRow.measured_tokens) / elapsed
-    before = BatchRow.tokens_per_second
-    session.execute(
-        update(BatchRow)
-        .where(
-            BatchRow.id == batch.id,
-            or_(BatchRow.measured_at.is_(None), BatchRow.measured_at <= func.now() - MEASURED_EVERY),
-        )
-        .values(
-            tokens_per_second=case(
-                (or_(BatchRow.measured_at.is_(None), elapsed > MEASURED_WITHIN_SECONDS, rate <= 0), before),
-                (before.is_(None), rate),
-                else_=before + (1 - func.exp(-elapsed / SMOOTHING_SECONDS)) * (rate - before),
-            ),
-            measured_tokens=tokens,
-            measured_at=func.now(),
-        )
-        .execution_options(synchronize_session=False)
-    )
+    session.execute(_MEASURE, {"of_batch": batch.id})

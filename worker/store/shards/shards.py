@@ -6,7 +6,21 @@ from datetime import datetime, timedelta
 from enum import Enum, auto
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, case, false, func, select, true, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    DateTime,
+    Interval,
+    Select,
+    and_,
+    bindparam,
+    case,
+    false,
+    func,
+    select,
+    true,
+    tuple_,
+    update,
+)
 from sqlalchemy.orm import Session
 
 from worker.contract.access import DEFAULT_TENANT
@@ -22,7 +36,7 @@ from worker.store.requests.tool_turns import keep as keep_turns
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import RequestRow
 from worker.store.rows.shards import ShardRow
-from worker.store.shards import budget, poison, rates
+from worker.store.shards import budget, rates
 from worker.values.caching import CacheMode
 from worker.values.outcomes import Outcome
 from worker.values.results import NewResult, PartialOutput, RequestError, ToolTurn
@@ -31,6 +45,23 @@ from worker.values.results import NewResult, PartialOutput, RequestError, ToolTu
 NOBODYS: dict[str, Any] = {"worker": None, "lease_expires_at": None, "ticketed_at": None}
 
 REQUEST_CANCELLED = RequestError("request_cancelled", "this request was cancelled")
+
+_IS_IN_TIME = func.coalesce(func.now() < bindparam("deadline", type_=DateTime(timezone=True)), true())
+_CLAIM = (
+    update(ShardRow)
+    .values(
+        state=ShardState.RUNNING,
+        fence=ShardRow.fence + 1,
+        attempts=ShardRow.attempts + 1,
+        worker=bindparam("claimed_by"),
+        claimed_at=func.now(),
+        lease_expires_at=func.now() + bindparam("lease", type_=Interval),
+        running_tokens=0,
+        ticketed_at=None,
+    )
+    .returning(ShardRow.fence, ShardRow.attempts, ShardRow.priority, ShardRow.lease_expires_at)
+    .execution_options(synchronize_session=False)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +122,9 @@ def claim(
     batch = None if batch is None else locks.lock_to_claim(session, batch)
     if batch is None or batch.paused_at is not None or batches.has_stopped(batch):
         return None
-    is_in_time = true() if batch.expires_at is None else func.now() < batch.expires_at
     shard = session.execute(
-        update(ShardRow)
-        .where(*wanted, ShardRow.state == ShardState.READY, is_in_time)
-        .values(
-            state=ShardState.RUNNING,
-            fence=ShardRow.fence + 1,
-            attempts=ShardRow.attempts + 1,
-            worker=worker,
-            claimed_at=func.now(),
-            lease_expires_at=func.now() + lease,
-            running_tokens=0,
-            ticketed_at=None,
-        )
-        .returning(ShardRow.fence, ShardRow.attempts, ShardRow.priority, ShardRow.lease_expires_at)
+        _CLAIM.where(*wanted, ShardRow.state == ShardState.READY, _IS_IN_TIME),
+        {"claimed_by": worker, "lease": lease, "deadline": batch.expires_at},
     ).one_or_none()
     if shard is None:
         return None
@@ -171,7 +190,9 @@ def save(session: Session, progress: Sequence[Progress], *, lease: timedelta | N
         journal.of_shards(session, "shard finished", batch, *sorted(finished))
     _keep_progress(session, [one for one in held if one.held.shard_id not in last | finished], shared, lease)
     stop_rules.apply(session, batch)
-    if last or finished or batch.num_settled == batch.num_requests:  # with what others have left uncounted
+    # What others have left uncounted since, `counting.follow` finds.
+    is_over = batch.num_settled == batch.num_requests
+    if is_over or ((last or finished) and batches.is_stopping(session, batch)):
         batches.settle(session, batch)
     rates.measure(session, batch)
     done |= {one.held.key for one in held if one.held.shard_id in finished - last}
@@ -351,50 +372,3 @@ def _record(session: Session, batch: BatchRow, results: Sequence[NewResult], *, 
     tally.add(session, batch)
     copies.record(session, batch, results)
     response_cache.keep(session, results, tenant_id=batch.tenant_id)
-
-
-def expired(session: Session, *, limit: int) -> list[tuple[int, str]]:
-    """Return (shard id, batch id) of running shards whose lease has expired, the oldest first."""
-    rows = session.execute(
-        select(ShardRow.id, ShardRow.batch_id)
-        .where(ShardRow.state == ShardState.RUNNING, ShardRow.lease_expires_at <= func.now())
-        .order_by(ShardRow.lease_expires_at)
-        .limit(limit)
-    )
-    return [(shard_id, batch_id) for shard_id, batch_id in rows]
-
-
-def return_expired(session: Session, shard_id: int, batch_id: str, *, max_attempts: int) -> bool:
-    """Make a shard whose lease has expired ready again; return whether this call did so.
-
-    A shard that is locked waits for the next sweep: a session that keeps its lock must not keep the
-    dispatcher from all others. `max_attempts` is that of `poison.judge`.
-    """
-    batch = locks.lock_or_look(session, batch_id)
-    if batch is None:
-        return False
-    shard = session.scalar(
-        select(ShardRow)
-        .where(
-            ShardRow.id == shard_id,
-            ShardRow.state == ShardState.RUNNING,
-            ShardRow.lease_expires_at <= func.now(),
-        )
-        .with_for_update(skip_locked=True)
-    )
-    if shard is None:
-        return False
-    journal.of_shards(session, "lease expired", batch, shard_id, worker=shard.worker, attempt=shard.attempts)
-    attempts.record(session, shard_id, AttemptCause.WORKER_LOST)
-    shard.state = ShardState.READY
-    shard.worker = shard.lease_expires_at = shard.ticketed_at = None
-    shard.running_tokens = 0
-    session.flush()
-    settle_cancelled_requests(session, batch, shard_id)
-    session.refresh(shard)
-    if shard.state is ShardState.READY and not batches.is_stopping(session, batch):
-        poison.judge(session, batch, shard, max_attempts=max_attempts)
-    session.flush()
-    stop_rules.apply(session, batch)
-    batches.settle(session, batch)
-    return True

@@ -12,7 +12,7 @@ from worker.store.batches.batches import NewBatch
 from worker.store.database.session import Store
 from worker.store.requests import result_views
 from worker.store.requests.requests import NewRequest
-from worker.store.shards import control, shards
+from worker.store.shards import control, leases, shards
 from worker.store.webhooks import deliveries
 from worker.values.outcomes import Outcome
 from worker.values.results import PartialOutput
@@ -67,7 +67,7 @@ def test_shards_that_finish_together_end_the_batch_once(store: Store) -> None:
     seen = view(store, batch_id)
     assert (seen.status, seen.num_completed, seen.running_tokens) == (BatchStatus.PROCESSING, 3, 3)
     with store.transaction() as session:
-        assert [shards.expired(session, limit=9), claim(store, 1), claim(store, 3)] == [[], None, None]
+        assert [leases.expired(session, limit=9), claim(store, 1), claim(store, 3)] == [[], None, None]
         shards.save(session, [shards.Progress(claims[1], rows[1], 0, is_last=True)], lease=None)
     seen = view(store, batch_id)
     assert (seen.status, seen.num_completed, seen.running_tokens) == (BatchStatus.COMPLETED, 5, 0)
@@ -176,7 +176,7 @@ def test_a_dead_worker_does_not_hold_up_a_cancelled_batch(store: Store) -> None:
         batches.cancel(session, batch_id)
     assert settle_stopping(store) == 0
     with store.transaction() as session:
-        assert shards.return_expired(session, 1, batch_id, max_attempts=5)
+        assert leases.return_expired(session, 1, batch_id, max_attempts=5)
     assert view(store, batch_id).status is BatchStatus.CANCELLED
 
 
@@ -211,7 +211,7 @@ def test_what_a_dead_worker_had_saved_is_kept_when_the_batch_is_cancelled(store:
     with store.transaction() as session:
         batches.cancel(session, batch_id)
     with store.transaction() as session:
-        shards.return_expired(session, 1, batch_id, max_attempts=2)
+        leases.return_expired(session, 1, batch_id, max_attempts=2)
     ended = view(store, batch_id)
     assert (ended.status, ended.input_tokens, ended.output_tokens) == (BatchStatus.CANCELLED, 3, 3)
     with store.transaction() as session:

@@ -12,7 +12,7 @@ from tests.fixtures.batches import claim, held, run_to_the_end, submit
 from worker.contract.states import Lane
 from worker.store.batches import batches
 from worker.store.database.session import Store
-from worker.store.shards import control, shards
+from worker.store.shards import control, leases, shards
 from worker.store.shards.shards import Progress
 
 
@@ -37,7 +37,7 @@ def test_a_batch_whose_worker_died(store: Store, told: pytest.LogCaptureFixture)
     batch_id = submit(store, num_requests=2, shard_size=2)
     lost = held(store, 1, lease=timedelta(seconds=-1))
     with store.transaction() as session:
-        assert shards.return_expired(session, 1, batch_id, max_attempts=2)
+        assert leases.return_expired(session, 1, batch_id, max_attempts=2)
     again = held(store, 1, worker="gpu@there")
     with store.transaction() as session:
         assert shards.save(session, [Progress(lost, [], 0)], lease=None)[0].name == "LOST"

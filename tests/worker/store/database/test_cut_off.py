@@ -10,7 +10,7 @@ from tests.fixtures.deployment import eventually
 from worker.settings import settings
 from worker.store.batches import batches
 from worker.store.database.session import DATABASE_AWAY, Store
-from worker.store.shards import shards
+from worker.store.shards import leases
 
 
 def test_what_it_has_locked_is_free_soon_and_it_can_go_on_later(store: Store) -> None:
@@ -50,8 +50,8 @@ def test_it_does_not_keep_the_dispatcher_from_other_batches(store: Store) -> Non
         batches.lock(cut_off, locked)
         cut_off.execute(text("SELECT FROM shards WHERE id = 1 FOR UPDATE"))
         with store.transaction() as session:
-            cut = shards.return_expired(session, 1, locked, max_attempts=5)
-            returned = shards.return_expired(session, 2, other, max_attempts=5)
+            cut = leases.return_expired(session, 1, locked, max_attempts=5)
+            returned = leases.return_expired(session, 2, other, max_attempts=5)
     assert (cut, returned) == (False, True)
     with store.transaction() as session:
-        assert shards.return_expired(session, 1, locked, max_attempts=5)
+        assert leases.return_expired(session, 1, locked, max_attempts=5)

@@ -13,7 +13,7 @@ from worker.store.requests import placement, result_views
 from worker.store.requests.placement import Placement
 from worker.store.requests.requests import NewRequest
 from worker.store.requests.result_views import ResultView
-from worker.store.shards import control, shards
+from worker.store.shards import control, leases, shards
 from worker.store.shards.shards import AfterSave, Claim, Progress
 from worker.values.outcomes import Outcome
 from worker.values.requests import EmbeddingParams, Prompt
@@ -156,7 +156,7 @@ def lose_worker(store: Store, batch_id: str, shard_id: int) -> list[str]:
             text("UPDATE shards SET lease_expires_at = now() - interval '1s' WHERE id = :id"),
             {"id": shard_id},
         )
-        assert shards.return_expired(session, shard_id, batch_id, max_attempts=1)
+        assert leases.return_expired(session, shard_id, batch_id, max_attempts=1)
     return [str(one.prompts[0]) for one in claimed.requests]
 
 

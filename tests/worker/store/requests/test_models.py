@@ -13,7 +13,7 @@ from worker.store.batches import retries
 from worker.store.counts import meters
 from worker.store.database.session import Store
 from worker.store.requests import models, result_views
-from worker.store.shards import fair_share, fair_slots, poison, shards, tickets
+from worker.store.shards import fair_share, fair_slots, leases, poison, shards, tickets
 from worker.store.shards.shards import Claim, Progress
 from worker.store.watching import queueing, workers
 from worker.values.outcomes import Outcome
@@ -117,7 +117,7 @@ def test_a_suspect_of_another_model_has_nobody_wait(store: Store) -> None:
         held = shards.claim(session, 1, worker="w", lease=timedelta(seconds=-1), model=serving(A.fingerprint))
         assert held is not None
     with store.transaction() as session:
-        shards.return_expired(session, 1, held.batch_id, max_attempts=1)
+        leases.return_expired(session, 1, held.batch_id, max_attempts=1)
     with store.transaction() as session:
         assert poison.is_suspect(session, 1, model=A.fingerprint)
         assert not poison.is_suspect(session, 1, model=B.fingerprint)

@@ -13,7 +13,7 @@ from worker.store.database.session import Store
 from worker.store.requests import result_views
 from worker.store.requests.requests import NewRequest
 from worker.store.requests.result_views import ResultView
-from worker.store.shards import backups, control, counting, shards
+from worker.store.shards import backups, control, counting, leases, shards
 from worker.store.shards.shards import AfterSave, Claim, Progress
 from worker.values.outcomes import Outcome
 from worker.values.results import NewResult, PartialOutput
@@ -136,7 +136,7 @@ def test_a_backup_neither_renews_the_lease_nor_stores_progress(store: Store) -> 
         session.execute(text("UPDATE shards SET lease_expires_at = now() - interval '1 second'"))
         shards.save(session, [Progress(backup, (), 99, partial_outputs=kept)], lease=LEASE)
     with store.transaction() as session:
-        assert shards.return_expired(session, 1, slow.batch_id, max_attempts=5)
+        assert leases.return_expired(session, 1, slow.batch_id, max_attempts=5)
         found = session.execute(text("SELECT running_tokens, state FROM shards")).one()
         assert tuple(found) == (0, "ready")
         assert not session.scalar(text("SELECT count(*) FROM partial_outputs"))
@@ -162,7 +162,7 @@ def test_after_its_holder_a_backup_is_good_until_the_next_claim(store: Store) ->
     with store.transaction() as session:
         session.execute(text("UPDATE shards SET lease_expires_at = now() - interval '1 second'"))
     with store.transaction() as session:
-        assert shards.return_expired(session, 1, batch_id, max_attempts=5)
+        assert leases.return_expired(session, 1, batch_id, max_attempts=5)
     one, two = ids(backup)
     assert save(store, backup, [result(one, output="fast")]) is AfterSave.CANCEL_SOME
     assert shard(store) == ("ready", None)
@@ -221,7 +221,7 @@ def test_what_a_worker_has_died_on_is_not_run_twice(store: Store) -> None:
     with store.transaction() as session:
         session.execute(text("UPDATE shards SET lease_expires_at = now() - interval '1 second'"))
     with store.transaction() as session:
-        assert shards.return_expired(session, 1, batch_id, max_attempts=5)
+        assert leases.return_expired(session, 1, batch_id, max_attempts=5)
     assert back_up(store, held(store, 1)) is None
 
 

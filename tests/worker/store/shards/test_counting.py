@@ -17,7 +17,7 @@ from worker.store.batches import batch_views, batches
 from worker.store.batches.batch_views import BatchView
 from worker.store.database.session import Store
 from worker.store.requests import result_views, tally
-from worker.store.shards import control, counting, shards
+from worker.store.shards import control, counting, leases, shards
 from worker.store.shards.shards import AfterSave, Claim, Progress
 from worker.values.outcomes import Outcome
 
@@ -185,7 +185,7 @@ def test_the_holders_of_both_halves_of_a_shard_save_at_once(store: Store) -> Non
     with store.transaction() as session:
         session.execute(text("UPDATE shards SET is_suspect = true WHERE id = 1"))
     with store.transaction() as session:
-        assert shards.return_expired(session, 1, batch_id, max_attempts=1)
+        assert leases.return_expired(session, 1, batch_id, max_attempts=1)
     other = held(store, 2)
     assert len(other.requests) == 1
     verdicts: list[AfterSave] = []

@@ -12,7 +12,7 @@ from worker.store.batches import batch_views
 from worker.store.database.session import Store
 from worker.store.requests import attempts, result_views
 from worker.store.requests.result_views import ResultView
-from worker.store.shards import shards
+from worker.store.shards import leases, shards
 from worker.store.shards.shards import Claim, Progress
 from worker.values.outcomes import Outcome
 
@@ -46,10 +46,10 @@ def run_worker(store: Store, kills: Callable[[int], bool]) -> bool:
         else:
             save(store, Progress(claimed, [result(one.id) for one in claimed.requests], 0, is_last=True))
     with store.transaction() as session:
-        lapsed = shards.expired(session, limit=100)
+        lapsed = leases.expired(session, limit=100)
     for shard_id, batch_id in lapsed:
         with store.transaction() as session:
-            shards.return_expired(session, shard_id, batch_id, max_attempts=2)
+            leases.return_expired(session, shard_id, batch_id, max_attempts=2)
     return True
 
 
@@ -135,7 +135,7 @@ def test_a_stale_holder_of_a_bisected_shard_may_still_save_but_not_twice(store: 
     stale = claim(store, 1, lease=EXPIRED)
     assert stale is not None
     with store.transaction() as session:
-        shards.return_expired(session, 1, batch_id, max_attempts=2)
+        leases.return_expired(session, 1, batch_id, max_attempts=2)
     other = claim(store, 2)
     assert other is not None
     assert [one.id for one in other.requests] == [2]
@@ -155,7 +155,7 @@ def test_half_of_a_shard_ends_with_a_worker_that_was_taken_for_dead(store: Store
     for _ in range(3):
         claimed = claim(store, 1, lease=EXPIRED)
         with store.transaction() as session:
-            shards.return_expired(session, 1, batch_id, max_attempts=2)
+            leases.return_expired(session, 1, batch_id, max_attempts=2)
     assert claimed is not None
     assert states(store) == ["ready", "ready"], "it was halved"
     save(store, Progress(claimed, [result(one.id) for one in claimed.requests], 0, is_last=True))

@@ -9,7 +9,7 @@ from worker.contract.states import BatchStatus
 from worker.store.batches import batch_views
 from worker.store.database.session import Store
 from worker.store.requests import result_views
-from worker.store.shards import shards
+from worker.store.shards import leases, shards
 from worker.store.shards.shards import AfterSave, Claim, Progress
 from worker.values.results import NewResult
 
@@ -25,11 +25,11 @@ def save(
 
 def return_expired(store: Store, max_attempts: int = 5) -> int:
     with store.transaction() as session:
-        lapsed = shards.expired(session, limit=10)
+        lapsed = leases.expired(session, limit=10)
     returned = 0
     for shard_id, batch_id in lapsed:
         with store.transaction() as session:
-            returned += shards.return_expired(session, shard_id, batch_id, max_attempts=max_attempts)
+            returned += leases.return_expired(session, shard_id, batch_id, max_attempts=max_attempts)
     return returned
 
 
