@@ -12,6 +12,10 @@ from api.main import create_app
 from worker.settings import refuse, settings
 from worker.telemetry import configure_logging
 
+# Longer than clients and proxies keep an idle connection (httpx 5 s, nginx 60 s, Go 90 s): it is
+# the client that ends it, so no request is sent into a connection that the API is closing.
+IDLE_SECONDS = 120
+
 if __name__ == "__main__":
     config = settings()
     configure_logging(config.log_level, config.log_format)
@@ -32,5 +36,6 @@ if __name__ == "__main__":
         server_header=False,
         log_config=None,
         access_log=False,
+        timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=5,
     )

@@ -1,6 +1,8 @@
 """The life of a batch, over HTTP, with nothing replaced."""
 
 import json
+import socket
+import time
 from typing import Any
 
 from standardwebhooks import Webhook
@@ -92,3 +94,18 @@ def test_several_shards_feed_the_engine_at_once(running: Deployment) -> None:
     query = f"SELECT count(*) FROM shards WHERE batch_id = '{batch_id}' AND state = 'running'"
     eventually(lambda: running.sql(query)[0][0] >= 4)
     cancel(running, batch_id)
+
+
+def test_a_client_that_asks_every_few_seconds_keeps_its_connection(running: Deployment) -> None:
+    """httpx gives a connection up after 5 idle seconds: a server that closes it then breaks requests."""
+    url = running.client.base_url
+    with socket.create_connection((url.host, url.port), timeout=60) as connection:
+        for pause in (0, 7):
+            time.sleep(pause)
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b"}"):
+                received = connection.recv(4096)
+                assert received, f"closed after {pause} idle seconds"
+                answer += received
+            assert b"200 OK" in answer
