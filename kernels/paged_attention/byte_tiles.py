@@ -48,6 +48,7 @@ NUM_BYTES = 3
 LARGEST_QUERY, LARGEST_WEIGHT = 127 << 16, 255 << 16
 # The most vectors that leave enough registers for the other factors: of queries, and of weights.
 MOST_VECTORS, MOST_MIXED = 6, 4
+AHEAD = 3  # Blocks from the one that is read to the one that is fetched: memory is some 200 cycles away
 # What a place that a row does not read has in place of a score, which is above LEAST_SCORE.
 UNREAD, LEAST_SCORE = -3e38, -1e38
 UNIT = float(1 << 30)  # how often the sum of weights counts a weight of 1
@@ -108,24 +109,37 @@ def split_query(_context: Any, query: Pointer, start: Any, count: Any, target: A
 
 
 @intrinsic
-def score_blocks(_context: Any, num_vectors: Any, queries: Any, scores: Any, lines: Any) -> Any:
+def score_blocks(
+    _context: Any, num_vectors: Any, queries: Any, scores: Any, lines: Any, values: Any, value_scales: Any
+) -> Any:
     """Fill `scores` with the products of at most MOST_VECTORS vectors and the keys of all Blocks.
 
     `queries` are as `split_query` stores them, with the float32 between their bytes and the rest: what a
     product of levels is worth beside the scale of its key. A line of `scores` has a float32 for each token.
+    Meanwhile the values of these Blocks are fetched; `values` and `value_scales` are their addresses.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        num_vectors, *packed = arguments
+        num_vectors, *packed, values, value_scales = arguments
         queries, scores, lines = (cgutils.unpack_tuple(builder, one) for one in packed)
         for count in _counts(builder, num_vectors, MOST_VECTORS):
-            _score(builder, _rows(builder, queries, count), _rows(builder, scores, count), Lines(*lines))
+            _score(
+                builder,
+                _rows(builder, queries, count),
+                _rows(builder, scores, count),
+                Lines(*lines),
+                values,
+                value_scales,
+            )
         return context.get_dummy_value()
 
-    return types.void(types.intp, queries, scores, lines), _where_available(generate)
+    kinds = (types.intp, queries, scores, lines, types.int64, types.int64)
+    return types.void(*kinds), _where_available(generate)
 
 
-def _score(builder: Any, queries: list[Any], scores: list[Any], lines: Lines) -> None:
+def _score(
+    builder: Any, queries: list[Any], scores: list[Any], lines: Lines, values: Any, value_scales: Any
+) -> None:
     """Emit `score_blocks` for vectors by the addresses of their queries and scores."""
     head_dim = lines.head_dim
     rest = [builder.add(one, builder.mul(head_dim, int64(NUM_BYTES))) for one in queries]
@@ -141,14 +155,20 @@ def _score(builder: Any, queries: list[Any], scores: list[Any], lines: Lines) ->
     # Four lines of a Block, of one element of all 16 keys each, become words of four elements.
     order = [byte * LANES + lane for lane in range(LANES) for byte in range(WORD)]
     block_bytes = builder.mul(head_dim, int64(BLOCK))
-    with _blocks(builder, lines) as (number, line, next_line):
-        keys, ahead = (builder.add(lines.levels, builder.mul(one, block_bytes)) for one in (line, next_line))
-        for row, values in zip(sums, starts, strict=True):
-            for total, start in zip(row, values, strict=True):
+    with _blocks(builder, lines) as (number, line, line_ahead):
+        keys, ahead, behind = (
+            builder.add(levels, builder.mul(one, block_bytes))
+            for levels, one in ((lines.levels, line), (lines.levels, line_ahead), (values, line))
+        )
+        for scales, one in ((lines.scales, line_ahead), (value_scales, line)):
+            prefetch(builder, builder.add(scales, builder.mul(one, int64(4 * BLOCK))))
+        for row, first in zip(sums, starts, strict=True):
+            for total, start in zip(row, first, strict=True):
                 builder.store(start, total)
         with cgutils.for_range(builder, builder.udiv(head_dim, int64(WORD))) as loop:
             at = builder.mul(loop.index, int64(LANES * WORD))
             prefetch(builder, builder.add(ahead, at))
+            prefetch(builder, builder.add(behind, at), is_near=False)
             levels = shuffled(builder, loaded(builder, builder.add(keys, at), LINE), None, order)
             levels = builder.bitcast(builder.xor(levels, constant(LINE, -128)), WORDS)
             for query, row in zip(queries, sums, strict=True):
@@ -299,10 +319,10 @@ def _mix(builder: Any, weights: list[Any], registers: int, lines: Lines) -> list
     zeros = constant(WORDS, 0)
     sums = [[[variable(builder, zeros) for _ in range(NUM_BYTES)] for _ in range(registers)] for _ in weights]
     some = lanes_of(BYTE, registers * LANES)
-    with _blocks(builder, lines) as (number, line, next_line):
+    with _blocks(builder, lines) as (number, line, line_ahead):
         values, ahead = (
             builder.add(lines.levels, builder.mul(one, builder.mul(lines.head_dim, int64(BLOCK))))
-            for one in (line, next_line)
+            for one in (line, line_ahead)
         )
         at = builder.mul(number, int64(NUM_BYTES * BLOCK))
         for first in range(0, BLOCK, WORD):
@@ -341,7 +361,7 @@ def _where_available(generate: Any) -> Any:
 
 @contextmanager
 def _blocks(builder: Any, lines: Lines) -> Iterator[tuple[Any, Any, Any]]:
-    """Emit a loop over Blocks; yield the number of one, its line in the cache, and the next Block's."""
+    """Emit a loop over Blocks; yield the number of one, its line in the cache, and that of one AHEAD."""
     last = builder.sub(lines.end, int64(1))
 
     def line_of(block: Any) -> Any:
@@ -350,7 +370,7 @@ def _blocks(builder: Any, lines: Lines) -> Iterator[tuple[Any, Any, Any]]:
 
     with cgutils.for_range(builder, builder.sub(lines.end, lines.first)) as loop:
         block = builder.add(lines.first, loop.index)
-        following = builder.add(block, int64(1))
+        following = builder.add(block, int64(AHEAD))
         is_last = builder.icmp_signed(">", following, last)
         yield loop.index, line_of(block), line_of(builder.select(is_last, last, following))
 

@@ -61,9 +61,9 @@ def reduced_maximum(builder: Any, largest: Any) -> Any:
     return call_llvm(builder, f"llvm.vector.reduce.fmax.v{LANES}f32", F32, [builder.load(largest)])
 
 
-def prefetch(builder: Any, address: Any) -> None:
-    """Prefetch the cache line of an address; nothing need be there."""
-    for_reading, keep, data = (ir.Constant(I32, value) for value in (0, 3, 1))
+def prefetch(builder: Any, address: Any, *, is_near: bool = True) -> None:
+    """Prefetch the line of an address into the nearest cache, or the next one; nothing need be there."""
+    for_reading, keep, data = (ir.Constant(I32, value) for value in (0, 3 if is_near else 2, 1))
     pointer = builder.inttoptr(address, BYTE.as_pointer())
     call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, for_reading, keep, data])
 
