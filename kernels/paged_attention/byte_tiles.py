@@ -196,18 +196,11 @@ def weigh_blocks(_context: Any, scores: Any, low: Any, high: Any, lines: Any) ->
         scores, low, high, packed = arguments
         lines = Lines(*cgutils.unpack_tuple(builder, packed))
         read = _Read(lines, scores, *(builder.trunc(one, I32) for one in (low, high)))
-        most, total, is_sound = _take_weights(builder, read, _peak(builder, read))
+        peak, scale = _largest(builder, read)
         zero, largest = ir.Constant(F32, 0.0), ir.Constant(F32, float(LARGEST_WEIGHT))
-        inverse = builder.select(builder.fcmp_ordered(">", most, zero), builder.fdiv(largest, most), zero)
-        with _blocks(builder, lines) as (number, _, _):
-            x = loaded(builder, builder.add(scores, builder.mul(number, int64(4 * BLOCK))), FLOATS)
-            level = rounded(builder, builder.fmul(x, spread(builder, inverse)))
-            target = builder.add(scores, builder.mul(number, int64(NUM_BYTES * BLOCK)))
-            for byte in range(NUM_BYTES):
-                one = builder.lshr(level, constant(WORDS, 8 * (NUM_BYTES - 1 - byte)))
-                address = builder.add(target, int64(byte * BLOCK))
-                builder.store(builder.trunc(one, BYTES), at_address(builder, address, BYTES), align=1)
-        worth = builder.fdiv(most, builder.fmul(largest, total))
+        inverse = builder.select(builder.fcmp_ordered(">", scale, zero), builder.fdiv(largest, scale), zero)
+        total, is_sound = _store_weights(builder, read, peak, inverse)
+        worth = builder.fdiv(scale, builder.fmul(largest, total))
         return builder.select(is_sound, worth, ir.Constant(F32, float("nan")))
 
     return types.float32(types.int64, types.intp, types.intp, lines), _where_available(generate)
@@ -221,10 +214,10 @@ class _Read(NamedTuple):
     low: Any
     high: Any
 
-    def block(self, builder: Any, number: Any) -> tuple[Any, Any, Any]:
-        """Return the address and the scores of a Block, and for each whether it counts."""
-        address = builder.add(self.scores, builder.mul(number, int64(4 * BLOCK)))
-        scores = loaded(builder, address, FLOATS)
+    def block(self, builder: Any, number: Any, line: Any) -> tuple[Any, Any, Any]:
+        """Return the scores of a Block, the scales of its values, and for each token whether it counts."""
+        scores = loaded(builder, builder.add(self.scores, builder.mul(number, int64(4 * BLOCK))), FLOATS)
+        place = builder.add(self.lines.scales, builder.mul(line, int64(4 * BLOCK)))
         first = builder.mul(
             builder.trunc(builder.add(number, self.lines.first), I32), ir.Constant(I32, BLOCK)
         )
@@ -233,43 +226,46 @@ class _Read(NamedTuple):
         is_near = builder.icmp_unsigned("<", distance, spread(builder, builder.sub(self.high, self.low)))
         # NaN counts, and makes the result NaN.
         is_read = builder.fcmp_unordered(">", scores, constant(FLOATS, LEAST_SCORE))
-        return address, scores, builder.and_(is_near, is_read)
+        return scores, loaded(builder, place, FLOATS), builder.and_(is_near, is_read)
 
 
-def _peak(builder: Any, read: _Read) -> Any:
-    """Emit the search for the largest score."""
-    largest = variable(builder, constant(FLOATS, UNREAD))
-    with _blocks(builder, read.lines) as (number, _, _):
-        _, scores, counts = read.block(builder, number)
-        keep_larger(builder, largest, builder.select(counts, scores, constant(FLOATS, UNREAD)))
-    return reduced_maximum(builder, largest)
+def _largest(builder: Any, read: _Read) -> tuple[Any, Any]:
+    """Emit the search for the largest score, and for the largest scale of a value."""
+    score, scale = (variable(builder, constant(FLOATS, least)) for least in (UNREAD, 0.0))
+    with _blocks(builder, read.lines) as (number, line, _):
+        scores, scales, counts = read.block(builder, number, line)
+        keep_larger(builder, score, builder.select(counts, scores, constant(FLOATS, UNREAD)))
+        keep_larger(builder, scale, builder.select(counts, scales, constant(FLOATS, 0.0)))
+    return reduced_maximum(builder, score), reduced_maximum(builder, scale)
 
 
-def _take_weights(builder: Any, read: _Read, peak: Any) -> tuple[Any, Any, Any]:
-    """Emit the weights, with the scales of their values, in place of scores.
+def _store_weights(builder: Any, read: _Read, peak: Any, inverse: Any) -> tuple[Any, Any]:
+    """Emit the bytes of weights, with the scales of their values, over scores that have been read.
 
-    Return the largest of them, the sum of weights without scales, and whether all are numbers.
+    Return the sum of weights without scales, and whether all are numbers.
     """
     zeros = constant(FLOATS, 0.0)
-    most, is_bad = variable(builder, zeros), variable(builder, ir.Constant(BITS, [0] * LANES))
+    is_bad = variable(builder, ir.Constant(BITS, [0] * LANES))
     totals = [variable(builder, ir.Constant(HALF, [0] * (LANES // 2))) for _ in range(2)]
     with _blocks(builder, read.lines) as (number, line, _):
-        address, scores, counts = read.block(builder, number)
+        scores, scales, counts = read.block(builder, number, line)
         weight = builder.select(counts, power(builder, builder.fsub(scores, spread(builder, peak))), zeros)
-        levels = rounded(builder, builder.fmul(weight, constant(FLOATS, UNIT)))
+        units = rounded(builder, builder.fmul(weight, constant(FLOATS, UNIT)))
         for half, total in enumerate(totals):
-            some = shuffled(builder, levels, None, [half * (LANES // 2) + lane for lane in range(LANES // 2)])
+            some = shuffled(builder, units, None, [half * (LANES // 2) + lane for lane in range(LANES // 2)])
             builder.store(builder.add(builder.load(total), builder.zext(some, HALF)), total)
-        place = builder.add(read.lines.scales, builder.mul(line, int64(4 * BLOCK)))
-        x = builder.select(counts, builder.fmul(weight, loaded(builder, place, FLOATS)), zeros)
-        builder.store(x, at_address(builder, address, FLOATS), align=4)
+        x = builder.select(counts, builder.fmul(weight, scales), zeros)
         builder.store(builder.or_(builder.load(is_bad), builder.fcmp_unordered("uno", x, x)), is_bad)
-        keep_larger(builder, most, x)
+        level = rounded(builder, builder.fmul(x, spread(builder, inverse)))
+        target = builder.add(read.scores, builder.mul(number, int64(NUM_BYTES * BLOCK)))
+        for byte in range(NUM_BYTES):
+            one = builder.lshr(level, constant(WORDS, 8 * (NUM_BYTES - 1 - byte)))
+            address = builder.add(target, int64(byte * BLOCK))
+            builder.store(builder.trunc(one, BYTES), at_address(builder, address, BYTES), align=1)
     both = builder.add(*(builder.load(total) for total in totals))
     total = builder.uitofp(call_llvm(builder, f"llvm.vector.reduce.add.v{LANES // 2}i64", I64, [both]), F32)
     bad = call_llvm(builder, f"llvm.vector.reduce.or.v{LANES}i1", BIT, [builder.load(is_bad)])
-    total = builder.fmul(total, ir.Constant(F32, 1 / UNIT))
-    return reduced_maximum(builder, most), total, builder.not_(bad)
+    return builder.fmul(total, ir.Constant(F32, 1 / UNIT)), builder.not_(bad)
 
 
 @intrinsic
