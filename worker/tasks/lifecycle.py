@@ -84,6 +84,7 @@ class EngineStep(bootsteps.StartStopStep):
             _refuse(f"HEADRACE_MODEL: {problem}")
         self._store = Store(
             config.database_url,
+            has_pooler=config.has_pooler,
             pool_size=3 * config.shards_in_flight + config.interactive_in_flight + 4,
             transaction_seconds=TRANSACTION_SECONDS,
             prices=Prices.of(config),
@@ -117,9 +118,8 @@ class EngineStep(bootsteps.StartStopStep):
         self._keeper = self._lease_keeper(config, worker, model)
         self._feed = FeedWriter(config.redis_url)
         _runner, interactive = self._runners(config, model, run_meters)
-        url, sweep_seconds = config.database_url, config.sweep_seconds
-        slots = config.interactive_in_flight
-        self._lane = InteractiveLane(interactive, self._store, url, slots=slots, sweep_seconds=sweep_seconds)
+        slots, sweep_seconds = config.interactive_in_flight, config.sweep_seconds
+        self._lane = InteractiveLane(interactive, self._store, slots=slots, sweep_seconds=sweep_seconds)
         self._extra_slots = ExtraSlots(_runner, self._store, slots=config.shards_in_flight)
         self._keeper.start()
         self._lane.start()
@@ -128,7 +128,14 @@ class EngineStep(bootsteps.StartStopStep):
             "backups", _runner.back_up, self._stopping, every_seconds=LOOK_SECONDS, away=DATABASE_AWAY
         ).start()
         runners = (_runner, interactive)
-        listen(url, runners, self._stopping, worker=worker, ordered=self._heartbeat.beat)
+        listen(
+            config.direct_url,
+            runners,
+            self._stopping,
+            worker=worker,
+            ordered=self._heartbeat.beat,
+            interactive=self._lane.take,
+        )
         self._heartbeat.ready(info, self._meters)
 
     def stop(self, parent: Any) -> None:
