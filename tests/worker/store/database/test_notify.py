@@ -8,7 +8,7 @@ from worker.store.database.session import Store
 
 
 def test_a_submission_wakes_the_dispatcher_and_many_wake_it_once(store: Store) -> None:
-    turns = wake_ups(settings().database_url, every_seconds=20)
+    turns = wake_ups(settings().direct_url, every_seconds=20)
     next(turns)
     for _ in range(5):
         submit(store)
@@ -18,15 +18,15 @@ def test_a_submission_wakes_the_dispatcher_and_many_wake_it_once(store: Store) -
     turns.close()
 
 
-def test_without_notifications_it_looks_round_all_the_same(database_url: str) -> None:
-    turns = wake_ups(database_url, every_seconds=0.1)
+def test_without_notifications_it_looks_round_all_the_same() -> None:
+    turns = wake_ups(settings().direct_url, every_seconds=0.1)
     for _ in range(3):
         next(turns)
     turns.close()
 
 
 def test_workers_hear_of_a_cancel_once_it_is_committed(store: Store) -> None:
-    heard = notices_of_worker(settings().database_url, worker="gpu@here", every_seconds=20)
+    heard = notices_of_worker(settings().direct_url, worker="gpu@here", every_seconds=20)
     assert next(heard) is None, "listening has begun"
     batch_id = submit(store)
     with store.transaction() as session:
