@@ -51,7 +51,7 @@ def start_services(config: pytest.Config) -> dict[str, str]:
         connection.execute("SELECT pg_reload_conf()")
     if config.getoption("--pooler"):
         direct = started["DATABASE_URL"]
-        address = _stack.enter_context(pooler(direct, Path(directory, "pooler"), sessions=SESSIONS))
+        address = _stack.enter_context(pooler(direct, sessions=SESSIONS))
         started |= {"DATABASE_URL": address, "DATABASE_DIRECT_URL": direct}
     return started
 
