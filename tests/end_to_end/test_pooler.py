@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, needs_pgbouncer]
 
 SESSIONS = 4
 PROMPTS = [f"the quick brown fox {i}" for i in range(64)]
-BACKLOG = {"prompts": PROMPTS * 60, "max_tokens": 100, "ignore_eos": True}
+BACKLOG = {"prompts": PROMPTS * 20, "max_tokens": 100, "ignore_eos": True}
 # Work of a worker that died resumes within this test only if somebody saw that its Presence was gone.
 LONG_LEASE = "3600"
 

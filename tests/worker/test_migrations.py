@@ -28,6 +28,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> Iterator[Config]:
         connection.execute("CREATE DATABASE migrations")
     url = address.set(database="migrations").render_as_string(hide_password=False)
     monkeypatch.setenv("DATABASE_URL", url)
+    monkeypatch.delenv("DATABASE_DIRECT_URL", raising=False)
     settings.cache_clear()
     yield Config(toml_file=str(ROOT / "pyproject.toml"))
     monkeypatch.undo()
