@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 # A save takes milliseconds; while one that is cut off holds its locks, no other worker can take over.
 TRANSACTION_SECONDS = 7.0
+# The most that batches of 600 results a second used at once; more are opened for the moment they are needed.
+KEPT_CONNECTIONS = 8
 
 _runner: ShardRunner | None = None
 
@@ -82,13 +84,7 @@ class EngineStep(bootsteps.StartStopStep):
         config = settings()
         if problem := problem_of(config.model):
             _refuse(f"HEADRACE_MODEL: {problem}")
-        self._store = Store(
-            config.database_url,
-            has_pooler=config.has_pooler,
-            pool_size=3 * config.shards_in_flight + config.interactive_in_flight + 4,
-            transaction_seconds=TRANSACTION_SECONDS,
-            prices=Prices.of(config),
-        )
+        self._store = _open_store(config)
         # Several processes may run under one Celery name, perhaps one for each device.
         worker = f"{parent.hostname}/{os.getpid()}-{uuid4().hex[:6]}"
         add_to_process(worker=worker)
@@ -214,6 +210,17 @@ class EngineStep(bootsteps.StartStopStep):
             self._meters.write(self._engine.stats)
         except DATABASE_AWAY as error:
             logger.warning("the last meters are not written: %s", str(error).splitlines()[0])
+
+
+def _open_store(config: Settings) -> Store:
+    return Store(
+        config.database_url,
+        has_pooler=config.has_pooler,
+        pool_size=KEPT_CONNECTIONS,
+        max_overflow=3 * config.shards_in_flight + config.interactive_in_flight + 4,
+        transaction_seconds=TRANSACTION_SECONDS,
+        prices=Prices.of(config),
+    )
 
 
 def _start_embedding_model(config: Settings) -> EngineThread | None:

@@ -54,6 +54,7 @@ class Store:
         *,
         has_pooler: bool = False,
         pool_size: int = 10,
+        max_overflow: int = 10,
         idle_seconds: float = IDLE_SECONDS,
         transaction_seconds: float | None = None,
         prices: Prices = FREE,
@@ -67,7 +68,7 @@ class Store:
         self.engine: Engine = create_engine(
             url,
             pool_size=pool_size,
-            max_overflow=10,
+            max_overflow=max_overflow,
             pool_pre_ping=True,
             pool_timeout=10,
             hide_parameters=True,  # prompts and outputs do not belong in a log
@@ -82,9 +83,8 @@ class Store:
             event.listen(self.engine, "begin", partial(_begin, options, transaction_seconds))
         elif transaction_seconds is not None:
             event.listen(self.engine, "connect", partial(_limit_transactions, transaction_seconds))
-        self._for_looks = (
-            self.engine if has_pooler else self.engine.execution_options(isolation_level="AUTOCOMMIT")
-        )
+        self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._has_pooler = has_pooler
         self._sessions = sessionmaker(self.engine, expire_on_commit=False)
         event.listen(self._sessions, "do_orm_execute", _show_only_own_rows)
         event.listen(self._sessions, "after_rollback", journal.take)
@@ -115,11 +115,14 @@ class Store:
         """Open a session for reads without a transaction, whose begin and end are a round trip each.
 
         It sees what a transaction would, as transactions here are READ COMMITTED too. Behind a pooler it is
-        one, which its time limits need.
+        one, as only a transaction has time limits there.
         """
-        with self._sessions(bind=self._for_looks, info={"tenant_id": self.tenant_id}) as session:
+        if self._has_pooler:
+            with self.transaction() as session:
+                yield session
+            return
+        with self._sessions(bind=self._autocommit, info={"tenant_id": self.tenant_id}) as session:
             yield session
-            session.commit()
 
     def close(self) -> None:
         """Close every pooled connection."""
