@@ -41,9 +41,12 @@ class Way:
     connections: int  # at most, of all processes together
 
     def open(self, num_processes: int, num_workers: int) -> Store:
-        """Return the store of one of these processes, which has so many workers."""
-        share = max(1, self.connections // num_processes)
-        return Store(self.url, has_pooler=self.has_pooler, pool_size=min(num_workers, share))
+        """Return the store of one of these processes, which has so many workers, with its connections open."""
+        share = min(num_workers, max(1, self.connections // num_processes))
+        store = Store(self.url, has_pooler=self.has_pooler, pool_size=share)
+        for connection in [store.engine.connect() for _ in range(share)]:
+            connection.close()  # back into the pool
+        return store
 
 
 @dataclass(slots=True)

@@ -51,8 +51,8 @@ def start_services(config: pytest.Config) -> dict[str, str]:
         connection.execute("SELECT pg_reload_conf()")
     if config.getoption("--pooler"):
         direct = started["DATABASE_URL"]
-        address = _stack.enter_context(pooler(direct, sessions=SESSIONS))
-        started |= {"DATABASE_URL": address, "DATABASE_DIRECT_URL": direct}
+        running = _stack.enter_context(pooler(direct, sessions=SESSIONS))
+        started |= {"DATABASE_URL": running.url, "DATABASE_DIRECT_URL": direct}
     return started
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.deployment import Deployment, deployment, eventually
-from tests.fixtures.pooler import needs_pgbouncer, pooler
+from tests.fixtures.pooler import Pooler, needs_pgbouncer, pooler
 from tests.fixtures.receiver import receiver
 from worker.settings import settings
 
@@ -21,19 +21,19 @@ LONG_LEASE = "3600"
 
 
 @pytest.fixture(scope="module")
-def running(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def pgbouncer() -> Iterator[Pooler]:
+    with pooler(settings().direct_url, sessions=SESSIONS) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def running(
+    pgbouncer: Pooler, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Deployment]:
     logs = tmp_path_factory.mktemp("logs")
     processes = ("web", "gpu", "callbacks", "dispatcher", "files")
-    with (
-        pooler(settings().direct_url, sessions=SESSIONS) as url,
-        deployment(
-            logs,
-            tiny_model,
-            processes=processes,
-            pooler=url,
-            HEADRACE_LEASE_SECONDS=LONG_LEASE,
-        ) as started,
-    ):
+    own = {"pooler": pgbouncer.url, "HEADRACE_LEASE_SECONDS": LONG_LEASE}
+    with deployment(logs, tiny_model, processes=processes, **own) as started:
         yield started
 
 
@@ -65,6 +65,14 @@ def test_the_work_of_a_killed_worker_goes_on(running: Deployment) -> None:
     running.wait_for_progress(batch_id, 0.01)
     running.kill_in_a_shard()
     running.start("gpu")
+    assert running.wait_for(batch_id)["counts"]["completed"] == len(BACKLOG["prompts"])  # type: ignore[arg-type]
+
+
+def test_the_pooler_may_go_away_in_the_middle(pgbouncer: Pooler, running: Deployment) -> None:
+    batch_id = running.submit(**BACKLOG)
+    running.wait_for_progress(batch_id, 0.01)
+    pgbouncer.stop()
+    pgbouncer.start()
     assert running.wait_for(batch_id)["counts"]["completed"] == len(BACKLOG["prompts"])  # type: ignore[arg-type]
 
 

@@ -26,8 +26,8 @@ TRANSACTION_TIMEOUT_FROM = 170000  # the version of Postgres
 @pytest.fixture(scope="module")
 def pooled_url(database_url: str) -> Iterator[str]:
     assert database_url  # it is migrated
-    with pooler(settings().direct_url, sessions=SESSIONS) as url:
-        yield str(make_url(url).set(drivername="postgresql+psycopg"))
+    with pooler(settings().direct_url, sessions=SESSIONS) as running:
+        yield str(make_url(running.url).set(drivername="postgresql+psycopg"))
 
 
 @pytest.fixture
