@@ -41,7 +41,7 @@ class Way:
     connections: int  # at most, of all processes together
 
     def open(self, num_processes: int, num_workers: int) -> Store:
-        """Return the store of one of these processes, which has so many workers, with its connections open."""
+        """Return the store of one process, which has so many workers, with its connections open."""
         share = min(num_workers, max(1, self.connections // num_processes))
         store = Store(self.url, has_pooler=self.has_pooler, pool_size=share)
         for connection in [store.engine.connect() for _ in range(share)]:
