@@ -96,25 +96,23 @@ def test_many_threads_share_two_sessions(pooled: Store) -> None:
     for _ in range(4):
         submit(pooled, num_requests=8, shard_size=1)
     threads = 8
-    both = threading.Barrier(threads)
+    together = threading.Barrier(threads)
 
-    def claim(number: int) -> int:
-        both.wait(60)
-        fences = [held(pooled, shard_id).fence for shard_id in range(number + 1, 33, threads)]
+    def claim(number: int) -> set[int]:
+        together.wait(60)
+        for shard_id in range(number + 1, 33, threads):
+            held(pooled, shard_id)
+        pids = set()
         for _ in range(20):
             with pooled.look() as session:
-                assert session.scalar(text("SELECT count(*) FROM shards")) == 32
-        return sum(fences)
+                pids.add(session.scalar(text("SELECT pg_backend_pid()")))
+        return pids
 
     with ThreadPoolExecutor(threads) as pool:
-        assert sum(pool.map(claim, range(threads))) == 32
+        used = set().union(*pool.map(claim, range(threads)))
+    assert 0 < len(used) <= SESSIONS
     with pooled.transaction() as session:
-        sessions = text("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headrace'")
-        running = text("SELECT count(*) FROM shards WHERE state = 'running'")
-        own = session.scalar(sessions)
-        assert session.scalar(running) == 32
-    assert own is not None
-    assert own <= SESSIONS + 1  # and one of the fixture `store`
+        assert session.scalar(text("SELECT count(*) FROM shards WHERE state = 'running'")) == 32
 
 
 def test_a_notification_from_a_look_arrives_at_a_direct_connection(pooled: Store) -> None:
