@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 EMBEDDED := $(BIN)/python -m worker.embedded
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo images compose-test kubernetes-lint kubernetes-test test-stores test test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-fleet bench-autoscale bench-placement bench-tail bench-experiments bench-speculation bench-gpu quality claims tune-demo up format clean
+.PHONY: demo images compose-test kubernetes-lint kubernetes-test test-stores test test-pooler test-clients test-gpu test-slow test-mutations faults audit fuzz fuzz-http lint bench bench-service bench-cpu bench-interactive bench-fleet bench-autoscale bench-placement bench-tail bench-experiments bench-speculation bench-gpu quality claims tune-demo up format clean
 
 demo: $(VENV)/.local ## install, start everything, run a real batch with a webhook, show it
 	HEADRACE_DATA_DIR=$${HEADRACE_DATA_DIR:-.data/demo} $(EMBEDDED) $(BIN)/python -m api.cli.demo
@@ -48,6 +48,10 @@ kubernetes-test: images test-stores kubernetes-lint ## the Kubernetes manifests 
 
 test: $(VENV)/.dev ## the tests
 	$(BIN)/python -m pytest -n 2
+
+test-pooler: $(VENV)/.dev ## what uses Postgres, through PgBouncer in transaction mode (of this machine: apt-get install pgbouncer)
+	$(BIN)/python -m pytest --pooler -n 2 tests/worker/store tests/worker/runs tests/worker/dispatcher tests/worker/tasks tests/worker/webhooks tests/worker/test_migrations.py
+	$(BIN)/python -m pytest --pooler -m "slow or not slow" tests/end_to_end/test_path.py tests/end_to_end/test_savings.py tests/faults/test_path_faults.py tests/faults/test_bad_workers.py
 
 test-clients: $(VENV)/.dev ## clients of OpenAI's and Anthropic's APIs, unmodified, each in its own environment; the last line is JSON
 	$(BIN)/python -m tests.clients $(CLIENTS)

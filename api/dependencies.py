@@ -80,7 +80,7 @@ class IdempotencyKey:
 
 def open_services(config: Settings) -> Services:
     """Return the services of the API or the files process; raises ModelDirectoryError."""
-    store = Store(config.database_url, prices=Prices.of(config))
+    store = Store(config.database_url, has_pooler=config.has_pooler, prices=Prices.of(config))
     return Services(
         settings=config,
         store=store,

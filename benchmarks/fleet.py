@@ -21,7 +21,7 @@ from alembic.config import Config
 from sqlalchemy.engine import make_url
 
 from benchmarks.polling import percentile_ms
-from benchmarks.simulated_workers import SimulatedWorker, WorkerTimes, run_all
+from benchmarks.simulated_workers import SimulatedWorker, Way, WorkerTimes, run_all
 from worker.settings import settings
 from worker.store.batches import batches
 from worker.store.batches.batches import NewBatch
@@ -128,7 +128,7 @@ _SIZE = "SELECT " + " + ".join(f"pg_total_relation_size('{name}')" for name in T
 
 
 def measure(
-    store: Store, url: str, *, num_workers: int, num_rounds: int, load: Load, one_batch: bool
+    store: Store, way: Way, url: str, *, num_workers: int, num_rounds: int, load: Load, one_batch: bool
 ) -> dict[str, Any]:
     """Run the workers on one batch, or on a batch each; return what was measured."""
     with store.engine.begin() as connection:
@@ -146,7 +146,7 @@ def measure(
     ]
     postgres, watcher = _Postgres(url), _Watcher(url)
     watcher.start()
-    done = run_all(store.engine.url.render_as_string(hide_password=False), jobs, when_ready=postgres.begin)
+    done = run_all(way, jobs, when_ready=postgres.begin)
     time.sleep(0.5)
     watcher.is_over.set()
     watcher.join()
@@ -212,20 +212,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=0.0, help="of a round; 0 (default): flat out")
     parser.add_argument("--shards", type=int, default=4, help="that each worker claims a round (default 4)")
     parser.add_argument("--shard-size", type=int, default=64, help="requests of a shard (default 64)")
+    parser.add_argument("--connections", type=int, default=80, help="of all workers together (default 80)")
     parser.add_argument("--only", choices=("one", "many"), help="one of the two, and no more")
     options = parser.parse_args(arguments)
-    if min(options.workers, options.rounds, options.shards, options.shard_size) < 1 or options.seconds < 0:
+    counts = (options.workers, options.rounds, options.shards, options.shard_size, options.connections)
+    if min(counts) < 1 or options.seconds < 0:
         parser.error("counts must be at least 1, and --seconds at least 0")
     command.upgrade(Config(toml_file=str(ROOT / "pyproject.toml")), "head")
-    url = settings().database_url
-    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-    store = Store(url, pool_size=2)
+    config = settings()
+    way = Way(config.database_url, config.has_pooler, options.connections)
+    plain = make_url(config.direct_url).set(drivername="postgresql").render_as_string(hide_password=False)
+    store = Store(config.direct_url, pool_size=2)
     load = Load(options.seconds, options.shards, options.shard_size)
     try:
         found = {}
         for which in [options.only] if options.only else ["one", "many"]:
             found[which] = measure(
                 store,
+                way,
                 plain,
                 num_workers=options.workers,
                 num_rounds=options.rounds,
@@ -234,7 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
             )
             print(json.dumps(found[which]), flush=True)
         if not options.only:
-            print(json.dumps(_summary(found, _linear(store, plain))))
+            print(json.dumps(_summary(found, _linear(store, way, plain))))
     except RuntimeError as error:
         print(f"benchmarks.fleet: {error}", file=sys.stderr)
         return 2
@@ -243,12 +247,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _linear(store: Store, url: str) -> dict[int, dict[str, Any]]:
+def _linear(store: Store, way: Way, url: str) -> dict[int, dict[str, Any]]:
     """Measure 1 and 64 workers on one batch, at a pace that leaves the machine room."""
     load = Load(PACED_SECONDS, num_shards=2, shard_size=16)
     found = {}
     for count in (1, MANY):
-        found[count] = measure(store, url, num_workers=count, num_rounds=8, load=load, one_batch=True)
+        found[count] = measure(store, way, url, num_workers=count, num_rounds=8, load=load, one_batch=True)
         print(json.dumps(found[count]), flush=True)
     return found
 

@@ -29,8 +29,24 @@ from worker.values.results import NewResult
 LEASE = timedelta(seconds=600)
 OUTPUT = "What a request of this length generates, as text. " * 4
 MAX_PROCESSES = 4
-CONNECTIONS = 80  # of all processes together
 START_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How simulated workers reach Postgres."""
+
+    url: str
+    has_pooler: bool
+    connections: int  # at most, of all processes together
+
+    def open(self, num_processes: int, num_workers: int) -> Store:
+        """Return the store of one process, which has so many workers, with its connections open."""
+        share = min(num_workers, max(1, self.connections // num_processes))
+        store = Store(self.url, has_pooler=self.has_pooler, pool_size=share)
+        for connection in [store.engine.connect() for _ in range(share)]:
+            connection.close()  # back into the pool
+        return store
 
 
 @dataclass(slots=True)
@@ -123,13 +139,13 @@ def _result(request_id: int) -> NewResult:
     )
 
 
-def run_all(url: str, jobs: Sequence[SimulatedWorker], *, when_ready: Callable[[], None]) -> WorkerTimes:
+def run_all(way: Way, jobs: Sequence[SimulatedWorker], *, when_ready: Callable[[], None]) -> WorkerTimes:
     """Run these jobs in a few processes, all at once, after calling `when_ready`."""
     context = multiprocessing.get_context("spawn")
     count = min(MAX_PROCESSES, len(jobs))
     barrier, answers = context.Barrier(count + 1), context.Queue()
     processes = [
-        context.Process(target=run_some, args=(url, jobs[i::count], CONNECTIONS // count, barrier, answers))
+        context.Process(target=run_some, args=(way, jobs[i::count], count, barrier, answers))
         for i in range(count)
     ]
     for process in processes:
@@ -164,14 +180,14 @@ def _take(answers: Any, processes: Sequence[BaseProcess]) -> WorkerTimes | str:
 
 
 def run_some(
-    url: str,
+    way: Way,
     jobs: Sequence[SimulatedWorker],
-    connections: int,
+    num_processes: int,
     barrier: Barrier | threading.Barrier,
     answers: Any,
 ) -> None:
     """Run jobs in this process, a thread each; answer with what they did, or with the text of an error."""
-    store = Store(url, pool_size=min(len(jobs), connections))
+    store = way.open(num_processes, len(jobs))
     waits: list[float] = []
     lock = batches.lock
 

@@ -74,7 +74,13 @@ def run(measurement: Measurement, data_dir: Path) -> dict[str, Any] | None:
     last = ""
     with subprocess.Popen(
         [sys.executable, "-m", "worker.embedded", *module],
-        env=os.environ | {"HEADRACE_DATA_DIR": str(data_dir), "DATABASE_URL": "", "REDIS_URL": ""},
+        env=os.environ
+        | {
+            "HEADRACE_DATA_DIR": str(data_dir),
+            "DATABASE_URL": "",
+            "DATABASE_DIRECT_URL": "",
+            "REDIS_URL": "",
+        },
         stdout=subprocess.PIPE,
         text=True,
     ) as process:

@@ -45,17 +45,19 @@ def flower() -> bool:
 
 def gpu() -> bool:
     """Return whether the worker has lately reported that its engine is loaded and makes progress."""
-    return _finds(WORKER_IS_SEEN, name=f"{GPU_QUEUE}@{socket.gethostname()}/", within=SEEN_WITHIN)
+    config = settings()  # each of many workers asks: not each by a session of its own
+    store = Store(config.database_url, has_pooler=config.has_pooler, pool_size=1)
+    return _finds(store, WORKER_IS_SEEN, name=f"{GPU_QUEUE}@{socket.gethostname()}/", within=SEEN_WITHIN)
 
 
 def dispatcher() -> bool:
     """Return whether a dispatcher waits for notifications."""
-    return _finds(PROCESS_LISTENS, listen=f"LISTEN {DISPATCH}")
+    return _listens(DISPATCH)
 
 
 def files() -> bool:
     """Return whether the files process waits for notifications."""
-    return _finds(PROCESS_LISTENS, listen=f"LISTEN {FILES}")
+    return _listens(FILES)
 
 
 def callbacks() -> bool:
@@ -83,8 +85,12 @@ def _answers(port: int, path: str, *also: HTTPStatus) -> bool:
         connection.close()
 
 
-def _finds(query: str, **parameters: object) -> bool:
-    store = Store(settings().database_url, pool_size=1)
+def _listens(channel: str) -> bool:
+    store = Store(settings().direct_url, pool_size=1)
+    return _finds(store, PROCESS_LISTENS, listen=f"LISTEN {channel}")
+
+
+def _finds(store: Store, query: str, **parameters: object) -> bool:
     try:
         with store.transaction() as session:
             return session.scalar(text(query), parameters) is not None

@@ -1,4 +1,4 @@
-"""Alembic's entry: run migrations against DATABASE_URL, one at a time across processes."""
+"""Alembic's entry: run migrations on Postgres itself, one at a time across processes."""
 
 from alembic import context
 from sqlalchemy import create_engine, text
@@ -14,10 +14,10 @@ MIGRATION_LOCK = 4842_2026
 def run() -> None:
     """Apply the migrations under an advisory lock, so that two releases at once do no harm."""
     try:
-        check_postgres(settings().database_url)
+        check_postgres(settings())
     except ConfigurationError as error:
         refuse(str(error))
-    engine = create_engine(settings().database_url)
+    engine = create_engine(settings().direct_url)
     try:
         with engine.connect() as connection:
             connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": MIGRATION_LOCK})

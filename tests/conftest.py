@@ -26,14 +26,18 @@ settings.load_profile("tests")
 
 _stack = ExitStack()
 
+SESSIONS = 20  # of the pooler for each database, one for each thread that a test has in a transaction
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the engine's tests run on another device."""
+    """Let the engine's tests run on another device, and all tests through a pooler."""
     parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="where test engines run")
+    parser.addoption("--pooler", action="store_true", help="reach Postgres through PgBouncer")
 
 
-def start_services() -> dict[str, str]:
+def start_services(config: pytest.Config) -> dict[str, str]:
     """Start a Postgres and a Redis that end with this process; return where they are."""
+    from tests.fixtures.pooler import pooler
     from worker.embedded import services
 
     directory = _stack.enter_context(
@@ -45,12 +49,16 @@ def start_services() -> dict[str, str]:
         # No test outlives a power cut; a process that is killed loses nothing by it.
         connection.execute("ALTER SYSTEM SET fsync = off")
         connection.execute("SELECT pg_reload_conf()")
+    if config.getoption("--pooler"):
+        direct = started["DATABASE_URL"]
+        running = _stack.enter_context(pooler(direct, sessions=SESSIONS))
+        started |= {"DATABASE_URL": running.url, "DATABASE_DIRECT_URL": direct}
     return started
 
 
 def pytest_configure_node(node: WorkerController) -> None:
     """Start the services of a process that will run tests: this one outlives it, whatever becomes of it."""
-    node.workerinput["services"] = start_services()
+    node.workerinput["services"] = start_services(node.config)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,7 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return  # it only hands out tests
     # Work this small is slower on more threads, and far slower when they share cores with others.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.update(given["services"] if given else start_services())
+    os.environ.pop("DATABASE_DIRECT_URL", None)
+    os.environ.update(given["services"] if given else start_services(config))
     for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
         if name not in {
             "HEADRACE_AUTH",
@@ -114,9 +123,11 @@ def database_url() -> str:
 def store(database_url: str) -> Iterator["Store"]:  # noqa: F821 - imported late
     """An empty store."""
     from tests.fixtures.empty_tables import empty_tables
+    from worker.settings import settings as own_settings
     from worker.store.database.session import Store
 
-    store = Store(database_url, idle_seconds=60)  # a busy machine may stop a test for long
+    # A busy machine may stop a test for long.
+    store = Store(database_url, has_pooler=own_settings().has_pooler, idle_seconds=60)
     with store.transaction() as session:
         empty_tables(session)
     yield store

@@ -82,7 +82,7 @@ def is_worker_of(one: Supervised, identity: str) -> bool:
 
 def run(config: Settings, stopping: threading.Event) -> int:
     """Keep as many workers as are wanted until `stopping` is set; return the exit status."""
-    store = Store(config.database_url, pool_size=1)
+    store = Store(config.database_url, has_pooler=config.has_pooler, pool_size=1)
     command = read_procfile(ROOT / "Procfile")["gpu"]
     workers = LocalWorkers(store, identify(config.model).fingerprint, command, stopping)
     try:

@@ -11,12 +11,15 @@ from collections.abc import Collection
 from pathlib import Path
 
 import psycopg
+from psycopg.rows import TupleRow
 from redis import Redis, RedisError
 
 from worker.contract.model_files import problem_of
 from worker.settings import Settings
 
 ANSWER_SECONDS = 5
+# Enough to see that a pooler is between, even if others take and give back its sessions meanwhile.
+SESSION_LOOKS = 5
 FINDS_A_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
 
 
@@ -34,7 +37,7 @@ def check(config: Settings, processes: Collection[str]) -> None:
         _check_port("PORT", config.host, config.port)
     if "flower" in processes:
         _check_port("FLOWER_PORT", "127.0.0.1", config.flower_port)
-    check_postgres(config.database_url)
+    check_postgres(config)
     _check_redis(config.redis_url)
     if {"gpu", "autoscale", "switching"} & set(processes) and config.device == "cuda":
         _check_gpu()
@@ -79,15 +82,51 @@ def without_driver(url: str) -> str:
     return url.replace("+psycopg", "", 1)
 
 
-def check_postgres(url: str) -> None:
-    """Check that a Postgres database answers; raises ConfigurationError."""
+def check_postgres(config: Settings) -> None:
+    """Check that Postgres answers and gives each connection a session; raises ConfigurationError."""
+    name = "DATABASE_URL"
     try:
-        psycopg.connect(without_driver(url), connect_timeout=ANSWER_SECONDS).close()
+        answers = identity = _identity(config.database_url)
+        if config.has_pooler:
+            name = "DATABASE_DIRECT_URL"
+            identity = _identity(config.direct_url)
+        is_shared = _shares_sessions(config.direct_url)
     except psycopg.OperationalError as error:
         problem = f"{_first_line(error)}: start Postgres, or correct the address"
-        raise ConfigurationError(f"DATABASE_URL: {problem}") from None
+        raise ConfigurationError(f"{name}: {problem}") from None
     except psycopg.Error:  # its message would show the password
-        raise ConfigurationError("DATABASE_URL: this is no address of a Postgres database") from None
+        raise ConfigurationError(f"{name}: this is no address of a Postgres database") from None
+    if is_shared:
+        raise ConfigurationError(
+            f"{name}: there a pooler gives one session to several connections (transaction mode): set "
+            "DATABASE_DIRECT_URL to the address of Postgres itself"
+        )
+    if answers != identity:
+        raise ConfigurationError("DATABASE_DIRECT_URL: this is another database than that of DATABASE_URL")
+
+
+def _connect(url: str) -> "psycopg.Connection[TupleRow]":
+    return psycopg.connect(
+        without_driver(url), connect_timeout=ANSWER_SECONDS, autocommit=True, prepare_threshold=None
+    )
+
+
+def _identity(url: str) -> TupleRow | None:
+    """Return what tells a database from all others."""
+    with _connect(url) as connection, connection.transaction():  # a pooler may have none
+        return connection.execute(
+            "SELECT system_identifier, current_database() FROM pg_control_system()"
+        ).fetchone()
+
+
+def _shares_sessions(url: str) -> bool:
+    """Return whether two open connections get the same session, or one connection two of them."""
+    with _connect(url) as first, _connect(url) as second:
+        seen: list[set[int]] = [set(), set()]
+        for _ in range(SESSION_LOOKS):
+            for mine, connection in zip(seen, (first, second), strict=True):
+                mine.update(pid for (pid,) in connection.execute("SELECT pg_backend_pid()"))
+    return [len(pids) for pids in seen] != [1, 1] or seen[0] == seen[1]
 
 
 def _check_redis(url: str) -> None:

@@ -67,6 +67,10 @@ class Settings(BaseSettings):
 
     # Services: set by the user, or by `python -m worker.embedded` around the processes it starts.
     database_url: Annotated[str, AfterValidator(_psycopg_url)] = Field(validation_alias="DATABASE_URL")
+    # Postgres itself, where DATABASE_URL names a pooler in transaction mode. None: it does not.
+    database_direct_url: Annotated[str, AfterValidator(_psycopg_url)] | None = Field(
+        default=None, validation_alias="DATABASE_DIRECT_URL"
+    )
     redis_url: Annotated[str, AfterValidator(_redis_url)] = Field(validation_alias="REDIS_URL")
 
     data_dir: Path = Path(DEFAULT_DATA_DIR)
@@ -260,6 +264,16 @@ class Settings(BaseSettings):
         return value
 
     @property
+    def direct_url(self) -> str:
+        """The address for what needs a session of its own: listening, Presence, migrations, commands."""
+        return self.database_direct_url or self.database_url
+
+    @property
+    def has_pooler(self) -> bool:
+        """Return whether DATABASE_URL names a pooler, so that only a transaction has a session."""
+        return self.direct_url != self.database_url
+
+    @property
     def webhook_secrets(self) -> list[str]:
         """The secrets that sign callbacks; each gives one signature."""
         return _split(self.webhook_secret)
@@ -334,14 +348,15 @@ def refuse(problem: str) -> NoReturn:
     raise SystemExit(EXIT_CONFIGURATION)
 
 
-def database_url() -> str:
-    """Return DATABASE_URL, or the address of the embedded Postgres that runs on the data directory.
+def direct_url() -> str:
+    """Return the address of Postgres itself, or of the embedded Postgres that runs on the data directory.
 
     Raises:
-        SystemExit: neither exists, or it is not a Postgres address.
+        SystemExit: none exists, or it is not a Postgres address.
 
     """
-    url = os.environ.get("DATABASE_URL")
+    name = "DATABASE_DIRECT_URL" if os.environ.get("DATABASE_DIRECT_URL") else "DATABASE_URL"
+    url = os.environ.get(name)
     if not url:
         file = Path(os.environ.get("HEADRACE_DATA_DIR") or DEFAULT_DATA_DIR).expanduser() / DATABASE_URL_FILE
         try:
@@ -351,7 +366,7 @@ def database_url() -> str:
     try:
         return _psycopg_url(url)
     except ValueError as error:
-        raise SystemExit(f"DATABASE_URL: {error}") from None
+        raise SystemExit(f"{name}: {error}") from None
 
 
 def _variable(name: str) -> str:

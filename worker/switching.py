@@ -134,7 +134,7 @@ class ModelSwitch:
 
 def run(config: Settings, stopping: threading.Event) -> int:
     """Keep one worker until `stopping` is set, of the model that is worth it; return the exit status."""
-    store = Store(config.database_url, pool_size=1)
+    store = Store(config.database_url, has_pooler=config.has_pooler, pool_size=1)
     models = {directory.resolve(): identify(directory) for directory in config.models}
     switch = ModelSwitch(
         store,

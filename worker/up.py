@@ -206,7 +206,7 @@ def main(names: Iterable[str]) -> int:
     if config.embedding_model is not None:
         os.environ["HEADRACE_EMBEDDING_MODEL"] = str(config.embedding_model.resolve())
     stopping = threading.Event()
-    if not is_migrated(config.database_url) and (status := _release(release, config)):
+    if not is_migrated(config.direct_url) and (status := _release(release, config)):
         return status
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stopping.set())

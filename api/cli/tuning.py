@@ -15,7 +15,7 @@ from api.inputs.checkpoint import Checkpoint, ModelDirectoryError
 from worker.contract.access import TENANT_NAME
 from worker.contract.models import identify
 from worker.cores import usable_cores
-from worker.settings import DEMO_MODEL, NO_SERVICES, Settings, database_url, read_settings
+from worker.settings import DEMO_MODEL, NO_SERVICES, Settings, direct_url, read_settings
 from worker.tuning.measuring import MeasuredSetting, Measurer
 from worker.tuning.records import Objective
 from worker.tuning.requests import write_requests
@@ -99,7 +99,7 @@ def prepared(
             requests, expected = read_workload(Path(given), checkpoint, max_prompt_bytes=most_bytes)
         else:
             most = int(sampled["most"] or SAMPLE)
-            requests, expected = sample_workload(database_url(), sampled["tenant"], checkpoint, most=most)
+            requests, expected = sample_workload(direct_url(), sampled["tenant"], checkpoint, most=most)
     except (ModelDirectoryError, WorkloadError) as error:
         fail(str(error))
     except OSError as error:
@@ -134,14 +134,14 @@ def open_search(tuning: Tuning, objective: Objective) -> Iterator["Search"]:
     current = defaults | {name: value for name, value in tuning.current.items() if value}
     eight_bits = {DTYPE: "int8", KV_CACHE_DTYPE: default_kv_format(device, "int8")}
     first = [current, defaults, defaults | eight_bits]
-    with open_storage(database_url()) as storage:
+    with open_storage(direct_url()) as storage:
         yield Search(storage, tuning.study_name, space, objective, first=first)
 
 
 def has_database() -> bool:
     """Return whether a Postgres is given, or one of a running deployment."""
     try:
-        database_url()
+        direct_url()
     except SystemExit:
         return False
     return True

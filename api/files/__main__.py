@@ -34,7 +34,7 @@ READER_NICENESS, WRITER_NICENESS = 10, 5
 def work(services: Services, turn: Callable[[], bool], stopping: threading.Event) -> None:
     """Take turns while there is work, and again at each notification."""
     seconds = services.settings.sweep_seconds
-    for _ in wake_ups(services.settings.database_url, every_seconds=seconds, channel=FILES):
+    for _ in wake_ups(services.settings.direct_url, every_seconds=seconds, channel=FILES):
         while not stopping.is_set() and _survive(turn):
             pass
         if stopping.is_set():

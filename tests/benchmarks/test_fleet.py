@@ -9,16 +9,16 @@ from typing import cast
 import pytest
 
 from benchmarks import fleet
-from benchmarks.simulated_workers import SimulatedWorker, WorkerTimes, _take, run_some
+from benchmarks.simulated_workers import SimulatedWorker, Way, WorkerTimes, _take, run_some
 from tests.fixtures.benchmark_docs import documented_fields
 from worker.store.batches import batches
 
 
-def run_here(url: str, jobs: Sequence[SimulatedWorker], *, when_ready: Callable[[], None]) -> WorkerTimes:
+def run_here(way: Way, jobs: Sequence[SimulatedWorker], *, when_ready: Callable[[], None]) -> WorkerTimes:
     """Run all in this process."""
     when_ready()
     answers: queue.Queue[WorkerTimes | str] = queue.Queue()
-    run_some(url, jobs, len(jobs), threading.Barrier(1), answers)
+    run_some(way, jobs, 1, threading.Barrier(1), answers)
     found = answers.get()
     assert isinstance(found, WorkerTimes), found
     return found

@@ -51,7 +51,7 @@ DEPENDS_ON = {
 FIXED = {"HEADRACE_DATA_DIR", "HEADRACE_HOST", "HEADRACE_AUTH"}
 OF_SEVERAL_MODELS = {"HEADRACE_MODELS"}  # compose.models.yaml passes it on
 SECRETS = {"HEADRACE_WEBHOOK_SECRET", "HEADRACE_SECRET_KEY"}
-ALIASED = {"database_url", "redis_url", "port", "flower_port"}
+ALIASED = {"database_url", "database_direct_url", "redis_url", "port", "flower_port"}
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
         text = f'raise ModuleNotFoundError("the image has no {module}", name="{module}")\n'
         (directory / "missing" / f"{module}.py").write_text(text)
     database = f"headrace_{uuid4().hex[:12]}"
-    address = make_url(settings().database_url).set(drivername="postgresql")
+    address = make_url(settings().direct_url).set(drivername="postgresql")
     with psycopg.connect(address.render_as_string(hide_password=False), autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {database}")  # type: ignore[call-overload]
     environment = {

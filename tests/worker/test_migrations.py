@@ -22,12 +22,13 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> Iterator[Config]:
     """Alembic on an empty database of its own."""
-    address = make_url(settings().database_url).set(drivername="postgresql")
+    address = make_url(settings().direct_url).set(drivername="postgresql")
     with psycopg.connect(address.render_as_string(hide_password=False), autocommit=True) as connection:
         connection.execute("DROP DATABASE IF EXISTS migrations")
         connection.execute("CREATE DATABASE migrations")
     url = address.set(database="migrations").render_as_string(hide_password=False)
     monkeypatch.setenv("DATABASE_URL", url)
+    monkeypatch.delenv("DATABASE_DIRECT_URL", raising=False)
     settings.cache_clear()
     yield Config(toml_file=str(ROOT / "pyproject.toml"))
     monkeypatch.undo()
@@ -35,7 +36,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> Iterator[Config]:
 
 
 def tables() -> set[str]:
-    url = make_url(settings().database_url).set(drivername="postgresql")
+    url = make_url(settings().direct_url).set(drivername="postgresql")
     with psycopg.connect(url.render_as_string(hide_password=False)) as connection:
         rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
     return {name for (name,) in rows}
@@ -51,15 +52,15 @@ def test_up_down_and_up_again(config: Config) -> None:
 
 
 def test_a_migrated_database_is_known_without_alembic(config: Config) -> None:
-    assert not is_migrated(settings().database_url)
+    assert not is_migrated(settings().direct_url)
     command.upgrade(config, "head")
-    assert is_migrated(settings().database_url)
+    assert is_migrated(settings().direct_url)
     command.downgrade(config, "-1")
-    assert not is_migrated(settings().database_url)
+    assert not is_migrated(settings().direct_url)
 
 
 def run(query: str) -> list[tuple]:
-    url = make_url(settings().database_url).set(drivername="postgresql")
+    url = make_url(settings().direct_url).set(drivername="postgresql")
     with psycopg.connect(url.render_as_string(hide_password=False)) as connection:
         cursor = connection.execute(query)  # type: ignore[call-overload]
         return cursor.fetchall() if cursor.description else []
@@ -166,7 +167,7 @@ def test_a_batch_in_flight_is_run_on_by_whatever_model_there_is(config: Config) 
     )
     run("INSERT INTO partial_outputs (request_id, model, token_ids, output) VALUES (1, 'demo', '{7}', 'x')")
     command.upgrade(config, "head")
-    store = Store(settings().database_url)
+    store = Store(settings().database_url, has_pooler=settings().has_pooler)
     with store.transaction() as session:
         claim = shards.claim(session, 1, worker="gpu@here", lease=LEASE, model=serving("b" * 32))
         assert claim is not None
@@ -200,7 +201,7 @@ def test_numbered_results_stay_and_there_is_no_way_back_while_one_waits(config: 
     run(insert.format(1, 1))
     command.upgrade(config, "head")
     run(insert.format(2, "NULL"))
-    store = Store(settings().database_url)
+    store = Store(settings().database_url, has_pooler=settings().has_pooler)
     with pytest.raises(DBAPIError, match="not counted yet"):
         command.downgrade(config, "0023_reasoning")
     command.upgrade(config, "head")  # the migrations after that one were undone

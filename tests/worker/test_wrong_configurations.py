@@ -103,6 +103,7 @@ def test_a_model_that_cannot_be_served(model: Path, tmp_path: Path, name: str) -
         ("HEADRACE_DATA_DIR", "/dev/null", "cannot be used"),
         ("DATABASE_URL", "postgresql://user:secret@127.0.0.1:1/none", "port 1 failed"),
         ("DATABASE_URL", "postgresql://user:secret@[/none", "no address"),
+        ("DATABASE_DIRECT_URL", "postgresql://user:secret@127.0.0.1:1/none", "port 1 failed"),
         ("REDIS_URL", "redis://:secret@127.0.0.1:1/0", "127.0.0.1:1"),
     ],
 )

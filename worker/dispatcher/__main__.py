@@ -28,7 +28,7 @@ DECIDE_SECONDS = 5.0  # between two decisions on the wanted number of workers
 
 def run(config: Settings, stopping: threading.Event) -> None:
     """Dispatch until `stopping` is set; keep trying while Postgres or Redis is away."""
-    store = Store(config.database_url, pool_size=3, prices=Prices.of(config))
+    store = Store(config.database_url, has_pooler=config.has_pooler, pool_size=3, prices=Prices.of(config))
     days = config.retention_days
     dispatcher = Dispatcher(
         store,
@@ -40,7 +40,7 @@ def run(config: Settings, stopping: threading.Event) -> None:
 
     def follow() -> None:
         swept_at = tidied_at = float("-inf")
-        for number, _ in enumerate(wake_ups(config.database_url, every_seconds=config.sweep_seconds)):
+        for number, _ in enumerate(wake_ups(config.direct_url, every_seconds=config.sweep_seconds)):
             if stopping.is_set():
                 return
             if number == 0:

@@ -51,7 +51,9 @@ app.steps["worker"].add(HeartbeatStep)
 def _deliverer() -> Deliverer:
     config = settings()
     return Deliverer(
-        store=Store(config.database_url, pool_size=config.callbacks_in_flight + 1),
+        store=Store(
+            config.database_url, has_pooler=config.has_pooler, pool_size=config.callbacks_in_flight + 1
+        ),
         secrets=config.webhook_secrets,
         sealer=Sealer(config.secret_keys),
         targets=Targets(config.allowed_networks, config.webhook_ports),

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from worker.loops import Loop
 from worker.runs.interactive_runner import InteractiveRunner
-from worker.store.database.notify import interactive_shards
 from worker.store.database.session import DATABASE_AWAY, Store
 from worker.store.shards import fair_slots
 from worker.tasks.shard_ends import show_end
@@ -23,21 +22,19 @@ INTERACTIVE = "interactive"  # the name of its tasks in Flower
 class InteractiveLane:
     """Runs ready interactive shards, a thread each. Call `stop` before the engine stops."""
 
-    def __init__(
-        self, runner: InteractiveRunner, store: Store, url: str, *, slots: int, sweep_seconds: float
-    ) -> None:
+    def __init__(self, runner: InteractiveRunner, store: Store, *, slots: int, sweep_seconds: float) -> None:
         self._runner = runner
         self._store = store
-        self._url = url
         self._slots = slots
-        self._sweep_seconds = sweep_seconds
         self._stopping = threading.Event()
         self._lock = threading.Lock()  # no work is given to the pool once `stop` was called
         self._pool = ThreadPoolExecutor(slots, "interactive")
-        self._loop = Loop("interactive", self._listen, self._stopping, away=DATABASE_AWAY)
+        self._loop = Loop(
+            "interactive", self._look, self._stopping, every_seconds=sweep_seconds, away=DATABASE_AWAY
+        )
 
     def start(self) -> None:
-        """Start to take work."""
+        """Start to look for work; `take` gives it what a notification names."""
         self._loop.start()
 
     def stop(self) -> None:
@@ -46,20 +43,16 @@ class InteractiveLane:
             self._stopping.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _listen(self) -> None:
-        for shard_id in interactive_shards(self._url, every_seconds=self._sweep_seconds):
-            if self._stopping.is_set():
-                return
-            for ready in [shard_id] if shard_id is not None else self._ready():
-                self._start(ready)
-
-    def _ready(self) -> list[int]:
-        """Return shards left ready by a lost notification, an expired lease or a release."""
+    def _look(self) -> None:
+        """Take shards left ready by a lost notification, an expired lease or a release."""
         with self._store.transaction() as session:
             model = self._runner.keeper.serves
-            return fair_slots.ready_interactive(session, limit=self._slots, model=model)
+            ready = fair_slots.ready_interactive(session, limit=self._slots, model=model)
+        for shard_id in ready:
+            self.take(shard_id)
 
-    def _start(self, shard_id: int) -> None:
+    def take(self, shard_id: int) -> None:
+        """Run a shard in the next free slot, if no other worker has claimed it until then."""
         with self._lock:
             if not self._stopping.is_set():
                 self._pool.submit(self._run, shard_id)

@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 # A save takes milliseconds; while one that is cut off holds its locks, no other worker can take over.
 TRANSACTION_SECONDS = 7.0
+# The most that batches of 600 results a second used at once; more are opened for the moment they are needed.
+KEPT_CONNECTIONS = 8
 
 _runner: ShardRunner | None = None
 
@@ -82,12 +84,7 @@ class EngineStep(bootsteps.StartStopStep):
         config = settings()
         if problem := problem_of(config.model):
             _refuse(f"HEADRACE_MODEL: {problem}")
-        self._store = Store(
-            config.database_url,
-            pool_size=3 * config.shards_in_flight + config.interactive_in_flight + 4,
-            transaction_seconds=TRANSACTION_SECONDS,
-            prices=Prices.of(config),
-        )
+        self._store = _open_store(config)
         # Several processes may run under one Celery name, perhaps one for each device.
         worker = f"{parent.hostname}/{os.getpid()}-{uuid4().hex[:6]}"
         add_to_process(worker=worker)
@@ -117,9 +114,8 @@ class EngineStep(bootsteps.StartStopStep):
         self._keeper = self._lease_keeper(config, worker, model)
         self._feed = FeedWriter(config.redis_url)
         _runner, interactive = self._runners(config, model, run_meters)
-        url, sweep_seconds = config.database_url, config.sweep_seconds
-        slots = config.interactive_in_flight
-        self._lane = InteractiveLane(interactive, self._store, url, slots=slots, sweep_seconds=sweep_seconds)
+        slots, sweep_seconds = config.interactive_in_flight, config.sweep_seconds
+        self._lane = InteractiveLane(interactive, self._store, slots=slots, sweep_seconds=sweep_seconds)
         self._extra_slots = ExtraSlots(_runner, self._store, slots=config.shards_in_flight)
         self._keeper.start()
         self._lane.start()
@@ -128,7 +124,14 @@ class EngineStep(bootsteps.StartStopStep):
             "backups", _runner.back_up, self._stopping, every_seconds=LOOK_SECONDS, away=DATABASE_AWAY
         ).start()
         runners = (_runner, interactive)
-        listen(url, runners, self._stopping, worker=worker, ordered=self._heartbeat.beat)
+        listen(
+            config.direct_url,
+            runners,
+            self._stopping,
+            worker=worker,
+            ordered=self._heartbeat.beat,
+            interactive=self._lane.take,
+        )
         self._heartbeat.ready(info, self._meters)
 
     def stop(self, parent: Any) -> None:
@@ -207,6 +210,17 @@ class EngineStep(bootsteps.StartStopStep):
             self._meters.write(self._engine.stats)
         except DATABASE_AWAY as error:
             logger.warning("the last meters are not written: %s", str(error).splitlines()[0])
+
+
+def _open_store(config: Settings) -> Store:
+    return Store(
+        config.database_url,
+        has_pooler=config.has_pooler,
+        pool_size=KEPT_CONNECTIONS,
+        max_overflow=3 * config.shards_in_flight + config.interactive_in_flight + 4,
+        transaction_seconds=TRANSACTION_SECONDS,
+        prices=Prices.of(config),
+    )
 
 
 def _start_embedding_model(config: Settings) -> EngineThread | None:

@@ -1,4 +1,4 @@
-"""Listen to Postgres for cancelled, paused or stopped batches, so that their runs save at once.
+"""Listen to Postgres for changed batches, whose runs save at once, and for interactive work.
 
 Its connection also holds this worker's Presence.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from worker.loops import Loop
 from worker.runs.interactive_runner import InteractiveRunner
 from worker.runs.shard_runner import ShardRunner
-from worker.store.database.notify import CLEAR_CACHES, changed_batches
+from worker.store.database.notify import CLEAR_CACHES, INTERACTIVE, notices_of_worker
 from worker.store.database.session import DATABASE_AWAY
 
 LOOK_SECONDS = 1.0
@@ -22,20 +22,26 @@ def listen(
     *,
     worker: str,
     ordered: Callable[[], None] = lambda: None,
+    interactive: Callable[[int], None] = lambda _: None,
 ) -> Loop:
     """Start a loop that tells the runners of changed batches until `stopping`; reconnect to Postgres.
 
-    `ordered` is called when there may be an order to clear the prefix cache in the worker's row.
+    `ordered` is called when there may be an order to clear the prefix cache in the worker's row, and
+    `interactive` with the id of each interactive shard that is ready.
     """
 
     def follow() -> None:
-        for batch_id in changed_batches(url, worker=worker, every_seconds=LOOK_SECONDS):
+        for notice in notices_of_worker(url, worker=worker, every_seconds=LOOK_SECONDS):
             if stopping.is_set():
                 return
-            if batch_id == CLEAR_CACHES:
+            if notice is None:
+                continue
+            if notice.channel == INTERACTIVE:
+                interactive(int(notice.payload))
+            elif notice.payload == CLEAR_CACHES:
                 ordered()
-            elif batch_id is not None:
+            else:
                 for runner in runners:
-                    runner.batch_changed(batch_id)
+                    runner.batch_changed(notice.payload)
 
     return Loop("listener", follow, stopping, away=DATABASE_AWAY).start()

@@ -14,7 +14,7 @@ from worker.webhooks.sealing import Sealer, SealError
 def main() -> int:
     """Reseal in one transaction; nothing changes if one secret cannot be opened."""
     config = settings()
-    store = Store(config.database_url, pool_size=1)
+    store = Store(config.direct_url, pool_size=1)
     try:
         with store.transaction() as session:
             count = endpoints.reseal(session, Sealer(config.secret_keys).reseal)

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from api.cli.connection import Connection, connection
 from api.cli.show import AsJson, fail, print_json, print_table
 from worker.contract.access import TENANT_NAME
-from worker.settings import database_url
+from worker.settings import direct_url
 from worker.store.database.session import Store
 from worker.store.tenants import audit
 
@@ -40,7 +40,7 @@ def check_tenant_name(name: str) -> None:
 @contextmanager
 def administration() -> Iterator[Session]:
     """Run one transaction on the deployment's database."""
-    store = Store(database_url(), pool_size=1)
+    store = Store(direct_url(), pool_size=1)
     try:
         with store.transaction() as session:
             yield session

@@ -29,7 +29,7 @@ class Worker:
         self._stopping = threading.Event()
         before = seen(store)
         runner = cast("ShardRunner", object())
-        self._thread = listen(settings().database_url, (runner,), self._stopping, worker=name)
+        self._thread = listen(settings().direct_url, (runner,), self._stopping, worker=name)
         eventually(lambda: seen(store) > before, what="a worker that is seen")
 
     def die(self) -> None:

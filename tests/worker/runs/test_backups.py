@@ -121,7 +121,7 @@ class Fleet:
 
 @pytest.fixture
 def fleet(store: Store) -> Iterator[Fleet]:
-    url = without_driver(settings().database_url)
+    url = without_driver(settings().direct_url)
     with psycopg.connect(url, autocommit=True) as connection, ThreadPoolExecutor(2) as pool:
         fleet = Fleet(store, pool)
         announce(connection)

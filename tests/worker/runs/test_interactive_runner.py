@@ -23,6 +23,7 @@ from worker.store.database.session import Store
 from worker.store.requests import result_views
 from worker.store.requests.requests import NewRequest
 from worker.tasks.interactive import InteractiveLane
+from worker.tasks.listening import listen
 from worker.values.caching import CacheMode, Source
 from worker.values.delta import Delta
 from worker.values.outcomes import FinishReason
@@ -174,8 +175,11 @@ def test_draining_hands_it_to_another_worker(bench: Bench, pool: ThreadPoolExecu
 
 def test_the_lane_finds_what_is_ready_and_what_comes(bench: Bench) -> None:
     before = bench.submit()
-    lane = InteractiveLane(bench.runner, bench.store, settings().database_url, slots=2, sweep_seconds=30)
+    lane = InteractiveLane(bench.runner, bench.store, slots=2, sweep_seconds=30)
     lane.start()
+    listener = listen(
+        settings().direct_url, (bench.runner,), bench.draining, worker="gpu@test", interactive=lane.take
+    )
     bench.engine.finish(0)
     eventually(lambda: bench.view(before).status is BatchStatus.COMPLETED)
     bench.engine.submitted.clear()
@@ -184,3 +188,5 @@ def test_the_lane_finds_what_is_ready_and_what_comes(bench: Bench) -> None:
     eventually(lambda: bench.view(after).status is BatchStatus.COMPLETED, seconds=20)
     bench.draining.set()
     lane.stop()
+    listener.join(60)
+    assert not listener.is_running

@@ -19,7 +19,7 @@ class CountingStore(Store):
 
     def __init__(self, store: Store) -> None:
         self.engine, self._sessions = store.engine, store._sessions
-        self._autocommit = store._autocommit
+        self._autocommit, self._has_pooler = store._autocommit, store._has_pooler
         self.tenant_id, self._prices = store.tenant_id, store._prices
         self.transactions = 0
         self.failures = 0

@@ -92,7 +92,7 @@ def seen(store: Store, connections: dict[str, psycopg.Connection[TupleRow]]) -> 
         info = {STEP_COSTS: None if costs is None else asdict(costs), "max_num_sequences": 64}
         with store.transaction() as session:
             workers.seen(session, name=name, queue=GPU_QUEUE, slots=slots, info=info)
-        url = without_driver(settings().database_url)
+        url = without_driver(settings().direct_url)
         connections[name] = psycopg.connect(url, autocommit=True)
         presence.announce(connections[name], name)
 

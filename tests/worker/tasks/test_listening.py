@@ -23,7 +23,7 @@ class Heard:
 
 def test_what_changes_a_batch_reaches_the_runner_also_after_the_connection_was_lost(store: Store) -> None:
     heard, stopping = Heard(), threading.Event()
-    thread = listen(settings().database_url, (cast("ShardRunner", heard),), stopping, worker="gpu@test")
+    thread = listen(settings().direct_url, (cast("ShardRunner", heard),), stopping, worker="gpu@test")
     paused, cancelled = submit(store), submit(store)
     listens = (
         "SELECT pid FROM pg_stat_activity"

@@ -56,41 +56,26 @@ def wake_ups(url: str, *, every_seconds: float, channel: str = DISPATCH) -> Iter
                     pass
 
 
-def interactive_shards(url: str, *, every_seconds: float) -> Iterator[int | None]:
-    """Yield the id of each notified interactive shard, and None every `every_seconds`; never end.
+def notices_of_worker(url: str, *, worker: str, every_seconds: float) -> Iterator[psycopg.Notify | None]:
+    """Yield what gpu workers are notified of, and None every `every_seconds`; never end.
 
-    The first None means that listening has begun.
+    One connection listens to the channels WORKERS and INTERACTIVE, and holds the Presence of `worker`. The
+    first None means that both have begun.
 
     Raises:
         psycopg.OperationalError: the connection was lost.
     """
-    for payload in _payloads(url, INTERACTIVE, every_seconds=every_seconds):
-        yield None if payload is None else int(payload)
-
-
-def changed_batches(url: str, *, worker: str, every_seconds: float) -> Iterator[str | None]:
-    """Yield the id of each batch that workers are notified of, and None as `interactive_shards` does.
-
-    `worker` has its Presence while this listens.
-    """
-    return _payloads(url, WORKERS, every_seconds=every_seconds, worker=worker)
-
-
-def _payloads(
-    url: str, channel: str, *, every_seconds: float, worker: str | None = None
-) -> Iterator[str | None]:
-    with _listening(url, channel) as connection:
-        if worker is not None:
-            presence.announce(connection, worker)
+    with _listening(url, WORKERS, INTERACTIVE) as connection:
+        presence.announce(connection, worker)
         while True:
             yield None
-            for notice in connection.notifies(timeout=every_seconds):
-                yield notice.payload
+            yield from connection.notifies(timeout=every_seconds)
 
 
 @contextmanager
-def _listening(url: str, channel: str) -> Iterator["psycopg.Connection[TupleRow]"]:
+def _listening(url: str, *channels: str) -> Iterator["psycopg.Connection[TupleRow]"]:
     address = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
     with closing(psycopg.connect(address, autocommit=True, connect_timeout=5, **KEEPALIVES)) as connection:
-        connection.execute(f"LISTEN {channel}".encode())
+        for channel in channels:
+            connection.execute(f"LISTEN {channel}".encode())
         yield connection

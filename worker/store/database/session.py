@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import psycopg
 from sqlalchemy import create_engine, event
-from sqlalchemy.engine import Engine
+from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker, with_loader_criteria
@@ -42,35 +42,49 @@ KEEPALIVES: dict[str, Any] = {
 
 
 class Store:
-    """A pool of connections to one database: `with store.transaction() as session: ...`."""
+    """A pool of connections to one database: `with store.transaction() as session: ...`.
+
+    Behind a pooler in transaction mode (PgBouncer), each transaction may run in another session. So it brings
+    its options with it, and nothing is prepared in a session.
+    """
 
     def __init__(
         self,
         url: str,
         *,
+        has_pooler: bool = False,
         pool_size: int = 10,
+        max_overflow: int = 10,
         idle_seconds: float = IDLE_SECONDS,
         transaction_seconds: float | None = None,
         prices: Prices = FREE,
     ) -> None:
         options = SESSION_OPTIONS | {"idle_in_transaction_session_timeout": f"{round(idle_seconds * 1000)}ms"}
+        of_connection: dict[str, Any] = {
+            "options": " ".join(f"-c {name}={options[name]}" for name in options)
+        }
+        if has_pooler:  # which would refuse them; `_begin` begins transactions, not psycopg
+            of_connection = {"autocommit": True, "prepare_threshold": None}
         self.engine: Engine = create_engine(
             url,
             pool_size=pool_size,
-            max_overflow=10,
+            max_overflow=max_overflow,
             pool_pre_ping=True,
             pool_timeout=10,
             hide_parameters=True,  # prompts and outputs do not belong in a log
             connect_args={
-                "options": " ".join(f"-c {name}={value}" for name, value in options.items()),
                 "connect_timeout": 5,
                 "application_name": "headrace",
                 **KEEPALIVES,
+                **of_connection,
             },
         )
-        if transaction_seconds is not None:
+        if has_pooler:
+            event.listen(self.engine, "begin", partial(_begin, options, transaction_seconds))
+        elif transaction_seconds is not None:
             event.listen(self.engine, "connect", partial(_limit_transactions, transaction_seconds))
         self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._has_pooler = has_pooler
         self._sessions = sessionmaker(self.engine, expire_on_commit=False)
         event.listen(self._sessions, "do_orm_execute", _show_only_own_rows)
         event.listen(self._sessions, "after_rollback", journal.take)
@@ -100,8 +114,13 @@ class Store:
     def look(self) -> Iterator[Session]:
         """Open a session for reads without a transaction, whose begin and end are a round trip each.
 
-        It sees what a transaction would, as transactions here are READ COMMITTED too.
+        It sees what a transaction would, as transactions here are READ COMMITTED too. Behind a pooler it is
+        one, as only a transaction has time limits there.
         """
+        if self._has_pooler:
+            with self.transaction() as session:
+                yield session
+            return
         with self._sessions(bind=self._autocommit, info={"tenant_id": self.tenant_id}) as session:
             yield session
 
@@ -110,9 +129,21 @@ class Store:
         self.engine.dispose()
 
 
+def _begin(options: dict[str, str], seconds: float | None, connection: Connection) -> None:
+    """Begin a transaction that has its session's options: one message, as BEGIN alone would be."""
+    if seconds is not None and _ends_transactions(connection.connection.dbapi_connection):
+        options = options | {"transaction_timeout": f"{round(seconds * 1000)}ms"}
+    sets = (f"SET LOCAL {name} = '{value}'" for name, value in options.items())
+    connection.exec_driver_sql("; ".join(("BEGIN", *sets)))
+
+
+def _ends_transactions(connection: Any) -> bool:
+    return bool(connection.info.server_version >= 170000)
+
+
 def _limit_transactions(seconds: float, connection: Any, _: object) -> None:
     # A session that waits for the rest of a message is not idle; this ends it too, from Postgres 17 on.
-    if connection.info.server_version >= 170000:
+    if _ends_transactions(connection):
         connection.autocommit = True  # in a transaction, a rollback would undo the setting
         connection.execute(f"SET transaction_timeout = {round(seconds * 1000)}")
         connection.autocommit = False

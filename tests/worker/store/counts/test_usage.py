@@ -98,14 +98,20 @@ def test_a_tenant_sees_its_own_usage_by_day(store: Store) -> None:
 
 def test_every_result_is_priced_as_it_is_saved_and_never_again(store: Store) -> None:
     submit(store, num_requests=4)
-    dear = Store(settings().database_url, prices=Prices(device_hour=3600.0, million_output_tokens=1e6))
+    dear = Store(
+        settings().database_url,
+        has_pooler=settings().has_pooler,
+        prices=Prices(device_hour=3600.0, million_output_tokens=1e6),
+    )
     save(dear, held(store, 1), seconds=0.25)
     dear.close()
     with store.transaction() as session:
         (before,) = batch_views.page(session, after=None, limit=1)
     # Two requests of a quarter second and 7 tokens each, at 1 for a second and 1 for a token.
     assert before.cost_billionths == 14_500_000_000
-    cheap = Store(settings().database_url, prices=Prices(million_input_tokens=0.5))
+    cheap = Store(
+        settings().database_url, has_pooler=settings().has_pooler, prices=Prices(million_input_tokens=0.5)
+    )
     save(cheap, held(store, 2), seconds=0.25)
     cheap.close()
     with store.transaction() as session:

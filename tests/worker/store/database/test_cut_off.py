@@ -15,7 +15,7 @@ from worker.store.shards import leases
 
 def test_what_it_has_locked_is_free_soon_and_it_can_go_on_later(store: Store) -> None:
     batch_id = submit(store)
-    stopped = Store(settings().database_url, idle_seconds=0.2)
+    stopped = Store(settings().database_url, has_pooler=settings().has_pooler, idle_seconds=0.2)
 
     def is_free() -> bool:
         with store.transaction() as session:
@@ -34,7 +34,7 @@ def test_what_it_has_locked_is_free_soon_and_it_can_go_on_later(store: Store) ->
 
 def test_a_transaction_of_a_worker_has_an_end_even_in_the_middle_of_a_message(database_url: str) -> None:
     """There Postgres does not count it as idle."""
-    worker = Store(database_url, transaction_seconds=0.2)
+    worker = Store(database_url, has_pooler=settings().has_pooler, transaction_seconds=0.2)
     with worker.transaction() as session:
         with pytest.raises(DATABASE_AWAY):
             session.execute(text("SELECT pg_sleep(50)"))

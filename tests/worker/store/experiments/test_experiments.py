@@ -350,7 +350,7 @@ def test_both_models_cost_what_their_work_costs_at_the_prices_of_the_time(store:
         ),
     )
     prices = Prices(device_hour=3600.0, million_input_tokens=1e6, million_output_tokens=2e6)
-    dear = Store(settings().database_url, prices=prices)
+    dear = Store(settings().database_url, has_pooler=settings().has_pooler, prices=prices)
     sweep(dear)
     dear.close()
     found = look(store, batch_id).report

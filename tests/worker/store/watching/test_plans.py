@@ -9,6 +9,7 @@ from sqlalchemy import event, text
 from sqlalchemy.orm import Session
 
 from tests.fixtures.batches import LEASE, result
+from worker.settings import settings
 from worker.store.batches import batch_views, batches, idempotency, starts
 from worker.store.batches.labels import Labels
 from worker.store.cache import response_cache
@@ -68,7 +69,7 @@ def filled(database_url: str) -> Iterator[Store]:
     from worker.store.rows.schema import METADATA
 
     names = ", ".join(table.name for table in METADATA.sorted_tables)
-    store = Store(database_url)
+    store = Store(database_url, has_pooler=settings().has_pooler)
     with store.transaction() as session:
         session.execute(text(f"TRUNCATE {names} RESTART IDENTITY CASCADE"))
         for statement in FILL.split(";\n"):
