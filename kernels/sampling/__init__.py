@@ -1,4 +1,4 @@
-"""Chooses next tokens on a GPU without waiting for the host; on a CPU, masks logits, finds and draws tokens."""
+"""Chooses next tokens on a GPU without waiting for the host; on a CPU, parts of what chooses them."""
 
 from kernels.sampling.op import draw, keep_allowed, likeliest, sample
 

@@ -112,7 +112,11 @@ def likeliest(logits: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
     on anything else.
     """
     num_rows, vocab_size = logits.shape
-    if logits.dtype is not torch.float32 or not logits.is_contiguous() or not 0 < num_candidates <= vocab_size:
+    if (
+        logits.dtype is not torch.float32
+        or not logits.is_contiguous()
+        or not 0 < num_candidates <= vocab_size
+    ):
         raise ValueError(
             f"likeliest: arguments do not fit: logits {tuple(logits.shape)} {logits.dtype} with strides "
             f"{logits.stride()}, {num_candidates} candidates"

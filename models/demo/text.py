@@ -1,6 +1,6 @@
-"""Writes the text that the demo model's heads and its draft learn from: `python models/demo/text.py FILE.jsonl`.
+"""Writes what the demo model's heads and its draft learn from: `python models/demo/text.py FILE.jsonl`.
 
-It is what the model itself learned, in any order: modules, snippets, prose and conversations, never the
+The text is what the model itself learned, in any order: modules, snippets, prose and conversations, never the
 held-out text. The same Python writes the same text.
 """
 

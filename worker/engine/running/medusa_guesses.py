@@ -167,7 +167,7 @@ class MedusaGuesses:
             logits = self._model.logits(states.flatten(0, 1)).float()
             found, sure = (one.view(shape).tolist() for one in likeliest(logits, self._num_candidates))
             for candidates, shares in zip(found, sure, strict=True):
-                if any([ranks[-1] < 0 for ranks in candidates]):
+                if any(ranks[-1] < 0 for ranks in candidates):
                     guesses.append((NO_GUESS, []))
                     continue
                 own = tuple([shares[node.head][node.rank] for node in nodes])
