@@ -54,19 +54,13 @@ class MedusaGuesses:
         self._candidates: dict[Sequence, list[list[int]]] = {}  # of each head, guessed since the last Step
         self._tried = [0.0] * heads.num_heads
         self._right = [[0.0] * len(FIRST) for _ in range(heads.num_heads)]  # by rank
-        self._nodes = self._tree()  # best first
-        self._num_learned = 0  # Steps since then
+        self._renew()
         self._passes: deque[float] = deque(maxlen=REMEMBERED_PASSES)  # seconds
 
     @property
     def seconds_per_pass(self) -> float:
         """Median time of guessing for every Sequence, however many tokens; 0 before the first."""
         return median(self._passes) if self._passes else 0.0
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """How likely each token of the tree is right with those before it, best first."""
-        return tuple([node.share for node in self._nodes])
 
     def chose(self, chosen: ChosenTokens, hidden: Tensor) -> None:
         """Keep a Step's hidden states [num_rows, hidden_size], and learn which candidates were right."""
@@ -89,7 +83,7 @@ class MedusaGuesses:
         self._candidates.clear()
         self._num_learned += 1
         if self._num_learned == RENEWED:
-            self._nodes, self._num_learned = self._tree(), 0
+            self._renew()
 
     @torch.inference_mode()
     def propose(self, sequences: Items[Sequence], limits: Items[int]) -> list[GuessedTokens]:
@@ -124,6 +118,13 @@ class MedusaGuesses:
     def ended(self, sequence: Sequence) -> None:
         """Forget the Sequence."""
         self._states.pop(sequence, None)
+
+    def _renew(self) -> None:
+        """Make the tree of what is known now."""
+        self._nodes = self._tree()  # best first
+        self._num_learned = 0  # Steps since then
+        # How likely each token of the tree is right with those before it, best first.
+        self.shares: tuple[float, ...] = tuple(node.share for node in self._nodes)
 
     def _tree(self) -> list[_Node]:
         """Return the tree of the largest sum of shares: no token is likelier than the one that it follows."""
