@@ -56,11 +56,8 @@ class MedusaGuesses:
         self._right = [[0.0] * len(FIRST) for _ in range(heads.num_heads)]  # by rank
         self._renew()
         self._passes: deque[float] = deque(maxlen=REMEMBERED_PASSES)  # seconds
-
-    @property
-    def seconds_per_pass(self) -> float:
-        """Median time of guessing for every Sequence, however many tokens; 0 before the first."""
-        return median(self._passes) if self._passes else 0.0
+        # Their median: the time of guessing for every Sequence, however many tokens; 0 before the first.
+        self.seconds_per_pass = 0.0
 
     def chose(self, chosen: ChosenTokens, hidden: Tensor) -> None:
         """Keep a Step's hidden states [num_rows, hidden_size], and learn which candidates were right."""
@@ -110,6 +107,7 @@ class MedusaGuesses:
                 raise
             return guesses
         self._passes.append(time.perf_counter() - began)
+        self.seconds_per_pass = median(self._passes)
         for (place, *_), (guess, candidates) in zip(wanted, found, strict=True):
             guesses[place] = guess.first(limits[place])
             self._candidates[sequences[place]] = candidates
