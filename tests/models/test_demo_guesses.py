@@ -1,4 +1,4 @@
-"""The committed heads and the committed draft of the demo model guess as well as they say, and change nothing."""
+"""The demo model's heads and its draft, as committed, guess as well as they say, and change no output."""
 
 import json
 import re
