@@ -76,7 +76,7 @@ class LayersCall(NamedTuple):
     width: int
     levels: int  # [piece_rows, depth] bytes
     depth: int
-    sums: int  # [num_threads, TILE_ROWS, PANEL] int32 or float32
+    edge: int  # [num_threads, TILE_ROWS, PANEL] float32: of a last panel that is not whole
 
 
 @inlined
@@ -164,7 +164,7 @@ def _chain_call(layer: LayerNumbers, call: LayersCall) -> ChainCall:
         call.width,
         call.levels,
         call.depth,
-        call.sums,
+        call.edge,
         call.team,
     )
 
@@ -196,7 +196,7 @@ def _run_piece(
     number: int, member: int, num_members: int, cache: Pointer, call: LayersCall, plan: PlanNumbers
 ) -> None:
     """Take a piece through all layers, as one of the threads that share it."""
-    piece, sums = _piece(call, number), call.sums + member * TILE_ROWS * PANEL * 4
+    piece, edge = _piece(call, number), call.edge + member * TILE_ROWS * PANEL * 4
     begin, end = share(piece.num_rows, member, num_members)
     first, last = piece.first_row + begin, piece.first_row + end
     for index in range(call.num_layers):
@@ -209,7 +209,7 @@ def _run_piece(
         meet(call.team, member, num_members)
         if layer.num_links:
             counters = call.counters + counter * 8
-            place = ChainRows(piece.first_row, piece.num_rows, 0, member, num_members, counters, sums)
+            place = ChainRows(piece.first_row, piece.num_rows, 0, member, num_members, counters, edge)
             take_through(place, _chain_call(layer, call))
 
 

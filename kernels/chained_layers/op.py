@@ -134,7 +134,7 @@ def run_layers(
         layers.width,
         space.levels.data_ptr(),
         layers.depth,
-        space.sums.data_ptr(),
+        space.edge.data_ptr(),
     )
     _RUN[cache.keys.dtype](num_parts, tuple(call), plan.numbers)
     return attended
@@ -151,7 +151,7 @@ class _Space:
     maxima: Tensor
     products: Tensor
     levels: Tensor
-    sums: Tensor
+    edge: Tensor
 
 
 def _space(layers: Layers, pieces: np.ndarray, num_parts: int, head_dim: int) -> _Space:
@@ -164,7 +164,7 @@ def _space(layers: Layers, pieces: np.ndarray, num_parts: int, head_dim: int) ->
         torch.empty(rows),
         torch.empty(MARGIN + rows * layers.width)[MARGIN:],
         torch.empty(rows, layers.depth, dtype=torch.uint8),
-        torch.empty(num_parts, TILE_ROWS, PANEL, dtype=torch.int32),
+        torch.empty(num_parts, TILE_ROWS, PANEL),
     )
 
 

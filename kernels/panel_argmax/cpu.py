@@ -2,12 +2,10 @@
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from kernels.argmax import keep_largest
 from kernels.compiled import inlined, kernel
 from kernels.product_chain.tile import PANEL, TILE_ROWS, WORD, multiply_bytes, multiply_pairs
-from kernels.simd import float32_at, int8_at, int32_at, int64_at, load, store, uint8_at
+from kernels.simd import float32_at, int8_at, int32_at, int64_at, uint8_at
 from kernels.threads import fork, take_next
 
 
@@ -25,64 +23,59 @@ class ArgmaxCall(NamedTuple):
     num_panels: int
     out_features: int
     counter: int  # [1] zero: the next panel
-    sums: int  # [num_parts, TILE_ROWS, PANEL] int32 or float32
     products: int  # [num_parts, TILE_ROWS, PANEL] float32
     largest: int  # [num_parts, num_rows] float32
     tokens: int  # [num_parts, num_rows] int64
 
 
 @inlined
-def _multiply_levels(panel: int, first: int, num_rows: int, at: int, sums: int, call: ArgmaxCall) -> None:
-    """Write the products of some rows and an int8 panel into `products`, from `at` on."""
-    totals, products, maxima = int32_at(sums), float32_at(call.products), float32_at(call.maxima)
-    scales, bias, column = float32_at(call.scales), float32_at(call.bias), panel * PANEL
-    depth = call.num_words * WORD
-    multiply_bytes(
-        num_rows,
-        call.num_words,
-        uint8_at(call.levels),
-        first * depth,
-        depth,
-        int8_at(call.panels),
-        column * depth,
-        int32_at(call.offsets),
-        column,
-        totals,
-    )
-    for row in range(num_rows):
-        maximum = load(maxima, first + row)
-        for index in range(PANEL):
-            total = np.float32(totals[row * PANEL + index]) * load(scales, column + index)
-            store(products, at + row * PANEL + index, total * maximum + load(bias, column + index))
-
-
-@inlined
-def _multiply_bfloat16(panel: int, first: int, num_rows: int, at: int, sums: int, call: ArgmaxCall) -> None:
-    """Do the work of `_multiply_levels` for a panel of bfloat16."""
-    totals, products, bias = float32_at(sums), float32_at(call.products), float32_at(call.bias)
-    column, depth, levels = panel * PANEL, call.num_words * WORD, uint8_at(call.levels)
-    multiply_pairs(
-        num_rows, call.num_words, levels, first * depth, depth, uint8_at(call.panels), column * depth, totals
-    )
-    for row in range(num_rows):
-        for index in range(PANEL):
-            total = load(totals, row * PANEL + index)
-            store(products, at + row * PANEL + index, total + load(bias, column + index))
+def _multiply(column: int, first: int, num_rows: int, at: int, call: ArgmaxCall) -> None:
+    """Write the products of some rows and a panel into `products`, from `at` on."""
+    levels, depth = uint8_at(call.levels), call.num_words * WORD
+    if call.scales:
+        multiply_bytes(
+            num_rows,
+            call.num_words,
+            levels,
+            first * depth,
+            depth,
+            int8_at(call.panels),
+            column,
+            int32_at(call.offsets),
+            float32_at(call.scales),
+            float32_at(call.bias),
+            float32_at(call.maxima),
+            first,
+            float32_at(call.products),
+            at,
+            PANEL,
+        )
+    else:
+        multiply_pairs(
+            num_rows,
+            call.num_words,
+            levels,
+            first * depth,
+            depth,
+            uint8_at(call.panels),
+            column,
+            float32_at(call.bias),
+            float32_at(call.products),
+            at,
+            PANEL,
+        )
 
 
 @inlined
 def _take_panel(panel: int, part: int, call: ArgmaxCall) -> None:
-    sums, products = call.sums + part * TILE_ROWS * PANEL * 4, float32_at(call.products)
+    products = float32_at(call.products)
     largest = float32_at(call.largest + part * call.num_rows * 4)
     tokens = int64_at(call.tokens + part * call.num_rows * 8)
     column, at = panel * PANEL, part * TILE_ROWS * PANEL
     num_columns = min(PANEL, call.out_features - column)
     for first in range(0, call.num_rows, TILE_ROWS):
         num_rows = min(TILE_ROWS, call.num_rows - first)
-        if call.scales:
-            _multiply_levels(panel, first, num_rows, at, sums, call)
-        else:
-            _multiply_bfloat16(panel, first, num_rows, at, sums, call)
+        _multiply(column, first, num_rows, at, call)
         for row in range(num_rows):
             keep_largest(products, at + row * PANEL, num_columns, column, first + row, largest, tokens)
 

@@ -49,10 +49,7 @@ def panel_argmax(x: Tensor, weight: PanelWeight) -> Tensor:
             maxima.data_ptr(),
         )
     counter = torch.zeros(1, dtype=torch.int64)
-    sums, products = (
-        torch.empty(num_parts, TILE_ROWS, PANEL, dtype=torch.int32),
-        torch.empty(num_parts, TILE_ROWS, PANEL),
-    )
+    products = torch.empty(num_parts, TILE_ROWS, PANEL)
     largest = torch.full((num_parts, num_rows), -torch.inf)
     tokens = torch.zeros(num_parts, num_rows, dtype=torch.int64)
     call = ArgmaxCall(
@@ -67,7 +64,6 @@ def panel_argmax(x: Tensor, weight: PanelWeight) -> Tensor:
         num_panels=num_panels,
         out_features=weight.out_features,
         counter=counter.data_ptr(),
-        sums=sums.data_ptr(),
         products=products.data_ptr(),
         largest=largest.data_ptr(),
         tokens=tokens.data_ptr(),

@@ -9,7 +9,7 @@ import numpy as np
 
 from kernels.compiled import Pointer, inlined, kernel
 from kernels.product_chain.levels import largest_of, store_levels
-from kernels.product_chain.tile import PANEL, TILE_ROWS, WORD, multiply_bytes, multiply_pairs
+from kernels.product_chain.tile import PANEL, TILE_ROWS, multiply_bytes, multiply_pairs
 from kernels.simd import (
     LANES,
     bfloat16_at,
@@ -72,7 +72,7 @@ class ChainCall(NamedTuple):
     width: int
     levels: int  # [piece_rows, depth] bytes: a row as uint8, or as bfloat16
     depth: int
-    sums: int  # [num_threads, TILE_ROWS, PANEL] int32 or float32
+    edge: int  # [num_threads, TILE_ROWS, PANEL] float32: of a last panel that is not whole
     team: int  # [1 + num_threads, LINE] zeros: where all threads meet
 
 
@@ -85,7 +85,7 @@ class ChainRows(NamedTuple):
     member: int  # this thread among those that share the rows
     num_members: int
     counters: int  # the address of the piece's
-    sums: int  # the address of this thread's
+    edge: int  # the address of this thread's
 
 
 @inlined
@@ -190,65 +190,66 @@ def _multiply(
     link: LinkNumbers, panel: int, out: Pointer, start: int, stride: int, place: ChainRows, call: ChainCall
 ) -> None:
     """Write the columns of a panel for all rows of the place; a row of `out` is `stride` long."""
+    column = panel * PANEL
+    is_whole = stride - column >= PANEL
+    # What would reach beyond a row goes through memory of this thread.
+    target, line = out if is_whole else float32_at(place.edge), stride if is_whole else PANEL
+    for first in range(0, place.num_rows, TILE_ROWS):
+        num_rows = min(TILE_ROWS, place.num_rows - first)
+        at = start + first * stride + column
+        _multiply_tile(link, column, first, num_rows, target, at if is_whole else 0, line, place, call)
+        if not is_whole:
+            for row in range(num_rows):
+                for index in range(stride - column):
+                    store(out, at + row * stride + index, load(target, row * PANEL + index))
+
+
+@inlined
+def _multiply_tile(
+    link: LinkNumbers,
+    column: int,
+    first: int,
+    num_rows: int,
+    out: Pointer,
+    start: int,
+    stride: int,
+    place: ChainRows,
+    call: ChainCall,
+) -> None:
+    """Write the columns of a panel for a few rows of the place, from one on."""
+    levels, row = uint8_at(call.levels), place.start + first
     if link.scales:
-        _multiply_levels(link, panel, out, start, stride, place, call)
-    else:
-        _multiply_bfloat16(link, panel, out, start, stride, place, call)
-
-
-@inlined
-def _multiply_bfloat16(
-    link: LinkNumbers, panel: int, out: Pointer, start: int, stride: int, place: ChainRows, call: ChainCall
-) -> None:
-    """Do the work of `_multiply` for a weight in bfloat16."""
-    sums, bias, column = float32_at(place.sums), float32_at(link.bias), panel * PANEL
-    num_columns = min(PANEL, stride - column)
-    for first in range(0, place.num_rows, TILE_ROWS):
-        num_rows = min(TILE_ROWS, place.num_rows - first)
-        multiply_pairs(
-            num_rows,
-            link.num_words,
-            uint8_at(call.levels),
-            (place.start + first) * call.depth,
-            call.depth,
-            uint8_at(link.panels),
-            column * link.num_words * WORD,
-            sums,
-        )
-        for row in range(num_rows):
-            at = start + (first + row) * stride + column
-            for index in range(num_columns):
-                store(out, at + index, load(sums, row * PANEL + index) + load(bias, column + index))
-
-
-@inlined
-def _multiply_levels(
-    link: LinkNumbers, panel: int, out: Pointer, start: int, stride: int, place: ChainRows, call: ChainCall
-) -> None:
-    """Do the work of `_multiply` for a weight in int8."""
-    sums, maxima = int32_at(place.sums), float32_at(call.maxima)
-    scales, bias, column = float32_at(link.scales), float32_at(link.bias), panel * PANEL
-    num_columns = min(PANEL, stride - column)
-    for first in range(0, place.num_rows, TILE_ROWS):
-        num_rows = min(TILE_ROWS, place.num_rows - first)
         multiply_bytes(
             num_rows,
             link.num_words,
-            uint8_at(call.levels),
-            (place.start + first) * call.depth,
+            levels,
+            row * call.depth,
             call.depth,
             int8_at(link.panels),
-            column * link.num_words * WORD,
-            int32_at(link.offsets),
             column,
-            sums,
+            int32_at(link.offsets),
+            float32_at(link.scales),
+            float32_at(link.bias),
+            float32_at(call.maxima),
+            row,
+            out,
+            start,
+            stride,
         )
-        for row in range(num_rows):
-            largest = load(maxima, place.start + first + row)
-            at = start + (first + row) * stride + column
-            for index in range(num_columns):
-                total = np.float32(sums[row * PANEL + index]) * load(scales, column + index)
-                store(out, at + index, total * largest + load(bias, column + index))
+    else:
+        multiply_pairs(
+            num_rows,
+            link.num_words,
+            levels,
+            row * call.depth,
+            call.depth,
+            uint8_at(link.panels),
+            column,
+            float32_at(link.bias),
+            out,
+            start,
+            stride,
+        )
 
 
 @inlined
@@ -307,19 +308,19 @@ def take_through(place: ChainRows, call: ChainCall) -> None:
 @kernel
 def _run_part(part: int, num_parts: int, call: ChainCall) -> None:
     num_members = min(num_parts, team_size())  # OpenMP may have started fewer threads
-    sums, rows = call.sums + part * TILE_ROWS * PANEL * 4, call.piece_rows
+    edge, rows = call.edge + part * TILE_ROWS * PANEL * 4, call.piece_rows
     num_pieces = (call.num_rows + rows - 1) // rows
     if call.is_shared:
         if part < num_members:
             for piece in range(num_pieces):
                 num_rows = min(rows, call.num_rows - piece * rows)
                 counters = call.counters + piece * call.num_links * 8
-                take_through(ChainRows(piece * rows, num_rows, 0, part, num_members, counters, sums), call)
+                take_through(ChainRows(piece * rows, num_rows, 0, part, num_members, counters, edge), call)
         return
     piece = take_next(int64_at(call.counters), 0)
     while piece < num_pieces:
         num_rows = min(rows, call.num_rows - piece * rows)
-        take_through(ChainRows(piece * rows, num_rows, part * rows, 0, 1, call.counters, sums), call)
+        take_through(ChainRows(piece * rows, num_rows, part * rows, 0, 1, call.counters, edge), call)
         piece = take_next(int64_at(call.counters), 0)
 
 

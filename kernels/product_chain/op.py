@@ -128,7 +128,7 @@ def run_chain(chain: Chain, x: Tensor, residual: Tensor | None = None) -> Tensor
     rows = piece_rows if is_shared else piece_rows * num_parts
     maxima, products = torch.empty(rows), torch.empty(MARGIN + rows * chain.width)[MARGIN:]
     levels = torch.empty(rows, chain.depth, dtype=torch.uint8)
-    sums = torch.empty(num_parts, TILE_ROWS, PANEL, dtype=torch.int32)
+    edge = torch.empty(num_parts, TILE_ROWS, PANEL)
     team = torch.zeros(1 + num_parts, LINE, dtype=torch.int64)
     counters = torch.zeros(-(-num_rows // piece_rows), len(chain.links), dtype=torch.int64)
     run_links(
@@ -149,7 +149,7 @@ def run_chain(chain: Chain, x: Tensor, residual: Tensor | None = None) -> Tensor
             chain.width,
             levels.data_ptr(),
             chain.depth,
-            sums.data_ptr(),
+            edge.data_ptr(),
             team.data_ptr(),
         ),
     )
