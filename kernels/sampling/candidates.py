@@ -31,6 +31,7 @@ def _find(
     num_parts: int,
     num_rows: int,
     vocab_size: int,
+    row_stride: int,
     num_candidates: int,
     logits: Pointer,
     all_maxima: Pointer,
@@ -41,7 +42,7 @@ def _find(
     maxima = part * num_chunks
     begin, end = share(num_rows, part, num_parts)
     for row in range(begin, end):
-        start, out = row * vocab_size, row * num_candidates
+        start, out = row * row_stride, row * num_candidates
         for chunk in range(num_chunks):
             first = chunk * CHUNK
             found = _largest(logits, start + first, min(CHUNK, vocab_size - first))
@@ -73,6 +74,7 @@ def find(
     num_parts: int,
     num_rows: int,
     vocab_size: int,
+    row_stride: int,
     num_candidates: int,
     logits: int,
     maxima: int,
@@ -86,6 +88,7 @@ def find(
     rows = (
         num_rows,
         vocab_size,
+        row_stride,
         num_candidates,
         float32_at(logits),
         float32_at(maxima),

@@ -106,17 +106,13 @@ def keep_allowed(logits: Tensor, rows: Sequence[int], allowed: np.ndarray) -> No
 def likeliest(logits: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
     """Return the tokens of each row's largest logits, likeliest first, and their probabilities, on a CPU.
 
-    Both are [num_rows, num_candidates], int64 and float32, of logits [num_rows, vocab_size] float32, dense.
-    The logits that were found become -inf. Of equal ones the lower token comes first. The token is -1 with a
-    probability of 0 where no finite logit is left, and in a row that has NaN or infinity. Raises ValueError
-    on anything else.
+    Both are [num_rows, num_candidates], int64 and float32, of logits [num_rows, vocab_size] float32 with a
+    dense last axis. The logits that were found become -inf. Of equal ones the lower token comes first. The
+    token is -1 with a probability of 0 where no finite logit is left, and in a row that has NaN or infinity.
+    Raises ValueError on anything else.
     """
     num_rows, vocab_size = logits.shape
-    if (
-        logits.dtype is not torch.float32
-        or not logits.is_contiguous()
-        or not 0 < num_candidates <= vocab_size
-    ):
+    if logits.dtype is not torch.float32 or logits.stride(1) != 1 or not 0 < num_candidates <= vocab_size:
         raise ValueError(
             f"likeliest: arguments do not fit: logits {tuple(logits.shape)} {logits.dtype} with strides "
             f"{logits.stride()}, {num_candidates} candidates"
@@ -126,5 +122,6 @@ def likeliest(logits: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
     tokens = torch.empty(num_rows, num_candidates, dtype=torch.int64)
     shares = torch.empty(num_rows, num_candidates)
     tensors = (logits, maxima, tokens, shares)
-    candidates.find(num_parts, num_rows, vocab_size, num_candidates, *(x.data_ptr() for x in tensors))
+    sizes = (num_rows, vocab_size, logits.stride(0), num_candidates)
+    candidates.find(num_parts, *sizes, *(x.data_ptr() for x in tensors))
     return tokens, shares

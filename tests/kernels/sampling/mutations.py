@@ -56,7 +56,7 @@ TABLES = (
                 "            store(all_maxima, maxima + chunk, found)\n\n\n@kernel\ndef find",
                 "\n\n@kernel\ndef find",
             ),
-            Mutation("rows overlap", "start, out = row * vocab_size", "start, out = row * (vocab_size - 1)"),
+            Mutation("rows overlap", "start, out = row * row_stride", "start, out = row * (row_stride - 1)"),
             Mutation(
                 "what is not finite counts",
                 "is_sound = is_sound and np.isfinite(found)",

@@ -22,6 +22,13 @@ def test_they_are_the_largest_in_order_with_their_probabilities(vocab_size: int,
     torch.testing.assert_close(shares, expected.values)
 
 
+def test_rows_may_have_a_gap() -> None:
+    wide = torch.full((4, 203), 50.0)
+    logits = wide[:, :200] = torch.randn(4, 200, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(likeliest(wide[:, :200], 4)[0], logits.topk(4).indices)
+    assert (wide[:, 200:] == 50).all()
+
+
 def test_all_of_a_row_may_be_asked_for() -> None:
     tokens, shares = likeliest(torch.tensor([[1.0, 3.0, 2.0]]), 3)
     assert tokens.tolist() == [[1, 2, 0]]
