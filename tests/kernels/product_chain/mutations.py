@@ -109,7 +109,9 @@ TABLES = (
             Mutation("every row of the first panel", "row // PANEL * num_words, row", "0, row"),
             Mutation("levels without their scale", "value * step)", "value)"),
             Mutation("every row is the first", "int64_at(rows)[place]", "int64_at(rows)[0]"),
-            Mutation("the row after the last", "row >= out_features", "row > out_features"),
+            Mutation(
+                "scales in the order of the rows", "float32_at(scales), row)", "float32_at(scales), place)"
+            ),
             Mutation("one of each pair", "min(2, in_features - word * 2)", "min(1, in_features - word * 2)"),
         ),
     ),
