@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.arrivals import HOUR, TIGHT, TRACES, Arrival, read
+from benchmarks.autoscale_pictures import draw_course, draw_hours
 from benchmarks.simulated_fleet import (
     COLD_START,
     EVERY,
@@ -130,14 +131,19 @@ def least_hours(trace: Sequence[Arrival]) -> float:
     return (sum(one.seconds for one in trace) + peak * COLD_START[0]) / HOUR
 
 
-def compare(name: str, trace: Sequence[Arrival], *, seed: int) -> dict[str, Any]:
-    """Run one trace under every policy; return the figures."""
+def compare(
+    name: str, trace: Sequence[Arrival], *, seed: int, pictures: Path | None = None
+) -> dict[str, Any]:
+    """Run one trace under every policy; return the figures, and draw the runs if there is a folder for it."""
     ours = run(trace, predictive(spot=False), seed=seed)
     spot = run(trace, predictive(spot=True), seed=seed)
     oracle_misses = run(trace, everything, seed=seed).misses
     last = _tuned(trace, last_value, HEADROOMS, seed, ours.misses)
     queue = _tuned(trace, queue_length, BATCHES_A_WORKER, seed, ours.misses)
     oracle = least_hours(trace)
+    if pictures is not None:
+        runs = {"last value": last, "queue length": queue, "ours": ours}
+        draw_course(pictures / f"{name}.png", {policy: one.course for policy, one in runs.items()})
     return {
         "trace": name,
         "seed": seed,
@@ -197,9 +203,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--trace", type=Path, help="a recorded trace instead (docs/autoscaling.md)")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each trace (default 1)")
+    parser.add_argument("--pictures", type=Path, help="draw the first seed's runs as PNG into this folder")
     options = parser.parse_args(arguments)
     if options.seeds < 1:
         parser.error("--seeds must be at least 1")
+    if options.pictures is not None:
+        options.pictures.mkdir(parents=True, exist_ok=True)
     found = []
     for seed in range(options.seeds):
         try:
@@ -216,8 +225,10 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"benchmarks.autoscale: {error}", file=sys.stderr)
             return 2
         for name, trace in traces.items():
-            found.append(compare(name, trace, seed=seed))
+            found.append(compare(name, trace, seed=seed, pictures=None if seed else options.pictures))
             print(json.dumps(found[-1]), flush=True)
+    if options.pictures is not None:
+        draw_hours(options.pictures / "hours.png", [one for one in found if one["seed"] == 0])
     print(json.dumps(summary(found)))
     return 0
 

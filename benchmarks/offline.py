@@ -92,7 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face checkpoint directory")
     parser.add_argument("--workload", type=Path, required=True, help="JSON lines")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--kv-cache-dtype", choices=("plain", "int8"), help="default: int8 with --dtype int8")
+    parser.add_argument(
+        "--kv-cache-dtype", choices=("plain", "int8"), help="default: int8, and plain with f32"
+    )
     parser.add_argument("--threads", type=int, default=None, help="default: torch's own choice")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True, help="result file")

@@ -56,6 +56,8 @@ class Totals:
     starts: int = 0
     preemptions: int = 0
     most_at_once: int = 0
+    # At each decision: the time, the workers, and the work that is left, in seconds of one worker.
+    course: list[tuple[float, int, float]] = field(default_factory=list)
 
     @property
     def gpu_hours(self) -> float:
@@ -165,6 +167,8 @@ def run(trace: Sequence[Arrival], scaler: Scaler, *, seed: int) -> Totals:
         fleet.tick(trace[first:place])
         if fleet.now >= decide_at:
             scaler(fleet)
+            left = sum(one.left for _, _, one in fleet.live)
+            fleet.totals.course.append((fleet.now, len(fleet.instances), left))
             fleet.arrived_seconds = 0.0
             decide_at += EVERY
     return fleet.totals

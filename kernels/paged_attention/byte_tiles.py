@@ -48,6 +48,7 @@ NUM_BYTES = 3
 LARGEST_QUERY, LARGEST_WEIGHT = 127 << 16, 255 << 16
 # The most vectors that leave enough registers for the other factors: of queries, and of weights.
 MOST_VECTORS, MOST_MIXED = 6, 4
+AHEAD = 3  # Blocks from the one that is read to the one that is fetched: memory is some 200 cycles away
 # What a place that a row does not read has in place of a score, which is above LEAST_SCORE.
 UNREAD, LEAST_SCORE = -3e38, -1e38
 UNIT = float(1 << 30)  # how often the sum of weights counts a weight of 1
@@ -108,24 +109,37 @@ def split_query(_context: Any, query: Pointer, start: Any, count: Any, target: A
 
 
 @intrinsic
-def score_blocks(_context: Any, num_vectors: Any, queries: Any, scores: Any, lines: Any) -> Any:
+def score_blocks(
+    _context: Any, num_vectors: Any, queries: Any, scores: Any, lines: Any, values: Any, value_scales: Any
+) -> Any:
     """Fill `scores` with the products of at most MOST_VECTORS vectors and the keys of all Blocks.
 
     `queries` are as `split_query` stores them, with the float32 between their bytes and the rest: what a
     product of levels is worth beside the scale of its key. A line of `scores` has a float32 for each token.
+    Meanwhile the values of these Blocks are fetched; `values` and `value_scales` are their addresses.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        num_vectors, *packed = arguments
+        num_vectors, *packed, values, value_scales = arguments
         queries, scores, lines = (cgutils.unpack_tuple(builder, one) for one in packed)
         for count in _counts(builder, num_vectors, MOST_VECTORS):
-            _score(builder, _rows(builder, queries, count), _rows(builder, scores, count), Lines(*lines))
+            _score(
+                builder,
+                _rows(builder, queries, count),
+                _rows(builder, scores, count),
+                Lines(*lines),
+                values,
+                value_scales,
+            )
         return context.get_dummy_value()
 
-    return types.void(types.intp, queries, scores, lines), _where_available(generate)
+    kinds = (types.intp, queries, scores, lines, types.int64, types.int64)
+    return types.void(*kinds), _where_available(generate)
 
 
-def _score(builder: Any, queries: list[Any], scores: list[Any], lines: Lines) -> None:
+def _score(
+    builder: Any, queries: list[Any], scores: list[Any], lines: Lines, values: Any, value_scales: Any
+) -> None:
     """Emit `score_blocks` for vectors by the addresses of their queries and scores."""
     head_dim = lines.head_dim
     rest = [builder.add(one, builder.mul(head_dim, int64(NUM_BYTES))) for one in queries]
@@ -141,14 +155,20 @@ def _score(builder: Any, queries: list[Any], scores: list[Any], lines: Lines) ->
     # Four lines of a Block, of one element of all 16 keys each, become words of four elements.
     order = [byte * LANES + lane for lane in range(LANES) for byte in range(WORD)]
     block_bytes = builder.mul(head_dim, int64(BLOCK))
-    with _blocks(builder, lines) as (number, line, next_line):
-        keys, ahead = (builder.add(lines.levels, builder.mul(one, block_bytes)) for one in (line, next_line))
-        for row, values in zip(sums, starts, strict=True):
-            for total, start in zip(row, values, strict=True):
+    with _blocks(builder, lines) as (number, line, line_ahead):
+        keys, ahead, behind = (
+            builder.add(levels, builder.mul(one, block_bytes))
+            for levels, one in ((lines.levels, line), (lines.levels, line_ahead), (values, line))
+        )
+        for scales, one in ((lines.scales, line_ahead), (value_scales, line)):
+            prefetch(builder, builder.add(scales, builder.mul(one, int64(4 * BLOCK))))
+        for row, first in zip(sums, starts, strict=True):
+            for total, start in zip(row, first, strict=True):
                 builder.store(start, total)
         with cgutils.for_range(builder, builder.udiv(head_dim, int64(WORD))) as loop:
             at = builder.mul(loop.index, int64(LANES * WORD))
             prefetch(builder, builder.add(ahead, at))
+            prefetch(builder, builder.add(behind, at), is_near=False)
             levels = shuffled(builder, loaded(builder, builder.add(keys, at), LINE), None, order)
             levels = builder.bitcast(builder.xor(levels, constant(LINE, -128)), WORDS)
             for query, row in zip(queries, sums, strict=True):
@@ -176,18 +196,11 @@ def weigh_blocks(_context: Any, scores: Any, low: Any, high: Any, lines: Any) ->
         scores, low, high, packed = arguments
         lines = Lines(*cgutils.unpack_tuple(builder, packed))
         read = _Read(lines, scores, *(builder.trunc(one, I32) for one in (low, high)))
-        most, total, is_sound = _take_weights(builder, read, _peak(builder, read))
+        peak, scale = _largest(builder, read)
         zero, largest = ir.Constant(F32, 0.0), ir.Constant(F32, float(LARGEST_WEIGHT))
-        inverse = builder.select(builder.fcmp_ordered(">", most, zero), builder.fdiv(largest, most), zero)
-        with _blocks(builder, lines) as (number, _, _):
-            x = loaded(builder, builder.add(scores, builder.mul(number, int64(4 * BLOCK))), FLOATS)
-            level = rounded(builder, builder.fmul(x, spread(builder, inverse)))
-            target = builder.add(scores, builder.mul(number, int64(NUM_BYTES * BLOCK)))
-            for byte in range(NUM_BYTES):
-                one = builder.lshr(level, constant(WORDS, 8 * (NUM_BYTES - 1 - byte)))
-                address = builder.add(target, int64(byte * BLOCK))
-                builder.store(builder.trunc(one, BYTES), at_address(builder, address, BYTES), align=1)
-        worth = builder.fdiv(most, builder.fmul(largest, total))
+        inverse = builder.select(builder.fcmp_ordered(">", scale, zero), builder.fdiv(largest, scale), zero)
+        total, is_sound = _store_weights(builder, read, peak, inverse)
+        worth = builder.fdiv(scale, builder.fmul(largest, total))
         return builder.select(is_sound, worth, ir.Constant(F32, float("nan")))
 
     return types.float32(types.int64, types.intp, types.intp, lines), _where_available(generate)
@@ -201,10 +214,10 @@ class _Read(NamedTuple):
     low: Any
     high: Any
 
-    def block(self, builder: Any, number: Any) -> tuple[Any, Any, Any]:
-        """Return the address and the scores of a Block, and for each whether it counts."""
-        address = builder.add(self.scores, builder.mul(number, int64(4 * BLOCK)))
-        scores = loaded(builder, address, FLOATS)
+    def block(self, builder: Any, number: Any, line: Any) -> tuple[Any, Any, Any]:
+        """Return the scores of a Block, the scales of its values, and for each token whether it counts."""
+        scores = loaded(builder, builder.add(self.scores, builder.mul(number, int64(4 * BLOCK))), FLOATS)
+        place = builder.add(self.lines.scales, builder.mul(line, int64(4 * BLOCK)))
         first = builder.mul(
             builder.trunc(builder.add(number, self.lines.first), I32), ir.Constant(I32, BLOCK)
         )
@@ -213,43 +226,46 @@ class _Read(NamedTuple):
         is_near = builder.icmp_unsigned("<", distance, spread(builder, builder.sub(self.high, self.low)))
         # NaN counts, and makes the result NaN.
         is_read = builder.fcmp_unordered(">", scores, constant(FLOATS, LEAST_SCORE))
-        return address, scores, builder.and_(is_near, is_read)
+        return scores, loaded(builder, place, FLOATS), builder.and_(is_near, is_read)
 
 
-def _peak(builder: Any, read: _Read) -> Any:
-    """Emit the search for the largest score."""
-    largest = variable(builder, constant(FLOATS, UNREAD))
-    with _blocks(builder, read.lines) as (number, _, _):
-        _, scores, counts = read.block(builder, number)
-        keep_larger(builder, largest, builder.select(counts, scores, constant(FLOATS, UNREAD)))
-    return reduced_maximum(builder, largest)
+def _largest(builder: Any, read: _Read) -> tuple[Any, Any]:
+    """Emit the search for the largest score, and for the largest scale of a value."""
+    score, scale = (variable(builder, constant(FLOATS, least)) for least in (UNREAD, 0.0))
+    with _blocks(builder, read.lines) as (number, line, _):
+        scores, scales, counts = read.block(builder, number, line)
+        keep_larger(builder, score, builder.select(counts, scores, constant(FLOATS, UNREAD)))
+        keep_larger(builder, scale, builder.select(counts, scales, constant(FLOATS, 0.0)))
+    return reduced_maximum(builder, score), reduced_maximum(builder, scale)
 
 
-def _take_weights(builder: Any, read: _Read, peak: Any) -> tuple[Any, Any, Any]:
-    """Emit the weights, with the scales of their values, in place of scores.
+def _store_weights(builder: Any, read: _Read, peak: Any, inverse: Any) -> tuple[Any, Any]:
+    """Emit the bytes of weights, with the scales of their values, over scores that have been read.
 
-    Return the largest of them, the sum of weights without scales, and whether all are numbers.
+    Return the sum of weights without scales, and whether all are numbers.
     """
     zeros = constant(FLOATS, 0.0)
-    most, is_bad = variable(builder, zeros), variable(builder, ir.Constant(BITS, [0] * LANES))
+    is_bad = variable(builder, ir.Constant(BITS, [0] * LANES))
     totals = [variable(builder, ir.Constant(HALF, [0] * (LANES // 2))) for _ in range(2)]
     with _blocks(builder, read.lines) as (number, line, _):
-        address, scores, counts = read.block(builder, number)
+        scores, scales, counts = read.block(builder, number, line)
         weight = builder.select(counts, power(builder, builder.fsub(scores, spread(builder, peak))), zeros)
-        levels = rounded(builder, builder.fmul(weight, constant(FLOATS, UNIT)))
+        units = rounded(builder, builder.fmul(weight, constant(FLOATS, UNIT)))
         for half, total in enumerate(totals):
-            some = shuffled(builder, levels, None, [half * (LANES // 2) + lane for lane in range(LANES // 2)])
+            some = shuffled(builder, units, None, [half * (LANES // 2) + lane for lane in range(LANES // 2)])
             builder.store(builder.add(builder.load(total), builder.zext(some, HALF)), total)
-        place = builder.add(read.lines.scales, builder.mul(line, int64(4 * BLOCK)))
-        x = builder.select(counts, builder.fmul(weight, loaded(builder, place, FLOATS)), zeros)
-        builder.store(x, at_address(builder, address, FLOATS), align=4)
+        x = builder.select(counts, builder.fmul(weight, scales), zeros)
         builder.store(builder.or_(builder.load(is_bad), builder.fcmp_unordered("uno", x, x)), is_bad)
-        keep_larger(builder, most, x)
+        level = rounded(builder, builder.fmul(x, spread(builder, inverse)))
+        target = builder.add(read.scores, builder.mul(number, int64(NUM_BYTES * BLOCK)))
+        for byte in range(NUM_BYTES):
+            one = builder.lshr(level, constant(WORDS, 8 * (NUM_BYTES - 1 - byte)))
+            address = builder.add(target, int64(byte * BLOCK))
+            builder.store(builder.trunc(one, BYTES), at_address(builder, address, BYTES), align=1)
     both = builder.add(*(builder.load(total) for total in totals))
     total = builder.uitofp(call_llvm(builder, f"llvm.vector.reduce.add.v{LANES // 2}i64", I64, [both]), F32)
     bad = call_llvm(builder, f"llvm.vector.reduce.or.v{LANES}i1", BIT, [builder.load(is_bad)])
-    total = builder.fmul(total, ir.Constant(F32, 1 / UNIT))
-    return reduced_maximum(builder, most), total, builder.not_(bad)
+    return builder.fmul(total, ir.Constant(F32, 1 / UNIT)), builder.not_(bad)
 
 
 @intrinsic
@@ -299,10 +315,10 @@ def _mix(builder: Any, weights: list[Any], registers: int, lines: Lines) -> list
     zeros = constant(WORDS, 0)
     sums = [[[variable(builder, zeros) for _ in range(NUM_BYTES)] for _ in range(registers)] for _ in weights]
     some = lanes_of(BYTE, registers * LANES)
-    with _blocks(builder, lines) as (number, line, next_line):
+    with _blocks(builder, lines) as (number, line, line_ahead):
         values, ahead = (
             builder.add(lines.levels, builder.mul(one, builder.mul(lines.head_dim, int64(BLOCK))))
-            for one in (line, next_line)
+            for one in (line, line_ahead)
         )
         at = builder.mul(number, int64(NUM_BYTES * BLOCK))
         for first in range(0, BLOCK, WORD):
@@ -341,7 +357,7 @@ def _where_available(generate: Any) -> Any:
 
 @contextmanager
 def _blocks(builder: Any, lines: Lines) -> Iterator[tuple[Any, Any, Any]]:
-    """Emit a loop over Blocks; yield the number of one, its line in the cache, and the next Block's."""
+    """Emit a loop over Blocks; yield the number of one, its line in the cache, and that of one AHEAD."""
     last = builder.sub(lines.end, int64(1))
 
     def line_of(block: Any) -> Any:
@@ -350,7 +366,7 @@ def _blocks(builder: Any, lines: Lines) -> Iterator[tuple[Any, Any, Any]]:
 
     with cgutils.for_range(builder, builder.sub(lines.end, lines.first)) as loop:
         block = builder.add(lines.first, loop.index)
-        following = builder.add(block, int64(1))
+        following = builder.add(block, int64(AHEAD))
         is_last = builder.icmp_signed(">", following, last)
         yield loop.index, line_of(block), line_of(builder.select(is_last, last, following))
 

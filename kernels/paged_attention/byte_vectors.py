@@ -52,18 +52,29 @@ def rounded(builder: Any, x: Any) -> Any:
 
 def keep_larger(builder: Any, largest: Any, x: Any) -> None:
     """Keep the larger number; not NaN."""
-    before = builder.load(largest)
-    builder.store(builder.select(builder.fcmp_ordered(">", x, before), x, before), largest)
+    builder.store(_larger(builder, x, builder.load(largest)), largest)
 
 
 def reduced_maximum(builder: Any, largest: Any) -> Any:
-    """Return the largest float of a register."""
-    return call_llvm(builder, f"llvm.vector.reduce.fmax.v{LANES}f32", F32, [builder.load(largest)])
+    """Return the largest float of a register.
+
+    LLVM's own reduction looks for NaN after each lane, and takes as long as a Block's products.
+    """
+    found, count = builder.load(largest), LANES
+    while count > 2:
+        count //= 2
+        halves = (list(range(count)), list(range(count, 2 * count)))
+        found = _larger(builder, *(shuffled(builder, found, None, half) for half in halves))
+    return _larger(builder, *(builder.extract_element(found, ir.Constant(I32, lane)) for lane in (0, 1)))
 
 
-def prefetch(builder: Any, address: Any) -> None:
-    """Prefetch the cache line of an address; nothing need be there."""
-    for_reading, keep, data = (ir.Constant(I32, value) for value in (0, 3, 1))
+def _larger(builder: Any, x: Any, y: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", x, y), x, y)
+
+
+def prefetch(builder: Any, address: Any, *, is_near: bool = True) -> None:
+    """Prefetch the line of an address into the nearest cache, or the next one; nothing need be there."""
+    for_reading, keep, data = (ir.Constant(I32, value) for value in (0, 3 if is_near else 2, 1))
     pointer = builder.inttoptr(address, BYTE.as_pointer())
     call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, for_reading, keep, data])
 

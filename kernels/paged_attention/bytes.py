@@ -55,9 +55,9 @@ def _score(task: Task, factor: float, call: AttentionCall, plan: PlanNumbers) ->
     lines = _lines(task, call.keys, call.key_scales, task.first_block, task.end_block, call, plan)
     for vector in range(0, task.num_vectors, MOST_VECTORS):
         queries = plan.scratch + (task.mixed + vector * head_dim) * 4
-        scores = plan.scratch + (task.scores + vector * task.width) * 4
+        scores = Rows(plan.scratch + (task.scores + vector * task.width) * 4, task.width * 4)
         count = min(MOST_VECTORS, task.num_vectors - vector)
-        score_blocks(count, Rows(queries, head_dim * 4), Rows(scores, task.width * 4), lines)
+        score_blocks(count, Rows(queries, head_dim * 4), scores, lines, call.values, call.value_scales)
 
 
 @inlined

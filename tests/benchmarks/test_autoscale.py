@@ -27,6 +27,21 @@ def test_a_recorded_trace_is_compared(tmp_path: Path, capsys: pytest.CaptureFixt
     assert found["gpu_hours"] >= found["oracle_gpu_hours"] > sum(one.seconds for one in TRACE) / HOUR
 
 
+def test_runs_are_drawn(tmp_path: Path) -> None:
+    recorded = [{"at": one.at, "seconds": one.seconds, "window": one.window} for one in TRACE]
+    trace, folder = write(tmp_path / "trace", *recorded), tmp_path / "pictures"
+    assert autoscale.main(["--trace", str(trace), "--pictures", str(folder)]) == 0
+    for name in ("trace.png", "hours.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_course_of_a_run_begins_with_its_work_and_ends_without() -> None:
+    course = run(TRACE, autoscale.predictive(spot=False), seed=0).course
+    assert max(left for _, _, left in course) > TRACE[0].seconds * 0.9
+    assert course[-1][1:] == (0, 0)
+    assert max(count for _, count, _ in course) == 1
+
+
 @pytest.mark.parametrize(
     "line", [{"at": 0, "seconds": 0, "window": 1}, {"at": 0, "window": 1}, {"at": 0, "what": 1}]
 )

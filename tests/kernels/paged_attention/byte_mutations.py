@@ -100,8 +100,14 @@ BYTE_TABLES = (
             Mutation("half of the weights are counted", "half * (LANES // 2) + lane", "lane", only="int8"),
             Mutation(
                 "values have no scale",
-                "builder.fmul(weight, loaded(builder, place, FLOATS))",
+                "builder.fmul(weight, scales)",
                 "weight",
+                only="int8",
+            ),
+            Mutation(
+                "the largest scale is half of what it is",
+                "builder.select(counts, scales, constant(FLOATS, 0.0))",
+                "builder.fmul(scales, constant(FLOATS, 0.5))",
                 only="int8",
             ),
             Mutation(
@@ -123,6 +129,12 @@ BYTE_TABLES = (
                 "upper bytes are worth no more",
                 "constant(FLOATS, 256.0), lower",
                 "constant(FLOATS, 1.0), lower",
+                only="int8",
+            ),
+            Mutation(
+                "the larger of half of the lanes",
+                "halves = (list(range(count)), list(range(count, 2 * count)))",
+                "halves = (list(range(count)), list(range(count)))",
                 only="int8",
             ),
             Mutation("another exponential", "0.2402265070", "0.3402265070", only="int8"),

@@ -7,18 +7,25 @@ TABLES = (
         "panel_argmax/cpu.py",
         TESTS,
         (
-            Mutation("rows of another token's size", "total * maximum", "total", only="of_the_product"),
             Mutation(
-                "no bias", "maximum + load(bias, column + index)", "maximum", only="of_the_product and int8"
+                "each format by the other's product",
+                "if call.scales:",
+                "if not call.scales:",
+                only="of_the_product",
             ),
             Mutation(
-                "no bias in bfloat16",
-                "total + load(bias, column + index)",
-                "total",
-                only="of_the_product and bf16",
+                "every tile has the maxima of the first",
+                "first,\n            float32_at(call.products)",
+                "0,\n            float32_at(call.products)",
+                only="of_the_product and int8",
             ),
             Mutation("padding counts", "min(PANEL, call.out_features - column)", "PANEL"),
-            Mutation("one row of levels for all", "first * depth,\n", "0,\n", only="of_the_product"),
+            Mutation(
+                "one row of levels for all",
+                "first * depth,\n            depth,\n            int8_at",
+                "0,\n            depth,\n            int8_at",
+                only="of_the_product and int8",
+            ),
             Mutation(
                 "a part's rows are another's",
                 "call.tokens + part * call.num_rows * 8",

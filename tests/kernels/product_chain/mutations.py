@@ -14,23 +14,19 @@ TABLES = (
             Mutation("square for cube", "gate * gate * gate", "gate * gate", only="gelu"),
             Mutation("every gate is silu", "link.after == GELU", "link.after == SILU", only="gelu"),
             Mutation("cut instead of rounded", "np.float32(ZERO + 0.5)", "np.float32(ZERO)"),
-            Mutation("rows of another token's size", "total * largest", "total"),
-            Mutation(
-                "no bias",
-                "total * largest + load(bias, column + index)",
-                "total * largest",
-                only="bias and int8",
-            ),
-            Mutation(
-                "no bias in bfloat16",
-                "load(sums, row * PANEL + index) + load(bias, column + index)",
-                "load(sums, row * PANEL + index)",
-                only="bias and bf16",
-            ),
             Mutation(
                 "each format by the other's product",
-                "if link.scales:\n        _multiply",
-                "if not link.scales:\n        _multiply",
+                "if link.scales:\n        multiply_bytes",
+                "if not link.scales:\n        multiply_bytes",
+            ),
+            Mutation("every panel is whole", "stride - column >= PANEL", "stride - column >= 0"),
+            Mutation(
+                "a panel that is not whole has one column",
+                "load(target, row * PANEL + index)",
+                "load(target, row * PANEL)",
+            ),
+            Mutation(
+                "every tile has the maxima of the first", "row,\n            out,", "0,\n            out,"
             ),
             Mutation(
                 "rows of bfloat16 lie closer", "row * call.depth // 2", "row * call.depth // 4", only="bf16"
@@ -69,8 +65,22 @@ TABLES = (
             ),
             Mutation(
                 "zero levels count",
-                "builder.load(_nth(builder, offsets, register), align=4)",
-                "ir.Constant(_VECTOR, None)",
+                "[_nth_register(builder, offsets, column, register) for register in range(_REGISTERS)]",
+                "[ir.Constant(_VECTOR, None)] * _REGISTERS",
+            ),
+            Mutation(
+                "rows of another token's size",
+                "[builder.add(first_row, ir.Constant(I64, row)) for row in range(len(totals))]",
+                "[first_row for row in range(len(totals))]",
+            ),
+            Mutation(
+                "no bias", "_fused(builder, *factors, more)", "builder.fmul(*factors)", only="bias and int8"
+            ),
+            Mutation("no bias in bfloat16", "builder.fadd(total, more)", "total", only="bias and bf16"),
+            Mutation(
+                "the scales of another panel",
+                "builder.bitcast(builder.gep(numbers, [start]), kind.as_pointer())",
+                "builder.bitcast(numbers, kind.as_pointer())",
             ),
             Mutation(
                 "sums of bfloat16 begin with one",

@@ -32,7 +32,7 @@ class EngineConfig:
     # float32 on a CPU and bf16 on a GPU.
     dtype: str = "bf16"
     # plain: `dtype`, and bf16 where that has 8 bits. int8 and fp8 keep one scale per token and head; fp8
-    # needs a GPU. None: int8 on a CPU where `dtype` is int8, else plain.
+    # needs a GPU. None: int8 on a CPU unless `dtype` is f32, else plain.
     kv_cache_dtype: str | None = None
     block_size: int = 16  # tokens in a Block
     # None: as many as max_num_sequences Sequences can use, within kv_cache_bytes.

@@ -71,11 +71,12 @@ def test_a_context_nobody_asked_for_is_cut_to_the_pool(
         ({"dtype": "int8", "kv_cache_dtype": "plain"}, torch.bfloat16),
         ({"dtype": "f32"}, torch.float32),
         ({"dtype": "f32", "kv_cache_dtype": "int8"}, torch.int8),
-        ({"dtype": "bf16"}, torch.bfloat16),
+        ({"dtype": "bf16"}, torch.int8),
+        ({"dtype": "bf16", "kv_cache_dtype": "plain"}, torch.bfloat16),
     ],
     ids=str,
 )
-def test_keys_and_values_have_8_bits_where_products_have(
+def test_keys_and_values_have_8_bits_unless_all_is_float32(
     fields: dict[str, str], expected: torch.dtype, tiny_llama: Path
 ) -> None:
     engine = make_engine(tiny_llama, **{"device": "cpu"} | fields)
