@@ -1,10 +1,12 @@
 r"""Measures what guessed tokens gain: each case with and without them, in turns, on held-out text.
 
     python -m benchmarks.speculation [--model DIR] [--draft DIR] [--device DEVICE] [--dtype DTYPE] \
-        [--threads N] [--rounds N] [--cases NAME ...]
+        [--threads N] [--rounds N] [--cases NAME ...] [--apart]
 
 A case is a few requests that run together; each round runs it with other text, once with guesses and once
 without, on one engine. Its number is the median over rounds of seconds without guesses by seconds with them.
+With --apart, each round also runs it with the guesses of each proposer alone: the lookup (with what grammars
+force), the heads, the draft. It has a line and a number of its own.
 
 - tail: four long requests are left of a batch. makespan: a whole batch of 60 short and four long ones.
 - interactive: one request, greedy; sampled: one at temperature 0.7.
@@ -16,7 +18,8 @@ without, on one engine. Its number is the median over rounds of seconds without 
 Requests decode a fixed number of tokens, except in templated. A line for each case says why its ratio is what
 it is: "steps" is the share of Steps that are left, "step_time" how much longer one of them takes. "cpu_ratio"
 is the ratio of processor time, for a machine with other work. The last line is JSON: the ratio of each case,
-and under "acceptance" the share of guessed tokens that were right, by proposer.
+and under "acceptance" the share of guessed tokens that were right, by proposer; under "apart", if it was
+asked for, the ratios of each proposer alone.
 """
 
 import argparse
@@ -36,6 +39,9 @@ from tokenizers import Tokenizer
 from worker.engine.engine import Engine
 from worker.engine.requests.config import DEVICES, DTYPES, EngineConfig
 from worker.engine.requests.generation import GenerationRequest
+from worker.engine.running.draft_model import DraftModel
+from worker.engine.running.medusa_guesses import MedusaGuesses
+from worker.engine.speculation.lookup import LookupProposer
 from worker.engine.speculation.speculation import Speculation
 from worker.values.sampling import FormatKind, OutputFormat, SamplingParams
 
@@ -139,48 +145,68 @@ def now() -> tuple[float, float]:
 
 
 def measure(
-    config: dict[str, Any], case: Case, text_ids: Sequence[int], begin: int, rounds: int
-) -> tuple[dict[str, float], Counter[str]]:
-    """Return the median ratio of a case with what is behind it, and the guessed and right tokens."""
-    # One Engine for both: two differ by some percent in speed, by where their memory lies.
+    config: dict[str, Any], case: Case, text_ids: Sequence[int], begin: int, rounds: int, *, apart: bool
+) -> dict[str, tuple[dict[str, float], Counter[str]]]:
+    """Return the median ratio of a case with what is behind it, and the guessed and right tokens.
+
+    They are under "all", and if it is measured `apart`, under the name of each proposer, too.
+    """
+    # One Engine for all: two differ by some percent in speed, by where their memory lies.
     engine = Engine(EngineConfig.for_device(**config, speculates=True, enable_prefix_cache=False))
     pool, stats = engine._scheduler.block_pool, engine.stats  # noqa: SLF001
-    heads = engine._runner.medusa  # noqa: SLF001
+    heads, waiting = engine._runner.medusa, engine._speculation._waiting  # noqa: SLF001
+    proposers = {name_of(one): one for one in engine._speculation._proposers}  # noqa: SLF001
+    chosen = {"none": [], "all": list(proposers.values())}
+    if apart:
+        chosen |= {name: [one] for name, one in proposers.items()}
     deciding = {
-        False: Speculation([], pool, stats, block_size=engine.config.block_size),
-        True: engine._speculation,  # noqa: SLF001
+        name: Speculation(some, pool, stats, block_size=engine.config.block_size, waiting=waiting)
+        for name, some in chosen.items()
     }
-    taken: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-    num_steps = {False: 0, True: 0}
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in chosen}
+    num_steps, counts = Counter[str](), {name: Counter[str]() for name in chosen}
+    fields = [f"{one}_{what}_tokens" for one in PROPOSERS for what in ("guessed", "right")]
     for turn in range(rounds + 1):
         given = prompts(case, text_ids, begin, turn)
-        order = (False, True) if turn % 2 else (True, False)
-        for speculates in order:
-            engine._speculation = deciding[speculates]  # noqa: SLF001
-            engine._runner.medusa = heads if speculates else None  # noqa: SLF001
-            before = stats.steps
-            found = run(engine, case, given, f"job {turn}")
+        order = list(chosen)
+        start = turn % len(order)
+        for name in order[start:] + order[:start]:
+            engine._speculation = deciding[name]  # noqa: SLF001
+            engine._runner.medusa = heads if heads in chosen[name] else None  # noqa: SLF001
+            before = {field: getattr(stats, field) for field in ("steps", *fields)}
+            found = run(engine, case, given, f"job {turn}, {name}")
+            counts[name].update({field: getattr(stats, field) - before[field] for field in fields})
             if turn:  # the first compiles, and learns what Steps cost
-                taken[speculates].append(found)
-                num_steps[speculates] += stats.steps - before
+                taken[name].append(found)
+                num_steps[name] += stats.steps - before["steps"]
+    return {
+        name: (_numbers(taken["none"], taken[name], num_steps[name] / num_steps["none"]), counts[name])
+        for name in chosen
+        if name != "none"
+    }
+
+
+def name_of(proposer: object) -> str:
+    """Return the name that a proposer's tokens are counted under."""
+    return {LookupProposer: "lookup", DraftModel: "draft", MedusaGuesses: "medusa"}[type(proposer)]
+
+
+def _numbers(
+    without: Sequence[tuple[float, float]], with_them: Sequence[tuple[float, float]], steps: float
+) -> dict[str, float]:
+    """Return the median ratios of paired runs with what is behind them; `steps` is the share that is left."""
     ratio, cpu_ratio = (
-        statistics.median(
-            without[clock] / with_them[clock]
-            for without, with_them in zip(taken[False], taken[True], strict=True)
-        )
+        statistics.median(one[clock] / other[clock] for one, other in zip(without, with_them, strict=True))
         for clock in (0, 1)
     )
-    steps = num_steps[True] / num_steps[False]
-    numbers = {
+    return {
         "ratio": round(ratio, 3),
         "cpu_ratio": round(cpu_ratio, 3),
-        "without_s": round(statistics.median(seconds for seconds, _ in taken[False]), 4),
-        "with_s": round(statistics.median(seconds for seconds, _ in taken[True]), 4),
+        "without_s": round(statistics.median(seconds for seconds, _ in without), 4),
+        "with_s": round(statistics.median(seconds for seconds, _ in with_them), 4),
         "steps": round(steps, 3),
         "step_time": round(1 / (ratio * steps), 3),
     }
-    names = [f"{one}_{what}_tokens" for one in PROPOSERS for what in ("guessed", "right")]
-    return numbers, Counter({name: getattr(stats, name) for name in names})
 
 
 def acceptance(counts: Counter[str]) -> dict[str, float | None]:
@@ -204,12 +230,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=None, help="default: torch's own choice")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES))
+    parser.add_argument("--apart", action="store_true", help="measure each proposer alone, too")
     options = parser.parse_args(arguments)
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
     text = (DEMO / "heldout.txt").read_text(encoding="utf-8")
     text_ids = tokenizer.encode(text, add_special_tokens=False).ids
     begin = json.loads((options.model / "config.json").read_text(encoding="utf-8"))["bos_token_id"]
     found: dict[str, Any] = {}
+    apart: dict[str, dict[str, float]] = {}  # by proposer, then by case
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         for name in options.cases:
@@ -218,10 +246,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             config |= {"model": options.model, "draft_model": options.draft}
             if name == "long_context":
                 config["model"] = stretched(options.model, Path(folder))
-            numbers, guesses = measure(config, case, text_ids, begin, options.rounds)
-            found[name] = numbers["ratio"]
-            counts += guesses
-            print(f"{name}: {json.dumps(numbers | acceptance(guesses))}", flush=True)
+            sides = measure(config, case, text_ids, begin, options.rounds, apart=options.apart)
+            for side, (numbers, guesses) in sides.items():
+                label = name if side == "all" else f"{name}, {side} alone"
+                print(f"{label}: {json.dumps(numbers | acceptance(guesses))}", flush=True)
+                (found if side == "all" else apart.setdefault(side, {}))[name] = numbers["ratio"]
+            counts += sides["all"][1]
+    if options.apart:
+        found["apart"] = apart
     print(json.dumps(found | {"acceptance": acceptance(counts)}))
     return 0
 

@@ -33,6 +33,8 @@ def merged(largest: Tensor, tokens: Tensor) -> Tensor:
 
     `largest` float32 and `tokens` int64 are [num_parts, num_rows]: what each thread found.
     """
+    if len(largest) == 1:
+        return tokens[0].where(largest[0].isfinite(), -1)
     of_all = largest.amax(dim=0)
     chosen = tokens.masked_fill(largest != of_all, torch.iinfo(torch.int64).max).amin(dim=0)
     return chosen.where(of_all.isfinite(), -1)

@@ -1,6 +1,6 @@
 """Products in int8 or bfloat16 with what stands between them, in one region, for CPUs with AVX512."""
 
-from kernels.product_chain.op import After, Chain, Link, is_available, run_chain
+from kernels.product_chain.op import After, Chain, Link, is_available, rows_of, run_chain
 from kernels.product_chain.panels import PanelWeight, pack_panels
 
-__all__ = ["After", "Chain", "Link", "PanelWeight", "is_available", "pack_panels", "run_chain"]
+__all__ = ["After", "Chain", "Link", "PanelWeight", "is_available", "pack_panels", "rows_of", "run_chain"]

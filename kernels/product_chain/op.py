@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from kernels import compiled
-from kernels.product_chain.cpu import GELU, NORM, NOTHING, SILU, LinkNumbers, run_links
+from kernels.product_chain.cpu import GELU, LARGEST, NORM, NOTHING, SILU, LinkNumbers, run_links
 from kernels.product_chain.panels import PanelWeight
+from kernels.product_chain.rows import read_rows
 from kernels.product_chain.tile import PANEL, TILE_ROWS, WORD
 from kernels.simd import MARGIN
 from kernels.threads import LINE, num_threads
@@ -152,6 +153,29 @@ def run_chain(chain: Chain, x: Tensor, residual: Tensor | None = None) -> Tensor
             team.data_ptr(),
         ),
     )
+    return out
+
+
+def rows_of(weight: PanelWeight, rows: Tensor) -> Tensor:
+    """Return rows of a weight without its bias, float32 [num_rows, in_features], for `rows` int64, dense.
+
+    Raises ValueError on anything else, and if the weight does not have them all.
+    """
+    if rows.dtype != torch.int64 or not rows.is_contiguous():
+        raise ValueError(f"rows_of: rows are {tuple(rows.shape)} {rows.dtype}")
+    out = torch.empty(len(rows), weight.in_features)
+    if not read_rows(
+        len(rows),
+        rows.data_ptr(),
+        weight.panels.data_ptr(),
+        0 if weight.scales is None else weight.scales.data_ptr(),
+        LARGEST,  # a scale is that of a weight and of an activation
+        weight.panels.shape[1],
+        weight.in_features,
+        weight.out_features,
+        out.data_ptr(),
+    ):
+        raise ValueError(f"rows_of: a row is not from 0 to {weight.out_features - 1}")
     return out
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.sampling import cpu
+from kernels.sampling import candidates, cpu
 from kernels.threads import num_threads
 
 
@@ -101,3 +101,27 @@ def keep_allowed(logits: Tensor, rows: Sequence[int], allowed: np.ndarray) -> No
         allowed.ctypes.data,
         logits.data_ptr(),
     )
+
+
+def likeliest(logits: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
+    """Return the tokens of each row's largest logits, likeliest first, and their probabilities, on a CPU.
+
+    Both are [num_rows, num_candidates], int64 and float32, of logits [num_rows, vocab_size] float32 with a
+    dense last axis. The logits that were found become -inf. Of equal ones the lower token comes first. The
+    token is -1 with a probability of 0 where no finite logit is left, and in a row that has NaN or infinity.
+    Raises ValueError on anything else.
+    """
+    num_rows, vocab_size = logits.shape
+    if logits.dtype is not torch.float32 or logits.stride(1) != 1 or not 0 < num_candidates <= vocab_size:
+        raise ValueError(
+            f"likeliest: arguments do not fit: logits {tuple(logits.shape)} {logits.dtype} with strides "
+            f"{logits.stride()}, {num_candidates} candidates"
+        )
+    num_parts = max(1, min(num_threads(logits.numel()), num_rows))
+    maxima = torch.empty(num_parts, -(-vocab_size // cpu.CHUNK))
+    tokens = torch.empty(num_rows, num_candidates, dtype=torch.int64)
+    shares = torch.empty(num_rows, num_candidates)
+    tensors = (logits, maxima, tokens, shares)
+    sizes = (num_rows, vocab_size, logits.stride(0), num_candidates)
+    candidates.find(num_parts, *sizes, *(x.data_ptr() for x in tensors))
+    return tokens, shares

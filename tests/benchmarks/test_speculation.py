@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import speculation
 from tests.fixtures.benchmark_docs import documented_fields
+from tests.fixtures.speculation import write_heads
 from tests.fixtures.tiny_llama import write_tiny_llama
 
 
@@ -30,10 +31,32 @@ def test_the_last_line_is_json_of_every_case(
     assert [line.split(":")[0] for line in lines] == ["makespan", "templated"]
 
 
+def test_each_proposer_is_measured_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = replace(speculation.CASES["tail"], max_tokens=(30,), prompt_tokens=8)
+    monkeypatch.setattr(speculation, "CASES", {"tail": case})
+    folders = [tmp_path / name for name in ("model", "draft", "heads")]
+    for folder in folders:
+        folder.mkdir()
+    model, draft = (write_tiny_llama(folder) for folder in folders[:2])
+    given = write_heads(model, folders[2], [tuple(range(40))])
+    command = ["--model", str(given), "--draft", str(draft), "--rounds", "1", "--threads", "1", "--apart"]
+    assert speculation.main(command) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    names = ["tail", *(f"tail, {one} alone" for one in ("lookup", "medusa", "draft"))]
+    assert [line.split(":")[0] for line in lines] == names
+    for line, name in zip(lines[1:], ("lookup", "medusa", "draft"), strict=True):
+        found = json.loads(line.partition(": ")[2])
+        assert {one for one in speculation.PROPOSERS if found[one] is not None} <= {name, "grammar"}
+    assert json.loads(last)["apart"].keys() == {"lookup", "medusa", "draft"}
+
+
 def test_the_documentation_has_every_field() -> None:
     assert documented_fields("speculation") == {
         *speculation.CASES,
         "acceptance",
+        "apart",
         "steps",
         "step_time",
         "cpu_ratio",

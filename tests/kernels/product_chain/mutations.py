@@ -108,6 +108,24 @@ TABLES = (
         ),
     ),
     Table(
+        "product_chain/rows.py",
+        "product_chain/test_rows.py",
+        (
+            Mutation(
+                "the first row of each panel",
+                "row // PANEL * num_words, row % PANEL",
+                "row // PANEL * num_words, 0",
+            ),
+            Mutation("every row of the first panel", "row // PANEL * num_words, row", "0, row"),
+            Mutation("levels without their scale", "value * step)", "value)"),
+            Mutation("every row is the first", "int64_at(rows)[place]", "int64_at(rows)[0]"),
+            Mutation(
+                "scales in the order of the rows", "float32_at(scales), row)", "float32_at(scales), place)"
+            ),
+            Mutation("one of each pair", "min(2, in_features - word * 2)", "min(1, in_features - word * 2)"),
+        ),
+    ),
+    Table(
         "threads.py",
         TESTS,
         (

@@ -36,6 +36,35 @@ TABLES = (
         ),
     ),
     Table(
+        "sampling/candidates.py",
+        "sampling/test_candidates.py",
+        (
+            Mutation("one is left out", "for index in range(count):", "for index in range(1, count):"),
+            Mutation("the place after", "    return place\n", "    return place + 1\n"),
+            Mutation("of one chunk only", "token = first + _place_of", "token = _place_of"),
+            Mutation(
+                "no maximum subtracted",
+                "exp(load(logits, start + token) - largest)",
+                "exp(load(logits, start + token))",
+            ),
+            Mutation("shares of no total", "exp(found - largest) / total", "exp(found - largest)"),
+            Mutation(
+                "the largest again and again", "store(logits, start + token, np.float32(-np.inf))", "pass"
+            ),
+            Mutation(
+                "a chunk's largest stays",
+                "            store(all_maxima, maxima + chunk, found)\n\n\n@kernel\ndef find",
+                "\n\n@kernel\ndef find",
+            ),
+            Mutation("rows overlap", "start, out = row * row_stride", "start, out = row * (row_stride - 1)"),
+            Mutation(
+                "what is not finite counts",
+                "is_sound = is_sound and np.isfinite(found)",
+                "is_sound = is_sound",
+            ),
+        ),
+    ),
+    Table(
         "sampling/kernel.py",
         "sampling/test_gpu.py",
         tuple(

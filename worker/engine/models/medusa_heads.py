@@ -16,6 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from kernels.quantization.int8 import quantize_int8
+from worker.engine.models.layers.linear import Projection, int8_projection
 from worker.engine.requests.errors import CheckpointError, MissingTensorError, TensorShapeError
 from worker.values.model_files import HEADS_FILE
 
@@ -25,6 +27,9 @@ class MedusaHeads:
 
     The next place is the model's own to choose.
     """
+
+    # The product of all heads where it is not in floats.
+    _product: Projection | None = None
 
     def __init__(self, weights: Tensor, biases: Tensor) -> None:
         """Hold `weights` [num_heads, hidden_size, 2 * hidden_size] and `biases` [num_heads, hidden_size]."""
@@ -64,6 +69,11 @@ class MedusaHeads:
         }
         save_file(tensors, directory / HEADS_FILE, metadata={"format": "pt"})
 
+    def quantize(self) -> None:
+        """Compute in int8 from now on; the heads cannot be trained any more."""
+        weight = quantize_int8(self.weights.flatten(0, 1))
+        self._product = int8_projection(weight, self.biases.flatten(), self.weights.dtype)
+
     @property
     def num_heads(self) -> int:
         """Number of heads, and so of tokens that are guessed."""
@@ -77,8 +87,11 @@ class MedusaHeads:
         """
         size = hidden.shape[1:]
         read = torch.cat((hidden, F.rms_norm(embedded, size).to(hidden.dtype)), dim=1)
-        inner = F.linear(read, self.weights[:count].flatten(0, 1), self.biases[:count].flatten())
-        return hidden.unsqueeze(1) + F.silu(inner.view(len(hidden), count, -1))
+        if self._product is None:
+            inner = F.linear(read, self.weights[:count].flatten(0, 1), self.biases[:count].flatten())
+        else:
+            inner = self._product(read)
+        return hidden.unsqueeze(1) + F.silu(inner.view(len(hidden), -1, *size)[:, :count])
 
 
 def _taken(file: Path, tensors: Mapping[str, Tensor], name: str, *shape: int) -> Tensor:

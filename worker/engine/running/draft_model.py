@@ -87,6 +87,7 @@ class DraftModel:
         self._max_tokens = config.max_tokens_per_step
         self._progress: dict[Sequence, _Progress] = {}
         self._passes: deque[float] = deque(maxlen=REMEMBERED_PASSES)  # seconds
+        self.seconds_per_pass = 0.0  # their median: of one more guess for every Sequence; 0 before the first
 
     @torch.inference_mode()
     def propose(self, sequences: Items[Sequence], limits: Items[int]) -> list[GuessedTokens]:
@@ -105,11 +106,6 @@ class DraftModel:
                 raise
             self._progress.clear()
             return [NO_GUESS] * len(sequences)
-
-    @property
-    def seconds_per_pass(self) -> float:
-        """Median time of one more guess for every Sequence; 0 before the first."""
-        return median(self._passes) if self._passes else 0.0
 
     def ended(self, sequence: Sequence) -> None:
         """Forget the Sequence."""
@@ -163,6 +159,6 @@ class DraftModel:
             for sequence, token_id in zip(step.sampled, tokens, strict=True):
                 sequence.token_ids.append(token_id)
         if all(entry.num_tokens == 1 for entry in entries):
-            taken = time.perf_counter() - began
-            self._passes.append(taken)
+            self._passes.append(time.perf_counter() - began)
+            self.seconds_per_pass = median(self._passes)
         return step.sampled

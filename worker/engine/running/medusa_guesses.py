@@ -4,23 +4,25 @@ import time
 from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from statistics import median
 
 import torch
 from torch import Tensor
 
-from kernels.paged_attention import MAX_TREE_ROWS
+from kernels.sampling import likeliest
 from worker.engine.choosing.chosen_tokens import ChosenTokens
 from worker.engine.models.medusa_heads import MedusaHeads
 from worker.engine.models.registry import LoadedModel
 from worker.engine.running.device import is_out_of_memory
 from worker.engine.sequences.sequence import Sequence, SequenceState
-from worker.engine.speculation.proposer import NO_GUESS, GuessedTokens
+from worker.engine.speculation.proposer import MAX_GUESSES, NO_GUESS, GuessedTokens
 
 SOURCE = "medusa"
 LEVELS = 8  # of a head's own probability; tokens of one head and level are right about equally often
 REMEMBERED_PASSES = 9
 REMEMBERED = 64.0  # guesses; older ones fade
+RENEWED = 16  # Steps that are learned from before the tree is made again
 # The shares of right ones among a head's candidates, likeliest first, before any guess, and how many guesses
 # these count as. So the first trees are fixed, and later ones are pruned by what was right.
 FIRST, WEIGHT = (0.5, 0.15, 0.08, 0.05, 0.04), 4.0
@@ -47,27 +49,23 @@ class MedusaGuesses:
     def __init__(self, model: LoadedModel, heads: MedusaHeads, vocab_size: int) -> None:
         self._model, self._heads = model, heads
         self._at_once = max(1, MAX_LOGITS // (vocab_size * heads.num_heads))  # Sequences
+        self._num_candidates = min(len(FIRST), vocab_size)
         self._states: dict[Sequence, tuple[Tensor, int]] = {}  # hidden states of a Step, and the row
         self._candidates: dict[Sequence, list[list[int]]] = {}  # of each head, guessed since the last Step
         self._tried = [0.0] * heads.num_heads
         self._right = [[0.0] * len(FIRST) for _ in range(heads.num_heads)]  # by rank
-        self._nodes: list[_Node] = []  # of the tree, best first; empty: to be made of the shares
+        self._renew()
         self._passes: deque[float] = deque(maxlen=REMEMBERED_PASSES)  # seconds
-
-    @property
-    def seconds_per_pass(self) -> float:
-        """Median time of guessing for every Sequence, however many tokens; 0 before the first."""
-        return median(self._passes) if self._passes else 0.0
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """How likely each token of the tree is right with those before it, best first."""
-        return tuple(node.share for node in self._tree())
+        # Their median: the time of guessing for every Sequence, however many tokens; 0 before the first.
+        self.seconds_per_pass = 0.0
 
     def chose(self, chosen: ChosenTokens, hidden: Tensor) -> None:
         """Keep a Step's hidden states [num_rows, hidden_size], and learn which candidates were right."""
-        for sequence, tokens, rows in zip(chosen.sequences, chosen.host, chosen.rows, strict=True):
+        for sequence, rows in zip(chosen.sequences, chosen.rows, strict=True):
             self._states[sequence] = hidden, rows[-1]
+        if not self._candidates:
+            return
+        for sequence, tokens in zip(chosen.sequences, chosen.host, strict=True):
             for head, (candidates, token) in enumerate(
                 zip(self._candidates.get(sequence, ()), tokens, strict=False)
             ):
@@ -75,13 +73,14 @@ class MedusaGuesses:
                 self._tried[head] = fade * (self._tried[head] + 1)
                 self._right[head] = [
                     fade * (right + (candidate == token.token_id))
-                    for right, candidate in zip(self._right[head], candidates, strict=True)
+                    for right, candidate in zip(self._right[head], candidates, strict=False)
                 ]
                 if token.token_id not in candidates:
                     break
-        if self._candidates:
-            self._candidates.clear()
-            self._nodes = []
+        self._candidates.clear()
+        self._num_learned += 1
+        if self._num_learned == RENEWED:
+            self._renew()
 
     @torch.inference_mode()
     def propose(self, sequences: Items[Sequence], limits: Items[int]) -> list[GuessedTokens]:
@@ -98,16 +97,18 @@ class MedusaGuesses:
         ]
         if not wanted:
             return guesses
-        began = time.perf_counter()
+        nodes = self._nodes[: max(limits)]
         try:
-            hidden = torch.stack([states[row] for _, _, states, row in wanted])
-            nodes = self._tree()[: max(limits)]
-            found = self._guess(hidden, torch.tensor([token_id for _, token_id, _, _ in wanted]), nodes)
+            if not self._passes:  # it loads compiled code, so its time would say nothing about later ones
+                self._pass(wanted, nodes)
+            began = time.perf_counter()
+            found = self._pass(wanted, nodes)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             return guesses
         self._passes.append(time.perf_counter() - began)
+        self.seconds_per_pass = median(self._passes)
         for (place, *_), (guess, candidates) in zip(wanted, found, strict=True):
             guesses[place] = guess.first(limits[place])
             self._candidates[sequences[place]] = candidates
@@ -117,55 +118,69 @@ class MedusaGuesses:
         """Forget the Sequence."""
         self._states.pop(sequence, None)
 
+    def _renew(self) -> None:
+        """Make the tree of what is known now."""
+        self._nodes = self._tree()  # best first
+        self._num_learned = 0  # Steps since then
+        # How likely each token of the tree is right with those before it, best first.
+        self.shares: tuple[float, ...] = tuple(node.share for node in self._nodes)
+
     def _tree(self) -> list[_Node]:
         """Return the tree of the largest sum of shares: no token is likelier than the one that it follows."""
-        if not self._nodes:
-            rates = [
-                [
-                    (right + WEIGHT * first) / (tried + WEIGHT)
-                    for right, first in zip(ranks, FIRST, strict=True)
-                ]
-                for ranks, tried in zip(self._right, self._tried, strict=True)
+        rates = [
+            [
+                (right + WEIGHT * first) / (tried + WEIGHT)
+                for right, first in zip(ranks[: self._num_candidates], FIRST, strict=False)
             ]
-            open_nodes = [_Node(share, -1, 0, rank) for rank, share in enumerate(rates[0])]
-            while open_nodes and len(self._nodes) < MAX_TREE_ROWS - 1:
-                best = max(open_nodes, key=lambda node: node.share)
-                open_nodes.remove(best)
-                head, place = best.head + 1, len(self._nodes)
-                if head < len(rates):
-                    open_nodes += [
-                        _Node(best.share * share, place, head, rank) for rank, share in enumerate(rates[head])
-                    ]
-                self._nodes.append(best)
-        return self._nodes
+            for ranks, tried in zip(self._right, self._tried, strict=True)
+        ]
+        nodes: list[_Node] = []
+        # By share, the largest first; those of equal shares in the order in which they are found.
+        heap = [(-share, rank, -1, 0, rank) for rank, share in enumerate(rates[0])]
+        heapify(heap)
+        num_found = len(heap)
+        while heap and len(nodes) < MAX_GUESSES:
+            negative, _, parent, head, rank = heappop(heap)
+            place = len(nodes)
+            nodes.append(_Node(-negative, parent, head, rank))
+            if head + 1 < len(rates):
+                for next_rank, share in enumerate(rates[head + 1]):
+                    heappush(heap, (negative * share, num_found, place, head + 1, next_rank))
+                    num_found += 1
+        return nodes
 
-    def _guess(
-        self, hidden: Tensor, newest: Tensor, nodes: Items[_Node]
+    def _pass(
+        self, wanted: Items[tuple[int, int, Tensor, int]], nodes: Items[_Node]
     ) -> list[tuple[GuessedTokens, list[list[int]]]]:
-        """Return these nodes for each row of hidden states and the newest token, chosen from it.
+        """Return these nodes for each newest token, which was chosen from a row of hidden states.
 
-        Beside them, the candidates of each head.
+        Of `wanted`, each is a place, the token, the states and the row. Beside the nodes, the candidates of
+        each head; both are empty where a logit is not finite.
         """
-        count = 1 + max(node.head for node in nodes)
-        parents = tuple(node.parent for node in nodes)
+        hidden = torch.stack([states[row] for _, _, states, row in wanted])
+        newest = torch.tensor([token_id for _, token_id, _, _ in wanted])
+        count = 1 + max([node.head for node in nodes])
+        parents = tuple([node.parent for node in nodes])
+        shape = (-1, count, self._num_candidates)
         guesses: list[tuple[GuessedTokens, list[list[int]]]] = []
         for rows, token_ids in zip(
             *(torch.split(one, self._at_once) for one in (hidden, newest)), strict=True
         ):
             states = self._heads.states(rows, self._model.embedded(token_ids), count)
             logits = self._model.logits(states.flatten(0, 1)).float()
-            largest, likeliest = logits.topk(len(FIRST), dim=-1)
-            sure = (largest - logits.logsumexp(dim=-1, keepdim=True)).exp().nan_to_num(0.0)
-            shape = (-1, count, len(FIRST))
-            for candidates, shares in zip(
-                likeliest.view(shape).tolist(), sure.view(shape).tolist(), strict=True
-            ):
-                own = tuple(shares[node.head][node.rank] for node in nodes)
+            found, sure = (one.view(shape).tolist() for one in likeliest(logits, self._num_candidates))
+            for candidates, shares in zip(found, sure, strict=True):
+                if any(ranks[-1] < 0 for ranks in candidates):
+                    guesses.append((NO_GUESS, []))
+                    continue
+                own = tuple([shares[node.head][node.rank] for node in nodes])
                 guess = GuessedTokens(
-                    tuple(candidates[node.head][node.rank] for node in nodes),
+                    tuple([candidates[node.head][node.rank] for node in nodes]),
                     tuple(
-                        (SOURCE, (node.head, node.rank, min(int(share * LEVELS), LEVELS - 1)))
-                        for node, share in zip(nodes, own, strict=True)
+                        [
+                            (SOURCE, (node.head, node.rank, min(int(share * LEVELS), LEVELS - 1)))
+                            for node, share in zip(nodes, own, strict=True)
+                        ]
                     ),
                     parents,
                     own,

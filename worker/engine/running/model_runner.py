@@ -225,7 +225,11 @@ def _medusa(
     if not config.speculates or config.device != "cpu":
         return None
     heads = MedusaHeads.load(config.model, architecture.hidden_size, dtype)
-    return None if heads is None else MedusaGuesses(model, heads, architecture.vocab_size)
+    if heads is None:
+        return None
+    if config.dtype == "int8":
+        heads.quantize()
+    return MedusaGuesses(model, heads, architecture.vocab_size)
 
 
 def _choose_on_host(

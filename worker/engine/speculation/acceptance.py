@@ -33,13 +33,16 @@ class AcceptanceRates:
 
     def __init__(self) -> None:
         self._kinds: dict[Kind, _Rate] = {}
+        self._best: float | None = FIRST  # None: to be computed
         # Of a kind in a job, and of a kind in a Sequence; the least recently used are forgotten.
         self._narrow: OrderedDict[Hashable, _Rate] = OrderedDict()
 
     @property
     def best(self) -> float:
         """The largest share of any kind; FIRST before any try."""
-        return max((rate.estimate(FIRST) for rate in self._kinds.values()), default=FIRST)
+        if self._best is None:
+            self._best = max(rate.estimate(FIRST) for rate in self._kinds.values())
+        return self._best
 
     def of(self, sequence: Sequence, kind: Kind, first: float = FIRST) -> float:
         """Return the probability that a guessed token of this Sequence is right, if those before it are.
@@ -70,6 +73,7 @@ class AcceptanceRates:
             if parent >= 0 and not right[parent]:
                 continue
             self._kinds.setdefault(kind, _Rate()).add(is_right)
+            self._best = None
             for key in _keys(sequence, kind):
                 self._narrow.setdefault(key, _Rate()).add(is_right)
                 self._narrow.move_to_end(key)

@@ -13,6 +13,8 @@ def may_guess(sequence: Sequence) -> bool:
 
 def only_allowed(sequence: Sequence, guess: GuessedTokens) -> GuessedTokens:
     """Return a guess without what its Sequence's end tokens or grammar rule out."""
+    if sequence.matcher is None and sequence.stop_token_ids.isdisjoint(guess.token_ids):
+        return guess
     if guess.parents:
         return _of_tree(sequence, guess)
     token_ids = guess.token_ids

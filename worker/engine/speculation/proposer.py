@@ -11,6 +11,7 @@ from worker.engine.sequences.sequence import Sequence
 # are right about equally often.
 Kind = tuple[str, Hashable]
 DRAFT: Kind = ("draft", None)
+MAX_GUESSES = 12  # tokens of one Sequence in a Step
 
 
 @dataclass(frozen=True, slots=True)

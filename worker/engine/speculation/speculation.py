@@ -23,11 +23,10 @@ from worker.engine.sequences.next_token import NextToken
 from worker.engine.sequences.sequence import Sequence, SequenceState
 from worker.engine.speculation.acceptance import AcceptanceRates
 from worker.engine.speculation.allowed import may_guess, only_allowed
-from worker.engine.speculation.proposer import DRAFT, GuessedTokens, Proposer
+from worker.engine.speculation.proposer import DRAFT, MAX_GUESSES, GuessedTokens, Proposer
 from worker.engine.speculation.step_times import StepTimes
 from worker.engine.speculation.waiting import Waiting
 
-MAX_GUESSES = 12  # tokens of one Sequence in a Step
 MAX_GUESSES_OF_ALL = 128  # but at least FEW of each
 FEW = 2
 # After so many Steps without a guess, a few of the best ones are tried, and the other way round: what was

@@ -14,7 +14,7 @@ from worker.engine.scheduling.plan import StepPlan
 from worker.engine.sequences.next_token import NextToken
 from worker.engine.sequences.sequence import Sequence
 from worker.engine.speculation import speculation as module
-from worker.engine.speculation.proposer import DRAFT, NO_GUESS, GuessedTokens, Kind
+from worker.engine.speculation.proposer import DRAFT, MAX_GUESSES, NO_GUESS, GuessedTokens, Kind
 from worker.engine.speculation.speculation import Speculation
 from worker.engine.speculation.step_times import StepTimes
 
@@ -32,9 +32,7 @@ def confirm(made: Speculation, plan: StepPlan, *, num_right: int | None = None) 
 
 def test_free_tokens_are_all_used_and_dear_ones_never() -> None:
     free, dear = make(1.0, 0.0), make(0.0, 1.0)
-    assert [len(one.guesses) for one in free.extend(plan_for(free, 2), 512).entries] == [
-        module.MAX_GUESSES
-    ] * 2
+    assert [len(one.guesses) for one in free.extend(plan_for(free, 2), 512).entries] == [MAX_GUESSES] * 2
     assert not dear.extend(plan_for(dear, 2), 512).num_guesses
 
 

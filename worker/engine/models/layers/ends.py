@@ -7,9 +7,8 @@ import torch.nn.functional as F  # noqa: N812  (the name torch's own documentati
 from torch import Tensor
 
 from kernels.panel_argmax import panel_argmax, takes
-from kernels.product_chain import PanelWeight
+from kernels.product_chain import rows_of as rows_of_panels
 from kernels.quantization import Int8Weight, QuantizedWeight
-from kernels.quantization.int8 import LARGEST
 from kernels.weight_only_linear import TiledWeight, rows_of, weight_only_argmax
 from worker.engine.models.layers.linear import ChainedLinear, Projection
 from worker.engine.models.layers.quantized_linear import WeightOnlyLinear
@@ -28,7 +27,7 @@ def table_embedding(table: Tensor) -> Embedding:
 def shared_embedding(head: Projection, weight: Tensor | QuantizedWeight) -> Embedding:
     """Return the embedding that reads what `head` multiplies by, or else the `weight` it was made of."""
     if isinstance(head, ChainedLinear):
-        return partial(_rows_of_panels, head.weight)
+        return partial(rows_of_panels, head.weight)
     if isinstance(head, WeightOnlyLinear) and isinstance(head.weight, TiledWeight):
         return partial(rows_of, head.weight)
     if isinstance(weight, Int8Weight):
@@ -51,13 +50,3 @@ def _rows_of_table(table: Tensor, token_ids: Tensor) -> Tensor:
 
 def _rows_of_levels(weight: Int8Weight, token_ids: Tensor) -> Tensor:
     return weight.levels[token_ids].float() * weight.scales[token_ids].unsqueeze(1)
-
-
-def _rows_of_panels(weight: PanelWeight, token_ids: Tensor) -> Tensor:
-    channels = weight.panels.shape[2]
-    words = weight.panels[token_ids // channels, :, token_ids % channels]  # [num_tokens, num_words, ...]
-    rows = words.flatten(1)[:, : weight.in_features].float()
-    if weight.scales is None:
-        return rows
-    steps = weight.scales[token_ids] * LARGEST  # without the step of an activation
-    return rows * steps.unsqueeze(1)
