@@ -155,7 +155,7 @@ def measure(
     engine = Engine(EngineConfig.for_device(**config, speculates=True, enable_prefix_cache=False))
     pool, stats = engine._scheduler.block_pool, engine.stats  # noqa: SLF001
     heads, waiting = engine._runner.medusa, engine._speculation._waiting  # noqa: SLF001
-    proposers = {name_of(one): one for one in engine._speculation._proposers}  # noqa: SLF001
+    proposers = {name_of(one): one for one in engine._speculation.proposers}  # noqa: SLF001
     chosen = {"none": [], "all": list(proposers.values())}
     if apart:
         chosen |= {name: [one] for name, one in proposers.items()}

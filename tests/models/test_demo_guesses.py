@@ -65,7 +65,7 @@ def guessing(kind: type[MedusaGuesses | DraftModel]) -> Engine:
     """An engine that verifies all that one proposer guesses, and nothing else."""
     engine = make_engine(DEMO, dtype="int8", speculates=True, draft_model=DRAFT)
     speculation = engine._speculation
-    speculation._proposers = [one for one in speculation._proposers if isinstance(one, kind)]
+    speculation.use([one for one in speculation.proposers if isinstance(one, kind)])
     speculation.times = FixedTimes(10.0)  # type: ignore[assignment]
     ignore_time(engine)
     return engine

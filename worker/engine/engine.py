@@ -214,7 +214,8 @@ class Engine:
             plan, seconds = self._meter.ended()
             self._scheduler.took(plan, seconds)
             self._readings.charged(plan)
-            self._speculation.took(plan, seconds, chosen.sequences, tokens)
+            taken = self._meter.worked_seconds if self.config.device == "cpu" else seconds
+            self._speculation.took(plan, taken, chosen.sequences, tokens)
             self._generations.take(chosen.sequences, tokens)
             self._speculation.ended(chosen.sequences)
             self._generations.charged(plan)

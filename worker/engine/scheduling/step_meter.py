@@ -21,6 +21,7 @@ class StepMeter:
         self._num_rows = num_rows
         self._open: deque[tuple[StepPlan, int]] = deque()  # with its rows of padding, oldest first
         self._began_at = 0.0
+        self._worked_before = 0.0  # seconds
         self._carried_seconds = 0.0
         self._busy_since: float | None = None  # end of the previous Step; None while idle
         self.costs = CostEstimator()
@@ -36,7 +37,7 @@ class StepMeter:
 
     def begin(self) -> None:
         """Start the clock, before a Step is started or the previous one's tokens are read."""
-        self._began_at = time.perf_counter()
+        self._began_at, self._worked_before = time.perf_counter(), time.thread_time()
 
     def pause(self) -> None:
         """Stop the clock while a Step still runs on a device."""
@@ -46,6 +47,11 @@ class StepMeter:
         """Record a Step that was started."""
         self._open.append((plan, num_padding))
         self._stats.steps += 1
+
+    @property
+    def worked_seconds(self) -> float:
+        """The processor time of this thread since `begin`: on a CPU, the Step's without other programs."""
+        return time.thread_time() - self._worked_before
 
     def ended(self) -> tuple[StepPlan, float]:
         """Charge the oldest open Step, which has ended; return it and its seconds."""

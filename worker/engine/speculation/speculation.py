@@ -3,18 +3,18 @@
 A Step with n tokens more takes longer and may yield more: the expected number of right guesses is known from
 earlier ones, the time from earlier Steps of that size. The guesses with the best yield of tokens per second
 are verified, none if that is best, as in a full batch where the products already use all of the processor.
-To look for guesses takes time too, and an expectation may be wrong. So both are paid from what guesses were
-measured to save, and from a small share of the time: where they save nothing, few Steps look.
+To look for guesses takes time too, and an expectation may be wrong. So both are paid from what the guesses of
+each proposer were measured to save, and from a small share of the time: one that saves nothing is rarely
+asked.
 """
 
-import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
-from itertools import compress, count, repeat
+from itertools import compress, repeat
 
 from worker.engine.requests.stats import EngineStats
 from worker.engine.scheduling.block_pool import BlockPool
@@ -22,6 +22,7 @@ from worker.engine.scheduling.plan import ScheduledSequence, StepPlan
 from worker.engine.sequences.next_token import NextToken
 from worker.engine.sequences.sequence import Sequence, SequenceState
 from worker.engine.speculation.acceptance import AcceptanceRates
+from worker.engine.speculation.account import Account, OpenSavings, evenness
 from worker.engine.speculation.allowed import may_guess, only_allowed
 from worker.engine.speculation.proposer import DRAFT, MAX_GUESSES, GuessedTokens, Proposer
 from worker.engine.speculation.step_times import StepTimes
@@ -33,14 +34,8 @@ FEW = 2
 # measured long ago says little. A Step without guesses may cost so large a share of what guesses save.
 TRY_EVERY, TRIED = 128, 3
 PLAIN_EVERY, PLAIN_COST = (4, 64), 0.02
+RESTS = 7  # Steps after one in which no guess would pay: to ask costs time, too
 PAUSE_STEPS = 64  # without guesses after a Step with guesses ran out of memory
-# The share of the time that guesses may cost; more only where they have saved it. In Steps: what a batch of
-# half the size begins with (PROBED Sequences or fewer: the most), the most kept of savings, and of losses.
-LOST = 0.005
-START_STEPS, CREDIT_STEPS, DEBT_STEPS = 1.0, 4.0, 1.0
-PROBED = 8  # Sequences that are looked for at least; for more, with what is kept beyond START_STEPS
-FADE = 0.1  # the share of the latest look in the mean cost of a look
-FEW_RIGHT = 8.0  # right tokens
 # A Step counts as no longer than so many times the usual one: the rest is what other programs do.
 LONGEST = 2.0
 
@@ -50,31 +45,9 @@ class _Offer:
     """A guess for one Sequence, with each token's probability that it and all before it are right."""
 
     place: int  # of the Sequence's entry in the plan
+    account: Account  # of the proposer
     guess: GuessedTokens
     shares: list[float]
-
-
-@dataclass(slots=True)
-class _Pending:
-    """Sums over the Steps with guesses since the last one without."""
-
-    seconds: float = 0.0
-    plain: float = 0.0  # seconds of the same Steps without guesses
-    num_sequences: int = 0
-    num_guessed: int = 0
-    num_right: int = 0
-    num_shortening: float = 0.0  # right tokens that make the work end earlier
-
-    def saved(self, plain: float) -> float:
-        """Return the seconds that guesses have saved if these Steps took `plain` without them.
-
-        A right token saves its row in a later Step, which costs what a guess does; only one that makes the
-        work end earlier saves also its share of what a Step costs whatever is in it.
-        """
-        extra = self.seconds - plain
-        share = plain / self.num_sequences
-        row = min(extra / max(self.num_guessed, 1), share)
-        return self.num_right * row + self.num_shortening * (share - row) - extra
 
 
 class Speculation:
@@ -93,23 +66,32 @@ class Speculation:
         """Guess after every Step; with `waiting`, only after those whose tokens it says to wait for."""
         self.times = StepTimes()
         self.rates = AcceptanceRates()
-        self._proposers = proposers
+        self.use(proposers)
         self._block_pool = block_pool
         self._stats = stats
         self._block_size = block_size
         self._clock = clock  # of this thread's processor time, which other programs do not lengthen
-        self._open: list[tuple[Sequence, GuessedTokens]] = []  # what the Step that runs verifies
+        self._open: list[tuple[Sequence, GuessedTokens, Account]] = []  # what the Step that runs verifies
         self._num_plain = 0  # decode Steps in a row without a guess, of those where there might be one
         self._num_guessing = 0  # Steps in a row with guesses
         self._plain_every = PLAIN_EVERY[0]
-        self._pending = _Pending()
+        self._savings = OpenSavings()
         self._others_wait = False
         self._num_paused = 0
-        self._balance = 0.0  # seconds that guesses may cost: those that they have saved, and a share of all
-        self._look_seconds = 0.0  # of one Sequence
+        self._num_resting = 0  # decode Steps to come, in which it is not asked whether to guess
+        self._num_rested = 0  # of these, those since the last one that was counted
         self._least_looked = sys.maxsize  # a Step of no more tokens begins anew
         self._waiting = waiting
         self._plan: StepPlan | None = None  # of the Step that runs, if it could have guesses
+
+    def use(self, proposers: Items[Proposer]) -> None:
+        """Guess with these from now on; of them, the earlier one is asked first."""
+        self._accounts = [Account(one) for one in proposers]
+
+    @property
+    def proposers(self) -> list[Proposer]:
+        """What it guesses with, in this order."""
+        return [account.proposer for account in self._accounts]
 
     def extend(self, plan: StepPlan, max_tokens: int, *, others_wait: bool = False) -> StepPlan:
         """Return the plan with guesses, if they are expected to pay, and Blocks allocated for them.
@@ -117,17 +99,19 @@ class Speculation:
         `max_tokens` is the Step's limit; `others_wait` for the place of a Sequence that ends. Takes free
         Blocks only, so it preempts nothing.
         """
-        if not self._proposers:
+        if not self._accounts:
             return plan
         self._open, self._plan = [], None
         self._others_wait = others_wait
+        if self._num_resting and plan.num_tokens == len(plan.entries) > self._least_looked:
+            self._num_resting -= 1
+            self._num_rested += 1
+            return plan
         if not _is_decode(plan) or (self._waiting is not None and not self._waiting.wants(plan)):
             return plan
         room = max_tokens - len(plan.entries)
         if room > 0 and self._is_time(len(plan.entries)):
-            began = self._clock()
             plan = self._extended(plan, room)
-            self._balance -= self._clock() - began
         self._plan = plan
         return plan
 
@@ -148,18 +132,20 @@ class Speculation:
         tokens: Items[Items[NextToken]],
     ) -> None:
         """Learn from a Step: how long it took, and which guesses the tokens of `sequences` confirm."""
-        num_chosen = sum(map(len, tokens))
         if self._waiting is not None:
-            self._waiting.took(plan, num_chosen)
+            self._waiting.took(plan, sum(map(len, tokens)))
         if plan is not self._plan:
             return
-        self._charge(plan, seconds, num_chosen)
         if not self._open:
+            self._charge(plan, seconds, [])
             return
         began = self._clock()
         chosen = dict(zip(sequences, tokens, strict=True))
-        for sequence, guess in self._open:
-            right = guess.right([token.token_id for token in chosen[sequence]])
+        rights = [
+            guess.right([token.token_id for token in chosen[sequence]]) for sequence, guess, _ in self._open
+        ]
+        self._charge(plan, seconds, rights)
+        for (sequence, guess, _), right in zip(self._open, rights, strict=True):
             self.rates.add(sequence, guess, right)
             for counter, is_counted in (("guessed", repeat(True)), ("right", right)):
                 for source, number in Counter(
@@ -169,15 +155,17 @@ class Speculation:
                     setattr(self._stats, name, getattr(self._stats, name) + number)
             sequence.num_guessed_tokens += len(right)
             sequence.num_right_tokens += sum(right)
+        self._pay(began, {account for _, _, account in self._open})
         self._open = []
-        self._balance -= self._clock() - began
 
     def ended(self, sequences: Items[Sequence]) -> None:
         """Let the proposers learn from those of these Sequences that have ended."""
+        if not self._accounts:
+            return
         for sequence in sequences:
             if sequence.state is SequenceState.FINISHED and may_guess(sequence):
-                for proposer in self._proposers:
-                    proposer.ended(sequence)
+                for account in self._accounts:
+                    account.proposer.ended(sequence)
 
     def pause(self) -> None:
         """Guess nothing for some Steps: one with guesses ran out of memory."""
@@ -186,11 +174,15 @@ class Speculation:
 
     def _extended(self, plan: StepPlan, room: int) -> StepPlan:
         num_tokens = len(plan.entries)
-        counts = self._choose(num_tokens, self._offers(plan, room), room)
+        able = [account for account in self._accounts if account.balance >= 0]
+        offers = self._offers(plan, able, room)
+        began = self._clock()
+        counts = self._choose(num_tokens, offers, room)
         self._least_looked = num_tokens // 2
         if not counts:
             self._num_guessing = 0
             self._num_plain = 0 if self._num_plain >= TRY_EVERY else self._num_plain + 1
+            self._pay(began, able)
             return plan
         self._num_plain = 0
         self._num_guessing += 1
@@ -200,86 +192,98 @@ class Speculation:
             guess = offer.guess.first(self._reserve(sequence, wanted))
             entries[offer.place] = _with_guess(entries[offer.place], guess)
             if guess.token_ids:
-                self._open.append((sequence, guess))
+                self._open.append((sequence, guess, offer.account))
+        self._pay(began, {offer.account for offer, _ in counts})
         return replace(plan, entries=tuple(entries))
 
-    def _charge(self, plan: StepPlan, seconds: float, num_chosen: int) -> None:
-        """Count a decode Step that chose so many tokens.
+    def _pay(self, began: float, accounts: Collection[Account]) -> None:
+        """Share the time since then among these."""
+        each = (self._clock() - began) / len(accounts)
+        for account in accounts:
+            account.balance -= each
+
+    def _charge(self, plan: StepPlan, seconds: float, rights: Items[Items[bool]]) -> None:
+        """Count a decode Step, of whose guesses these tokens were right.
 
         What guesses have saved is known at the next Step without any, which shows what the machine's Steps
         take now. Steps before them would not do: one guesses on because they were slow.
         """
-        times, pending = self.times, self._pending
-        if self._open or pending.seconds:
+        times, savings = self.times, self._savings
+        if self._open or savings.seconds:
             usual = times.seconds(plan.num_tokens) or seconds
             counted = min(seconds, LONGEST * usual)
             if self._open:
                 num_sequences = len(plan.entries)
-                num_right = num_chosen - num_sequences
-                pending.seconds += counted
-                pending.plain += times.seconds(num_sequences) or usual
-                pending.num_sequences += num_sequences
-                pending.num_guessed += plan.num_guesses
-                pending.num_right += num_right
-                pending.num_shortening += num_right * (1.0 if self._others_wait else _evenness(plan))
+                savings.seconds += counted
+                savings.plain += times.seconds(num_sequences) or usual
+                savings.num_sequences += num_sequences
+                shortening = 1.0 if self._others_wait else evenness(plan)
+                for (_, _, account), right in zip(self._open, rights, strict=True):
+                    guessed = savings.guessed[account]
+                    guessed.num_tokens += len(right)
+                    guessed.num_right += sum(right)
+                    guessed.num_shortening += sum(right) * shortening
             else:
-                saved = pending.saved(pending.plain * counted / usual)
-                self._balance += saved
+                saved = savings.saved(savings.plain * counted / usual)
+                for account, its_seconds in saved.items():
+                    account.balance += its_seconds
                 least, most = PLAIN_EVERY
-                self._plain_every = min(max(least, int(saved / pending.seconds / PLAIN_COST)), most)
-                self._pending = _Pending()
+                part = sum(saved.values()) / savings.seconds / PLAIN_COST
+                self._plain_every = min(max(least, int(part)), most)
+                self._savings = OpenSavings()
         times.add(plan.num_tokens, seconds)
-        balance = max(self._balance, -DEBT_STEPS * seconds) + LOST * seconds
-        self._balance = min(balance, CREDIT_STEPS * seconds)
+        for account in self._accounts:
+            account.steps(1 + self._num_rested, seconds)
+        self._num_rested = 0
 
     def _is_time(self, num_tokens: int) -> bool:
         """Return whether the best guess imaginable would pay in a decode Step of this size."""
         if self._num_paused:
             self._num_paused -= 1
             return False
-        if self._balance < 0 and num_tokens > self._least_looked:
+        if num_tokens > self._least_looked and all(one.balance < 0 for one in self._accounts):
+            self._num_resting = RESTS
             return False
         without, with_one = self.times.seconds(num_tokens), self.times.seconds(num_tokens + 1)
         if without is None or with_one is None or self._num_guessing >= self._plain_every:
             self._num_guessing = 0
             return False
         if num_tokens <= self._least_looked:
-            self._balance = (CREDIT_STEPS if num_tokens <= PROBED else START_STEPS) * without
+            for account in self._accounts:
+                account.begin(num_tokens, without)
             self._least_looked = num_tokens // 2
         if (num_tokens + self.rates.best) * without > num_tokens * with_one:
             return True
-        self._num_plain += 1
+        self._num_resting = RESTS
+        self._num_plain += 1 + RESTS
         return self._num_plain >= TRY_EVERY
 
-    def _offers(self, plan: StepPlan, room: int) -> list[_Offer]:
+    def _offers(self, plan: StepPlan, accounts: Items[Account], room: int) -> list[_Offer]:
         """Return at most one offer for each Sequence: of the proposer from which most is expected."""
-        began = self._clock()
+        num_tokens = plan.num_tokens
+        step_seconds = self.times.seconds(num_tokens) or 0.0
         asked = [place for place, entry in enumerate(plan.entries) if may_guess(entry.sequence)]
-        asked = asked[: self._most_looks(plan.num_tokens)]
         offers: dict[int, _Offer] = {}
-        for proposer in self._proposers:
+        for account in accounts:
+            began, proposer = self._clock(), account.proposer
             places = [
                 place
-                for place in asked
+                for place in asked[: account.most_looks(step_seconds)]
                 if place not in offers
                 or offers[place].shares[0] < self._expected(proposer, plan.entries[place].sequence, 1)[0]
             ]
             sequences = [plan.entries[place].sequence for place in places]
-            most = self._worthwhile(plan.num_tokens, sequences, proposer, room)
-            if not most:
-                continue
-            limits = [min(most, one.max_length - len(one.token_ids) - 1) for one in sequences]
-            if proposer.seconds_per_pass is not None:
-                limits = [self._reserve(one, limit) for one, limit in zip(sequences, limits, strict=True)]
-            found = proposer.propose(sequences, limits)
-            for place, sequence, guess in zip(places, sequences, found, strict=True):
-                kept = only_allowed(sequence, guess)
-                kept, shares = self._by_shares(sequence, kept)
-                if sum(shares) > (sum(offers[place].shares) if place in offers else 0.0):
-                    offers[place] = _Offer(place, kept, shares)
-        if asked:
-            each = (self._clock() - began) / len(asked)
-            self._look_seconds += FADE * (each - self._look_seconds)
+            most = self._worthwhile(num_tokens, sequences, proposer, room, offers, places)
+            if most:
+                limits = [min(most, one.max_length - len(one.token_ids) - 1) for one in sequences]
+                if proposer.seconds_per_pass is not None:
+                    limits = [self._reserve(one, limit) for one, limit in zip(sequences, limits, strict=True)]
+                found = proposer.propose(sequences, limits)
+                for place, sequence, guess in zip(places, sequences, found, strict=True):
+                    kept, shares = self._by_shares(sequence, only_allowed(sequence, guess))
+                    if sum(shares) > (sum(offers[place].shares) if place in offers else 0.0):
+                        offers[place] = _Offer(place, account, kept, shares)
+            account.looked(self._clock() - began, len(sequences))
         return list(offers.values())
 
     def _by_shares(self, sequence: Sequence, guess: GuessedTokens) -> tuple[GuessedTokens, list[float]]:
@@ -293,26 +297,35 @@ class Speculation:
         order = sorted(range(len(shares)), key=lambda place: (-shares[place], place))
         return guess.only(order), [shares[place] for place in order]
 
-    def _most_looks(self, num_tokens: int) -> int:
-        """Return for how many Sequences the balance pays."""
-        beyond = self._balance - START_STEPS * (self.times.seconds(num_tokens) or 0.0)
-        return PROBED + max(0, int(beyond / max(self._look_seconds, 1e-7)))
+    def _worthwhile(
+        self,
+        num_tokens: int,
+        sequences: Items[Sequence],
+        proposer: Proposer,
+        room: int,
+        offers: Mapping[int, _Offer],
+        places: Collection[int],
+    ) -> int:
+        """Return how many tokens a proposer should guess for each of these Sequences, at these places.
 
-    def _worthwhile(self, num_tokens: int, sequences: Items[Sequence], proposer: Proposer, room: int) -> int:
-        """Return how many tokens a proposer should guess for each of these Sequences."""
+        What is offered for other places is verified beside them; the offers at these are the alternative.
+        """
         most = min(room, MAX_GUESSES, max(FEW, MAX_GUESSES_OF_ALL // num_tokens))
         each = proposer.seconds_per_pass
         if each is None:
             return most
         if self._num_plain >= TRY_EVERY:
             return min(most, TRIED)
+        _, _, best_rate = self._best(num_tokens, _shares(offers.values()))
+        beside = _shares(offer for place, offer in offers.items() if place not in places)
+        beside_count, expected, _ = self._best(num_tokens, beside)
+        best_count = 0
         shares = [self._expected(proposer, sequence, most) for sequence in sequences]
-        best_count, expected = 0, float(num_tokens)
-        best_rate = expected / (self.times.seconds(num_tokens) or 1.0)
         for depth, gains in enumerate(zip(*shares, strict=True), 1):
             expected += sum(gains)
             passes = each * (depth if proposer.shares is None else 1)
-            taken = (self.times.seconds(num_tokens + depth * len(sequences)) or 1.0) + passes
+            size = num_tokens + beside_count + depth * len(sequences)
+            taken = (self.times.seconds(size) or 1.0) + passes
             if expected / taken > best_rate:
                 best_count, best_rate = depth, expected / taken
         return best_count
@@ -334,19 +347,27 @@ class Speculation:
             ),
             reverse=True,
         )[:room]
-        best_count, expected = 0, float(num_tokens)
-        best_rate = expected / (self.times.seconds(num_tokens) or 1.0)
-        for number, (gain, _, _) in zip(count(1), gains):
-            expected += gain
-            seconds = self.times.seconds(num_tokens + number) or 1.0
-            if expected / seconds > best_rate:
-                best_count, best_rate = number, expected / seconds
+        best_count, _, _ = self._best(num_tokens, [share for share, _, _ in gains])
         if not best_count and self._num_plain >= TRY_EVERY:
             best_count = TRIED
         taken = [0] * len(offers)
         for _, _, index in gains[:best_count]:
             taken[index] += 1
         return [(offer, number) for offer, number in zip(offers, taken, strict=True) if number]
+
+    def _best(self, num_tokens: int, shares: Items[float]) -> tuple[int, float, float]:
+        """Return how many guesses of these probabilities, likeliest first, yield the most tokens per second.
+
+        Beside their number: the expected tokens of such a Step, and of a second.
+        """
+        expected = float(num_tokens)
+        best = 0, expected, expected / (self.times.seconds(num_tokens) or 1.0)
+        for number, share in enumerate(shares, 1):
+            expected += share
+            rate = expected / (self.times.seconds(num_tokens + number) or 1.0)
+            if rate > best[2]:
+                best = number, expected, rate
+        return best
 
     def _reserve(self, sequence: Sequence, num_guesses: int) -> int:
         """Return for how many guesses the Sequence has Blocks, after it was given free ones."""
@@ -366,15 +387,11 @@ def _is_decode(plan: StepPlan) -> bool:
     )
 
 
+def _shares(offers: Iterable[_Offer]) -> list[float]:
+    """Return the probabilities of all tokens of these offers, likeliest first."""
+    return sorted((share for offer in offers for share in offer.shares), reverse=True)
+
+
 def _with_guess(entry: ScheduledSequence, guess: GuessedTokens) -> ScheduledSequence:
     num_tokens = entry.num_tokens + len(guess.token_ids)
     return entry._replace(num_tokens=num_tokens, guesses=guess.token_ids, parents=guess.parents)
-
-
-def _evenness(plan: StepPlan) -> float:
-    """Return the right guesses of the Sequence that has the fewest by their mean: the last to end counts.
-
-    While there are few, it lies between 1 / n for n Sequences, as where chance deals them out, and 1.
-    """
-    numbers = [entry.sequence.num_right_tokens for entry in plan.entries]
-    return (min(numbers) + FEW_RIGHT / math.sqrt(len(numbers))) / (sum(numbers) / len(numbers) + FEW_RIGHT)

@@ -204,7 +204,7 @@ def test_steps_that_wait_have_guesses_and_the_same_outcomes(
     settings: dict[str, Any], chance: float, engines: Any
 ) -> None:
     plain, ahead, device = engines(speculates=True, **settings)
-    plain._speculation._proposers = []
+    plain._speculation.use([])
     requests = [one for one in mixture() if one.params.n == 1]
     wanted = run(plain, requests)
     outputs = {tuple(one.prompt): [done.token_ids] for one, done in zip(requests, wanted, strict=True)}
@@ -221,7 +221,7 @@ def test_steps_that_wait_have_guesses_and_the_same_outcomes(
 def test_a_lone_request_finds_out_that_waiting_pays(engines: Any) -> None:
     """With the clock of the Steps: one that waits takes longer, and yields several tokens."""
     plain, ahead, device = engines(speculates=True)
-    plain._speculation._proposers = []
+    plain._speculation.use([])
     requests = requests_for([[5, 6, 7]], greedy(120))
     (wanted,) = run(plain, requests)
     guess_always(ahead, Oracle({(5, 6, 7): [wanted.token_ids]}, 0.0))

@@ -35,7 +35,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drafting(checkpoint: Path, draft: Path, **overrides: object) -> Engine:
     """An engine that takes all that its draft model guesses, and nothing else."""
     engine = make_engine(checkpoint, dtype="int8", speculates=True, draft_model=draft, **overrides)
-    engine._speculation._proposers = engine._speculation._proposers[1:]
+    engine._speculation.use(engine._speculation.proposers[1:])
     engine._speculation.times = FixedTimes(10.0)  # type: ignore[assignment]
     ignore_time(engine)
     return engine

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.fixtures.scheduling import make_sequence
-from tests.fixtures.speculation import PROMPT, Fixed, make, plan_for
+from tests.fixtures.speculation import OUTPUT, PROMPT, Fixed, FixedTimes, Oracle, make, plan_for
 from worker.engine.requests.stats import EngineStats
 from worker.engine.scheduling.block_pool import BlockPool
 from worker.engine.scheduling.plan import StepPlan
@@ -110,7 +110,7 @@ def test_limits_hold() -> None:
 def test_looking_for_guesses_takes_little_of_the_time_where_there_are_none() -> None:
     made = make(1e-6, 0.0)
     nothing = Fixed(NO_GUESS)
-    made._proposers = [nothing]
+    made.use([nothing])
     plan = plan_for(made)
     for _ in range(10 * module.PAUSE_STEPS):
         assert not made.extend(plan, 512).num_guesses
@@ -160,7 +160,7 @@ def test_a_full_batch_that_gains_nothing_spends_a_hundredth_of_its_time_at_most(
     """Steps take longer for other programs too, by `load` on average: that must not pass for savings."""
     clock, chance = Clock(), random.Random(1)
     made = Speculation([], BlockPool(100), EngineStats(), block_size=4, clock=clock)
-    made._proposers = [Dear(clock, 20e-6, 0.6, chance)]
+    made.use([Dear(clock, 20e-6, 0.6, chance)])
     plan = plan_for(made, 64)
     taken = without = 0.0
     for _ in range(600):
@@ -176,6 +176,66 @@ def test_a_full_batch_that_gains_nothing_spends_a_hundredth_of_its_time_at_most(
         taken += alone
         without += sum(map(len, rows)) / 64 * (1e-3 + 240e-6 * 64)
     assert taken + clock.now <= 1.01 * without
+
+
+def test_a_proposer_in_debt_leaves_the_others_theirs() -> None:
+    clock = Clock()
+    dear, right = (
+        Dear(clock, 1.0, 1.0, random.Random(1), seconds_per_pass=0.0),
+        Oracle({PROMPT: [OUTPUT]}, 0.0),
+    )
+    made = Speculation([dear, right], BlockPool(100), EngineStats(), block_size=4, clock=clock)
+    made.times = FixedTimes(1e-3, 1e-5)  # type: ignore[assignment]
+    plan = plan_for(made, 2)
+    counts = []
+    for _ in range(60):
+        extended = made.extend(plan, 512)
+        confirm(made, extended)
+        counts.append(extended.num_guesses)
+    assert clock.now <= 3 * 2.0, "looks for two Sequences, each of which costs more than 2,000 Steps"
+    assert counts[-20:].count(0) <= 2
+    costly, cheap = made._accounts
+    assert costly.balance < 0 < cheap.balance
+
+
+def test_a_pass_must_be_better_than_what_others_offer() -> None:
+    """A draft gains by itself, and nothing beside a lookup whose tokens are as right and cost no pass."""
+
+    def asked(*others: Fixed) -> int:
+        draft = Fixed(GuessedTokens((20,) * 4, (DRAFT,) * 4), seconds_per_pass=0.1)
+        made = make(1.0, 0.1)
+        made.use([*others, draft])
+        plan = plan_for(made, 2)
+        for entry in plan.entries[: len(others)]:  # it is sure for one of the two Sequences
+            for _ in range(40):
+                made.rates.add(entry.sequence, one_of(("lookup", (2, 0))), [True])
+        for entry in plan.entries:
+            for _ in range(40):
+                made.rates.add(entry.sequence, one_of(DRAFT), [True])
+        made.extend(plan, 512)
+        return draft.num_looks
+
+    assert asked() == 1
+    assert asked(Fixed(GuessedTokens((10,) * 12, (("lookup", (2, 0)),) * 12))) == 0
+
+
+def test_where_nothing_pays_few_steps_ask() -> None:
+    class Counting(FixedTimes):
+        num_asked = 0
+
+        def seconds(self, num_tokens: int) -> float:
+            self.num_asked += 1
+            return super().seconds(num_tokens)
+
+    made = make(0.0, 1.0)
+    made.times = times = Counting(0.0, 1.0)  # type: ignore[assignment]
+    plan, num_asking = plan_for(made, 64), 0
+    for _ in range(800):
+        before = times.num_asked
+        made.extend(plan, 512)
+        num_asking += times.num_asked > before
+        confirm(made, plan, num_right=0)
+    assert num_asking <= 800 / (1 + module.RESTS) + 1
 
 
 def test_a_debt_ends_though_each_step_asks_whether_to_look() -> None:
@@ -196,7 +256,8 @@ def test_a_debt_ends_though_each_step_asks_whether_to_look() -> None:
         return nothing.num_looks - before
 
     assert run(10)
-    made._balance = -1e-3
+    (account,) = made._accounts
+    account.balance = -1e-3
     assert not run(190)
     assert run(300)
 
@@ -204,7 +265,7 @@ def test_a_debt_ends_though_each_step_asks_whether_to_look() -> None:
 def test_savings_pay_for_looking_at_all_sequences() -> None:
     clock, chance = Clock(), random.Random(1)
     made = Speculation([], BlockPool(100), EngineStats(), block_size=4, clock=clock)
-    made._proposers = [Dear(clock, 20e-6, 1.0, chance)]
+    made.use([Dear(clock, 20e-6, 1.0, chance)])
     plan = plan_for(made, 64)
     counts = []
     for _ in range(300):
@@ -223,7 +284,7 @@ def test_what_ends_early_saves_nothing_where_nobody_takes_its_place(load: float)
     """Half of a batch repeats itself; the other half lets the batch end no earlier."""
     clock, chance = Clock(), random.Random(1)
     made = Speculation([], BlockPool(100), EngineStats(), block_size=4, clock=clock)
-    made._proposers = [Dear(clock, 20e-6, 0.8, chance)]
+    made.use([Dear(clock, 20e-6, 0.8, chance)])
     plan = plan_for(made, 64)
     for _ in range(50):  # as earlier requests have shown
         made.rates.add(make_sequence(64, PROMPT, 40), one_of(("lookup", (2, 0))), [True])
@@ -268,7 +329,7 @@ def test_likelier_tokens_are_verified_first_and_each_is_counted_for_its_source()
     for _ in range(30):
         made.rates.add(first, one_of(sure), [True])
         made.rates.add(first, one_of(doubtful), [False])
-    made._proposers = [Fixed(GuessedTokens((10, 11, 12, 13), kinds))]
+    made.use([Fixed(GuessedTokens((10, 11, 12, 13), kinds))])
     extended = made.extend(plan, 512)
     assert [one.guesses for one in extended.entries] == [(10, 11)] * 2, "as far as they are likely"
     confirm(made, extended, num_right=1)
@@ -279,10 +340,12 @@ def test_likelier_tokens_are_verified_first_and_each_is_counted_for_its_source()
 
 def test_the_draft_guesses_where_the_lookup_is_less_likely_right() -> None:
     made = make(1.0, 0.1)
-    made._proposers = [
-        Fixed(GuessedTokens((10, 11), (("lookup", (2, 0)),) * 2)),
-        Fixed(GuessedTokens((20, 21), (DRAFT,) * 2), seconds_per_pass=0.0),
-    ]
+    made.use(
+        [
+            Fixed(GuessedTokens((10, 11), (("lookup", (2, 0)),) * 2)),
+            Fixed(GuessedTokens((20, 21), (DRAFT,) * 2), seconds_per_pass=0.0),
+        ]
+    )
     plan = plan_for(made)
     sequence = plan.entries[0].sequence
     for _ in range(9):

@@ -46,7 +46,7 @@ def test_the_likeliest_part_of_a_tree_is_verified(
     num_tokens: int, guesses: tuple[int, ...], parents: tuple[int, ...]
 ) -> None:
     made = make(1.0, 0.0)
-    made._proposers = [Whole(TREE)]
+    made.use([Whole(TREE)])
     entry = made.extend(plan_for(made), 1 + num_tokens).entries[0]
     assert (entry.guesses, entry.parents) == (guesses, parents)
     assert entry.num_tokens == 1 + len(guesses)
@@ -55,7 +55,7 @@ def test_the_likeliest_part_of_a_tree_is_verified(
 def test_a_tree_is_pruned_by_what_was_right() -> None:
     """Tokens that follow a wrong one were not tried, and keep their shares."""
     made = make(1.0, 0.0)
-    made._proposers = [Whole(TREE)]
+    made.use([Whole(TREE)])
     plan = plan_for(made)
     for _ in range(40):
         extended = made.extend(plan, 6)
@@ -72,7 +72,7 @@ def test_a_tree_is_pruned_by_what_was_right() -> None:
 
 def test_what_a_sequence_cannot_say_is_no_part_of_its_tree() -> None:
     made = make(1.0, 0.0)
-    made._proposers = [Whole(TREE)]
+    made.use([Whole(TREE)])
     plan = plan_for(made)
     plan.entries[0].sequence.stop_token_ids = frozenset({20})
     assert made.extend(plan, 9).entries[0].guesses == (10, 11)
