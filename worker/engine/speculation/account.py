@@ -10,7 +10,7 @@ from worker.engine.speculation.proposer import Proposer
 # The share of the time that the guesses of a proposer may cost; more only where they have saved it.
 LOST = 0.005
 # In Steps: what a proposer begins with in a batch of half the size; the most it keeps of savings, with which
-# it begins in a batch of PROBED Sequences or fewer if it needs no passes; the most it keeps of losses.
+# it begins in a batch of PROBED Sequences or fewer if it needs no passes; the most it owes for wrong guesses.
 START_STEPS, CREDIT_STEPS, DEBT_STEPS = 1.0, 4.0, 1.0
 PROBED = 8  # Sequences that are looked for at least; for more, with what is kept beyond START_STEPS
 FEW_RIGHT = 8.0  # right tokens
@@ -41,10 +41,13 @@ class Account:
         if num_sequences:
             self._look_seconds += FADE * (seconds / num_sequences - self._look_seconds)
 
+    def saved(self, seconds: float, step_seconds: float) -> None:
+        """Count what its guesses have saved, or lost: chance has its part in a loss, so a Step's at most."""
+        self.balance = max(self.balance + seconds, min(self.balance, -DEBT_STEPS * step_seconds))
+
     def steps(self, count: int, seconds: float) -> None:
-        """Count Steps of so many seconds: a share of them is earned, and what was long ago is forgotten."""
-        balance = max(self.balance, -DEBT_STEPS * seconds) + count * LOST * seconds
-        self.balance = min(balance, CREDIT_STEPS * seconds)
+        """Count Steps of so many seconds: it earns a share of them, and savings of long ago are forgotten."""
+        self.balance = min(self.balance + count * LOST * seconds, CREDIT_STEPS * seconds)
 
 
 @dataclass(slots=True)

@@ -226,7 +226,7 @@ class Speculation:
             else:
                 saved = savings.saved(savings.plain * counted / usual)
                 for account, its_seconds in saved.items():
-                    account.balance += its_seconds
+                    account.saved(its_seconds, seconds)
                 least, most = PLAIN_EVERY
                 part = sum(saved.values()) / savings.seconds / PLAIN_COST
                 self._plain_every = min(max(least, int(part)), most)
