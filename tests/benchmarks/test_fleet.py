@@ -34,7 +34,8 @@ def test_workers_finish_what_they_are_given(
 ) -> None:
     monkeypatch.setattr(batches, "lock", batches.lock)  # the workers' clock is taken off at the end
     monkeypatch.setattr(fleet, "run_all", run_here)
-    options = ["--workers", "3", "--rounds", "2", "--shards", "2", "--shard-size", "4", "--only", which]
+    options = ["--workers", "3", "--rounds", "2", "--shards", "2", "--shard-size", "4"]
+    options += ["--turns", "1", "--only", which]
     assert fleet.main(options) == 0
     (result,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert result.keys() == documented_fields("fleet")
