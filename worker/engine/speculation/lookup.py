@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from collections.abc import Sequence as Items
 
+import numpy as np
+
 from worker.engine.sequences.grammar_matcher import GrammarMatcher
 from worker.engine.sequences.sequence import Sequence, SequenceState
 from worker.engine.speculation.proposer import NO_GUESS, GuessedTokens, Kind
@@ -20,7 +22,7 @@ STEADY, MOST_STEADY = 2, 3
 MAX_TOKENS = 1 << 17  # of outputs that are remembered
 MAX_JOB_TOKENS = 1 << 15  # of one job
 MAX_NEW_TOKENS = 1 << 10  # of a job, taken in at once; of more, the latest
-MANY = 32  # tokens
+MANY, LONG = 32, 1_024  # tokens
 END = -1  # between two outputs; no token
 FORCED: Kind = ("grammar", None)
 
@@ -28,7 +30,7 @@ FORCED: Kind = ("grammar", None)
 class TokenIndex:
     """Finds where the latest tokens of a list stood before. The list may grow at its end only."""
 
-    __slots__ = ("_ends", "_num_indexed", "_steady", "token_ids")
+    __slots__ = ("_begin", "_ends", "_num_indexed", "_steady", "token_ids")
 
     def __init__(self, token_ids: list[int]) -> None:
         self.token_ids = token_ids
@@ -37,6 +39,8 @@ class TokenIndex:
         # How many times in a row the following token was the same as before, if it was.
         self._steady: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0
+        # A long beginning is no part of these, but searched: to index it takes longer than many Steps.
+        self._begin: np.ndarray | None = None
 
     def find(self, latest: Items[int], most_new: int | None = None) -> tuple[int, int, int]:
         """Return the end of the longest match of `latest`, its length, and how steady its next token is.
@@ -46,12 +50,14 @@ class TokenIndex:
         """
         if most_new is not None:
             self._num_indexed = max(self._num_indexed, len(self.token_ids) - most_new)
-        elif not self._ends and len(self.token_ids) > MANY:
+        elif not self._num_indexed and len(self.token_ids) > MANY:
             self._index_at_once()
         self._index()
         for length in RUNS:
             run = tuple(latest[-length:])
             end, steady = self._ends.get(run), self._steady.get(run, 0)
+            if end is None and self._begin is not None and length > 1:
+                end = _last_end(self._begin, run)
             if end is not None and (length > 1 or steady >= STEADY):
                 return end, self._num_equal(end, latest, length), steady
         return 0, 0, 0
@@ -98,11 +104,13 @@ class TokenIndex:
         self._num_indexed = max(self._num_indexed, len(token_ids) - 1)
 
     def _index_at_once(self) -> None:
-        """Index a long beginning in a fifth of the time, without what is steady in it."""
+        """Index a beginning fast, without what is steady in it; one that is long is only kept, to be searched."""
         stop = len(self.token_ids)
-        for length in RUNS:
+        for length in RUNS if stop < LONG else ():
             shifted = (self.token_ids[shift : stop - length + shift] for shift in range(length))
             self._ends.update(zip(zip(*shifted, strict=True), range(length, stop), strict=True))
+        if stop >= LONG:
+            self._begin = np.array(self.token_ids)
         self._num_indexed = stop - 1
 
     def _num_equal(self, end: int, latest: Items[int], known: int) -> int:
@@ -179,6 +187,16 @@ class LookupProposer:
             if found[1:] > (length, steady):
                 index, (end, length, steady) = shared, found
         return index.after(end, length, limit) if length else NO_GUESS
+
+
+def _last_end(token_ids: np.ndarray, run: tuple[int, ...]) -> int | None:
+    """Return the latest end of a run that another token follows; None: it is not there."""
+    length, stop = len(run), len(token_ids) - 1
+    is_here = token_ids[length - 1 : stop] == run[-1]
+    for back in range(1, length):
+        is_here &= token_ids[length - 1 - back : stop - back] == run[-1 - back]
+    places = np.flatnonzero(is_here)
+    return int(places[-1]) + length if len(places) else None
 
 
 def _has_ended(sequence: Sequence) -> bool:

@@ -1,9 +1,13 @@
+import random
+
+import pytest
+
 from tests.fixtures.scheduling import make_sequence
 from tests.fixtures.tiny_llama import END, tiny_tokenizer
 from worker.engine.sequences.grammar_matcher import GrammarMatcher
 from worker.engine.sequences.sequence import Sequence, SequenceState
 from worker.engine.speculation import lookup
-from worker.engine.speculation.lookup import LookupProposer
+from worker.engine.speculation.lookup import LookupProposer, TokenIndex
 from worker.engine.speculation.proposer import GuessedTokens
 from worker.values.grammar import Grammar, vocabulary_of
 
@@ -45,6 +49,26 @@ def test_it_goes_on_as_after_the_latest_equal_tokens() -> None:
     assert propose(finder, sequence, 2) == (5, 6)
     sequence.token_ids.append(3)
     assert propose(finder, sequence) == ()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_long_beginning_is_searched_as_if_it_were_indexed(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    chance, found = random.Random(seed), []
+    token_ids = [chance.randrange(9) for _ in range(300)]
+    for long in (100, 1_000):
+        monkeypatch.setattr(lookup, "LONG", long)
+        index = TokenIndex(token_ids[:200])
+        ends = []
+        for token_id in token_ids[200:]:
+            ends.append(index.find(index.token_ids)[:2])
+            index.token_ids.append(token_id)
+        found.append(ends)
+    searched, indexed = found
+    # Of single tokens that are steady, a search knows one time less.
+    assert [one for one in searched if one[1] > 1] == [one for one in indexed if one[1] > 1]
+    assert len({length for _, length in searched}) > 3
 
 
 def test_the_longer_match_is_taken() -> None:
