@@ -104,7 +104,7 @@ class TokenIndex:
         self._num_indexed = max(self._num_indexed, len(token_ids) - 1)
 
     def _index_at_once(self) -> None:
-        """Index a beginning fast, without what is steady in it; one that is long is only kept, to be searched."""
+        """Index a beginning fast, without what is steady in it; a long one is only kept, to be searched."""
         stop = len(self.token_ids)
         for length in RUNS if stop < LONG else ():
             shifted = (self.token_ids[shift : stop - length + shift] for shift in range(length))
