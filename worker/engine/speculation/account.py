@@ -46,7 +46,12 @@ class Account:
         self.balance = max(self.balance + seconds, min(self.balance, -DEBT_STEPS * step_seconds))
 
     def steps(self, count: int, seconds: float) -> None:
-        """Count Steps of so many seconds: it earns a share of them, and savings of long ago are forgotten."""
+        """Count Steps of so many seconds: it earns a share of them, and what was long ago is forgotten.
+
+        Looks are owed in full where they are passes: the first one of a Sequence may cost many Steps.
+        """
+        if self.proposer.seconds_per_pass is None:
+            self.balance = max(self.balance, -DEBT_STEPS * seconds)
         self.balance = min(self.balance + count * LOST * seconds, CREDIT_STEPS * seconds)
 
 

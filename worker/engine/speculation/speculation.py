@@ -231,6 +231,7 @@ class Speculation:
                 part = sum(saved.values()) / savings.seconds / PLAIN_COST
                 self._plain_every = min(max(least, int(part)), most)
                 self._savings = OpenSavings()
+                self._num_resting = 0  # what was saved may end a debt
         times.add(plan.num_tokens, seconds)
         for account in self._accounts:
             account.steps(1 + self._num_rested, seconds)
