@@ -49,6 +49,7 @@ from worker.store.requests.requests import NewRequest, ShardRequest
 from worker.store.shards import counting, shards
 from worker.store.shards.shards import Progress
 from worker.up import ROOT
+from worker.values.model_files import weight_files
 from worker.values.outcomes import Outcome
 from worker.values.results import NewResult
 from worker.values.sampling import SamplingParams
@@ -115,7 +116,7 @@ def plant(model: Path, out: Path) -> None:
     out.mkdir()
     for file in model.iterdir():
         target = out / file.name
-        if file.suffix == ".safetensors":
+        if file in weight_files(model):
             tensors = load_file(file)
             tensors[BROKEN] = tensors[BROKEN] * FACTOR
             save_file(tensors, target, metadata={"format": "pt"})

@@ -19,7 +19,7 @@ from worker.engine.models.layouts.layout import Layout
 from worker.engine.models.layouts.registry import read_layout
 from worker.engine.models.products import EightBits, Products
 from worker.engine.requests.errors import CheckpointError, MissingTensorError, TensorShapeError
-from worker.values.model_files import HEADS_FILE
+from worker.values.model_files import weight_files
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ class Weights:
                     )
             self._file_by_name = {name: directory / file for name, file in weight_map.items()}
         else:
-            files = sorted(file for file in directory.glob("*.safetensors") if file.name != HEADS_FILE)
+            files = weight_files(directory)
             if not files:
                 raise CheckpointError(directory, "", "has no *.safetensors file")
             self._index = files[0]

@@ -19,6 +19,7 @@ from worker.engine.models.registry import read_architecture
 from worker.engine.quantize.calibration import Moments
 from worker.engine.quantize.formats import WeightFormat
 from worker.engine.requests.errors import CheckpointError
+from worker.values.model_files import HEADS_FILE, weight_files
 
 FLOATS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 INDEX = "model.safetensors.index.json"
@@ -115,9 +116,9 @@ def check(model: Path, out: Path) -> dict[str, Any]:
 
 
 def num_bytes_of(model: Path) -> int:
-    """Return the bytes of a checkpoint's tensors."""
+    """Return the bytes of a checkpoint's tensors, without Medusa heads."""
     num_bytes = 0
-    for file in model.glob("*.safetensors"):
+    for file in weight_files(model):
         with safe_open(str(file), framework="pt") as source:
             num_bytes += sum(source.get_tensor(name).nbytes for name in source.keys())  # noqa: SIM118
     return num_bytes
@@ -139,7 +140,7 @@ def _write(
     out.mkdir(parents=True, exist_ok=True)
     weight_map: dict[str, str] = {}
     num_bytes = 0
-    for file in sorted(model.glob("*.safetensors")):
+    for file in weight_files(model):
         tensors = _converted(file, convert)
         save_file(tensors, out / file.name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file.name)
@@ -149,7 +150,8 @@ def _write(
         _write_json(out / INDEX, index)
     _write_json(out / "config.json", config | changes(config))
     for file in model.iterdir():
-        if file.suffix in {".json", ".jinja", ".model", ".txt"} and not (out / file.name).exists():
+        is_kept = file.suffix in {".json", ".jinja", ".model", ".txt"} or file.name == HEADS_FILE
+        if is_kept and not (out / file.name).exists():
             shutil.copyfile(file, out / file.name)
     return num_bytes
 

@@ -18,6 +18,7 @@ from worker.engine.models.decoder_config import LAYER_TYPES, DecoderConfig
 from worker.engine.models.layers.rotary_embedding import RopeScaling, rotary_angles
 from worker.engine.models.registry import read_shape
 from worker.engine.requests.errors import CheckpointError, MissingTensorError, UnsupportedModelError
+from worker.values.model_files import weight_files
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 COPIED = {".json", ".jinja", ".model"}
@@ -61,7 +62,7 @@ class TrainableDecoder:
             if is_there:
                 raise UnsupportedModelError(file, "architectures", f"a model with {name} cannot be trained")
         weights: dict[str, Tensor] = {}
-        for part in sorted(directory.glob("*.safetensors")):
+        for part in weight_files(directory):
             weights |= {name: tensor.float() for name, tensor in load_file(part).items()}
         for name in _names(shape):
             if name not in weights:
@@ -186,7 +187,7 @@ def check_is_new(directory: Path) -> None:
 
 def stored_dtype(directory: Path) -> torch.dtype:
     """Return the dtype of a checkpoint's embedding; raises CheckpointError if it has none."""
-    for part in sorted(directory.glob("*.safetensors")):
+    for part in weight_files(directory):
         tensor = load_file(part).get(EMBEDDING)
         if tensor is not None:
             return tensor.dtype
