@@ -15,6 +15,8 @@ from worker.engine.models.checkpoint import Weights
 from worker.engine.models.products import Products
 from worker.engine.quantize.__main__ import main
 from worker.engine.quantize.calibration import InputRange
+from worker.engine.quantize.writer import num_bytes_of
+from worker.values.model_files import HEADS_FILE
 
 QUANTIZE = {
     "int8": quantize_int8,
@@ -107,6 +109,15 @@ def test_calibration_changes_only_what_it_should(format_: str, end: str, plain: 
     packed = {name for name in changed if name.endswith(end)}
     assert len(packed) == 14
     assert all(name.endswith((end, ".weight_scale")) for name in changed)
+
+
+def test_medusa_heads_are_copied_as_they_are(plain: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(plain, model)
+    save_file({"heads.0.mlp.down_proj.weight": torch.ones(64, 64)}, model / HEADS_FILE)
+    assert quantize(model, tmp_path / "out", "int8") == 0
+    assert (tmp_path / "out" / HEADS_FILE).read_bytes() == (model / HEADS_FILE).read_bytes()
+    assert num_bytes_of(model) == num_bytes_of(plain)
 
 
 def test_bad_input_is_named(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
