@@ -153,9 +153,20 @@ def test_the_overlay_in_the_documentation_works(tmp_path: Path) -> None:
         assert ("/models" in mounts) == (name in {"web", "files", "gpu"})
 
 
+def test_the_overlay_for_a_pooler_works(tmp_path: Path) -> None:
+    """KEDA asks Postgres itself, with what the Secret has beside the pooler's address."""
+    overlay, _ = documented("# kustomization")
+    (patch,) = documented("  - target: {kind: TriggerAuthentication, name: headrace}")
+    found = render(write_overlay(tmp_path / "production", overlay + patch))
+    validate(found)
+    (authentication,) = of_kind("TriggerAuthentication", found).values()
+    (asked,) = authentication["spec"]["secretTargetRef"]
+    assert asked["key"] == "DATABASE_DIRECT_URL"
+
+
 def test_the_overlays_for_two_models_work(tmp_path: Path) -> None:
     overlay, second = documented("# kustomization")
-    (patch,) = documented("  - target")
+    (patch,) = documented("  - target: {kind: Deployment, name: gpu}")
     without_keda = re.sub("components: .*\n", "", overlay)
     settings = without_keda.replace("HEADRACE_MAX_WORKERS=8", "HEADRACE_MODELS=/models/llama,/models/small")
     found = render(write_overlay(tmp_path / "production", settings + patch))
