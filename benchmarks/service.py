@@ -65,7 +65,7 @@ def run_engine(engine: EngineThread, items: list[Item]) -> float:
     started = time.perf_counter()
     work = engine.submit(requests)
     while not work.is_done:
-        work.take(timeout=1.0)
+        work.take(timeout=1.0, least=len(items))
     return time.perf_counter() - started
 
 

@@ -30,6 +30,7 @@ class Submission(Generic[AnswerT]):
         self._cancel = cancel
         self._arrived = threading.Condition()
         self._outcomes: list[AnswerT] = []  # arrived, not yet taken
+        self._least = 1  # outcomes for which `take` waits
         self._error: EngineError | None = None
         self._is_woken = False
 
@@ -38,16 +39,17 @@ class Submission(Generic[AnswerT]):
         """True once every outcome has arrived and been taken."""
         return not self.num_open and not self._outcomes
 
-    def take(self, timeout: float) -> list[AnswerT]:
+    def take(self, timeout: float, *, least: int = 1) -> list[AnswerT]:
         """Return the outcomes that arrived since the last call.
 
-        Waits up to `timeout` seconds for at least one. Returns an empty list when time is up, after `wake`,
-        or when all were taken. Once the engine's thread has ended and every outcome that arrived was taken,
-        raises EngineFailedError or EngineStoppedError.
+        Waits up to `timeout` seconds for `least` of them, or for the last one. Returns what there is, perhaps
+        nothing, when time is up or after `wake`. Once the engine's thread has ended and every outcome that
+        arrived was taken, raises EngineFailedError or EngineStoppedError. One thread may take at a time.
         """
         deadline = time.monotonic() + timeout
         with self._arrived:
-            while not (self._outcomes or self._is_woken) and self.num_open and self._error is None:
+            self._least = least
+            while not (self._has_enough or self._is_woken) and self._error is None:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._arrived.wait(left):
                     break
@@ -56,6 +58,10 @@ class Submission(Generic[AnswerT]):
             if not taken and self.num_open and self._error is not None:
                 raise self._error
             return taken
+
+    @property
+    def _has_enough(self) -> bool:
+        return len(self._outcomes) >= self._least or not self.num_open
 
     def wake(self) -> None:
         """Make the current `take`, or else the next one, return without waiting."""
@@ -80,7 +86,8 @@ class Submission(Generic[AnswerT]):
         with self._arrived:
             self._outcomes += outcomes
             self.num_open -= len(outcomes)
-            self._arrived.notify_all()
+            if self._has_enough:  # a thread that wakes takes Python's lock from the engine's
+                self._arrived.notify_all()
 
     def fail(self, error: EngineError) -> None:
         """Make `take` raise this error; called by the engine's thread as it ends."""

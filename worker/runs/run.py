@@ -202,7 +202,9 @@ class Run:
             if self.work.is_done:  # conversations wait for their tools
                 self.must_save.wait(left)
             else:
-                self._keep(self.work.take(left))
+                # The next turn of a conversation does not wait for other requests.
+                least = 1 if self.loops.has_open else SAVE_AT - len(self.unsaved)
+                self._keep(self.work.take(left, least=least))
         self.must_save.clear()
         self._keep(self.work.take(0))
         self.loops.collect()

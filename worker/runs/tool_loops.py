@@ -115,6 +115,11 @@ class ToolLoops:
         self._waiting = {one.request.id: one for one in self._open.values() if one.turns}
 
     @property
+    def has_open(self) -> bool:
+        """Whether conversations go on, in the engine or not."""
+        return bool(self._open)
+
+    @property
     def is_waiting(self) -> bool:
         """Whether conversations go on that have no request in the engine."""
         return bool(self._waiting)

@@ -86,6 +86,13 @@ def test_take_times_out_with_nothing(thread: EngineThread) -> None:
     collect(submission)
 
 
+def test_take_waits_for_so_many_or_the_last(thread: EngineThread) -> None:
+    submission = thread.submit([GenerationRequest(i, (5, 6), greedy(4 + 8 * i)) for i in range(4)])
+    assert len(submission.take(WAIT_SECONDS, least=3)) >= 3
+    while not submission.is_done:
+        assert submission.take(WAIT_SECONDS, least=100)
+
+
 def test_cancel(thread: EngineThread, tiny_llama: Path) -> None:
     submission = thread.submit(requests_for([PROMPTS[0]], greedy(120)))
     other = thread.submit(requests_for([PROMPTS[1]], greedy(12)))
