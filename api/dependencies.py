@@ -202,8 +202,7 @@ async def services_of_batch(
 
 def _owner(deployment: Services, batch_id: str) -> str | None:
     with deployment.store.look() as session:
-        view = batch_views.get(session, batch_id)
-    return None if view is None else view.tenant_id
+        return batch_views.owner(session, batch_id)
 
 
 # The services of routes of one batch: an operator may use them for any tenant's.

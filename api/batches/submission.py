@@ -24,7 +24,16 @@ from worker.values.requests import EmbeddingParams, Params, Pooling, RequestKind
 from worker.values.sampling import SamplingParams
 
 EMBEDDING_FIELDS = ("pooling", "normalize", "dimensions")
-SCORING_FIELDS = ("continuations",)
+# The fields that only requests of one kind have.
+OWN_FIELDS: dict[RequestKind, Sequence[str]] = {
+    RequestKind.GENERATION: (
+        *SamplingFields.model_fields,
+        *ToolFields.model_fields,
+        *ReasoningFields.model_fields,
+    ),
+    RequestKind.EMBEDDING: EMBEDDING_FIELDS,
+    RequestKind.SCORING: ("continuations",),
+}
 
 
 def to_batch(services: Services, submission: BatchSubmission) -> NewBatch:
@@ -171,16 +180,7 @@ def _to_own_params(
     checkpoint: Checkpoint, request: BatchRequest, batch_params: SamplingParams, path: str
 ) -> Params | None:
     """Return a request's own parameters; None if it uses the batch's."""
-    own: dict[RequestKind, Sequence[str]] = {
-        RequestKind.GENERATION: (
-            *SamplingFields.model_fields,
-            *ToolFields.model_fields,
-            *ReasoningFields.model_fields,
-        ),
-        RequestKind.EMBEDDING: EMBEDDING_FIELDS,
-        RequestKind.SCORING: SCORING_FIELDS,
-    }
-    for kind, names in own.items():
+    for kind, names in OWN_FIELDS.items():
         for name in names:
             if kind is not request.kind and getattr(request, name) is not None:
                 raise refusal(path, name, f"is not a field of a request of kind {request.kind}")

@@ -1,7 +1,6 @@
 """Turns a body into a request to store, and makes the checks that its schema cannot."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from api.inputs.chat import ToolUse, to_chat, to_turns
@@ -57,12 +56,10 @@ def to_request(
     """
     found = find_checkpoint(checkpoint, body.model, path)
     if isinstance(body, ChatBody):
-        request = _chat(found, body, custom_id, path)
-    elif isinstance(body, CompletionBody):
-        request = _completion(found, body, custom_id, path)
-    else:
-        request = _embedding(found, body, custom_id, path)
-    return replace(request, model=found.model)
+        return _chat(found, body, custom_id, path)
+    if isinstance(body, CompletionBody):
+        return _completion(found, body, custom_id, path)
+    return _embedding(found, body, custom_id, path)
 
 
 def prompts_field(body: Body) -> str:
@@ -92,6 +89,7 @@ def _chat(checkpoint: Checkpoint, body: ChatBody, custom_id: str | None, path: s
         custom_id=custom_id,
         priority=body.priority,
         timeout_seconds=body.timeout_seconds,
+        model=checkpoint.model,
         params=params,
         add_special_tokens=bool(body.add_special_tokens),
         is_streamed=bool(body.stream),
@@ -147,6 +145,7 @@ def _completion(checkpoint: Checkpoint, body: CompletionBody, custom_id: str | N
         custom_id=custom_id,
         priority=body.priority,
         timeout_seconds=body.timeout_seconds,
+        model=checkpoint.model,
         params=params,
         add_special_tokens=body.add_special_tokens is not False,
         is_streamed=bool(body.stream),
@@ -177,6 +176,7 @@ def _embedding(checkpoint: Checkpoint, body: EmbeddingBody, custom_id: str | Non
         custom_id=custom_id,
         priority=body.priority,
         timeout_seconds=body.timeout_seconds,
+        model=checkpoint.model,
         params=EmbeddingParams(Pooling(body.pooling), body.normalize, body.dimensions, body.encoding_format),
     )
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Select, func, select, true
+from sqlalchemy import Select, bindparam, func, select, true
 from sqlalchemy.orm import Session
 
 from worker.contract.access import NOBODY
@@ -19,6 +19,8 @@ from worker.store.rows.experiments import ExperimentRow
 from worker.store.rows.shards import ShardRow
 from worker.store.rows.views import view_of
 from worker.values.results import DeviceSeconds
+
+_OWNER = select(BatchRow.tenant_id).where(BatchRow.id == bindparam("id"))  # each poll runs it
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,11 @@ class BatchView:
 def get(session: Session, batch_id: str) -> BatchView | None:
     """Return the batch as it stands now, or None."""
     return get_many(session, [batch_id]).get(batch_id)
+
+
+def owner(session: Session, batch_id: str) -> str | None:
+    """Return the id of the tenant whose batch it is, or None."""
+    return session.scalar(_OWNER, {"id": batch_id})
 
 
 def get_many(session: Session, batch_ids: Sequence[str]) -> dict[str, BatchView]:
