@@ -153,7 +153,9 @@ def _attend_split(
         begin, end, scale, soft_cap, query_stride,
         NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT, False, 0,
         BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
-    if tl.cdiv(context, SPLIT_SIZE) - first_split == 1:
+    if partial_out is None:  # no context has two splits, and a store to None does not compile
+        _store(out, row, head, is_row, total, mixed, NUM_KV_HEADS * GROUP, HEAD_DIM, BLOCK_D)
+    elif tl.cdiv(context, SPLIT_SIZE) - first_split == 1:
         _store(out, row, head, is_row, total, mixed, NUM_KV_HEADS * GROUP, HEAD_DIM, BLOCK_D)
     else:
         part = (sequence.to(tl.int64) * max_splits + tile) * NUM_KV_HEADS + kv_head

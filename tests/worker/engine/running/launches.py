@@ -1,10 +1,10 @@
-"""Runs engines' Steps over a driver that is not there, and says which kernels Triton would compile for them.
+"""Runs engines' Steps over a driver that is not there, and compiles every kernel that they launch.
 
     python -m tests.worker.engine.running.launches CHECKPOINT FIELDS
 
 In a process of its own, in which Triton does not interpret: its own binder takes each launch apart, and what
-it would compile is noted and not run. So outputs are zeros. Prints JSON: what was compiled at start, and what
-after it. FIELDS are those of an EngineConfig, as JSON.
+it would run is compiled, noted and not run. So outputs are zeros. Prints JSON: what was compiled at start, and
+what after it. FIELDS are those of an EngineConfig, as JSON.
 """
 
 import json
@@ -57,12 +57,18 @@ class Kernel:
 
 
 def note_compilations(compiled: set[str]) -> None:
-    def compile_nothing(self: Any, key: str, _: Any, device: int, *__: Any) -> Kernel:
+    """Compile each kernel with the types and constants of its launch, None among them, and note it."""
+
+    def compile_only(
+        self: Any, key: str, signature: Any, device: int, constants: Any, options: Any, attributes: Any, *_: Any
+    ) -> Kernel:
         compiled.add(f"{self.fn.__module__}.{self.fn.__qualname__} {key}")
+        source = self.ASTSource(self, signature, constants, attributes)
+        triton.compile(source, target=Driver().get_current_target(), options=vars(options))
         kernel = self.device_caches[device][0][key] = Kernel()
         return kernel
 
-    JITFunction._do_compile = compile_nothing
+    JITFunction._do_compile = compile_only
 
 
 def start(engine: Engine) -> None:

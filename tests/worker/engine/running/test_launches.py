@@ -1,4 +1,4 @@
-"""No Step compiles a kernel: what Steps may launch is a closed set, compiled before the first request."""
+"""What Steps may launch is a closed set, which compiles for a GPU; it does so before the first request."""
 
 import json
 import os
@@ -42,7 +42,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def launches(model: Path, fields: dict[str, Any]) -> Any:
-    """What Triton would compile at start and after it, in a process in which it does not interpret."""
+    """What Triton compiles at start and after it, in a process in which it does not interpret."""
     command = [
         sys.executable,
         "-m",
