@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 
 COPY_BYTES = 1 << 30
-FLUSH_BYTES = 256 << 20  # more than any second-level cache
+# More than any second-level cache, and so much that a GPU takes longer to write them than the host takes to
+# launch a call: what is timed never waits for the host.
+FLUSH_BYTES = 1 << 30
 PEAK_SIDE = 8192
 ABSENT = "absent"  # of a rival that is not installed here
 NONE = "-"  # where a rival, or a share, means nothing

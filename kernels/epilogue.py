@@ -1,7 +1,17 @@
-"""Triton functions that finish every product with a quantized weight."""
+"""Triton functions that begin and finish every product with a quantized weight."""
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def tile_of():
+    """Return the tile of tokens and the tile of the weight's rows of this program, in a grid (rows, tokens).
+
+    Programs that run together share eight tiles of tokens: each then reads the weight from the second-level
+    cache but once from memory for all eight, where it would read it from memory for each.
+    """
+    return tl.swizzle2d(tl.program_id(1), tl.program_id(0), tl.num_programs(1), tl.num_programs(0), 8)
 
 
 @triton.jit

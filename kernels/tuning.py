@@ -2,14 +2,44 @@
 
 import datetime
 import json
+import multiprocessing
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from triton.runtime.errors import OutOfResources
 
 from kernels.benchmarking import time_call
 from kernels.crossover import Regime
+
+REPEATS = 5
+MAX_PROCESSES = 16  # each takes half a gigabyte of the GPU
+
+
+def runnable(candidates: Sequence[Regime], run: Callable[[Regime], None]) -> list[Regime]:
+    """Return the candidates for which the GPU has the shared memory, compiled by many processes at once.
+
+    `run`, a function of a module, runs a regime for every shape; another process calls it.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(os.cpu_count() or 1, MAX_PROCESSES), mp_context=spawn) as pool:
+        fits = list(pool.map(_Fits(run), candidates))
+    return [one for one, does_fit in zip(candidates, fits, strict=True) if does_fit]
+
+
+class _Fits:
+    def __init__(self, run: Callable[[Regime], None]) -> None:
+        self._run = run
+
+    def __call__(self, regime: Regime) -> bool:
+        try:
+            self._run(regime)
+        except OutOfResources:
+            return False
+        return True
 
 
 def fastest(
@@ -17,7 +47,7 @@ def fastest(
 ) -> Regime:
     """Return the candidate whose calls, one per shape, take the least total time."""
     times = {
-        regime: sum(time_call(call, repeats=20).microseconds for call in calls(regime))
+        regime: sum(time_call(call, repeats=REPEATS).microseconds for call in calls(regime))
         for regime in candidates
     }
     return min(times, key=times.__getitem__)

@@ -153,7 +153,8 @@ def _attend_split(
         begin, end, scale, soft_cap, query_stride,
         NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT, False, 0,
         BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
-    if partial_out is None:  # no context has two splits, and a store to None does not compile
+    # Without parts no context has two splits. The compiler must know it: it cannot store to None.
+    if partial_out is None:  # noqa: SIM114
         _store(out, row, head, is_row, total, mixed, NUM_KV_HEADS * GROUP, HEAD_DIM, BLOCK_D)
     elif tl.cdiv(context, SPLIT_SIZE) - first_split == 1:
         _store(out, row, head, is_row, total, mixed, NUM_KV_HEADS * GROUP, HEAD_DIM, BLOCK_D)

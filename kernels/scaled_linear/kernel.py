@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels.epilogue import add_gate_store
+from kernels.epilogue import add_gate_store, tile_of
 
 
 @triton.jit
@@ -40,9 +40,10 @@ def multiply(
     SWAPPED makes the weight the left operand, for few tokens. With SPLIT, `out` is [num_splits, num_tokens,
     out_features] in the dtype of sums, and `reduce` finishes the product.
     """
-    row = tl.program_id(0) * BLOCK_N
+    token_tile, row_tile = tile_of()
+    row = row_tile * BLOCK_N
     rows = row + tl.arange(0, BLOCK_N)
-    tokens = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    tokens = token_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     x_rows = x + tokens.to(tl.int64) * in_features
     weight_rows = weight + rows.to(tl.int64) * in_features
     token_mask = tokens < num_tokens

@@ -8,7 +8,7 @@ neighbouring levels, the high halves the next 16.
 import triton
 import triton.language as tl
 
-from kernels.epilogue import add_gate_store
+from kernels.epilogue import add_gate_store, tile_of
 
 
 @triton.jit
@@ -194,10 +194,11 @@ def multiply(
     [num_splits, num_tokens, out_features] and `reduce` finishes the product.
     """
     dtype: tl.constexpr = x.dtype.element_ty
-    row = tl.program_id(0) * BLOCK_N
+    token_tile, row_tile = tile_of()
+    row = row_tile * BLOCK_N
     rows = row + tl.arange(0, BLOCK_N)
     row_mask = rows < out_features
-    tokens = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    tokens = token_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     token_mask = (tokens < num_tokens)[None, :]
     source = x + tokens.to(tl.int64)[None, :] * x_stride
     begin = tl.program_id(2) * split_size
