@@ -153,5 +153,6 @@ MODELS = (
     Heads(8, 4, 256, window=4096, has_soft_cap=True),
     Heads(32, 8, 128, has_trees=True),
     Heads(32, 8, 128, "int8", has_trees=True),
+    Heads(14, 2, 64, window=4096, has_trees=True),
 )
 BUILDS = tuple(build for heads in MODELS for build in _builds(heads))

@@ -190,8 +190,8 @@ def _attend(
     if HAS_TREES:
         gaps = tl.load(hidden + row, mask=is_row, other=0)  # the highest bit of int32 is never set
         if WINDOW > 0:
-            for distance in range(1, MAX_TREE_ROWS):
-                row_position -= (gaps >> (distance - 1)) & 1
+            for back in range(1, MAX_TREE_ROWS):
+                row_position -= (gaps >> (back - 1)) & 1
     column = tl.arange(0, BLOCK_D)
     in_head = column < HEAD_DIM
     at = query + row.to(tl.int64)[:, None] * query_stride + head[:, None] * HEAD_DIM + column[None, :]

@@ -1,4 +1,5 @@
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,18 @@ if not torch.cuda.is_available():
 def _device(pytestconfig: pytest.Config) -> None:
     """Where `make test-gpu` runs all of these."""
     generation.DEFAULTS["device"] = pytestconfig.getoption("--device")
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> Iterator[None]:
+    """Run engines on the CPU, whatever --device says: for what only a CPU does, or does at once.
+
+    On a GPU a Step starts before the tokens of the one before are known, and rows round by the Step they are in.
+    """
+    before = generation.DEFAULTS["device"]
+    generation.DEFAULTS["device"] = "cpu"
+    yield
+    generation.DEFAULTS["device"] = before
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import generation
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
 from tests.fixtures.tiny_llama import BEGIN, CONTEXT, END, reference_tokens, tiny_tokenizer
 from worker.engine.engine import Engine
@@ -179,6 +180,7 @@ def test_end_tokens_come_from_the_checkpoint(tiny_llama: Path, tmp_path: Path, e
         assert stopped.finish_reason == "stop"
 
 
+@pytest.mark.usefixtures("on_cpu")
 def test_cancel_waiting_and_running(tiny_llama: Path) -> None:
     engine = make_engine(tiny_llama, max_num_sequences=2)
     for request in requests_for([PROMPT] * 4, greedy(20)):
@@ -234,7 +236,11 @@ def test_counters_and_model_info(tiny_llama: Path) -> None:
     assert engine.stats.steps <= 8
     assert not engine.has_unfinished
     info = engine.model_info
-    assert (info.architecture, info.dtype, info.device) == ("LlamaForCausalLM", "f32", "cpu")
+    assert (info.architecture, info.dtype, info.device) == (
+        "LlamaForCausalLM",
+        "f32",
+        generation.DEFAULTS["device"],
+    )
     assert info.max_model_len == CONTEXT
     assert info.num_blocks == 8 * CONTEXT // 4
     assert info.kv_cache_bytes == info.num_blocks * 4 * 2 * 2 * 2 * 12 * 4

@@ -148,8 +148,13 @@ class Weights:
         """
         return self._taken(name, shape)
 
-    def _taken(self, name: str, shape: tuple[int, ...], *, keeps: bool = False) -> Tensor:
-        """Return a tensor as `take` does, but with `keeps` in bfloat16 if a product keeps it so."""
+    def _taken(
+        self, name: str, shape: tuple[int, ...], *, keeps: bool = False, rounds: bool = True
+    ) -> Tensor:
+        """Return a tensor as `take` does, but with `keeps` in bfloat16 if a product keeps it so.
+
+        Without `rounds` it has the dtype that it is stored in.
+        """
         module = name.removesuffix(".weight")
         dtype = self.dtype
         if self._layout is not None and module != name and self._layout.covers(self._file_by_name, module):
@@ -159,6 +164,8 @@ class Weights:
                 dtype = tensor.dtype  # not rounded, which restores int8 levels exactly
         else:
             tensor = self._stored(name)
+            if not rounds:
+                dtype = tensor.dtype
         self._check_shape(name, tuple(tensor.shape), shape)
         if not tensor.is_floating_point():
             raise CheckpointError(
@@ -243,8 +250,9 @@ class Weights:
             self.num_bytes += levels.num_bytes
             self.formats[self._products.format_of(levels)] += sum(rows) * columns
             return levels
-        weight = self._stacked(names, rows, columns, keeps=True)
-        if self._products.eight_bits is None:
+        is_quantized = self._products.eight_bits is not None
+        weight = self._stacked(names, rows, columns, keeps=True, rounds=not is_quantized)
+        if not is_quantized:
             self.formats[self._products.format_of(weight)] += weight.numel()
             return weight
         self.num_bytes -= weight.nbytes
@@ -284,11 +292,13 @@ class Weights:
     def _bias(self, names: list[str], rows: list[int], *, has_bias: bool) -> Tensor | None:
         return self.stack([f"{name}.bias" for name in names], rows) if has_bias else None
 
-    def _stacked(self, names: list[str], rows: list[int], columns: int, *, keeps: bool = False) -> Tensor:
+    def _stacked(
+        self, names: list[str], rows: list[int], columns: int, *, keeps: bool = False, rounds: bool = True
+    ) -> Tensor:
         """Return weights as one; if only some of them are kept in bfloat16, none is."""
         return torch.cat(
             [
-                self._taken(f"{name}.weight", (count, columns), keeps=keeps)
+                self._taken(f"{name}.weight", (count, columns), keeps=keeps, rounds=rounds)
                 for name, count in zip(names, rows, strict=True)
             ]
         )

@@ -60,7 +60,14 @@ def note_compilations(compiled: set[str]) -> None:
     """Compile each kernel with the types and constants of its launch, None among them, and note it."""
 
     def compile_only(
-        self: Any, key: str, signature: Any, device: int, constants: Any, options: Any, attributes: Any, *_: Any
+        self: Any,
+        key: str,
+        signature: Any,
+        device: int,
+        constants: Any,
+        options: Any,
+        attributes: Any,
+        *_: Any,
     ) -> Kernel:
         compiled.add(f"{self.fn.__module__}.{self.fn.__qualname__} {key}")
         source = self.ASTSource(self, signature, constants, attributes)

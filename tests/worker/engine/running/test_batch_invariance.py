@@ -20,9 +20,12 @@ from worker.engine.engine import Engine
 from worker.engine.requests.generation import GenerationRequest
 
 NUM_TOKENS = 24
-pytestmark = pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="no native bf16 products here"
-)
+pytestmark = [
+    pytest.mark.usefixtures("on_cpu"),
+    pytest.mark.skipif(
+        not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="no native bf16 products here"
+    ),
+]
 
 
 MODELS = {

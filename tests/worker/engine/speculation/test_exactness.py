@@ -27,6 +27,9 @@ from worker.values.delta import Delta
 from worker.values.results import DeviceSeconds
 from worker.values.sampling import FormatKind, Optimization, OutputFormat, SamplingParams
 
+# Of bits: on a GPU a token that is verified is rounded as a prompt's, and there are no heads.
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
 PROMPTS = [(5, 6, 7), (9,) * 20, (3, 1, 4, 1, 5, 9), (9,) * 13 + (8, 8), (40, 41, 42, 43)]
 SCHEMA = {
     "type": "object",

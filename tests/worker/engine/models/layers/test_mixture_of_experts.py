@@ -53,6 +53,7 @@ def without_numbers(x: Tensor, weight: ExpertWeights, expert_ends: Tensor) -> Te
 def test_on_a_gpu_the_host_asks_for_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake tensors have none: what waits for one raises, and could be in no CUDA graph."""
     monkeypatch.setattr(gpu, "run", without_numbers)
+    monkeypatch.setattr(kernels.device, "uses_triton", lambda _: True)
     with FakeTensorMode():
         assert on_gpu(*weights())(torch.randn(5, HIDDEN)).shape == (5, HIDDEN)
         with pytest.raises(DynamicOutputShapeException):
