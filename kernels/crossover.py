@@ -1,13 +1,16 @@
-"""Chooses the kernel for a number of tokens, from tables that `bench.py` measures, one JSON file per GPU.
+"""Chooses the kernel for a number of tokens, from tables that `bench.py` measures, one JSON file per chip.
 
-The tables are in an op's `tuned/`. `default.json` serves every GPU without a table of its own; its values are
-not measured.
+The tables are in an op's `tuned/`. `default.json` serves every chip without a table of its own; its values
+are not measured.
 """
 
 import functools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +37,10 @@ class Regime:
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """One GPU's regimes by format, in rising order of `max_tokens`."""
+    """One chip's regimes by format, in rising order of `max_tokens`."""
 
-    gpu: str
+    chip: str  # "default": any
+    gpu: str  # on which it was measured
     measured: str | None  # the day; None: not yet
     formats: dict[str, tuple[Regime, ...]]
 
@@ -50,28 +54,37 @@ class Crossover:
 
 
 @functools.cache
-def read_crossover(folder: Path, gpu: str) -> Crossover:
-    """Return the table of a GPU, named as torch names it, or the default table.
+def read_crossover(folder: Path, chip: str) -> Crossover:
+    """Return the table of a chip, by `device.chip_name`, or the default table.
 
     Raises ValueError if the table has a gap.
     """
-    file = folder / f"{gpu.replace(' ', '_').replace('/', '_')}.json"
-    return _read(file if file.is_file() else folder / "default.json")
+    file = folder / f"{chip}.json"
+    return _read(file if file.is_file() else folder / f"{DEFAULT}.json")
 
 
-def token_counts(gpu: str, most: int) -> list[int]:
+def token_counts(chip: str, most: int) -> list[int]:
     """Return numbers of tokens, up to `most`, that together choose every regime of every op."""
     counts = {1, most}
     for folder in Path(__file__).parent.glob("*/tuned"):
-        for regimes in read_crossover(folder, gpu).formats.values():
+        for regimes in read_crossover(folder, chip).formats.values():
             for limit in (regime.max_tokens for regime in regimes if regime.max_tokens is not None):
                 counts |= {limit, limit + 1}
     return sorted(count for count in counts if count <= most)
 
 
-def all_crossovers(folder: Path) -> list[Crossover]:
-    """Return every table of an op."""
-    return [_read(file) for file in sorted(folder.glob("*.json"))]
+def launched_regimes(
+    folder: Path, format_: str, chips: Sequence[str]
+) -> list[tuple[Regime, tuple[str, ...]]]:
+    """Return every regime of a format in an op's tables, each with those of `chips` that may launch it."""
+    tables = [_read(file) for file in sorted(folder.glob("*.json"))]
+    own = {table.chip for table in tables}
+    found: dict[Regime, set[str]] = {}
+    for table in tables:
+        of_table = set(chips) - own if table.chip == DEFAULT else {table.chip} & set(chips)
+        for regime in table.formats[format_] if of_table else ():
+            found.setdefault(regime, set()).update(of_table)
+    return sorted(((one, tuple(sorted(where))) for one, where in found.items()), key=str)
 
 
 def _read(file: Path) -> Crossover:
@@ -82,4 +95,4 @@ def _read(file: Path) -> Crossover:
         rising = [limit for limit in limits if limit is not None]
         if limits != [*sorted(set(rising)), None]:
             raise ValueError(f"{file}: {name}: max_tokens must rise and end with null, not {limits}")
-    return Crossover(table["gpu"], table["measured"], formats)
+    return Crossover(file.stem, table["gpu"], table["measured"], formats)

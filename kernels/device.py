@@ -11,9 +11,14 @@ def uses_triton(x: Tensor) -> bool:
     return x.is_cuda
 
 
-def gpu_name(device: torch.device) -> str:
-    """Return the GPU's name as the tables use it; "any" where Triton interprets."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "any"
+@functools.cache
+def chip_name(device: torch.device) -> str:
+    """Return a GPU's architecture as the tables use it, like sm_90; "any" where Triton interprets."""
+    if device.type != "cuda":
+        return "any"
+    if torch.version.hip is not None:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Fills an op's crossover table on this GPU with the fastest regime for each number of tokens."""
+"""Fills an op's crossover table of this GPU's chip with the fastest regime for each number of tokens."""
 
 import datetime
 import json
@@ -14,6 +14,7 @@ from triton.runtime.errors import OutOfResources
 
 from kernels.benchmarking import time_call
 from kernels.crossover import Regime
+from kernels.device import chip_name
 
 REPEATS = 5
 MAX_PROCESSES = 16  # each takes half a gigabyte of the GPU
@@ -55,7 +56,6 @@ def fastest(
 
 def write_crossover(folder: Path, formats: dict[str, dict[int, Regime]]) -> Path:
     """Write the fastest regimes by format and number of tokens; return the file. The last has no limit."""
-    gpu = torch.cuda.get_device_name()
     rows: dict[str, list[dict[str, object]]] = {}
     for name, found in formats.items():
         kept: list[Regime] = []
@@ -67,8 +67,7 @@ def write_crossover(folder: Path, formats: dict[str, dict[int, Regime]]) -> Path
                 kept.append(limited)
         rows[name] = [asdict(one) for one in [*kept[:-1], replace(kept[-1], max_tokens=None)]]
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    file = folder / f"{gpu.replace(' ', '_').replace('/', '_')}.json"
-    file.write_text(
-        json.dumps({"gpu": gpu, "measured": today, "formats": rows}, indent=2) + "\n", encoding="utf-8"
-    )
+    table = {"gpu": torch.cuda.get_device_name(), "measured": today, "formats": rows}
+    file = folder / f"{chip_name(torch.device('cuda'))}.json"
+    file.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
     return file

@@ -67,7 +67,7 @@ def choose_tiling(
     has_prompts: bool,
     is_amd: bool = False,
 ) -> Tiling:
-    """Return the tiling for a model and a kind of Step; not tuned on any GPU yet.
+    """Return the tiling for a model and a kind of Step; an estimate, not tuned.
 
     `dtype` is the query's. `max_model_len` is the longest possible context, which determines the split size.
     """

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kernels.ahead_of_time import FP8_TARGETS, TARGETS, Build
-from kernels.crossover import Regime, all_crossovers
+from kernels.crossover import Regime, launched_regimes
 from kernels.scaled_linear.launches import REDUCE_BLOCK, SWAPPED_UP_TO, TABLES
 
 TYPES = {"int8": ("*i8:16", "*i32:16"), "fp8": ("*fp8e4nv:16", "*fp32:16")}  # of levels, of split sums
@@ -11,7 +11,9 @@ CHIPS = {"int8": tuple(TARGETS), "fp8": FP8_TARGETS}
 SCALES = {"x_scales": "*fp32:16", "scales": "*fp32:16", "bias": "*bf16:16"}
 
 
-def _multiply(format_: str, regime: Regime, *, is_split: bool, is_gated: bool) -> Build:
+def _multiply(
+    format_: str, regime: Regime, chips: tuple[str, ...], *, is_split: bool, is_gated: bool
+) -> Build:
     levels, sums = TYPES[format_]
     return Build(
         "scaled_linear.multiply",
@@ -35,7 +37,7 @@ def _multiply(format_: str, regime: Regime, *, is_split: bool, is_gated: bool) -
         },
         num_warps=regime.num_warps,
         num_stages=regime.num_stages,
-        targets=CHIPS[format_],
+        targets=chips,
     )
 
 
@@ -48,11 +50,10 @@ def _builds() -> Iterator[Build]:
                 {"partial": sums, "out": "*bf16:16", **SCALES, **sizes},
                 {"GATED": is_gated, "BLOCK_N": REDUCE_BLOCK},
             )
-        regimes = {regime for table in all_crossovers(TABLES) for regime in table.formats[format_]}
-        for regime in sorted(regimes, key=str):
-            yield _multiply(format_, regime, is_split=False, is_gated=format_ == "fp8")
+        for regime, chips in launched_regimes(TABLES, format_, CHIPS[format_]):
+            yield _multiply(format_, regime, chips, is_split=False, is_gated=format_ == "fp8")
             if regime.num_programs:
-                yield _multiply(format_, regime, is_split=True, is_gated=False)
+                yield _multiply(format_, regime, chips, is_split=True, is_gated=False)
 
 
 BUILDS = tuple(_builds())

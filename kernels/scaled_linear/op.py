@@ -28,5 +28,5 @@ def scaled_linear(x: Tensor, weight: ScaledWeight) -> Tensor:
     from kernels.scaled_linear import gpu  # noqa: PLC0415  (Triton is there with a GPU only)
 
     levels, scales = quantize_tokens(x, weight.levels.dtype)
-    table = read_crossover(TABLES, device.gpu_name(x.device))
+    table = read_crossover(TABLES, device.chip_name(x.device))
     return gpu.run(levels, scales, weight, x.dtype, table.choose(FORMATS[weight.levels.dtype], len(x)))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernels.ahead_of_time import FP8_TARGETS, TARGETS, Build
-from kernels.crossover import Regime, all_crossovers
+from kernels.crossover import Regime, launched_regimes
 from kernels.weight_only_linear.launches import DEQUANTIZE_BLOCK, REDUCE_BLOCK, TABLES
 
 NUMBERS = {"num_tokens": "i32", "out_features": "i32:16", "in_features": "i32:16", "num_groups": "i32"}
@@ -59,7 +59,7 @@ VARIANTS = (
 )
 
 
-def _gemv(variant: Variant, regime: Regime) -> Build:
+def _gemv(variant: Variant, regime: Regime, chips: tuple[str, ...]) -> Build:
     return Build(
         "weight_only_linear.gemv",
         {
@@ -77,11 +77,11 @@ def _gemv(variant: Variant, regime: Regime) -> Build:
             "BLOCK_K": max(regime.block_k, variant.group_size),
         },
         num_warps=regime.num_warps,
-        targets=variant.targets,
+        targets=chips,
     )
 
 
-def _multiply(variant: Variant, regime: Regime, *, is_split: bool) -> Build:
+def _multiply(variant: Variant, regime: Regime, chips: tuple[str, ...], *, is_split: bool) -> Build:
     return Build(
         "weight_only_linear.multiply",
         {
@@ -104,7 +104,7 @@ def _multiply(variant: Variant, regime: Regime, *, is_split: bool) -> Build:
         },
         num_warps=regime.num_warps,
         num_stages=regime.num_stages,
-        targets=variant.targets,
+        targets=chips,
     )
 
 
@@ -138,14 +138,13 @@ def _builds() -> Iterator[Build]:
     yield _reduce(is_gated=True)
     for variant in VARIANTS:
         yield _dequantize(variant)
-        regimes = {regime for table in all_crossovers(TABLES) for regime in table.formats[variant.name]}
-        for regime in sorted(regimes, key=str):
+        for regime, chips in launched_regimes(TABLES, variant.name, variant.targets):
             if regime.kind == "gemv":
-                yield _gemv(variant, regime)
+                yield _gemv(variant, regime, chips)
             if regime.kind == "tile":
-                yield _multiply(variant, regime, is_split=False)
+                yield _multiply(variant, regime, chips, is_split=False)
                 if not variant.is_gated:  # before `reduce` nothing is gated
-                    yield _multiply(variant, regime, is_split=True)
+                    yield _multiply(variant, regime, chips, is_split=True)
 
 
 BUILDS = tuple(_builds())

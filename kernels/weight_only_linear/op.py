@@ -50,7 +50,7 @@ def weight_only_linear(x: Tensor, weight: LinearWeight | TiledWeight) -> Tensor:
         raise ValueError(f"weight_only_linear: x is {x.dtype} on {x.device}, not 16 bits on a GPU")
     from kernels.weight_only_linear import gpu  # noqa: PLC0415  (Triton is there with a GPU only)
 
-    table = read_crossover(TABLES, device.gpu_name(x.device))
+    table = read_crossover(TABLES, device.chip_name(x.device))
     return gpu.run(x, weight, table.choose(weight.format, x.shape[0]))
 
 

@@ -52,6 +52,17 @@ def test_int8_sums_are_exact_in_any_regime(generator: torch.Generator, device: t
     assert all(torch.equal(other, one) for other in others)
 
 
+def test_tiles_of_tokens_share_a_weight_in_groups_that_need_not_be_full(
+    generator: torch.Generator, device: torch.device
+) -> None:
+    levels = torch.randint(-127, 128, (310, 64), dtype=torch.int8, generator=generator).to(device)
+    quantized = quantize_int8(torch.randn(50, 64, generator=generator) / 100)
+    scales = torch.rand(310, 1, generator=generator).to(device) / 100
+    weight = pack_scaled_weight(quantized).to(device)
+    found = gpu.run(levels, scales, weight, torch.float32, REGIMES["swapped"])  # 20 tiles
+    assert_matches(found.cpu(), reference.scaled_linear(levels.cpu(), scales.cpu(), quantized))
+
+
 def test_a_split_may_end_within_a_block(generator: torch.Generator, device: torch.device) -> None:
     regime = Regime("tile", None, block_m=16, block_n=32, block_k=256, num_programs=2)
     assert regime.num_splits(2, 2176) == 2

@@ -23,7 +23,8 @@ def _device(pytestconfig: pytest.Config) -> None:
 def on_cpu() -> Iterator[None]:
     """Run engines on the CPU, whatever --device says: for what only a CPU does, or does at once.
 
-    On a GPU a Step starts before the tokens of the one before are known, and rows round by the Step they are in.
+    On a GPU a Step starts before the tokens of the one before are known, and the Step that a row is in
+    rounds it.
     """
     before = generation.DEFAULTS["device"]
     generation.DEFAULTS["device"] = "cpu"

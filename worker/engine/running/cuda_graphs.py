@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class DecodeGraphs:
-    """Replays decode Steps as CUDA graphs, which the constructor records. Not tried on a GPU yet."""
+    """Replays decode Steps as CUDA graphs, which the constructor records."""
 
     def __init__(self, decode: PaddedDecode, max_num_sequences: int) -> None:
         self._decode = decode

@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from torch import Tensor
 
 from kernels.crossover import token_counts
-from kernels.device import gpu_name
+from kernels.device import chip_name
 from kernels.kv_write import PagedCache
 from kernels.paged_attention.gpu import sequence_lanes
 from kernels.sampling import sample
@@ -57,7 +57,7 @@ def run_each_kind(
     The kernel of a product depends on the number of tokens. The kernel of attention depends on the number of
     Sequences, on whether one has several tokens, and on whether a context is cut into splits.
     """
-    for num_tokens in token_counts(gpu_name(device), max_tokens):
+    for num_tokens in token_counts(chip_name(device), max_tokens):
         even = [len(part) for part in np.array_split(np.arange(num_tokens), -(-num_tokens // max_model_len))]
         hidden = _run_empty(model, kv_cache, planner, device, even, max_context_len=max_model_len)
         model.logits(hidden[:max_num_sequences])

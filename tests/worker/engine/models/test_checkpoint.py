@@ -8,10 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kernels.quantization import quantize_int8
 from tests.fixtures.generation import make_engine
 from tests.fixtures.tiny_llama import edit_config, write_tiny_llama
 from worker.engine.models import checkpoint as checkpoint_module
 from worker.engine.models.checkpoint import Weights
+from worker.engine.models.layers.quantized_linear import ScaledLinear
 from worker.engine.requests.errors import (
     CheckpointError,
     MissingTensorError,
@@ -177,3 +179,15 @@ def test_what_was_read_of_a_file_does_not_stay_in_memory(
         del tensor, expected
         assert not is_mapped()
         assert weights.take(DOWN, 48, 96).shape == (48, 96)
+
+
+def test_a_weight_is_quantized_as_it_is_stored(checkpoint: Path) -> None:
+    """Rounded to bfloat16 first, its largest numbers, and so its scales, would be others."""
+    down = load_file(checkpoint / "model.safetensors")[DOWN]
+    assert down.dtype == torch.float32
+    with Weights(checkpoint, torch.bfloat16, is_gpu=True, eight_bits="int8") as weights:
+        product = weights.linear([DOWN.removesuffix(".weight")], [len(down)], down.shape[1])
+    assert isinstance(product, ScaledLinear)
+    assert torch.equal(product._weight.levels, quantize_int8(down).levels)
+    assert torch.equal(product._weight.scales, quantize_int8(down).scales)
+    assert not torch.equal(product._weight.scales, quantize_int8(down.bfloat16()).scales)

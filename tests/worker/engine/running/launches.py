@@ -3,8 +3,8 @@
     python -m tests.worker.engine.running.launches CHECKPOINT FIELDS
 
 In a process of its own, in which Triton does not interpret: its own binder takes each launch apart, and what
-it would run is compiled, noted and not run. So outputs are zeros. Prints JSON: what was compiled at start, and
-what after it. FIELDS are those of an EngineConfig, as JSON.
+it would run is compiled, noted and not run. So outputs are zeros. Prints JSON: what was compiled at start,
+and what after it. FIELDS are those of an EngineConfig, as JSON.
 """
 
 import json
