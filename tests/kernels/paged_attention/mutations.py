@@ -115,7 +115,7 @@ TABLES = (
             ),
             Mutation(
                 "tree: the window begins with the place",
-                "row_position -= (gaps >> (distance - 1)) & 1",
+                "row_position -= (gaps >> (back - 1)) & 1",
                 "row_position -= 0",
                 only=ROWS,
             ),

@@ -54,4 +54,22 @@ TABLES = (
             ),
         ),
     ),
+    Table(
+        "epilogue.py",
+        "scaled_linear/test_scaled_linear.py",
+        (
+            Mutation(
+                "tiles are numbered as in a grid of another shape",
+                "tl.num_programs(1), tl.num_programs(0), 8)",
+                "tl.num_programs(0), tl.num_programs(1), 8)",
+                only="tiles_of_tokens",
+            ),
+            Mutation(
+                "tiles of tokens and of rows change places",
+                "tl.swizzle2d(tl.program_id(1), tl.program_id(0), ",
+                "tl.swizzle2d(tl.program_id(0), tl.program_id(1), ",
+                only="tiles_of_tokens",
+            ),
+        ),
+    ),
 )
