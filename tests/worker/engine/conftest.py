@@ -1,5 +1,4 @@
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,17 +18,15 @@ def _device(pytestconfig: pytest.Config) -> None:
     generation.DEFAULTS["device"] = pytestconfig.getoption("--device")
 
 
-@pytest.fixture(scope="module")
-def on_cpu() -> Iterator[None]:
-    """Run engines on the CPU, whatever --device says: for what only a CPU does, or does at once.
+@pytest.fixture(scope="session")
+def only_on_cpu(pytestconfig: pytest.Config) -> None:
+    """Skip what only a CPU does, or does at once.
 
     On a GPU a Step starts before the tokens of the one before are known, and the Step that a row is in
     rounds it.
     """
-    before = generation.DEFAULTS["device"]
-    generation.DEFAULTS["device"] = "cpu"
-    yield
-    generation.DEFAULTS["device"] = before
+    if pytestconfig.getoption("--device") != "cpu":
+        pytest.skip("a CPU's own")
 
 
 @pytest.fixture(scope="session")

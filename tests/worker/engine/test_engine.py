@@ -180,7 +180,7 @@ def test_end_tokens_come_from_the_checkpoint(tiny_llama: Path, tmp_path: Path, e
         assert stopped.finish_reason == "stop"
 
 
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("only_on_cpu")
 def test_cancel_waiting_and_running(tiny_llama: Path) -> None:
     engine = make_engine(tiny_llama, max_num_sequences=2)
     for request in requests_for([PROMPT] * 4, greedy(20)):

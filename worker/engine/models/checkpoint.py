@@ -230,9 +230,10 @@ class Weights:
         table = self._taken("model.embed_tokens.weight", shape, keeps=True)
         if not is_tied and self._products.eight_bits is None:
             return table_embedding(table), self.linear(["lm_head"], [vocab_size], hidden_size)
-        source = table if is_tied else self.take("lm_head.weight", *shape)
+        is_quantized = self._products.eight_bits == "int8"
+        source = table if is_tied else self._taken("lm_head.weight", shape, rounds=not is_quantized)
         weight: Tensor | QuantizedWeight = source
-        if self._products.eight_bits == "int8":
+        if is_quantized:
             weight = self._quantized(source)
         else:
             self.formats[self._products.format_of(source)] += source.numel()

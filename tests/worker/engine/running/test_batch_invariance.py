@@ -21,7 +21,7 @@ from worker.engine.requests.generation import GenerationRequest
 
 NUM_TOKENS = 24
 pytestmark = [
-    pytest.mark.usefixtures("on_cpu"),
+    pytest.mark.usefixtures("only_on_cpu"),
     pytest.mark.skipif(
         not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="no native bf16 products here"
     ),

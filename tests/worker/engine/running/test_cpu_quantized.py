@@ -23,7 +23,7 @@ from worker.engine.requests.generation import GenerationRequest
 
 needs_tiles = pytest.mark.skipif(not has_feature("avx512f"), reason="needs AVX512")
 needs_pairs = pytest.mark.skipif(not is_available(torch.bfloat16), reason="needs AVX512_BF16, and no AMX")
-pytestmark = pytest.mark.usefixtures("on_cpu")
+pytestmark = pytest.mark.usefixtures("only_on_cpu")
 
 PROMPTS = ([5, 6, 7], list(range(20, 33)))
 

@@ -32,7 +32,7 @@ def ids(engine: Engine) -> list[Any]:
     return [reading.id for reading in engine.step().readings]
 
 
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("only_on_cpu")
 def test_a_window_holds_readings_back_and_generation_goes_on(tiny_llama: Path) -> None:
     clock = Clock()
     engine = engine_with(tiny_llama, clock, BatchPolicy(window_seconds=2.0))

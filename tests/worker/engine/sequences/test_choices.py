@@ -123,7 +123,7 @@ def test_each_choice_stops_by_itself(tiny_llama: Path) -> None:
     assert {choice.finish_reason.value for choice in stopped.choices} == {"stop", "length"}
 
 
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("only_on_cpu")
 def test_cancel_ends_all_choices(tiny_llama: Path, alone: list[tuple[int, ...]]) -> None:
     engine = make_engine(tiny_llama, max_num_sequences=3)
     (ended,) = {alone[0][2]}  # the first choice ends early, the last ones have not begun

@@ -86,7 +86,7 @@ def test_beside_generation(checkpoint: Path) -> None:
         assert completion.token_ids == reference_tokens(checkpoint, prompt, 20)
 
 
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("only_on_cpu")
 def test_one_step_runs_both(tiny_llama: Path) -> None:
     engine = make_engine(tiny_llama)
     for request in [*requests_for(PROMPTS[:2], greedy(4), first_id=100), *embed()[:4]]:

@@ -17,7 +17,7 @@ from worker.engine.requests.generation import Completion, GenerationRequest
 from worker.engine.running.kv_cache import size_kv_cache
 from worker.engine.running.model_runner import TORCH_DTYPES
 
-pytestmark = pytest.mark.usefixtures("on_cpu")
+pytestmark = pytest.mark.usefixtures("only_on_cpu")
 
 PROMPTS = [(5, 6, 7), (9, 8) * 10, (3, 1, 4, 1, 5, 9), (9, 8) * 7 + (8, 8), (40, 41, 42, 43)]
 

@@ -27,9 +27,6 @@ from worker.values.delta import Delta
 from worker.values.results import DeviceSeconds
 from worker.values.sampling import FormatKind, Optimization, OutputFormat, SamplingParams
 
-# Of bits: on a GPU a token that is verified is rounded as a prompt's, and there are no heads.
-pytestmark = pytest.mark.usefixtures("on_cpu")
-
 PROMPTS = [(5, 6, 7), (9,) * 20, (3, 1, 4, 1, 5, 9), (9,) * 13 + (8, 8), (40, 41, 42, 43)]
 SCHEMA = {
     "type": "object",
@@ -125,8 +122,12 @@ def test_every_rule_gives_what_it_gives_without_guesses(
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["plain", "int8"])
-def test_every_rule_gives_what_it_gives_without_trees(checkpoint: Path, kv_cache_dtype: str) -> None:
+def test_every_rule_gives_what_it_gives_without_trees(
+    checkpoint: Path, kv_cache_dtype: str, request: pytest.FixtureRequest
+) -> None:
     """Blocks of four tokens, so that trees lie over several."""
+    if kv_cache_dtype == "int8":  # on a GPU, keys of tokens that are verified are rounded as a prompt's
+        request.getfixturevalue("only_on_cpu")
     options: dict[str, Any] = {"dtype": "int8", "block_size": 4, "kv_cache_dtype": kv_cache_dtype}
     requests = all_rules()
     expected = run(make_engine(checkpoint, **options), requests)
@@ -136,6 +137,7 @@ def test_every_rule_gives_what_it_gives_without_trees(checkpoint: Path, kv_cache
     assert 100 < engine.stats.lookup_right_tokens < engine.stats.lookup_guessed_tokens / 2
 
 
+@pytest.mark.usefixtures("only_on_cpu")
 def test_what_was_right_must_move_to_the_front(
     checkpoint: Path, plain: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +149,7 @@ def test_what_was_right_must_move_to_the_front(
     assert list(map(told, run(engine, requests))) != list(map(told, expected))
 
 
+@pytest.mark.usefixtures("only_on_cpu")
 def test_every_rule_gives_what_it_gives_without_heads(plain: Engine, with_heads: Path) -> None:
     requests = all_rules()
     expected = run(plain, requests)
@@ -216,8 +219,12 @@ def test_streamed_text_and_logprobs_come_in_pieces_that_fit(checkpoint: Path, pl
     [(seed, "lookup") for seed in range(6)]
     + [(seed, one) for seed in range(3) for one in ("medusa", "tree")],
 )
-def test_whatever_happens_between_steps(plain: Engine, with_heads: Path, seed: int, proposer: str) -> None:
+def test_whatever_happens_between_steps(
+    plain: Engine, with_heads: Path, seed: int, proposer: str, request: pytest.FixtureRequest
+) -> None:
     """Few Blocks, shared prefixes, cancelled requests, resumed ones, and Steps that run out of memory."""
+    if proposer == "medusa":
+        request.getfixturevalue("only_on_cpu")
     chance = random.Random(seed)
     params = [greedy(24), greedy(24, temperature=1.0, seed=5), greedy(24, repetition_penalty=1.2)]
     requests = [
@@ -238,8 +245,8 @@ def test_whatever_happens_between_steps(plain: Engine, with_heads: Path, seed: i
         return execute(plan)
 
     engine._runner.execute = may_fail  # type: ignore[method-assign]
-    for request in requests:
-        engine.add(request)
+    for one in requests:
+        engine.add(one)
     done: dict[int, Completion] = {}
     while engine.has_unfinished:
         done |= {int(str(one.id)): one for one in engine.step().completions}
@@ -257,7 +264,8 @@ def test_whatever_happens_between_steps(plain: Engine, with_heads: Path, seed: i
     assert [done[index].token_ids for index in range(len(requests))] == [one.token_ids for one in expected]
     stats = engine.stats
     num_right = stats.medusa_right_tokens if proposer == "medusa" else stats.lookup_right_tokens
-    assert num_right > {"lookup": 20, "medusa": 5, "tree": 10}[proposer]
+    if engine.config.device == "cpu":  # on a GPU the clock says whether a Step waits, to be guessed for
+        assert num_right > {"lookup": 20, "medusa": 5, "tree": 10}[proposer]
     assert engine._scheduler.block_pool.num_used_blocks == 0
 
 

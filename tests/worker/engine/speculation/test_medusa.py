@@ -15,7 +15,7 @@ from worker.engine.models.medusa_heads import MedusaHeads
 from worker.engine.requests.errors import CheckpointError
 from worker.values.model_files import HEADS_FILE
 
-pytestmark = pytest.mark.usefixtures("on_cpu")
+pytestmark = pytest.mark.usefixtures("only_on_cpu")
 
 PROMPTS = [(5, 6, 7), (9, 8, 9), (3, 1, 4), (40, 41, 42)]
 

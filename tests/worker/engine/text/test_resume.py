@@ -99,7 +99,7 @@ def test_what_cannot_go_on_is_that_requests_error(
     assert problem in completion.error
 
 
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("only_on_cpu")
 def test_the_output_so_far_can_be_read_while_it_runs(tiny_llama: Path) -> None:
     engine = make_engine(tiny_llama)
     (whole,) = run(make_engine(tiny_llama), requests_for(PROMPTS[:1], greedy(24)))
