@@ -184,14 +184,14 @@ def _attend(
     index = tl.arange(0, BLOCK_M)
     row = first_row + index // GROUP
     head = kv_head * GROUP + index % GROUP
-    row_position = position + index // GROUP
+    row_place = position + index // GROUP
     is_row = index < num_rows * GROUP
-    row_place = row_position
     if HAS_TREES:
         gaps = tl.load(hidden + row, mask=is_row, other=0)  # the highest bit of int32 is never set
-        if WINDOW > 0:
-            for back in range(1, MAX_TREE_ROWS):
-                row_position -= (gaps >> (back - 1)) & 1
+    if WINDOW > 0:
+        window_start = row_place - WINDOW
+        if HAS_TREES:
+            window_start -= _num_bits(gaps, MAX_TREE_ROWS)
     column = tl.arange(0, BLOCK_D)
     in_head = column < HEAD_DIM
     at = query + row.to(tl.int64)[:, None] * query_stride + head[:, None] * HEAD_DIM + column[None, :]
@@ -216,11 +216,11 @@ def _attend(
             scores = soft_cap * (1 - 2 / (tl.exp2(scores * (2 * log2_e / soft_cap)) + 1))
         is_read = (token[None, :] <= row_place[:, None]) & in_range[None, :]
         if HAS_TREES:
-            distance = row_place[:, None] - token[None, :]
-            in_tree = (distance > 0) & (distance < MAX_TREE_ROWS)
-            is_read &= ((gaps[:, None] >> tl.where(in_tree, distance - 1, 31)) & 1) == 0
+            # A place outside the tree reads the highest bit, which is never set; so does one after the row.
+            bit = tl.minimum((row_place[:, None] - token[None, :] - 1).to(tl.uint32), MAX_TREE_ROWS - 1)
+            is_read &= ((gaps[:, None] >> bit) & 1) == 0
         if WINDOW > 0:
-            is_read &= token[None, :] > row_position[:, None] - WINDOW
+            is_read &= token[None, :] > window_start[:, None]
         scores = tl.where(is_read, scores * log2_e, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 1))
         # A row without a read token keeps weight 0; the plain formula would give inf - inf.
@@ -237,6 +237,14 @@ def _attend(
         mixed = tl.dot(weights.to(q.dtype), value, mixed, input_precision="ieee")
         largest = new_largest
     return row, head, is_row, largest, total, mixed
+
+
+@triton.jit
+def _num_bits(bits, MAX_TREE_ROWS: tl.constexpr):
+    count = bits & 1
+    for place in range(1, MAX_TREE_ROWS):
+        count += (bits >> place) & 1
+    return count
 
 
 @triton.jit

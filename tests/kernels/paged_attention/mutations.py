@@ -99,8 +99,8 @@ TABLES = (
             ),
             Mutation(
                 "the window is one token wider",
-                "token[None, :] > row_position[:, None] - WINDOW",
-                "token[None, :] >= row_position[:, None] - WINDOW",
+                "token[None, :] > window_start[:, None]",
+                "token[None, :] >= window_start[:, None]",
                 only=ROWS,
             ),
             Mutation(
@@ -111,12 +111,21 @@ TABLES = (
             ),
             Mutation("tree: siblings are read", "is_read &= ((gaps", "is_read |= ((gaps", only=ROWS),
             Mutation(
-                "tree: a place too near", "in_tree, distance - 1, 31", "in_tree, distance, 31", only=ROWS
+                "tree: a place too near",
+                "(row_place[:, None] - token[None, :] - 1).to(tl.uint32)",
+                "(row_place[:, None] - token[None, :]).to(tl.uint32)",
+                only=ROWS,
+            ),
+            Mutation(
+                "tree: a place outside reads a bit of the tree",
+                ".to(tl.uint32), MAX_TREE_ROWS - 1)",
+                ".to(tl.uint32), 0)",
+                only=ROWS,
             ),
             Mutation(
                 "tree: the window begins with the place",
-                "row_position -= (gaps >> (back - 1)) & 1",
-                "row_position -= 0",
+                "count += (bits >> place) & 1",
+                "count += 0",
                 only=ROWS,
             ),
             Mutation(
