@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import text, true
+from sqlalchemy import text
 
 from tests.fixtures.batches import claim, submit
 from worker.store.batches import starts
@@ -41,7 +41,7 @@ def test_a_batch_waits_for_its_time_and_says_so(client: TestClient, store: Store
     assert start_due(store) == 0
     assert claim(store, 1) is None
     with store.transaction() as session:
-        assert not fair_share.next_of_each_tenant(session, true(), limit=9)
+        assert not fair_share.next_of_each_tenant(session, limit=9, reissue_after=timedelta(0))
     the_time_comes(store)
     assert claim(store, 1) is None, "only the sweep lets it run"
     assert (start_due(store), start_due(store)) == (1, 0)

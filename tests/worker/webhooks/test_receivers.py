@@ -95,6 +95,18 @@ def test_a_receiver_with_a_backlog_does_not_delay_another(store: Store) -> None:
     assert wanted in ticketed(store, window=3)
 
 
+def test_what_one_receiver_holds_takes_no_room_from_another(store: Store) -> None:
+    endpoint(store, "http://127.0.0.1:1/")
+    for _ in range(3):
+        end_batch(store)
+    held = ticketed(store)
+    assert len(held) == 2
+    assert claim(store, held[0]) is not None
+    end_batch(store, callback_url="http://127.0.0.1:2/")
+    (other,) = ticketed(store)
+    assert other not in held
+
+
 def test_failures_in_a_row_pause_the_receiver_for_longer_and_longer(store: Store) -> None:
     key = endpoint(store, "http://127.0.0.1:1/")
     end_batch(store)

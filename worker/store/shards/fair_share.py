@@ -9,8 +9,29 @@ the places: docs/decisions/0013.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from typing import Any
 
-from sqlalchemy import CTE, ColumnElement, Float, case, cast, delete, func, literal, select, union, update
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Float,
+    Integer,
+    Interval,
+    Select,
+    String,
+    bindparam,
+    case,
+    cast,
+    delete,
+    func,
+    literal,
+    or_,
+    select,
+    union,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -44,13 +65,22 @@ class WaitingShard:
 
 
 def next_of_each_tenant(
-    session: Session, is_due: ColumnElement[bool], *, limit: int, model: str | None = None
+    session: Session, *, limit: int, reissue_after: timedelta, model: str | None = None
 ) -> Sequence[WaitingShard]:
     """Return the due shards among each tenant's first `limit` ready shards, in either order.
 
-    Only shards that wait for `model` count; with None, only shards that wait for no model in particular.
+    A shard is due without a ticket, or if its ticket is older than `reissue_after`. Only shards that wait for
+    `model` count; with None, only shards that wait for no model in particular.
     """
-    is_wanted = ShardRow.model_fingerprint == (model or "")
+    given = {"model": model or "", "limit": limit, "reissue_after": reissue_after}
+    return [WaitingShard(*row) for row in session.execute(_next_of_each_tenant(), given)]
+
+
+@cache
+def _next_of_each_tenant() -> Select[tuple[Any, ...]]:
+    # Built once: each dispatcher asks every second, and building it takes longer than Postgres's answer.
+    is_wanted = ShardRow.model_fingerprint == bindparam("model", type_=String)
+    is_lost = ShardRow.ticketed_at <= func.now() - bindparam("reissue_after", type_=Interval)
     tenants = _tenants_with_ready_shards(is_wanted)
     settled = BatchRow.num_completed + BatchRow.num_failed + BatchRow.num_cancelled
     # The expected output length is the batch's mean so far; before the first result it is the maximum.
@@ -66,7 +96,7 @@ def next_of_each_tenant(
             (ShardRow.num_requests * tokens).label("tokens"),
             ShardRow.priority,
             ShardRow.position,
-            is_due.label("is_due"),
+            or_(ShardRow.ticketed_at.is_(None), is_lost).label("is_due"),
         )
         .join(BatchRow, BatchRow.id == ShardRow.batch_id)
         .where(
@@ -78,13 +108,13 @@ def next_of_each_tenant(
             BatchRow.status.in_([BatchStatus.PENDING, BatchStatus.PROCESSING]),
             BatchRow.paused_at.is_(None),
         )
-        .limit(limit)
+        .limit(bindparam("limit", type_=Integer))
     )
     firsts = [
         ready.order_by(*order).correlate(tenants).subquery() for order in (FEWEST_FIRST, EARLIEST_FIRST)
     ]
     shard = union(*(select(first) for first in firsts)).lateral("shard")
-    rows = session.execute(
+    return (
         select(
             shard.c.id,
             tenants.c.tenant_id,
@@ -97,7 +127,6 @@ def next_of_each_tenant(
         .where(shard.c.is_due)
         .order_by(tenants.c.tenant_id, shard.c.priority.desc(), shard.c.position, shard.c.id)
     )
-    return [WaitingShard(*row) for row in rows]
 
 
 def places(session: Session, waiting: Sequence[WaitingShard]) -> dict[int, float]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy import case, func, or_, select, update
+from sqlalchemy import case, func, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.messages import RUN_SHARD, Ticket, gpu_queue
@@ -24,9 +24,7 @@ def issue_shards(
     """
     # Dispatchers take turns here: two at once would assign the same places.
     session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended("headrace tickets", 0))))
-    is_lost = ShardRow.ticketed_at <= func.now() - reissue_after
-    is_due = or_(ShardRow.ticketed_at.is_(None), is_lost)
-    chosen = fair_share.next_of_each_tenant(session, is_due, limit=window, model=model)
+    chosen = fair_share.next_of_each_tenant(session, limit=window, reissue_after=reissue_after, model=model)
     if not chosen:
         return ()
     places = fair_share.places(session, [waiting for waiting in chosen if waiting.virtual_start is None])

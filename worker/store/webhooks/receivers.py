@@ -34,7 +34,7 @@ def unpause(session: Session, keys: Iterable[str]) -> None:
         session.execute(statement.on_conflict_do_update(index_elements=[ReceiverRow.key], set_=values))
 
 
-def room(most: int) -> ColumnElement[int]:
+def room(most: int | ColumnElement[int]) -> ColumnElement[int]:
     """Return the SQL of a receiver's limit of deliveries at once: `most`, 1 if it fails, 0 while paused."""
     is_failing = ReceiverRow.num_failures >= FAILURES_TO_PAUSE
     return case((is_not_paused() & ~is_failing, most), (is_not_paused(), 1), else_=0)
