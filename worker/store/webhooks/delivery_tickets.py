@@ -1,7 +1,7 @@
 """Issues tickets for due deliveries within a bounded window, and again when Redis has lost them."""
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cache
 
 from sqlalchemy import (
@@ -32,13 +32,12 @@ def issue(session: Session, *, window: int, reissue_after: timedelta, most_at_on
     receiver that is slow or down takes few of the workers' slots, however much waits for it.
     """
     given = {"window": window, "reissue_after": reissue_after, "most_at_once": most_at_once}
-    due = session.scalars(_due(), given).all()
+    due = session.scalars(_next_of_each_receiver(), given).all()
     if not due:
         return ()
-    is_lost = DeliveryRow.ticketed_at <= func.now() - reissue_after
     chosen = (
         select(DeliveryRow.id)
-        .where(DeliveryRow.id.in_(due), *_is_free(is_lost))
+        .where(DeliveryRow.id.in_(due), *_is_due(func.now() - reissue_after))
         .with_for_update(skip_locked=True)
         .cte("chosen")
     )
@@ -60,32 +59,32 @@ def issue(session: Session, *, window: int, reissue_after: timedelta, most_at_on
     ]
 
 
-def _is_free(is_lost: ColumnElement[bool]) -> Sequence[ColumnElement[bool]]:
-    return DeliveryRow.state == EventState.PENDING, or_(DeliveryRow.ticketed_at.is_(None), is_lost)
+def _is_due(lost_before: ColumnElement[datetime]) -> Sequence[ColumnElement[bool]]:
+    return (
+        DeliveryRow.state == EventState.PENDING,
+        DeliveryRow.next_attempt_at <= func.now(),
+        or_(DeliveryRow.ticketed_at.is_(None), DeliveryRow.ticketed_at <= lost_before),
+    )
 
 
 @cache
-def _due() -> Select[tuple[int]]:
+def _next_of_each_receiver() -> Select[tuple[int]]:
     # Built once: each dispatcher asks every second, and building it takes longer than Postgres's answer.
-    before = func.now() - bindparam("reissue_after", type_=Interval)
+    lost_before = func.now() - bindparam("reissue_after", type_=Interval)
     most_at_once = bindparam("most_at_once", type_=Integer)
     held = aliased(DeliveryRow)
     num_held = (
         select(func.count())
         .where(
             held.receiver == ReceiverRow.key,
-            or_(held.state == EventState.SENDING, held.ticketed_at > before),
+            or_(held.state == EventState.SENDING, held.ticketed_at > lost_before),
         )
         .correlate(ReceiverRow)  # SQLAlchemy does it by itself only in a WHERE or a column
         .scalar_subquery()
     )
     next_ones = (
         select(DeliveryRow.id, DeliveryRow.next_attempt_at)
-        .where(
-            DeliveryRow.receiver == ReceiverRow.key,
-            DeliveryRow.next_attempt_at <= func.now(),
-            *_is_free(DeliveryRow.ticketed_at <= before),
-        )
+        .where(DeliveryRow.receiver == ReceiverRow.key, *_is_due(lost_before))
         .order_by(DeliveryRow.next_attempt_at)
         .limit(func.greatest(0, receivers.room(most_at_once) - num_held))
         .lateral()
