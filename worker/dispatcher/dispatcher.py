@@ -4,7 +4,7 @@ Any number of dispatchers may run: each step locks the rows it changes and skips
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -23,7 +23,8 @@ from worker.store.database.session import Store
 from worker.store.experiments import experiments
 from worker.store.requests import tally
 from worker.store.shards import control, counting, tickets, timeouts
-from worker.store.watching import retention, workers
+from worker.store.watching import due_work, retention, workers
+from worker.store.watching.due_work import Due
 from worker.store.webhooks import deliveries, delivery_tickets, receivers
 
 logger = logging.getLogger(__name__)
@@ -57,34 +58,47 @@ class Dispatcher:
     def sweep(self) -> None:
         """Run one sweep over everything that is due."""
         self.lost_workers.sweep(limit=SWEEP_LIMIT)
-        with self.store.transaction() as session:
-            deliveries.return_expired(session, limit=SWEEP_LIMIT)
-        self._settle_timeouts()
-        self._count()
-        with self.store.transaction() as session:
-            batches.settle_stopping(session, limit=SWEEP_LIMIT)
-        with self.store.transaction() as session:
-            starts.start_due(session, limit=SWEEP_LIMIT)
-        self._experiment()
-        self.issue()
-        with self.store.transaction() as session:
-            for batch_id in responses.unstored(session, limit=SWEEP_LIMIT):
-                control.remove(session, batch_id)
-        with self.store.transaction() as session:
-            retention.drop_deleted(session, limit=DROP_LIMIT)
+        with self.store.look() as session:
+            due = due_work.find(session)
+        if due:
+            self._sweep(due)
         if self.results_kept_for is not None:
             with self.store.transaction() as session:
                 retention.drop_old_results(session, kept_for=self.results_kept_for, limit=DROP_LIMIT)
+
+    def _sweep(self, due: Collection[Due]) -> None:
+        if Due.EXPIRED_DELIVERIES in due:
+            with self.store.transaction() as session:
+                deliveries.return_expired(session, limit=SWEEP_LIMIT)
+        if Due.TIMEOUTS in due:
+            self._settle_timeouts()
+        if Due.UNCOUNTED_RESULTS in due:
+            self._count()
+        if Due.STOPPING_BATCHES in due:
+            with self.store.transaction() as session:
+                batches.settle_stopping(session, limit=SWEEP_LIMIT)
+        if Due.STARTS in due:
+            with self.store.transaction() as session:
+                starts.start_due(session, limit=SWEEP_LIMIT)
+        if Due.EXPERIMENTS in due:
+            self._experiment()
+        self.issue()  # whatever was due: what has just been done may have made other rows ready
+        if Due.UNSTORED_RESPONSES in due:
+            with self.store.transaction() as session:
+                for batch_id in responses.unstored(session, limit=SWEEP_LIMIT):
+                    control.remove(session, batch_id)
+        if Due.DELETED_BATCHES in due:
+            with self.store.transaction() as session:
+                retention.drop_deleted(session, limit=DROP_LIMIT)
 
     def issue(self) -> None:
         """Issue tickets for due rows; a notification calls for no more than this."""
         # Deliveries first: somebody waits for a webhook, while shards have spare tickets out.
         callbacks = partial(delivery_tickets.issue, most_at_once=self.callbacks_per_receiver)
         self._issue(CALLBACKS_QUEUE, 0, callbacks)
-        with self.store.transaction() as session:
+        with self.store.look() as session:
             # A model without a worker gets no tickets: its shards wait as rows.
-            models = [None, *workers.models(session, GPU_QUEUE)]
-            slots = {model: workers.slots(session, GPU_QUEUE, model=model) for model in models}
+            slots = workers.slots_by_model(session, GPU_QUEUE)
         for model, count in slots.items():
             self._issue(gpu_queue(model), count, partial(tickets.issue_shards, model=model))
 
@@ -103,14 +117,14 @@ class Dispatcher:
             response_cache.drop_expired(session)
 
     def _settle_timeouts(self) -> None:
-        with self.store.transaction() as session:
+        with self.store.look() as session:
             late = timeouts.due(session, limit=SWEEP_LIMIT)
         for batch_id, shard_ids in late.items():
             with self.store.transaction() as session:
                 timeouts.settle(session, batch_id, shard_ids)
 
     def _experiment(self) -> None:
-        with self.store.transaction() as session:
+        with self.store.look() as session:
             found = experiments.open_ids(session, limit=SWEEP_LIMIT)
         for experiment_id in found:
             with self.store.transaction() as session:
@@ -118,7 +132,7 @@ class Dispatcher:
 
     def _count(self) -> None:
         """Count what workers have saved and not counted, since they died or the batch was locked."""
-        with self.store.transaction() as session:
+        with self.store.look() as session:
             behind = tally.batches_behind(session, limit=SWEEP_LIMIT)
         for batch_id in behind:
             with self.store.transaction() as session:

@@ -29,14 +29,15 @@ class LostWorkers:
 
     def sweep(self, *, limit: int) -> None:
         """Return shards whose lease expired, and shorten the leases of workers that have gone."""
-        with self.store.transaction() as session:
+        with self.store.look() as session:
             present = presence.present(session)
-            if gone := self._present - present:
+        if gone := self._present - present:
+            with self.store.transaction() as session:
                 presence.cut_leases(session, gone, to=self.grace)
         self._present = present
         if time.monotonic() < self._judges_from:
             return
-        with self.store.transaction() as session:
+        with self.store.look() as session:
             lapsed = leases.expired(session, limit=limit)
         for shard_id, batch_id in lapsed:
             with self.store.transaction() as session:

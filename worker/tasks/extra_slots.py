@@ -68,7 +68,7 @@ class ExtraSlots:
         num_extra = self._runner.num_running - slots
         if self._stopping.is_set() or not 0 <= num_extra < self._most:
             return []
-        with self._store.transaction() as session:
+        with self._store.look() as session:
             if begun := fair_slots.begun(session, limit=self._most - num_extra, model=model):
                 return begun
             if num_extra >= slots:

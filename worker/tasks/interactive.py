@@ -45,7 +45,7 @@ class InteractiveLane:
 
     def _look(self) -> None:
         """Take shards left ready by a lost notification, an expired lease or a release."""
-        with self._store.transaction() as session:
+        with self._store.look() as session:
             model = self._runner.keeper.serves
             ready = fair_slots.ready_interactive(session, limit=self._slots, model=model)
         for shard_id in ready:

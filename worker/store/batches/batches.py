@@ -32,6 +32,10 @@ from worker.values.sampling import SamplingParams
 OPEN = (ShardState.READY, ShardState.RUNNING)
 # Shards of a stopping batch that one transaction drops; a large batch takes several transactions.
 DROP_AT_ONCE = 400
+STOPPING = select(BatchRow).where(
+    BatchRow.status.in_(LIVE_STATUSES),
+    (BatchRow.status == BatchStatus.CANCELLING) | (BatchRow.expires_at <= func.now()),
+)
 
 _ROW = select(BatchRow).where(BatchRow.id == bindparam("id")).execution_options(populate_existing=True)
 _LOCK = _ROW.with_for_update(key_share=True)
@@ -314,13 +318,6 @@ def settle_stopping(session: Session, *, limit: int) -> int:
 
     """
     due = session.scalars(
-        select(BatchRow)
-        .where(
-            BatchRow.status.in_(LIVE_STATUSES),
-            (BatchRow.status == BatchStatus.CANCELLING) | (BatchRow.expires_at <= func.now()),
-        )
-        .order_by(BatchRow.id)
-        .limit(limit)
-        .with_for_update(key_share=True, skip_locked=True)
+        STOPPING.order_by(BatchRow.id).limit(limit).with_for_update(key_share=True, skip_locked=True)
     ).all()
     return sum(settle(session, batch) for batch in due)

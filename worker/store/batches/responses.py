@@ -16,6 +16,16 @@ from worker.store.rows.responses import ResponseRow
 # A client that waits for a response which is not stored has read it by this time after its end.
 READ_WITHIN = timedelta(minutes=1)
 
+UNSTORED = (
+    select(ResponseRow.batch_id)
+    .join(BatchRow, BatchRow.id == ResponseRow.batch_id)
+    .where(
+        ~ResponseRow.is_stored,
+        BatchRow.status.not_in(LIVE_STATUSES),
+        BatchRow.finished_at < func.now() - READ_WITHIN,
+    )
+)
+
 
 @dataclass(frozen=True, slots=True)
 class NewResponse:
@@ -75,13 +85,4 @@ def hide(session: Session, batch_id: str) -> None:
 
 def unstored(session: Session, *, limit: int) -> Sequence[str]:
     """Return batches that have ended and whose response is not stored, once their client has read it."""
-    return session.scalars(
-        select(ResponseRow.batch_id)
-        .join(BatchRow, BatchRow.id == ResponseRow.batch_id)
-        .where(
-            ~ResponseRow.is_stored,
-            BatchRow.status.not_in(LIVE_STATUSES),
-            BatchRow.finished_at < func.now() - READ_WITHIN,
-        )
-        .limit(limit)
-    ).all()
+    return session.scalars(UNSTORED.limit(limit)).all()

@@ -10,6 +10,12 @@ from worker.contract.states import BatchStatus
 from worker.store.batches import journal
 from worker.store.rows.batches import BatchRow
 
+DUE = select(BatchRow).where(
+    BatchRow.status.in_([BatchStatus.PENDING]),
+    BatchRow.paused_at.is_not(None),
+    BatchRow.start_after <= func.now(),
+)
+
 
 def columns_of(start_after: datetime | None) -> dict[str, Any]:
     """Return the columns of a new batch that must not start before this time; None: it may start at once."""
@@ -27,15 +33,7 @@ def end_of_window(start_after: datetime | None, window: timedelta) -> ColumnElem
 def start_due(session: Session, *, limit: int) -> int:
     """Let batches run whose time has come; return their number. The caller issues their tickets."""
     due = session.scalars(
-        select(BatchRow)
-        .where(
-            BatchRow.status.in_([BatchStatus.PENDING]),
-            BatchRow.paused_at.is_not(None),
-            BatchRow.start_after <= func.now(),
-        )
-        .order_by(BatchRow.start_after)
-        .limit(limit)
-        .with_for_update(key_share=True, skip_locked=True)
+        DUE.order_by(BatchRow.start_after).limit(limit).with_for_update(key_share=True, skip_locked=True)
     ).all()
     for batch in due:
         batch.paused_at = None

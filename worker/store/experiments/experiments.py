@@ -34,6 +34,8 @@ DISCORDANCE = 0.2
 NOT_OF_REQUESTS = ("cache", "cache_ttl_seconds", "timeout_seconds")
 NOT_OF_BATCH = ("name", "callback_url", "endpoint", "input_file_id", "max_failed", "max_total_tokens")
 
+OPEN = select(ExperimentRow.id).where(ExperimentRow.closed_at.is_(None))
+
 
 class NothingToCompareError(Exception):
     """No request of the batch can run under another model too."""
@@ -191,8 +193,7 @@ def _add_shadow(
 
 def open_ids(session: Session, *, limit: int) -> list[str]:
     """Return at most `limit` experiments that `advance` has something to do for, the oldest first."""
-    is_open = select(ExperimentRow.id).where(ExperimentRow.closed_at.is_(None))
-    return list(session.scalars(is_open.order_by(ExperimentRow.created_at).limit(limit)))
+    return list(session.scalars(OPEN.order_by(ExperimentRow.created_at).limit(limit)))
 
 
 def advance(session: Session, experiment_id: str) -> None:

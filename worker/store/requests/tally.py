@@ -33,6 +33,7 @@ from worker.store.rows.shards import ShardRow
 from worker.values.caching import Source
 from worker.values.outcomes import FinishReason, Outcome
 
+UNCOUNTED = select(ResultRow.batch_id).where(ResultRow.sequence.is_(None))
 IS_COMPLETED = ResultRow.outcome == Outcome.COMPLETED
 IS_CUT = IS_COMPLETED & (ResultRow.finish_reason == FinishReason.LENGTH)
 
@@ -134,8 +135,7 @@ def is_behind(session: Session, batch_id: str) -> bool:
 
 def batches_behind(session: Session, *, limit: int) -> list[str]:
     """Return at most `limit` batches that have Results which are not counted yet."""
-    uncounted = select(ResultRow.batch_id).where(ResultRow.sequence.is_(None))
-    return list(session.scalars(uncounted.distinct().limit(limit)))
+    return list(session.scalars(UNCOUNTED.distinct().limit(limit)))
 
 
 def catch_up(session: Session, batch: BatchRow) -> None:

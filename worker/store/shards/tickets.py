@@ -7,9 +7,11 @@ from sqlalchemy import case, func, select, update
 from sqlalchemy.orm import Session
 
 from worker.contract.messages import RUN_SHARD, Ticket, gpu_queue
-from worker.contract.states import ShardState
+from worker.contract.states import Lane, ShardState
 from worker.store.rows.shards import ShardRow
 from worker.store.shards import fair_share
+
+READY = select(ShardRow.id).where(ShardRow.state == ShardState.READY, ShardRow.lane == Lane.BATCH)
 
 
 def issue_shards(

@@ -15,13 +15,12 @@ from worker.values.outcomes import Outcome
 from worker.values.results import TIMEOUT
 
 IS_DUE = (ShardRow.state == ShardState.READY, ShardRow.timeout_at <= func.now())
+DUE = select(ShardRow.batch_id, ShardRow.id).where(*IS_DUE)
 
 
 def due(session: Session, *, limit: int) -> Mapping[str, Collection[int]]:
     """Return ready shards with a request that may be out of time, by batch, the earliest first."""
-    rows = session.execute(
-        select(ShardRow.batch_id, ShardRow.id).where(*IS_DUE).order_by(ShardRow.timeout_at).limit(limit)
-    )
+    rows = session.execute(DUE.order_by(ShardRow.timeout_at).limit(limit))
     found: dict[str, list[int]] = defaultdict(list)
     for batch_id, shard_id in rows:
         found[batch_id].append(shard_id)

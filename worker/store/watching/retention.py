@@ -17,6 +17,8 @@ from worker.store.rows.responses import ResponseRow
 from worker.store.rows.shards import ShardRow
 from worker.store.rows.webhooks import DeliveryRow, WebhookEventRow
 
+DELETED = select(BatchRow).where(BatchRow.tenant_id == NOBODY)
+
 
 def drop_old_results(session: Session, *, kept_for: timedelta, limit: int) -> int:
     """Drop at most `limit` requests, with their results, of the batch that ended longest ago.
@@ -74,8 +76,7 @@ def drop_deleted(session: Session, *, limit: int) -> int:
         The number of requests dropped.
 
     """
-    is_deleted = select(BatchRow).where(BatchRow.tenant_id == NOBODY)
-    batch = session.scalar(is_deleted.limit(1).with_for_update(skip_locked=True))
+    batch = session.scalar(DELETED.limit(1).with_for_update(skip_locked=True))
     if batch is None:
         return 0
     num_dropped = _drop_requests(session, batch.id, limit)

@@ -103,11 +103,16 @@ def must_clear_cache(session: Session, name: str) -> bool:
     return session.scalar(taken.returning(WorkerRow.name)) is not None
 
 
-def models(session: Session, queue: str) -> list[str]:
-    """Return the fingerprints of the models that live workers of a queue are ready to run."""
-    is_ready = (is_live(queue), WorkerRow.slots > 0, WorkerRow.model_fingerprint.is_not(None))
-    found = select(WorkerRow.model_fingerprint).where(*is_ready).distinct()
-    return sorted(one for one in session.scalars(found) if one is not None)
+def slots_by_model(session: Session, queue: str) -> dict[str | None, int]:
+    """Return how many tasks live workers of a queue can run at once, by the model they are ready to run.
+
+    None stands for all of them together.
+    """
+    found = select(WorkerRow.model_fingerprint, func.sum(WorkerRow.slots)).where(is_live(queue))
+    of = {model: int(total) for model, total in session.execute(found.group_by(WorkerRow.model_fingerprint))}
+    of_any = of.pop(None, 0)
+    ready = {model: total + of_any for model, total in of.items() if total > 0}
+    return {None: sum(of.values()) + of_any, **ready}
 
 
 def is_live(queue: str, model: str | None = None) -> ColumnElement[bool]:

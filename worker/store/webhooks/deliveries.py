@@ -22,6 +22,11 @@ from worker.store.webhooks import endpoints, receivers
 LABELS = {EventState.DELIVERED: "delivered", EventState.PENDING: "retried", EventState.FAILED: "failed"}
 SETTLED_OR_WAITING = (EventState.PENDING, EventState.DELIVERED, EventState.FAILED)
 
+EXPIRED = select(DeliveryRow.id).where(
+    DeliveryRow.state == EventState.SENDING, DeliveryRow.lease_expires_at <= func.now()
+)
+PENDING = select(DeliveryRow.id).where(DeliveryRow.state == EventState.PENDING)
+
 
 @dataclass(frozen=True, slots=True)
 class DeliveryClaim:
@@ -223,13 +228,7 @@ def record_attempt(session: Session, held: DeliveryClaim, attempt: Attempt, outc
 
 def return_expired(session: Session, *, limit: int) -> int:
     """Move at most `limit` deliveries with an expired lease back to pending; return how many."""
-    expired = (
-        select(DeliveryRow.id)
-        .where(DeliveryRow.state == EventState.SENDING, DeliveryRow.lease_expires_at <= func.now())
-        .limit(limit)
-        .with_for_update(skip_locked=True)
-        .cte("expired")
-    )
+    expired = EXPIRED.limit(limit).with_for_update(skip_locked=True).cte("expired")
     returned = session.execute(
         update(DeliveryRow)
         .where(DeliveryRow.id == expired.c.id)

@@ -160,7 +160,8 @@ def test_workers_are_counted_by_model(store: Store, model: Model) -> None:
     with store.transaction() as session:
         assert workers.slots(session, GPU_QUEUE, model=model.fingerprint) == (4 if is_a else 0)
         assert workers.count(session, GPU_QUEUE, model=model.fingerprint) == 1
-        assert workers.models(session, GPU_QUEUE) == [A.fingerprint], "what loads is not ready"
+        found = workers.slots_by_model(session, GPU_QUEUE)
+        assert found == {None: 4, A.fingerprint: 4}, "what loads is not ready"
         found = queueing.capacity(session, model=model.fingerprint)
     assert (found.num_ready, found.num_loading) == ((1, 0) if is_a else (0, 1))
 

@@ -19,7 +19,7 @@ from worker.store.database.session import Store
 from worker.store.requests import result_views, tally
 from worker.store.shards import counting, fair_slots, leases, shards, tickets
 from worker.store.shards.shards import Claim, Progress
-from worker.store.watching import outlook, overview, retention
+from worker.store.watching import due_work, outlook, overview, retention
 from worker.store.webhooks import deliveries, delivery_log, delivery_tickets
 
 LARGE = {
@@ -125,6 +125,7 @@ HOT: dict[str, Callable[[Session], Any]] = {
     "page of results": lambda session: result_views.page(session, "batch_100", after=4, limit=3),
     "cancel": cancel,
     "idempotency key": lambda session: idempotency.find(session, "key 7", ""),
+    "sweep: what is due": due_work.find,
     "sweep: leases": lambda session: leases.expired(session, limit=100),
     "sweep: return a shard": lambda session: leases.return_expired(
         session, 4810, "batch_4810", max_attempts=5
