@@ -82,7 +82,8 @@ class Dispatcher:
                 starts.start_due(session, limit=SWEEP_LIMIT)
         if Due.EXPERIMENTS in due:
             self._experiment()
-        self.issue()  # whatever was due: what has just been done may have made other rows ready
+        # Also without PENDING_DELIVERIES and READY_SHARDS: what has just been done may have made some.
+        self.issue()
         if Due.UNSTORED_RESPONSES in due:
             with self.store.transaction() as session:
                 for batch_id in responses.unstored(session, limit=SWEEP_LIMIT):

@@ -110,9 +110,9 @@ def test_what_waits_for_a_ticket_is_due(store: Store) -> None:
     assert found(store) == {Due.PENDING_DELIVERIES}
 
 
-def test_where_nothing_is_due_a_sweep_begins_no_transaction(
+def test_where_nothing_is_due_a_sweep_issues_nothing(
     store: Store, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert found(store) == frozenset()
-    monkeypatch.setattr(Store, "transaction", lambda _: pytest.fail("a transaction"))
+    monkeypatch.setattr(Dispatcher, "issue", lambda _: pytest.fail("asked for tickets"))
     Dispatcher(store, broker, max_attempts=5).sweep()
