@@ -23,8 +23,9 @@ from worker.store.database.session import Store
 from worker.store.experiments import experiments
 from worker.store.requests import tally
 from worker.store.shards import control, counting, tickets, timeouts
-from worker.store.watching import due_work, retention, workers
-from worker.store.watching.due_work import Due
+from worker.store.sweeping import due_work
+from worker.store.sweeping.due_work import Due
+from worker.store.watching import retention, workers
 from worker.store.webhooks import deliveries, delivery_tickets, receivers
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ from worker.store.database.session import Store
 from worker.store.requests import result_views, tally
 from worker.store.shards import counting, fair_slots, leases, shards, tickets
 from worker.store.shards.shards import Claim, Progress
-from worker.store.watching import due_work, outlook, overview, retention
+from worker.store.sweeping import due_work
+from worker.store.watching import outlook, overview, retention
 from worker.store.webhooks import deliveries, delivery_log, delivery_tickets
 
 LARGE = {

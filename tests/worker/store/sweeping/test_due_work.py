@@ -14,8 +14,8 @@ from worker.store.batches.responses import NewResponse
 from worker.store.database.session import Store
 from worker.store.shards import control, shards
 from worker.store.shards.shards import Progress
-from worker.store.watching import due_work
-from worker.store.watching.due_work import Due
+from worker.store.sweeping import due_work
+from worker.store.sweeping.due_work import Due
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Find out what a sweep of the dispatcher has to do."""
