@@ -1,7 +1,5 @@
-from collections.abc import Iterator
 from datetime import timedelta
 
-import pytest
 from kombu.exceptions import OperationalError as BrokerError
 from sqlalchemy import text
 
@@ -11,19 +9,10 @@ from worker.contract.states import BatchStatus
 from worker.dispatcher.dispatcher import MIN_WINDOW, Dispatcher
 from worker.queue.broker import Broker
 from worker.queue.publish import publish
-from worker.settings import settings
 from worker.store.batches import batch_views, idempotency
 from worker.store.database.session import Store
 from worker.store.shards import control, fair_share
 from worker.store.watching import workers
-
-
-@pytest.fixture
-def broker() -> Iterator[Broker]:
-    broker = Broker(settings().redis_url)
-    broker._redis.flushdb()
-    yield broker
-    broker.close()
 
 
 def age_tickets(store: Store, seconds: int) -> None:

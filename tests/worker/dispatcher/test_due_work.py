@@ -1,6 +1,6 @@
 """Each kind of due row is found, and a sweep works on it until it is not due any more."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from sqlalchemy import text
@@ -8,7 +8,6 @@ from sqlalchemy import text
 from tests.fixtures.batches import LEASE, held, result, run_to_the_end, submit
 from worker.dispatcher.dispatcher import Dispatcher
 from worker.queue.broker import Broker
-from worker.settings import settings
 from worker.store.batches import batches, responses
 from worker.store.batches.responses import NewResponse
 from worker.store.database.session import Store
@@ -16,14 +15,6 @@ from worker.store.shards import control, shards
 from worker.store.shards.shards import Progress
 from worker.store.sweeping import due_work
 from worker.store.sweeping.due_work import Due
-
-
-@pytest.fixture
-def broker() -> Iterator[Broker]:
-    broker = Broker(settings().redis_url)
-    broker._redis.flushdb()
-    yield broker
-    broker.close()
 
 
 def change(store: Store, statement: str) -> None:
