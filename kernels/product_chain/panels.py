@@ -10,7 +10,7 @@ from kernels.product_chain.cpu import LARGEST, ZERO
 from kernels.product_chain.tile import PANEL, WORD
 from kernels.quantization import Int8Weight
 
-PANELS_AT_ONCE = 64  # as they are packed, which limits the memory for it
+PANELS_AT_ONCE = 8  # as they are packed, which limits the memory for it
 
 
 @dataclass(frozen=True, slots=True)

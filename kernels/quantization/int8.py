@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.quantization.shapes import SMALLEST_MAXIMUM, check_matrix, check_shape, num_bytes
 
 LARGEST = 127
-ELEMENTS_AT_ONCE = 1 << 22  # that are quantized: in float32, a head would take gigabytes
+ELEMENTS_AT_ONCE = 1 << 17  # that are quantized: in float32, so many stay in a cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,11 @@ def quantize_int8(weight: Tensor, *, is_symmetric: bool = True) -> Int8Weight:
     num_rows = max(1, ELEMENTS_AT_ONCE // weight.shape[1])
     for first in range(0, len(weight), num_rows):
         some = slice(first, first + num_rows)
-        rows = weight[some].float()
+        rows = weight[some].to(torch.float32, copy=True)
         if zero_points is None:
-            scales[some] = rows.abs().amax(dim=1).clamp(min=SMALLEST_MAXIMUM) / LARGEST
-            levels[some] = (rows / scales[some].unsqueeze(1)).round().to(torch.int8)
+            low, high = rows.aminmax(dim=1)
+            scales[some] = torch.maximum(-low, high).clamp(min=SMALLEST_MAXIMUM) / LARGEST
+            levels[some] = rows.div_(scales[some].unsqueeze(1)).round_()
             continue
         low, high = rows.amin(dim=1).clamp(max=0), rows.amax(dim=1).clamp(min=0)
         scales[some] = (high - low).clamp(min=SMALLEST_MAXIMUM) / 255

@@ -203,7 +203,9 @@ def test_int8_of_a_large_weight_is_that_of_its_rows(
     is_symmetric: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
+    given = weight.clone()
     at_once = quantize_int8(weight, is_symmetric=is_symmetric)
+    assert torch.equal(weight, given)
     monkeypatch.setattr(int8_module, "ELEMENTS_AT_ONCE", 100)
     in_parts = quantize_int8(weight, is_symmetric=is_symmetric)
     assert torch.equal(in_parts.levels, at_once.levels)

@@ -231,17 +231,21 @@ class Weights:
         if not is_tied and self._products.eight_bits is None:
             return table_embedding(table), self.linear(["lm_head"], [vocab_size], hidden_size)
         is_quantized = self._products.eight_bits == "int8"
+        is_shared = is_tied and not self.is_gpu
         source = table if is_tied else self._taken("lm_head.weight", shape, rounds=not is_quantized)
         weight: Tensor | QuantizedWeight = source
         if is_quantized:
             weight = self._quantized(source)
+            if is_shared or not is_tied:
+                self.num_bytes -= source.nbytes
         else:
             self.formats[self._products.format_of(source)] += source.numel()
+        del source
+        if not is_shared:
+            return table_embedding(table), self._products.make(weight, None)
+        del table  # what was quantized goes before the product takes memory, too
         head = self._products.make(weight, None)
-        is_shared = is_tied and not self.is_gpu
-        if weight is not source and (is_shared or not is_tied):
-            self.num_bytes -= source.nbytes
-        return shared_embedding(head, weight) if is_shared else table_embedding(table), head
+        return shared_embedding(head, weight), head
 
     def _weight(self, names: list[str], rows: list[int], columns: int) -> Tensor | QuantizedWeight:
         """Return the weight of a product: the stored levels if a product can run on them."""

@@ -29,6 +29,7 @@ from worker.engine.requests.stats import ModelInfo
 from worker.engine.running.cpu_placement import CpuPlacement
 from worker.engine.running.device import is_out_of_memory, open_device
 from worker.engine.running.free_cores import FreeCores
+from worker.engine.running.heap import small_heap
 from worker.engine.running.input_builder import InputBuilder, PackedStep
 from worker.engine.running.kv_cache import allocate_kv_cache, longest_sequence, size_kv_cache
 from worker.engine.running.medusa_guesses import MedusaGuesses
@@ -71,13 +72,14 @@ class ModelRunner:
         size = None if max_bytes is None else size_kv_cache(config, architecture, dtype, max_bytes)
         longest = longest_sequence(config, architecture) if size is None else size.max_model_len
         with torch.inference_mode():
-            with Weights(
+            weights = Weights(
                 config.model,
                 dtype,
                 device=self._device,
                 is_gpu=config.device == "cuda",
                 eight_bits=EIGHT_BITS.get(config.dtype),
-            ) as weights:
+            )
+            with small_heap(), weights:
                 self._model = architecture.load(weights, longest)
             if size is None:
                 from worker.engine.running.gpu import measured_kv_cache_size  # noqa: PLC0415  (it needs Triton)
