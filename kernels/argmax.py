@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.compiled import Pointer, inlined
-from kernels.simd import load, maximum, store
+from kernels.compiled import Pointer, inlined, kernel
+from kernels.simd import float32_at, int64_at, load, maximum, store
 
 
 @inlined
@@ -28,13 +28,26 @@ def keep_largest(
     store(largest, row, maximum(before, found))
 
 
+@kernel
+def _merge(num_parts: int, num_rows: int, largest: int, tokens: int, chosen: int) -> None:
+    """Write what `merged` returns; all tensors are given by their addresses."""
+    logits, found = float32_at(largest), int64_at(tokens)
+    for row in range(num_rows):
+        best, token, is_sound = load(logits, row), found[row], True
+        for at in range(row, num_parts * num_rows, num_rows):
+            logit = load(logits, at)
+            is_sound &= logit < np.inf  # nor is NaN
+            if logit > best or (logit == best and found[at] < token):
+                best, token = logit, found[at]
+        int64_at(chosen)[row] = token if is_sound and best > -np.inf else -1
+
+
 def merged(largest: Tensor, tokens: Tensor) -> Tensor:
     """Return each row's token, int64 [num_rows]; -1 where the largest logit is NaN or infinite.
 
-    `largest` float32 and `tokens` int64 are [num_parts, num_rows]: what each thread found.
+    `largest` float32 and `tokens` int64 are [num_parts, num_rows], dense: what each thread found.
     """
-    if len(largest) == 1:
-        return tokens[0].where(largest[0].isfinite(), -1)
-    of_all = largest.amax(dim=0)
-    chosen = tokens.masked_fill(largest != of_all, torch.iinfo(torch.int64).max).amin(dim=0)
-    return chosen.where(of_all.isfinite(), -1)
+    num_parts, num_rows = largest.shape
+    chosen = torch.empty(num_rows, dtype=torch.int64)
+    _merge(num_parts, num_rows, largest.data_ptr(), tokens.data_ptr(), chosen.data_ptr())
+    return chosen

@@ -45,11 +45,13 @@ class Layers:
     __slots__ = (
         "_caches",
         "_table",
+        "angle_shapes",
         "depth",
         "eps",
         "head_eps",
         "layers",
         "scale",
+        "shapes",
         "soft_cap",
         "width",
     )
@@ -68,6 +70,9 @@ class Layers:
         self.width = max((chain.width for chain in known), default=0)
         self.depth = max((chain.depth for chain in known), default=0)
         self.eps = known[0].eps if known else 0.0
+        # The lengths of rows that enter and leave a chain, and of the residual.
+        self.shapes = {(one.in_features, one.out_features, one.links[0].weight.out_features) for one in known}
+        self.angle_shapes = {tuple(layer.angles.shape[1:]) for layer in layers}
         norms = layers[0].norms
         self.head_eps = 0.0 if norms is None else norms.eps
         self._caches: Sequence[LayerCache] = ()
@@ -173,6 +178,8 @@ def cut(plan: AttentionPlan, num_rows: int) -> np.ndarray:
 
     Pieces are about as long as each other; one has at most the rows of an item more.
     """
+    if num_rows <= MOST_ROWS:
+        return np.array([[0, len(plan.first_rows), 0, num_rows]])
     most_rows = -(-num_rows // -(-num_rows // MOST_ROWS))
     first_rows, lengths = plan.first_rows.numpy(), plan.num_rows.numpy()
     starts = np.flatnonzero(np.diff(first_rows // most_rows, prepend=-1))
@@ -194,7 +201,6 @@ def _check(
     _, num_kv_heads, head_dim, _ = cache.keys.shape
     num_rows, width = qkv.shape
     num_heads = width // head_dim - 2 * num_kv_heads
-    chains = [layer.chain for layer in layers.layers if layer.chain is not None]
     floats = (qkv, residual)
     if (
         not num_rows == len(positions) == len(slots) == len(plan.places) == len(residual)
@@ -202,9 +208,8 @@ def _check(
         or num_heads < 1
         or num_heads % num_kv_heads
         or any(one.dtype != torch.float32 or not one.is_contiguous() for one in floats)
-        or any((chain.in_features, chain.out_features) != (num_heads * head_dim, width) for chain in chains)
-        or any(chain.links[0].weight.out_features != residual.shape[1] for chain in chains)
-        or any(layer.angles.shape[1:] != (2, head_dim // 2) for layer in layers.layers)
+        or not layers.shapes <= {(num_heads * head_dim, width, residual.shape[1])}
+        or layers.angle_shapes != {(2, head_dim // 2)}
     ):
         raise ValueError(
             f"chained_layers: what does not fit: qkv {tuple(qkv.shape)}, residual {tuple(residual.shape)}, "

@@ -43,25 +43,19 @@ def plan_attention(
     max_blocks] int64; entries past a Sequence's end are not read. `hidden` [num_rows] int64 is as
     `hidden_places` returns it. `group` query heads share a KV head. Raises ValueError when lengths disagree.
     """
-    counts = np.array(query_lens)
     if (
-        counts.sum() != len(places)
-        or len(counts) != len(block_tables)
+        sum(query_lens) != len(places)
+        or len(query_lens) != len(block_tables)
         or (hidden is not None and len(hidden) != len(places))
     ):
         raise ValueError(
-            f"plan_attention: {counts.sum()} tokens of {len(counts)} Sequences do not fit {len(places)} "
-            f"places and {len(block_tables)} block tables"
+            f"plan_attention: {sum(query_lens)} tokens of {len(query_lens)} Sequences do not fit "
+            f"{len(places)} places and {len(block_tables)} block tables"
         )
-    rows_per_item = max(1, VECTORS_PER_ITEM // group)
-    items = -(-counts // rows_per_item)
-    sequences = np.repeat(np.arange(len(counts)), items)
-    # The index of an item within its Sequence.
-    nth = np.arange(items.sum()) - np.repeat(items.cumsum() - items, items)
-    first_rows = np.repeat(counts.cumsum() - counts, items) + nth * rows_per_item
-    num_rows = np.minimum(rows_per_item, np.repeat(counts.cumsum(), items) - first_rows)
+    rows_per_item, most = max(1, VECTORS_PER_ITEM // group), max(query_lens)
+    sequences, first_rows, num_rows = _items(np.array(query_lens), rows_per_item, most)
     longest = -(-(int(places.max()) + 1) // block_size) * block_size
-    floats = min(rows_per_item, int(counts.max())) * group * (longest + head_dim)
+    floats = min(rows_per_item, most) * group * (longest + head_dim)
     if hidden is not None:
         floats += block_size * head_dim
     tables, rows = torch.from_numpy(block_tables), torch.from_numpy(places)
@@ -81,3 +75,17 @@ def plan_attention(
         scratch_width=floats,
     )
     return AttentionPlan(tables, rows, unread, firsts, lengths, owners, scratch, tuple(numbers))
+
+
+def _items(counts: np.ndarray, rows_per_item: int, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the Sequence of each item, its first row and its number of rows; `most` is the largest count."""
+    first_rows = counts.cumsum() - counts
+    if most <= rows_per_item and counts.all():
+        return np.arange(len(counts)), first_rows, counts
+    items = -(-counts // rows_per_item)
+    sequences = np.repeat(np.arange(len(counts)), items)
+    # The index of an item within its Sequence.
+    nth = np.arange(items.sum()) - np.repeat(items.cumsum() - items, items)
+    before = nth * rows_per_item
+    num_rows = np.minimum(rows_per_item, counts[sequences] - before)
+    return sequences, first_rows[sequences] + before, num_rows

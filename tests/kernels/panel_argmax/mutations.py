@@ -46,4 +46,14 @@ TABLES = (
             Mutation("NaN is forgotten", "maximum(before, found)", "found", only="finite"),
         ),
     ),
+    Table(
+        "argmax.py",
+        "panel_argmax/test_merged.py",
+        (
+            Mutation("the last thread of equal ones", "found[at] < token", "found[at] > token"),
+            Mutation("the first thread's", "logit > best or", "False or"),
+            Mutation("infinity is a number", "is_sound &= logit < np.inf", "is_sound &= logit <= np.inf"),
+            Mutation("no number is one", "is_sound and best > -np.inf", "is_sound"),
+        ),
+    ),
 )

@@ -75,6 +75,9 @@ def test_what_is_not_finite_has_no_token(format_: torch.dtype, generator: torch.
     x[2, 5], x[4, 0] = torch.nan, torch.inf
     chosen = panel_argmax(x, weight)
     assert ((chosen == -1) == torch.tensor([row in {2, 4} for row in range(9)])).all()
+    wide = packed(64, 2000, generator, format_)
+    wide.bias[5] = torch.nan  # in the first of many panels
+    assert (panel_argmax(torch.ones(2, 64), wide) == -1).all()
 
 
 @of_every_format

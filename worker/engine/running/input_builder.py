@@ -61,9 +61,13 @@ class InputBuilder:
         counts = np.array(num_tokens)
         ends = counts.cumsum()
         token_ids, pending = _known_tokens(entries, before)
-        # Packed row r of a Sequence is its token start + (r - first row of the Sequence).
-        places = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
-        blocks = self._block_tables[np.repeat(rows, counts), places // self._block_size]
+        if max(num_tokens) == 1:
+            places, owners = starts, rows
+        else:
+            # Packed row r of a Sequence is its token start + (r - first row of the Sequence).
+            places = np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
+            owners = np.repeat(rows, counts)
+        blocks = self._block_tables[owners, places // self._block_size]
         slots = blocks * self._block_size + places % self._block_size
         positions, hidden = places, None
         if has_guesses and any(entry.parents for entry in entries):
