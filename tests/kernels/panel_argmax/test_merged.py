@@ -22,9 +22,7 @@ NAN, INF = math.nan, math.inf
         ([NAN], [0], -1),
     ],
 )
-def test_the_largest_of_what_all_threads_found(
-    largest: list[float], tokens: list[int], token: int
-) -> None:
+def test_the_largest_of_what_all_threads_found(largest: list[float], tokens: list[int], token: int) -> None:
     other = torch.zeros(len(largest))  # another row, whose first token is chosen
     found = merged(
         torch.stack([torch.tensor(largest), other], dim=1),
