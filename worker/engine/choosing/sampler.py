@@ -6,7 +6,7 @@ tokens in any batch, after a preemption, and in any order of Steps.
 """
 
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,7 +19,11 @@ from worker.engine.sequences.sequence import Sequence
 from worker.values.logprobs import TokenLogprob
 
 NUM_CANDIDATES = 256  # likeliest tokens that top-k and top-p look at first
+# What the numbers are made with; uint64 from the beginning, as numpy takes a microsecond to convert one.
 _WEYL = np.uint64(0x9E3779B97F4A7C15)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_ONE, _DROPPED = np.uint64(1), np.uint64(11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,34 +47,62 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     unrelated numbers.
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
     """
-    with np.errstate(over="ignore"):
-        state = _mix(_mix(seeds + _WEYL) + (positions + np.uint64(1)) * _WEYL)
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return _of_mixed(_mix(seeds + _WEYL), positions)
+
+
+def _of_mixed(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    state = _mix(seeds + (positions + _ONE) * _WEYL)
+    numbers: np.ndarray = (state >> _DROPPED).astype(np.float64) * 2.0**-53
+    return numbers
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: np.ndarray = z ^ (z >> np.uint64(31))
+    z = (z ^ (z >> _SHIFTS[0])) * _FACTORS[0]
+    z = (z ^ (z >> _SHIFTS[1])) * _FACTORS[1]
+    mixed: np.ndarray = z ^ (z >> _SHIFTS[2])
     return mixed
+
+
+class SamplingInputs:
+    """Builds the options of Steps; of one with the rows of the Step before, only what a token changes."""
+
+    def __init__(self) -> None:
+        self._before: SamplingInput | None = None
+        self._sequences: tuple[Sequence, ...] = ()  # of its rows
+        self._seeds = np.empty(0, dtype=np.uint64)  # theirs, mixed
+
+    def build(
+        self, sequences: tuple[Sequence, ...], ahead: Sequences[tuple[int, ...]] = ()
+    ) -> SamplingInput | None:
+        """Return the options of a Step's output rows; None when all are greedy.
+
+        `ahead` is as for `apply_rules`.
+        """
+        if all(sequence.is_greedy for sequence in sequences):
+            return None
+        positions = np.array(
+            [len(sequence.token_ids) + sequence.num_pending_tokens for sequence in sequences],
+            dtype=np.uint64,
+        )
+        if ahead:
+            positions += np.array([len(guesses) for guesses in ahead], dtype=np.uint64)
+        if self._before is None or sequences != self._sequences:
+            self._sequences = sequences
+            self._seeds = _mix(np.array([one.seed for one in sequences], dtype=np.uint64) + _WEYL)
+            self._before = _options_of(sequences)
+        return replace(self._before, uniform=torch.from_numpy(_of_mixed(self._seeds, positions)))
 
 
 def build_sampling_input(
     sequences: Sequences[Sequence], ahead: Sequences[tuple[int, ...]] = ()
 ) -> SamplingInput | None:
-    """Return the options of a Step's output rows; None when all are greedy.
+    """Return the options of these rows as `SamplingInputs` does."""
+    return SamplingInputs().build(tuple(sequences), ahead)
 
-    `ahead` is as for `apply_rules`.
-    """
-    if all(sequence.is_greedy for sequence in sequences):
-        return None
+
+def _options_of(sequences: Sequences[Sequence]) -> SamplingInput:
+    """Return the options of rows, without the numbers that their tokens are drawn by."""
     params = [sequence.params for sequence in sequences]
-    seeds = np.array([sequence.seed for sequence in sequences], dtype=np.uint64)
-    positions = np.array(
-        [len(sequence.token_ids) + sequence.num_pending_tokens for sequence in sequences], dtype=np.uint64
-    )
-    if ahead:
-        positions += np.array([len(guesses) for guesses in ahead], dtype=np.uint64)
     greedy: list[int] = []
     plain: list[int] = []
     filtered: list[int] = []
@@ -81,7 +113,7 @@ def build_sampling_input(
         top_k=torch.tensor([one.top_k or 2**31 for one in params]),
         top_p=torch.tensor([one.top_p for one in params], dtype=torch.float32),
         min_p=torch.tensor([one.min_p for one in params], dtype=torch.float32),
-        uniform=torch.from_numpy(uniforms(seeds, positions)),
+        uniform=torch.empty(0, dtype=torch.float64),
         greedy_rows=torch.tensor(greedy, dtype=torch.int64),
         plain_rows=torch.tensor(plain, dtype=torch.int64),
         filtered_rows=torch.tensor(filtered, dtype=torch.int64),

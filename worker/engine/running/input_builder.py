@@ -9,7 +9,7 @@ import numpy as np
 from kernels.paged_attention import hidden_places
 from worker.engine.choosing.chosen_tokens import TokensOnDevice
 from worker.engine.choosing.row_reader import RowSpan
-from worker.engine.choosing.sampler import SamplingInput, build_sampling_input
+from worker.engine.choosing.sampler import SamplingInput, SamplingInputs
 from worker.engine.scheduling.plan import ScheduledSequence, StepPlan
 from worker.engine.sequences.sequence import Sequence
 
@@ -48,6 +48,7 @@ class InputBuilder:
         self._block_tables = np.zeros((max_num_sequences, max_blocks_per_sequence), dtype=np.int64)
         # The list that each row mirrors, and how many entries of it.
         self._mirrored: list[tuple[list[int], int]] = [([], 0)] * max_num_sequences
+        self._sampling = SamplingInputs()
 
     def build(self, plan: StepPlan, before: TokensOnDevice | None) -> PackedStep:
         """Return a Step's arrays, with Sequences in the order of the plan.
@@ -99,7 +100,7 @@ class InputBuilder:
             tables=tuple([entry.sequence.block_table for entry in entries]),
             output_rows=output_rows,
             sampled=sequences,
-            sampling=build_sampling_input(sequences, ahead),
+            sampling=self._sampling.build(sequences, ahead),
             spans=spans,
             pending=tuple(pending),
             ahead=ahead,

@@ -1,5 +1,6 @@
 """Owns the device's weights and KV cache, and turns StepPlans into chosen tokens."""
 
+import math
 from collections.abc import Sequence as Sequences
 from typing import TYPE_CHECKING
 
@@ -244,7 +245,7 @@ def _choose_on_host(
 
     A row whose largest logit is NaN or infinite gets None.
     """
-    is_sound: list[bool] = logits.amax(dim=-1).isfinite().tolist()
+    is_sound = [math.isfinite(logit) for logit in logits.amax(dim=-1).tolist()]
     if not all(is_sound):
         bad = torch.tensor([not sound for sound in is_sound], device=logits.device)
         logits = logits.masked_fill(bad.unsqueeze(1), 0.0)

@@ -10,7 +10,7 @@ import torch
 
 from tests.fixtures.statistics import assert_follows, chi_square_p
 from worker.engine.choosing.logit_rules import apply_rules
-from worker.engine.choosing.sampler import build_sampling_input, sample, uniforms
+from worker.engine.choosing.sampler import SamplingInputs, build_sampling_input, sample, uniforms
 from worker.engine.sequences.sequence import Sequence
 from worker.values.sampling import SamplingParams
 
@@ -178,6 +178,29 @@ def test_whole_numbers_are_options_too() -> None:
         floats = replace(broken, top_k=params.top_k)
         expected = sample(logits, build_sampling_input([make_sequence(floats, seed) for seed in range(2)]))
         assert sample(logits, build_sampling_input(sequences)) == expected
+
+
+def test_options_of_the_step_before_serve_the_same_rows_only() -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(6))
+    params = [SamplingParams(), SamplingParams(temperature=0.0), SamplingParams(temperature=2.0, top_k=7)]
+    sequences = tuple(make_sequence(one, seed) for seed, one in enumerate(params))
+    inputs, drawn = SamplingInputs(), set()
+    for turn in range(20):
+        for sequence in sequences:
+            sequence.token_ids.append(turn)
+        first, second, third = sequences
+        for rows, ahead in (
+            (sequences, ()),
+            ((first, second), ()),
+            ((first, second, third), ((), (), (5,))),
+            ((third, second, first), ()),
+            ((second,), ()),
+        ):
+            options = inputs.build(rows, ahead)
+            tokens = sample(logits[: len(rows)], options)
+            assert tokens == sample(logits[: len(rows)], build_sampling_input(rows, ahead))
+            drawn.add(tuple(tokens))
+    assert len(drawn) > 50
 
 
 def test_all_greedy_needs_no_options() -> None:
