@@ -20,7 +20,7 @@ from kernels.paged_attention import AttentionPlan
 from kernels.paged_attention.op import NO_WINDOW
 from kernels.product_chain import Chain
 from kernels.product_chain.tile import PANEL, TILE_ROWS
-from kernels.simd import MARGIN
+from kernels.scratch import scratch
 from kernels.threads import LINE, num_threads
 
 # The most rows that run together, so that what they need between two products stays small.
@@ -108,18 +108,30 @@ def run_layers(
     pieces = cut(plan, num_rows)
     _, num_kv_heads, head_dim, block_size = cache.keys.shape
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
-    table, space = torch.from_numpy(pieces), _space(layers, pieces, num_parts, head_dim)
-    attended, query = (torch.empty(num_rows, num_heads * head_dim) for _ in range(2))
+    rows, table = int(pieces[:, 3].max()), torch.from_numpy(pieces)
+    # Where threads meet, and the counters of pieces and layers.
+    num_counters = len(pieces) * len(layers.layers) * COUNTERS
+    zeros = torch.zeros((1 + num_parts) * LINE + num_counters, dtype=torch.int64)
+    width = num_heads * head_dim
+    _memory, (query, heads, maxima, products, levels, edge) = scratch(
+        num_rows * width * 4,
+        num_parts * 2 * head_dim * 4,
+        rows * 4,
+        rows * layers.width * 4,
+        rows * layers.depth,
+        num_parts * TILE_ROWS * PANEL * 4,
+    )
+    attended = torch.empty(num_rows, width)
     call = LayersCall(
         layers.table(caches).data_ptr(),
         len(layers.layers),
         table.data_ptr(),
         len(pieces),
-        space.counters.data_ptr(),
-        space.team.data_ptr(),
+        zeros.data_ptr() + (1 + num_parts) * LINE * 8,
+        zeros.data_ptr(),
         num_rows,
         qkv.data_ptr(),
-        query.data_ptr(),
+        query,
         attended.data_ptr(),
         residual.data_ptr(),
         positions.data_ptr(),
@@ -132,45 +144,17 @@ def run_layers(
         layers.soft_cap or 0.0,
         layers.head_eps,
         layers.eps,
-        space.heads.data_ptr(),
-        space.piece_rows,
-        space.maxima.data_ptr(),
-        space.products.data_ptr(),
+        heads,
+        rows,
+        maxima,
+        products,
         layers.width,
-        space.levels.data_ptr(),
+        levels,
         layers.depth,
-        space.edge.data_ptr(),
+        edge,
     )
     _RUN[cache.keys.dtype](num_parts, tuple(call), plan.numbers)
     return attended
-
-
-@dataclass(frozen=True, slots=True)
-class _Space:
-    """Counters, all zero, and memory for what rows need between two products."""
-
-    counters: Tensor
-    team: Tensor
-    heads: Tensor
-    piece_rows: int
-    maxima: Tensor
-    products: Tensor
-    levels: Tensor
-    edge: Tensor
-
-
-def _space(layers: Layers, pieces: np.ndarray, num_parts: int, head_dim: int) -> _Space:
-    rows = int(pieces[:, 3].max())
-    return _Space(
-        torch.zeros(len(pieces), len(layers.layers), COUNTERS, dtype=torch.int64),
-        torch.zeros(1 + num_parts, LINE, dtype=torch.int64),
-        torch.empty(MARGIN + num_parts * 2 * head_dim)[MARGIN:],
-        rows,
-        torch.empty(rows),
-        torch.empty(MARGIN + rows * layers.width)[MARGIN:],
-        torch.empty(rows, layers.depth, dtype=torch.uint8),
-        torch.empty(num_parts, TILE_ROWS, PANEL),
-    )
 
 
 def cut(plan: AttentionPlan, num_rows: int) -> np.ndarray:

@@ -8,6 +8,7 @@ from kernels.int8_linear.cpu import quantize
 from kernels.panel_argmax.cpu import ArgmaxCall, find_largest
 from kernels.product_chain import PanelWeight
 from kernels.product_chain.tile import PANEL, TILE_ROWS, WORD
+from kernels.scratch import scratch
 from kernels.threads import num_threads
 
 
@@ -34,28 +35,19 @@ def panel_argmax(x: Tensor, weight: PanelWeight) -> Tensor:
         )
     num_panels, num_words = weight.panels.shape[:2]
     num_parts = min(num_threads(), num_panels)
-    maxima = torch.empty(num_rows)
+    _memory, (levels, maxima, products) = scratch(x.numel(), num_rows * 4, num_parts * TILE_ROWS * PANEL * 4)
     if weight.scales is None:
-        levels = x.to(torch.bfloat16)
+        narrow = x.to(torch.bfloat16)
+        levels = narrow.data_ptr()
     else:
-        levels = torch.empty(x.shape, dtype=torch.uint8)
-        quantize(
-            num_threads(x.numel()),
-            num_rows,
-            in_features,
-            x.data_ptr(),
-            False,
-            levels.data_ptr(),
-            maxima.data_ptr(),
-        )
+        quantize(num_threads(x.numel()), num_rows, in_features, x.data_ptr(), False, levels, maxima)
     counter = torch.zeros(1, dtype=torch.int64)
-    products = torch.empty(num_parts, TILE_ROWS, PANEL)
     largest = torch.full((num_parts, num_rows), -torch.inf)
     tokens = torch.zeros(num_parts, num_rows, dtype=torch.int64)
     call = ArgmaxCall(
         num_rows=num_rows,
-        levels=levels.data_ptr(),
-        maxima=maxima.data_ptr(),
+        levels=levels,
+        maxima=maxima,
         panels=weight.panels.data_ptr(),
         offsets=0 if weight.offsets is None else weight.offsets.data_ptr(),
         scales=0 if weight.scales is None else weight.scales.data_ptr(),
@@ -64,7 +56,7 @@ def panel_argmax(x: Tensor, weight: PanelWeight) -> Tensor:
         num_panels=num_panels,
         out_features=weight.out_features,
         counter=counter.data_ptr(),
-        products=products.data_ptr(),
+        products=products,
         largest=largest.data_ptr(),
         tokens=tokens.data_ptr(),
     )

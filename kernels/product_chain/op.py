@@ -13,7 +13,7 @@ from kernels.product_chain.cpu import GELU, LARGEST, NORM, NOTHING, SILU, LinkNu
 from kernels.product_chain.panels import PanelWeight
 from kernels.product_chain.rows import read_rows
 from kernels.product_chain.tile import PANEL, TILE_ROWS, WORD
-from kernels.simd import MARGIN
+from kernels.scratch import scratch
 from kernels.threads import LINE, num_threads
 
 # Rows that run together where threads share columns: each weight is read by one of them only.
@@ -126,17 +126,18 @@ def run_chain(chain: Chain, x: Tensor, residual: Tensor | None = None) -> Tensor
     num_parts = num_threads(num_rows * chain.num_bytes // LEAST_PRODUCTS)
     is_shared, piece_rows = _split(chain, num_rows, num_parts)
     rows = piece_rows if is_shared else piece_rows * num_parts
-    maxima, products = torch.empty(rows), torch.empty(MARGIN + rows * chain.width)[MARGIN:]
-    levels = torch.empty(rows, chain.depth, dtype=torch.uint8)
-    edge = torch.empty(num_parts, TILE_ROWS, PANEL)
-    team = torch.zeros(1 + num_parts, LINE, dtype=torch.int64)
-    counters = torch.zeros(-(-num_rows // piece_rows), len(chain.links), dtype=torch.int64)
+    num_pieces = -(-num_rows // piece_rows)
+    # Where threads meet, and the counters of the pieces.
+    zeros = torch.zeros((1 + num_parts) * LINE + num_pieces * len(chain.links), dtype=torch.int64)
+    _memory, (maxima, products, levels, edge) = scratch(
+        rows * 4, rows * chain.width * 4, rows * chain.depth, num_parts * TILE_ROWS * PANEL * 4
+    )
     run_links(
         num_parts,
         (
             chain.table.data_ptr(),
             len(chain.links),
-            counters.data_ptr(),
+            zeros.data_ptr() + (1 + num_parts) * LINE * 8,
             num_rows,
             piece_rows,
             is_shared,
@@ -144,13 +145,13 @@ def run_chain(chain: Chain, x: Tensor, residual: Tensor | None = None) -> Tensor
             0 if residual is None else residual.data_ptr(),
             out.data_ptr(),
             chain.eps,
-            maxima.data_ptr(),
-            products.data_ptr(),
+            maxima,
+            products,
             chain.width,
-            levels.data_ptr(),
+            levels,
             chain.depth,
-            edge.data_ptr(),
-            team.data_ptr(),
+            edge,
+            zeros.data_ptr(),
         ),
     )
     return out
