@@ -54,8 +54,7 @@ def plan_attention(
         )
     rows_per_item, most = max(1, VECTORS_PER_ITEM // group), max(query_lens)
     sequences, first_rows, num_rows = _items(np.array(query_lens), rows_per_item, most)
-    longest = -(-(int(places.max()) + 1) // block_size) * block_size
-    floats = min(rows_per_item, most) * group * (longest + head_dim)
+    floats = min(rows_per_item, most) * group * (block_tables.shape[1] * block_size + head_dim)
     if hidden is not None:
         floats += block_size * head_dim
     tables, rows = torch.from_numpy(block_tables), torch.from_numpy(places)

@@ -84,7 +84,8 @@ class Engine:
         )
         target = config.latency_target_seconds
         self._target = None if target is None else LatencyTarget(target, self._scheduler.limits)
-        self._meter = StepMeter(self.stats, num_rows=config.max_num_sequences)
+        self._counts_work = config.speculates and config.device == "cpu"
+        self._meter = StepMeter(self.stats, num_rows=config.max_num_sequences, counts_work=self._counts_work)
         self._steps = StepPipeline(self._runner, self._meter)
         arrivals = itertools.count(1)
         self._generations = Generations(
@@ -214,7 +215,7 @@ class Engine:
             plan, seconds = self._meter.ended()
             self._scheduler.took(plan, seconds)
             self._readings.charged(plan)
-            taken = self._meter.worked_seconds if self.config.device == "cpu" else seconds
+            taken = self._meter.worked_seconds if self._counts_work else seconds
             self._speculation.took(plan, taken, chosen.sequences, tokens)
             self._generations.take(chosen.sequences, tokens)
             self._speculation.ended(chosen.sequences)

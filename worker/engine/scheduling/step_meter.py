@@ -16,8 +16,9 @@ class StepMeter:
     there is work, so they include the host's work between Steps.
     """
 
-    def __init__(self, stats: EngineStats, *, num_rows: int) -> None:
+    def __init__(self, stats: EngineStats, *, num_rows: int, counts_work: bool = False) -> None:
         self._stats = stats
+        self._counts_work = counts_work  # in `worked_seconds`, which asks the system
         self._num_rows = num_rows
         self._open: deque[tuple[StepPlan, int]] = deque()  # with its rows of padding, oldest first
         self._began_at = 0.0
@@ -37,7 +38,9 @@ class StepMeter:
 
     def begin(self) -> None:
         """Start the clock, before a Step is started or the previous one's tokens are read."""
-        self._began_at, self._worked_before = time.perf_counter(), time.thread_time()
+        self._began_at = time.perf_counter()
+        if self._counts_work:
+            self._worked_before = time.thread_time()
 
     def pause(self) -> None:
         """Stop the clock while a Step still runs on a device."""
