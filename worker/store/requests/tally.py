@@ -26,6 +26,7 @@ from worker.contract.usage import COST, COUNTERS, SECONDS
 from worker.store.counts import usage
 from worker.store.database.session import prices_of
 from worker.store.requests import batch_models, latencies
+from worker.store.requests.new_results import IS_NEW, IS_OF_BATCH
 from worker.store.requests.requests import MAX_OUTPUT_TOKENS
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.requests import RequestRow, ResultRow
@@ -76,12 +77,11 @@ COUNTED_AS = {
 }
 
 # Each save runs these. To build one takes Python longer than to run it, so they are built once.
-_IS_OF_BATCH = ResultRow.batch_id == bindparam("of_batch")
-_IS_BEHIND = select(exists().where(_IS_OF_BATCH, ResultRow.sequence.is_(None)))
+_IS_BEHIND = select(exists().where(IS_OF_BATCH, ResultRow.sequence.is_(None)))
 _OLDEST_FIRST = (ResultRow.created_at, ResultRow.request_id)
 _UNCOUNTED = (
     select(ResultRow.request_id, func.row_number().over(order_by=_OLDEST_FIRST).label("place"))
-    .where(_IS_OF_BATCH, ResultRow.sequence.is_(None))
+    .where(IS_OF_BATCH, ResultRow.sequence.is_(None))
     .order_by(*_OLDEST_FIRST)
     .limit(bindparam("most", type_=BigInteger))
     .subquery()
@@ -104,7 +104,7 @@ _SUMS = (
     .select_from(ResultRow)
     .join(RequestRow, RequestRow.id == ResultRow.request_id)
     .join(BatchRow, BatchRow.id == ResultRow.batch_id)
-    .where(_IS_OF_BATCH, ResultRow.sequence > bindparam("num_before"))
+    .where(IS_NEW)
 )
 _SUMS_BY_MODEL = (
     _SUMS.add_columns(ShardRow.model_fingerprint.label("model"))
