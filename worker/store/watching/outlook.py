@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Float, cast, func, or_, select, true
+from sqlalchemy import ColumnElement, Float, Integer, cast, func, literal_column, or_, select, true
 from sqlalchemy.orm import Session
 
 from worker.contract.states import LIVE_STATUSES, BatchStatus, ShardState
@@ -74,17 +74,15 @@ def recent_outputs(session: Session, *, model: str | None = None) -> list[list[S
             _is_of(model),
         )
         .order_by(BatchRow.finished_at.desc())
-        .limit(LEARNED_FROM_BATCHES)
+        .limit(literal_column(str(LEARNED_FROM_BATCHES)))
         .subquery()
     )
     # Results are in order of completion, short ones first: take one in every `stride`, not the first ones.
     stride = func.greatest(1, recent.c.num_completed // RESULTS_A_BATCH)
-    every = (
-        func.generate_series(1, recent.c.num_completed, stride)
-        .table_valued("sequence")
-        .render_derived(name="every")
-        .lateral()
-    )
+    # Constants, not parameters, so that Postgres knows how few these are and does not read all results.
+    first, last = (literal_column(str(number), Integer) for number in (0, 2 * RESULTS_A_BATCH))
+    every = func.generate_series(first, last).table_valued("number").render_derived(name="every")
+    sequence = 1 + every.c.number * stride
     params = func.coalesce(RequestRow.params, recent.c.params)
     rows = session.execute(
         select(
@@ -94,8 +92,8 @@ def recent_outputs(session: Session, *, model: str | None = None) -> list[list[S
             ResultRow.finish_reason == FinishReason.LENGTH,
         )
         .select_from(recent)
-        .join(every, true())
-        .join(ResultRow, (ResultRow.batch_id == recent.c.id) & (ResultRow.sequence == every.c.sequence))
+        .join(every, sequence <= recent.c.num_completed)
+        .join(ResultRow, (ResultRow.batch_id == recent.c.id) & (ResultRow.sequence == sequence))
         .join(RequestRow, RequestRow.id == ResultRow.request_id)
         .join(ShardRow, ShardRow.id == RequestRow.shard_id)
         .where(

@@ -212,13 +212,14 @@ LARGE_BATCH = """
 """
 
 
-def test_no_plan_of_a_save_reads_all_of_a_large_batch(filled: Store) -> None:
+@pytest.mark.parametrize("name", ["save and finish", "count"])
+def test_no_plan_for_any_parameters_reads_all_of_a_large_batch(filled: Store, name: str) -> None:
     with filled.transaction() as session:
-        queries = queries_of(filled, save)
+        queries = queries_of(filled, HOT[name])
         for statement in LARGE_BATCH.split(";\n"):
             session.execute(text(statement))
         for statement, parameters in queries:
-            # As Postgres plans a statement that runs often, for any parameters.
+            # So Postgres plans a statement that runs often.
             numbered = re.sub(r"%\((\w+)\)s", _numbered(parameters), statement)
             explained = session.connection().exec_driver_sql(
                 f"EXPLAIN (GENERIC_PLAN, FORMAT JSON) {numbered}"
