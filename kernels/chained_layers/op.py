@@ -104,24 +104,15 @@ def run_layers(
     """
     cache = caches[0]
     _check(layers, qkv, residual, positions, slots, cache=cache, plan=plan)
-    num_rows, num_parts = len(qkv), num_threads()
-    pieces = cut(plan, num_rows)
+    num_rows, num_parts, pieces = len(qkv), num_threads(), cut(plan, len(qkv))
     _, num_kv_heads, head_dim, block_size = cache.keys.shape
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
     rows, table = int(pieces[:, 3].max()), torch.from_numpy(pieces)
     # Where threads meet, and the counters of pieces and layers.
-    num_counters = len(pieces) * len(layers.layers) * COUNTERS
-    zeros = torch.zeros((1 + num_parts) * LINE + num_counters, dtype=torch.int64)
-    width = num_heads * head_dim
-    _memory, (query, heads, maxima, products, levels, edge) = scratch(
-        num_rows * width * 4,
-        num_parts * 2 * head_dim * 4,
-        rows * 4,
-        rows * layers.width * 4,
-        rows * layers.depth,
-        num_parts * TILE_ROWS * PANEL * 4,
-    )
-    attended = torch.empty(num_rows, width)
+    num_zeros = (1 + num_parts) * LINE + len(pieces) * len(layers.layers) * COUNTERS
+    zeros, attended = torch.zeros(num_zeros, dtype=torch.int64), torch.empty(num_rows, num_heads * head_dim)
+    _memory, parts = _scratch(layers, attended.nbytes, rows, num_parts, head_dim)
+    query, heads, maxima, products, levels, edge = parts
     call = LayersCall(
         layers.table(caches).data_ptr(),
         len(layers.layers),
@@ -155,6 +146,20 @@ def run_layers(
     )
     _RUN[cache.keys.dtype](num_parts, tuple(call), plan.numbers)
     return attended
+
+
+def _scratch(
+    layers: Layers, query_bytes: int, rows: int, num_parts: int, head_dim: int
+) -> tuple[Tensor, list[int]]:
+    """Return memory for queries, for heads, and for what rows need between two products."""
+    return scratch(
+        query_bytes,
+        num_parts * 2 * head_dim * 4,
+        rows * 4,
+        rows * layers.width * 4,
+        rows * layers.depth,
+        num_parts * TILE_ROWS * PANEL * 4,
+    )
 
 
 def cut(plan: AttentionPlan, num_rows: int) -> np.ndarray:

@@ -215,8 +215,8 @@ class Engine:
             plan, seconds = self._meter.ended()
             self._scheduler.took(plan, seconds)
             self._readings.charged(plan)
-            taken = self._meter.worked_seconds if self._counts_work else seconds
-            self._speculation.took(plan, taken, chosen.sequences, tokens)
+            worked = self._meter.worked_seconds
+            self._speculation.took(plan, seconds if worked is None else worked, chosen.sequences, tokens)
             self._generations.take(chosen.sequences, tokens)
             self._speculation.ended(chosen.sequences)
             self._generations.charged(plan)

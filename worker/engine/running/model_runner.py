@@ -67,9 +67,7 @@ class ModelRunner:
             self._cores = FreeCores(torch.get_num_threads())
         self._device, dtype = open_device(config), TORCH_DTYPES[config.dtype]
         architecture = read_architecture(config.model)
-        max_bytes = config.kv_cache_bytes
-        if max_bytes is None and (config.device == "cpu" or config.num_blocks is not None):
-            max_bytes = CPU_KV_CACHE_BYTES
+        max_bytes = _kv_cache_bytes(config)
         size = None if max_bytes is None else size_kv_cache(config, architecture, dtype, max_bytes)
         longest = longest_sequence(config, architecture) if size is None else size.max_model_len
         with torch.inference_mode():
@@ -219,6 +217,13 @@ class ModelRunner:
         sampling = build_sampling_input(sequences, ahead)
         chosen, found = iter(_choose_on_host(logits, sequences, ahead, sampling)), iter(greedy)
         return [next(chosen if needs else found) for needs in needs_logits]
+
+
+def _kv_cache_bytes(config: EngineConfig) -> int | None:
+    """Return the most bytes of keys and values; None: as many as a GPU has left."""
+    if config.kv_cache_bytes is None and (config.device == "cpu" or config.num_blocks is not None):
+        return CPU_KV_CACHE_BYTES
+    return config.kv_cache_bytes
 
 
 def _medusa(

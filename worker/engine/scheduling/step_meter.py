@@ -18,7 +18,7 @@ class StepMeter:
 
     def __init__(self, stats: EngineStats, *, num_rows: int, counts_work: bool = False) -> None:
         self._stats = stats
-        self._counts_work = counts_work  # in `worked_seconds`, which asks the system
+        self._counts_work = counts_work  # for `worked_seconds`: to ask the system takes a microsecond
         self._num_rows = num_rows
         self._open: deque[tuple[StepPlan, int]] = deque()  # with its rows of padding, oldest first
         self._began_at = 0.0
@@ -52,9 +52,12 @@ class StepMeter:
         self._stats.steps += 1
 
     @property
-    def worked_seconds(self) -> float:
-        """The processor time of this thread since `begin`: on a CPU, the Step's without other programs."""
-        return time.thread_time() - self._worked_before
+    def worked_seconds(self) -> float | None:
+        """The processor time of this thread since `begin`: on a CPU, the Step's without other programs.
+
+        None if it is not counted.
+        """
+        return time.thread_time() - self._worked_before if self._counts_work else None
 
     def ended(self) -> tuple[StepPlan, float]:
         """Charge the oldest open Step, which has ended; return it and its seconds."""
