@@ -84,8 +84,8 @@ class Engine:
         )
         target = config.latency_target_seconds
         self._target = None if target is None else LatencyTarget(target, self._scheduler.limits)
-        self._counts_work = config.speculates and config.device == "cpu"
-        self._meter = StepMeter(self.stats, num_rows=config.max_num_sequences, counts_work=self._counts_work)
+        counts_work = config.speculates and config.device == "cpu"
+        self._meter = StepMeter(self.stats, num_rows=config.max_num_sequences, counts_work=counts_work)
         self._steps = StepPipeline(self._runner, self._meter)
         arrivals = itertools.count(1)
         self._generations = Generations(

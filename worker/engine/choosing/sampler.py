@@ -41,26 +41,27 @@ class SamplingInput:
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return one number in [0, 1) for each (seed, position), both uint64.
+    """Return one number in [0, 1) for each (seed, position), both uint64; seeds are as `mixed` returns them.
 
-    Applies the splitmix64 output function over a Weyl sequence twice, so that neighbouring seeds give
-    unrelated numbers.
+    Together they apply the splitmix64 output function over a Weyl sequence twice, so that neighbouring seeds
+    give unrelated numbers.
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
     """
-    return _of_mixed(_mix(seeds + _WEYL), positions)
-
-
-def _of_mixed(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     state = _mix(seeds + (positions + _ONE) * _WEYL)
     numbers: np.ndarray = (state >> _DROPPED).astype(np.float64) * 2.0**-53
     return numbers
 
 
+def mixed(seeds: np.ndarray) -> np.ndarray:
+    """Return seeds as `uniforms` takes them: the part of its work that is the same for all positions."""
+    return _mix(seeds + _WEYL)
+
+
 def _mix(z: np.ndarray) -> np.ndarray:
     z = (z ^ (z >> _SHIFTS[0])) * _FACTORS[0]
     z = (z ^ (z >> _SHIFTS[1])) * _FACTORS[1]
-    mixed: np.ndarray = z ^ (z >> _SHIFTS[2])
-    return mixed
+    result: np.ndarray = z ^ (z >> _SHIFTS[2])
+    return result
 
 
 class SamplingInputs:
@@ -88,9 +89,9 @@ class SamplingInputs:
             positions += np.array([len(guesses) for guesses in ahead], dtype=np.uint64)
         if self._before is None or sequences != self._sequences:
             self._sequences = sequences
-            self._seeds = _mix(np.array([one.seed for one in sequences], dtype=np.uint64) + _WEYL)
+            self._seeds = mixed(np.array([one.seed for one in sequences], dtype=np.uint64))
             self._before = _options_of(sequences)
-        return replace(self._before, uniform=torch.from_numpy(_of_mixed(self._seeds, positions)))
+        return replace(self._before, uniform=torch.from_numpy(uniforms(self._seeds, positions)))
 
 
 def build_sampling_input(

@@ -10,7 +10,7 @@ import torch
 
 from tests.fixtures.statistics import assert_follows, chi_square_p
 from worker.engine.choosing.logit_rules import apply_rules
-from worker.engine.choosing.sampler import SamplingInputs, build_sampling_input, sample, uniforms
+from worker.engine.choosing.sampler import SamplingInputs, build_sampling_input, mixed, sample, uniforms
 from worker.engine.sequences.sequence import Sequence
 from worker.values.sampling import SamplingParams
 
@@ -160,7 +160,7 @@ def test_a_row_does_not_depend_on_its_batch_mates() -> None:
 def test_uniforms_are_uniform_and_unrelated() -> None:
     seeds = np.repeat(np.arange(300, dtype=np.uint64), 300)
     positions = np.tile(np.arange(300, dtype=np.uint64), 300)
-    values = uniforms(seeds, positions)
+    values = uniforms(mixed(seeds), positions)
     assert ((values >= 0) & (values < 1)).all()
     assert len(np.unique(values)) == len(values)
     counts = np.histogram(values, bins=100, range=(0, 1))[0]
