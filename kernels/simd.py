@@ -80,6 +80,17 @@ def store(_context: Any, pointer: Any, index: Any, value: Any) -> Any:
 
 
 @intrinsic
+def rounded(_context: Any, value: Any) -> Any:
+    """Return the nearest bfloat16 as float32, the even one of two."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        bits = _bfloat16_bits(builder, arguments[0])
+        return builder.bitcast(builder.shl(bits, ir.Constant(I32, 16)), F32)
+
+    return types.float32(types.float32), generate
+
+
+@intrinsic
 def store_level(_context: Any, pointer: Any, index: Any, value: Any) -> Any:
     """Store a float32 in 0..255 as uint8; the fraction is cut off."""
 
@@ -226,16 +237,21 @@ def load_lanes(builder: Any, pointer: Any, count: int) -> Any:
     )
 
 
+def _bfloat16_bits(builder: Any, value: Any) -> Any:
+    """Emit the rounding of float32 to bfloat16, to nearest even; return the bits in words."""
+    words = lanes_of(I32, value.type.count if isinstance(value.type, ir.VectorType) else 1)
+    bits = builder.bitcast(value, words)
+    last = builder.and_(builder.lshr(bits, _constant(words, 16)), _constant(words, 1))
+    bits = builder.add(bits, builder.add(last, _constant(words, 0x7FFF)))
+    return builder.lshr(bits, _constant(words, 16))
+
+
 def store_lanes(builder: Any, value: Any, pointer: Any) -> None:
     """Emit the store of a float32, or a vector of them, to contiguous elements."""
     count = value.type.count if isinstance(value.type, ir.VectorType) else 1
     element = pointer.type.pointee
     if element == _I16:
-        words = lanes_of(I32, count)
-        bits = builder.bitcast(value, words)
-        last = builder.and_(builder.lshr(bits, _constant(words, 16)), _constant(words, 1))
-        bits = builder.add(bits, builder.add(last, _constant(words, 0x7FFF)))
-        value = builder.trunc(builder.lshr(bits, _constant(words, 16)), lanes_of(_I16, count))
+        value = builder.trunc(_bfloat16_bits(builder, value), lanes_of(_I16, count))
     elif element == _I8:
         name = f"llvm.rint.v{count}f32" if count > 1 else "llvm.rint.f32"
         function_type = ir.FunctionType(value.type, [value.type])

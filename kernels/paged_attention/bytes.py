@@ -19,7 +19,7 @@ from kernels.paged_attention.byte_tiles import (
 )
 from kernels.paged_attention.byte_vectors import HAS_BYTES
 from kernels.paged_attention.task import AttentionCall, PlanNumbers, Task, first_hidden, reads, write_mixed
-from kernels.product_chain.levels import largest_of
+from kernels.product_chain.factors import largest_of
 from kernels.simd import LANES, float32_at, int64_at, load, store, tanh
 
 LOG2_E = 1.4426950408889634

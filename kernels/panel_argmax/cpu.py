@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from kernels.argmax import keep_largest
 from kernels.compiled import inlined, kernel
-from kernels.product_chain.tile import PANEL, TILE_ROWS, WORD, multiply_bytes, multiply_pairs
+from kernels.product_chain.tile import PANEL, TILE_ROWS, multiply_bytes, multiply_pairs
 from kernels.simd import float32_at, int8_at, int32_at, int64_at, uint8_at
 from kernels.threads import fork, take_next
 
@@ -13,7 +13,8 @@ class ArgmaxCall(NamedTuple):
     """All that the parts of one call share, with tensors by their addresses."""
 
     num_rows: int
-    levels: int  # [num_rows, num_words * WORD] bytes: rows as uint8, or as bfloat16
+    levels: int  # [num_rows, depth] bytes: the factors of rows
+    depth: int
     maxima: int  # [num_rows] float32, of int8 only
     panels: int
     offsets: int
@@ -31,7 +32,7 @@ class ArgmaxCall(NamedTuple):
 @inlined
 def _multiply(column: int, first: int, num_rows: int, at: int, call: ArgmaxCall) -> None:
     """Write the products of some rows and a panel into `products`, from `at` on."""
-    levels, depth = uint8_at(call.levels), call.num_words * WORD
+    levels, depth = uint8_at(call.levels), call.depth
     if call.scales:
         multiply_bytes(
             num_rows,

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from kernels.argmax import merged
-from kernels.int8_linear.cpu import quantize
 from kernels.panel_argmax.cpu import ArgmaxCall, find_largest
 from kernels.product_chain import PanelWeight
+from kernels.product_chain.factors import encode_rows
 from kernels.product_chain.tile import PANEL, TILE_ROWS, WORD
 from kernels.scratch import scratch
 from kernels.threads import num_threads
@@ -35,18 +35,18 @@ def panel_argmax(x: Tensor, weight: PanelWeight) -> Tensor:
         )
     num_panels, num_words = weight.panels.shape[:2]
     num_parts = min(num_threads(), num_panels)
-    _memory, (levels, maxima, products) = scratch(x.numel(), num_rows * 4, num_parts * TILE_ROWS * PANEL * 4)
-    if weight.scales is None:
-        narrow = x.to(torch.bfloat16)
-        levels = narrow.data_ptr()
-    else:
-        quantize(num_threads(x.numel()), num_rows, in_features, x.data_ptr(), False, levels, maxima)
+    _memory, (levels, maxima, products) = scratch(
+        num_rows * weight.depth, num_rows * 4, num_parts * TILE_ROWS * PANEL * 4
+    )
+    is_bytes, num_encoders = weight.scales is not None, num_threads(x.numel())
+    encode_rows(num_encoders, is_bytes, num_rows, in_features, x.data_ptr(), levels, weight.depth, maxima)
     counter = torch.zeros(1, dtype=torch.int64)
     largest = torch.full((num_parts, num_rows), -torch.inf)
     tokens = torch.zeros(num_parts, num_rows, dtype=torch.int64)
     call = ArgmaxCall(
         num_rows=num_rows,
         levels=levels,
+        depth=weight.depth,
         maxima=maxima,
         panels=weight.panels.data_ptr(),
         offsets=0 if weight.offsets is None else weight.offsets.data_ptr(),

@@ -8,30 +8,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernels.compiled import Pointer, inlined, kernel
-from kernels.product_chain.levels import largest_of, store_levels
+from kernels.product_chain.factors import encode_row
 from kernels.product_chain.tile import PANEL, TILE_ROWS, multiply_bytes, multiply_pairs
 from kernels.simd import (
     LANES,
-    bfloat16_at,
-    copy,
     exp,
     float32_at,
     int8_at,
     int32_at,
     int64_at,
     load,
-    maximum,
     store,
-    store_level,
     tanh,
     uint8_at,
 )
 from kernels.threads import fork, meet, share, take_next, team_size
-
-LARGEST = 127  # of a symmetric int8 range
-ZERO = 128  # the level of a zero in an activation, which is unsigned
-# The least maximum from which a scale is computed, so that an all-zero token stays zero.
-SMALLEST_MAXIMUM = 1e-8
 
 # What follows a product.
 NOTHING, NORM, SILU, GELU = range(4)
@@ -70,7 +61,7 @@ class ChainCall(NamedTuple):
     maxima: int  # [piece_rows] float32
     products: int  # [piece_rows, width] float32
     width: int
-    levels: int  # [piece_rows, depth] bytes: a row as uint8, or as bfloat16
+    levels: int  # [piece_rows, depth] bytes: a row's factors
     depth: int
     edge: int  # [num_threads, TILE_ROWS, PANEL] float32: of a last panel that is not whole
     team: int  # [1 + num_threads, LINE] zeros: where all threads meet
@@ -158,31 +149,9 @@ def _follow(link: LinkNumbers, row: int, place: ChainRows, call: ChainCall) -> N
 
 
 @inlined
-def _quantize_row(x: Pointer, start: int, width: int, row: int, call: ChainCall) -> None:
-    """Write a row's levels and its largest absolute value."""
-    levels, begin, whole = uint8_at(call.levels), row * call.depth, width // LANES * LANES
-    largest = maximum(np.float32(SMALLEST_MAXIMUM), largest_of(x, start, whole))
-    for index in range(whole, width):
-        largest = maximum(largest, abs(load(x, start + index)))
-    store(float32_at(call.maxima), row, largest)
-    # The conversion truncates; the added half makes it round.
-    step, zero = np.float32(LARGEST) / largest, np.float32(ZERO + 0.5)
-    for index in range(0, whole, LANES):
-        store_levels(levels, begin + index, x, start + index, step, zero)
-    for index in range(whole, width):
-        store_level(levels, begin + index, load(x, start + index) * step + zero)
-
-
-@inlined
 def _encode_row(link: LinkNumbers, x: Pointer, start: int, row: int, call: ChainCall) -> None:
     """Write a row as the panels of a link are multiplied by it."""
-    if link.scales:
-        _quantize_row(x, start, link.in_features, row, call)
-    else:
-        narrow, begin, width = bfloat16_at(call.levels), row * call.depth // 2, link.in_features
-        copy(width, x, start, narrow, begin)
-        if width % 2:
-            store(narrow, begin + width, np.float32(0))  # the pair's other one: what lies there may be NaN
+    encode_row(link.scales != 0, link.in_features, x, start, call.levels, call.depth, call.maxima, row)
 
 
 @inlined

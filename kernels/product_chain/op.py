@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from kernels import compiled
-from kernels.product_chain.cpu import GELU, LARGEST, NORM, NOTHING, SILU, LinkNumbers, run_links
+from kernels.product_chain.cpu import GELU, NORM, NOTHING, SILU, LinkNumbers, run_links
+from kernels.product_chain.factors import LARGEST
 from kernels.product_chain.panels import PanelWeight
 from kernels.product_chain.rows import read_rows
-from kernels.product_chain.tile import PANEL, TILE_ROWS, WORD
+from kernels.product_chain.tile import PANEL, TILE_ROWS
 from kernels.scratch import scratch
 from kernels.threads import LINE, num_threads
 
@@ -85,17 +86,19 @@ class Chain:
         # The last product is written into the result, unless something follows it.
         kept = [link for link in links if link.after is not After.NOTHING]
         self.width = max((link.weight.panels.shape[0] * PANEL for link in kept), default=0)
-        self.depth = max(link.weight.panels.shape[1] * WORD for link in links)
+        self.depth = max(link.weight.depth for link in links)
         self.table = torch.tensor([_numbers(link) for link in links])
 
 
 def is_available(dtype: torch.dtype = torch.int8) -> bool:
-    """Return whether this processor multiplies int8 or bfloat16 by AVX512, and has no matrix unit for it.
+    """Return whether this processor multiplies int8 or bfloat16 faster in chains than oneDNN does.
 
-    A matrix unit is what oneDNN uses.
+    That is so with AVX512's instructions for it and without a matrix unit, and with AVX2 alone.
     """
     vectors, matrices = _FEATURES[dtype]
-    return compiled.has_feature(vectors) and not compiled.has_feature(matrices)
+    if compiled.has_feature("avx512f"):
+        return compiled.has_feature(vectors) and not compiled.has_feature(matrices)
+    return compiled.has_feature("avx2") and compiled.has_feature("fma")
 
 
 def run_chain(chain: Chain, x: Tensor, residual: Tensor | None = None) -> Tensor:

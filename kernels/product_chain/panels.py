@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch import Tensor
 
-from kernels.product_chain.cpu import LARGEST, ZERO
+from kernels.product_chain.factors import BYTES_FOR_BYTES, BYTES_FOR_PAIRS, LARGEST, ZERO
 from kernels.product_chain.tile import PANEL, WORD
 from kernels.quantization import Int8Weight
 
@@ -25,6 +25,11 @@ class PanelWeight:
     bias: Tensor  # [num_panels * PANEL] float32
     in_features: int
     out_features: int
+
+    @property
+    def depth(self) -> int:
+        """The bytes of a row's factors."""
+        return self.panels.shape[1] * (BYTES_FOR_PAIRS if self.scales is None else BYTES_FOR_BYTES)
 
 
 def pack_panels(weight: Int8Weight | Tensor, bias: Tensor | None = None) -> PanelWeight:

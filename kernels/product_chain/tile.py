@@ -1,4 +1,8 @@
-"""Emits a small product, finished in registers: of bytes by AVX512 VNNI, of bfloat16 by AVX512_BF16."""
+"""Emits a small product of bytes or of bfloat16, finished in registers.
+
+AVX512 VNNI and AVX512_BF16 multiply and add a word in one instruction. Other processors widen its two halves
+in turn: to 16 bits, of which AVX2 multiplies and adds pairs, or to float32.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,18 +12,17 @@ from numba import types
 from numba.core import cgutils
 
 from kernels.compiled import Pointer, has_feature
-from kernels.simd import F32, I32, I64, LANES, intrinsic
+from kernels.simd import F32, I32, I64, intrinsic
 
-# The most rows that leave enough registers for the other factors, in a tile of PANEL columns.
+# The columns in a register, and the registers whose sums a row keeps: without AVX512 there are half as many
+# registers, of half the size.
+_LANES, _REGISTERS = (16, 4) if has_feature("avx512f") else (8, 2)
+# The most rows that leave enough registers for the other factors.
 TILE_ROWS = 6
-_REGISTERS = 4
-PANEL = _REGISTERS * LANES
-WORD = (
-    4  # the bytes that one instruction multiplies and adds in each lane: four of int8, or a pair of bfloat16
-)
+PANEL = _REGISTERS * _LANES
+WORD = 4  # bytes of a weight: four of int8, or a pair of bfloat16
 
-_VECTOR, _FLOATS = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)
-_OF_BYTES, _OF_PAIRS = "llvm.x86.avx512.vpdpbusd.512", "llvm.x86.avx512bf16.dpbf16ps.512"
+_VECTOR, _FLOATS = ir.VectorType(I32, _LANES), ir.VectorType(F32, _LANES)
 
 
 @intrinsic
@@ -43,10 +46,11 @@ def multiply_bytes(
 ) -> Any:
     """Write `(levels @ panel + offsets) * scales * maxima + bias`, PANEL columns of at most TILE_ROWS rows.
 
-    `levels` [num_rows, num_words * WORD] are uint8, `panels` [num_panels, num_words, PANEL, WORD] int8; sums
-    of their products are exact. The panel is that of `column`, which is a multiple of PANEL; `offsets`
-    (int32), `scales` and `bias` have all columns. `maxima` are read from `first_row` on. A row of `out`,
-    float32, is `stride` long. Panels begin where a cache line does.
+    `levels` [num_rows, num_words, factor_bytes(int8)] are as `store_levels` writes them, with their start and
+    stride in bytes; `panels` [num_panels, num_words, PANEL, WORD] are int8; sums of their products are exact.
+    The panel is that of `column`, which is a multiple of PANEL; `offsets` (int32), `scales` and `bias` have
+    all columns. `maxima` are read from `first_row` on. A row of `out`, float32, is `stride` long. Panels begin
+    where a cache line does.
     """
     index = types.intp
     places = (levels, index, index, panels, index, offsets, scales, bias, maxima, index, out, index, index)
@@ -63,7 +67,7 @@ def multiply_bytes(
             return [_fused(builder, *factors, more) for factors in zip(products, largest, strict=True)]
 
         tile = _Tile(
-            _OF_BYTES,
+            OF_BYTES,
             builder.gep(levels, [levels_start]),
             levels_stride,
             _panel(builder, panels, column, words),
@@ -93,11 +97,12 @@ def multiply_pairs(
 ) -> Any:
     """Write `x @ panel + bias`, PANEL columns of at most TILE_ROWS rows.
 
-    `x` [num_rows, num_words * 2] and `panels` [num_panels, num_words, PANEL, 2] are bfloat16; both are given
-    as bytes, with the start and stride of `x`. The panel is that of `column`, which is a multiple of PANEL;
-    `bias` has all columns. A row of `out`, float32, is `stride` long. A sum takes pairs in their order, so a
-    row has the same bits beside any others. Numbers and sums nearer to zero than 2**-126 count as zero.
-    Panels begin where a cache line does.
+    `x` [num_rows, num_words, factor_bytes(bfloat16)] is as `store_pairs` writes it, `panels` [num_panels,
+    num_words, PANEL, 2] are bfloat16; both are given as bytes, with the start and stride of `x`. The panel is
+    that of `column`, which is a multiple of PANEL; `bias` has all columns. A row of `out`, float32, is
+    `stride` long. A sum takes pairs in their order, so a row has the same bits beside any others. With
+    AVX512_BF16, numbers and sums nearer to zero than 2**-126 count as zero. Panels begin where a cache line
+    does.
     """
     index = types.intp
     signature = types.void(index, index, x, index, index, panels, index, bias, out, index, index)
@@ -109,21 +114,26 @@ def multiply_pairs(
             more = _nth_register(builder, bias, column, register)
             return [builder.fadd(total, more) for total in totals]
 
-        # Without the instruction there is no code for it; `is_available` says that it is not to be called.
-        if has_feature("avx512bf16"):
-            zeros = [ir.Constant(_FLOATS, None)] * _REGISTERS
-            panel = _panel(builder, panels, column, words)
-            tile = _Tile(_OF_PAIRS, builder.gep(x, [x_start]), x_stride, panel, zeros, added)
-            _multiply(builder, tile, rows, words, _Rows(builder.gep(out, [start]), stride))
+        zeros = [ir.Constant(_FLOATS, None)] * _REGISTERS
+        panel = _panel(builder, panels, column, words)
+        tile = _Tile(OF_PAIRS, builder.gep(x, [x_start]), x_stride, panel, zeros, added)
+        _multiply(builder, tile, rows, words, _Rows(builder.gep(out, [start]), stride))
         return context.get_dummy_value()
 
     return signature, generate
 
 
-class _Tile(NamedTuple):
-    """A product: its instruction, where its factors lie, what its sums begin with and become."""
+class Turn(NamedTuple):
+    """One of the turns in which words are multiplied: each takes 4 bytes of a row's factors."""
 
-    instruction: str
+    widened: Callable[[Any, Any], Any]  # of a register of words: what is multiplied
+    added: Callable[[Any, Any, Any, Any], Any]  # of a sum, a factor and what is multiplied: the new sum
+
+
+class _Tile(NamedTuple):
+    """A product: its instructions, where its factors lie, what its sums begin with and become."""
+
+    turns: tuple[Turn, ...]
     lines: Any  # the first row
     stride: Any  # bytes between rows
     panel: Any
@@ -140,17 +150,13 @@ class _Rows(NamedTuple):
 
 def _multiply(builder: Any, tile: _Tile, rows: Any, words: Any, out: _Rows) -> None:
     """Emit the product for up to TILE_ROWS rows."""
-    kind = tile.starts[0].type
-    product = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(kind, [kind, _VECTOR, _VECTOR]), tile.instruction
-    )
     end = builder.append_basic_block("tile_end")
     switch = builder.switch(rows, end)
     for count in range(1, TILE_ROWS + 1):
         block = builder.append_basic_block(f"tile_{count}")
         switch.add_case(ir.Constant(rows.type, count), block)
         builder.position_at_end(block)
-        totals = _add_words(builder, product, tile, count, words)
+        totals = _add_words(builder, tile, count, words)
         for register in range(_REGISTERS):
             results = tile.finish(register, [builder.load(row[register]) for row in totals])
             for row, result in enumerate(results):
@@ -161,7 +167,7 @@ def _multiply(builder: Any, tile: _Tile, rows: Any, words: Any, out: _Rows) -> N
     builder.position_at_end(end)
 
 
-def _add_words(builder: Any, product: Any, tile: _Tile, num_rows: int, words: Any) -> list[list[Any]]:
+def _add_words(builder: Any, tile: _Tile, num_rows: int, words: Any) -> list[list[Any]]:
     """Emit the sums of so many rows; return them by row and register."""
     lines = [
         builder.bitcast(
@@ -174,14 +180,70 @@ def _add_words(builder: Any, product: Any, tile: _Tile, num_rows: int, words: An
     for row in totals:
         for start, total in zip(tile.starts, row, strict=True):
             builder.store(start, total)
+    num_turns = len(tile.turns)
     with cgutils.for_range(builder, words) as loop:
         line = builder.gep(tile.panel, [builder.mul(loop.index, ir.Constant(I64, _REGISTERS))])
-        weights = [builder.load(_nth(builder, line, register), align=64) for register in range(_REGISTERS)]
-        for factors, row in zip(lines, totals, strict=True):
-            word = _spread(builder, builder.load(builder.gep(factors, [loop.index]), align=1))
-            for weight, total in zip(weights, row, strict=True):
-                builder.store(builder.call(product, [builder.load(total), word, weight]), total)
+        first = builder.mul(loop.index, ir.Constant(I64, num_turns))
+        for number, turn in enumerate(tile.turns):
+            loaded = [builder.load(_nth(builder, line, one), align=4 * _LANES) for one in range(_REGISTERS)]
+            weights = [turn.widened(builder, one) for one in loaded]
+            index = builder.add(first, ir.Constant(I64, number))
+            for factors, row in zip(lines, totals, strict=True):
+                factor = _spread(builder, builder.load(builder.gep(factors, [index]), align=1))
+                for weight, total in zip(weights, row, strict=True):
+                    builder.store(turn.added(builder, builder.load(total), factor, weight), total)
     return totals
+
+
+def _by_instruction(name: str) -> tuple[Turn, ...]:
+    """Return the one turn of an instruction that multiplies words and adds to a sum."""
+
+    def added(builder: Any, total: Any, factor: Any, weight: Any) -> Any:
+        return _call(builder, name, total.type, [total, factor, weight])
+
+    return (Turn(lambda _builder, word: word, added),)
+
+
+def _in_16_bits() -> tuple[Turn, ...]:
+    """Return the turns of the even and of the odd bytes of a word; factors are pairs of int16."""
+    kind = ir.VectorType(ir.IntType(16), 2 * _LANES)
+    byte = ir.Constant(kind, [8] * kind.count)
+    name = "llvm.x86.avx512.pmaddw.d.512" if has_feature("avx512f") else "llvm.x86.avx2.pmadd.wd"
+
+    def even(builder: Any, word: Any) -> Any:
+        return builder.ashr(builder.shl(builder.bitcast(word, kind), byte), byte)
+
+    def odd(builder: Any, word: Any) -> Any:
+        return builder.ashr(builder.bitcast(word, kind), byte)
+
+    def added(builder: Any, total: Any, factor: Any, weight: Any) -> Any:
+        return builder.add(total, _call(builder, name, _VECTOR, [builder.bitcast(factor, kind), weight]))
+
+    return Turn(even, added), Turn(odd, added)
+
+
+def _in_float32() -> tuple[Turn, ...]:
+    """Return the turns of the first and of the second bfloat16 of a word; factors are float32."""
+
+    def first(builder: Any, word: Any) -> Any:
+        return builder.bitcast(builder.shl(word, ir.Constant(_VECTOR, [16] * _LANES)), _FLOATS)
+
+    def second(builder: Any, word: Any) -> Any:
+        return builder.bitcast(builder.and_(word, ir.Constant(_VECTOR, [0xFFFF0000] * _LANES)), _FLOATS)
+
+    def added(builder: Any, total: Any, factor: Any, weight: Any) -> Any:
+        return _fused(builder, builder.bitcast(factor, _FLOATS), weight, total)
+
+    return Turn(first, added), Turn(second, added)
+
+
+OF_BYTES = _by_instruction("llvm.x86.avx512.vpdpbusd.512") if has_feature("avx512vnni") else _in_16_bits()
+OF_PAIRS = _by_instruction("llvm.x86.avx512bf16.dpbf16ps.512") if has_feature("avx512bf16") else _in_float32()
+
+
+def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    kind = ir.FunctionType(result, [one.type for one in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
 def _panel(builder: Any, panels: Any, column: Any, words: Any) -> Any:
@@ -192,24 +254,21 @@ def _panel(builder: Any, panels: Any, column: Any, words: Any) -> Any:
 
 def _nth_register(builder: Any, numbers: Any, start: Any, register: int) -> Any:
     """Return a register of numbers of 4 bytes, of those from one on."""
-    kind = ir.VectorType(numbers.type.pointee, LANES)
+    kind = ir.VectorType(numbers.type.pointee, _LANES)
     first = builder.bitcast(builder.gep(numbers, [start]), kind.as_pointer())
     return builder.load(_nth(builder, first, register), align=4)
 
 
 def _spread(builder: Any, value: Any) -> Any:
     """Return a register with a value in every lane."""
-    undefined = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
+    undefined = ir.Constant(ir.VectorType(value.type, _LANES), ir.Undefined)
     one = builder.insert_element(undefined, value, ir.Constant(I32, 0))
-    return builder.shuffle_vector(one, undefined, ir.Constant(_VECTOR, [0] * LANES))
+    return builder.shuffle_vector(one, undefined, ir.Constant(_VECTOR, [0] * _LANES))
 
 
 def _fused(builder: Any, x: Any, y: Any, z: Any) -> Any:
     """Return `x * y + z`, rounded once."""
-    kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-    return builder.call(
-        cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32"), [x, y, z]
-    )
+    return _call(builder, f"llvm.fma.v{_LANES}f32", _FLOATS, [x, y, z])
 
 
 def _nth(builder: Any, pointer: Any, number: int) -> Any:

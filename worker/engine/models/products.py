@@ -69,8 +69,7 @@ class Products:
     def _chains_bfloat16(self) -> bool:
         """Whether weights in bfloat16 are multiplied by tokens that are rounded to it, in our own regions."""
         is_bfloat16 = self.dtype == torch.bfloat16 and self.eight_bits is None
-        is_fast = multiplies_bfloat16() and is_available(torch.bfloat16)
-        return is_bfloat16 and not self.is_gpu and is_fast
+        return is_bfloat16 and not self.is_gpu and is_available(torch.bfloat16)
 
     def take(self, weight: QuantizedWeight) -> bool:
         """Return whether a product can run on a weight's levels; otherwise it must be dequantized."""
@@ -118,7 +117,7 @@ class Products:
             if self.eight_bits is not None and has_row_scales(weight):
                 return ScaledLinear(pack_scaled_weight(weight, bias, is_gated=is_gated).to(self.device))
             return WeightOnlyLinear(pack_linear_weight(weight, bias, is_gated=is_gated).to(self.device))
-        if self.eight_bits is not None and isinstance(weight, Int8Weight) and is_exact():
+        if self.eight_bits is not None and isinstance(weight, Int8Weight) and (is_available() or is_exact()):
             return int8_projection(weight, bias, self.activation_dtype)
         tiles = pack_tiled_weight(weight, bias)
         return WeightOnlyLinear(tiles, self.dtype if self._chains_bfloat16 else None)
