@@ -11,7 +11,6 @@ from kernels.compiled import Pointer, inlined, kernel
 from kernels.product_chain.factors import encode_row
 from kernels.product_chain.tile import PANEL, TILE_ROWS, multiply_bytes, multiply_pairs
 from kernels.simd import (
-    LANES,
     exp,
     float32_at,
     int8_at,

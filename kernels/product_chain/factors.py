@@ -41,7 +41,11 @@ BYTES_FOR_BYTES, BYTES_FOR_PAIRS = WORD * len(OF_BYTES), WORD * len(OF_PAIRS)
 _LEVEL_BYTES = len(OF_BYTES)  # 2: in words of two turns, levels are 16 bits, those of even bytes first
 _FLOATS, _WORDS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 _LEVELS = ir.VectorType(ir.IntType(8 * _LEVEL_BYTES), LANES)
-_ORDER = [first + index for first in range(0, LANES, 4) for index in ((0, 2, 1, 3) if _LEVEL_BYTES == 2 else range(4))]
+_ORDER = [
+    first + index
+    for first in range(0, LANES, 4)
+    for index in ((0, 2, 1, 3) if _LEVEL_BYTES == 2 else range(4))
+]
 _ABSOLUTE = 0x7FFFFFFF  # of a float32's bits
 
 
@@ -143,7 +147,15 @@ def encode_row(
 
 @kernel
 def _encode(
-    part: int, num_parts: int, is_bytes: bool, num_rows: int, width: int, x: int, factors: int, depth: int, maxima: int
+    part: int,
+    num_parts: int,
+    is_bytes: bool,
+    num_rows: int,
+    width: int,
+    x: int,
+    factors: int,
+    depth: int,
+    maxima: int,
 ) -> None:
     begin, end = share(num_rows, part, num_parts)
     for row in range(begin, end):

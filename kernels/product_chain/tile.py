@@ -49,8 +49,8 @@ def multiply_bytes(
     `levels` [num_rows, num_words, factor_bytes(int8)] are as `store_levels` writes them, with their start and
     stride in bytes; `panels` [num_panels, num_words, PANEL, WORD] are int8; sums of their products are exact.
     The panel is that of `column`, which is a multiple of PANEL; `offsets` (int32), `scales` and `bias` have
-    all columns. `maxima` are read from `first_row` on. A row of `out`, float32, is `stride` long. Panels begin
-    where a cache line does.
+    all columns. `maxima` are read from `first_row` on. A row of `out`, float32, is `stride` long. Panels
+    begin where a cache line does.
     """
     index = types.intp
     places = (levels, index, index, panels, index, offsets, scales, bias, maxima, index, out, index, index)

@@ -91,7 +91,7 @@ TABLES = (
         ),
     ),
     Table(
-        "product_chain/levels.py",
+        "product_chain/factors.py",
         TESTS,
         (
             Mutation("negative numbers have no say", "_ABSOLUTE = 0x7FFFFFFF", "_ABSOLUTE = 0x3FFFFFFF"),
