@@ -191,7 +191,7 @@ def _attend_piece(
         task = take_next(counters, counter)
 
 
-@kernel
+@inlined
 def _run_piece(
     number: int, member: int, num_members: int, cache: Pointer, call: LayersCall, plan: PlanNumbers
 ) -> None:
@@ -235,3 +235,9 @@ def run_bfloat16(num_parts: int, numbers: Numbers, plan: Numbers) -> None:
 def run_int8(num_parts: int, numbers: Numbers, plan: Numbers) -> None:
     """Do as `run_bfloat16`, on an int8 cache."""
     fork(_run_part, num_parts, (int8_at(0), LayersCall(*numbers), PlanNumbers(*plan)))
+
+
+@kernel
+def run_float32(num_parts: int, numbers: Numbers, plan: Numbers) -> None:
+    """Do as `run_bfloat16`, on a float32 cache."""
+    fork(_run_part, num_parts, (float32_at(0), LayersCall(*numbers), PlanNumbers(*plan)))

@@ -13,6 +13,7 @@ from kernels.chained_layers.cpu import (
     LayerNumbers,
     LayersCall,
     run_bfloat16,
+    run_float32,
     run_int8,
 )
 from kernels.kv_write import HeadNorms, LayerCache
@@ -26,7 +27,7 @@ from kernels.threads import LINE, num_threads
 # The most rows that run together, so that what they need between two products stays small.
 MOST_ROWS = 256
 
-_RUN = {torch.bfloat16: run_bfloat16, torch.int8: run_int8}
+_RUN = {torch.float32: run_float32, torch.bfloat16: run_bfloat16, torch.int8: run_int8}
 
 
 @dataclass(frozen=True, slots=True)

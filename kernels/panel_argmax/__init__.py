@@ -1,5 +1,5 @@
-"""The largest output of a product in int8 or bfloat16 for each row, for CPUs with AVX512."""
+"""The largest output of a product in panels for each row, on x86."""
 
-from kernels.panel_argmax.op import panel_argmax, takes
+from kernels.panel_argmax.op import panel_argmax
 
-__all__ = ["panel_argmax", "takes"]
+__all__ = ["panel_argmax"]

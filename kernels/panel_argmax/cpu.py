@@ -4,8 +4,9 @@ from typing import Any, NamedTuple
 
 from kernels.argmax import keep_largest
 from kernels.compiled import inlined, kernel
-from kernels.product_chain.tile import PANEL, TILE_ROWS, multiply_bytes, multiply_pairs
-from kernels.simd import float32_at, int8_at, int32_at, int64_at, uint8_at
+from kernels.product_chain.factors import BYTES, FLOATS
+from kernels.product_chain.tile import PANEL, TILE_ROWS, multiply_bytes, multiply_floats
+from kernels.simd import bfloat16_at, float32_at, int8_at, int32_at, int64_at, uint8_at
 from kernels.threads import fork, take_next
 
 
@@ -15,10 +16,11 @@ class ArgmaxCall(NamedTuple):
     num_rows: int
     levels: int  # [num_rows, depth] bytes: the factors of rows
     depth: int
-    maxima: int  # [num_rows] float32, of int8 only
+    maxima: int  # [num_rows] float32, of BYTES only
+    format: int
     panels: int
     offsets: int
-    scales: int  # 0: panels of bfloat16, which have no offsets either
+    scales: int  # of BYTES only, as offsets are
     bias: int
     num_words: int
     num_panels: int
@@ -33,7 +35,7 @@ class ArgmaxCall(NamedTuple):
 def _multiply(column: int, first: int, num_rows: int, at: int, call: ArgmaxCall) -> None:
     """Write the products of some rows and a panel into `products`, from `at` on."""
     levels, depth = uint8_at(call.levels), call.depth
-    if call.scales:
+    if call.format == BYTES:
         multiply_bytes(
             num_rows,
             call.num_words,
@@ -51,14 +53,28 @@ def _multiply(column: int, first: int, num_rows: int, at: int, call: ArgmaxCall)
             at,
             PANEL,
         )
-    else:
-        multiply_pairs(
+    elif call.format == FLOATS:
+        multiply_floats(
             num_rows,
             call.num_words,
             levels,
             first * depth,
             depth,
-            uint8_at(call.panels),
+            float32_at(call.panels),
+            column,
+            float32_at(call.bias),
+            float32_at(call.products),
+            at,
+            PANEL,
+        )
+    else:
+        multiply_floats(
+            num_rows,
+            call.num_words,
+            levels,
+            first * depth,
+            depth,
+            bfloat16_at(call.panels),
             column,
             float32_at(call.bias),
             float32_at(call.products),

@@ -7,29 +7,19 @@ from kernels.argmax import merged
 from kernels.panel_argmax.cpu import ArgmaxCall, find_largest
 from kernels.product_chain import PanelWeight
 from kernels.product_chain.factors import encode_rows
-from kernels.product_chain.tile import PANEL, TILE_ROWS, WORD
+from kernels.product_chain.tile import PANEL, TILE_ROWS
 from kernels.scratch import scratch
 from kernels.threads import num_threads
-
-
-def takes(weight: PanelWeight) -> bool:
-    """Return whether `panel_argmax` takes a weight: one whose last word is full."""
-    return weight.in_features * weight.panels.itemsize % WORD == 0
 
 
 def panel_argmax(x: Tensor, weight: PanelWeight) -> Tensor:
     """Return the channel with the largest product of each row, int64 [num_rows]; the first of equal ones.
 
     It is -1 where that product is NaN or infinite. `x` is [num_rows, in_features] float32, dense. Products
-    have the bits of `run_chain`. Raises ValueError on anything else, and if `takes` is false.
+    have the bits of `run_chain`. Raises ValueError on anything else.
     """
     num_rows, in_features = x.shape
-    if (
-        in_features != weight.in_features
-        or not takes(weight)
-        or x.dtype != torch.float32
-        or not x.is_contiguous()
-    ):
+    if in_features != weight.in_features or x.dtype != torch.float32 or not x.is_contiguous():
         raise ValueError(
             f"panel_argmax: x is {tuple(x.shape)} {x.dtype}; the weight takes {weight.in_features} columns"
         )
@@ -38,8 +28,8 @@ def panel_argmax(x: Tensor, weight: PanelWeight) -> Tensor:
     _memory, (levels, maxima, products) = scratch(
         num_rows * weight.depth, num_rows * 4, num_parts * TILE_ROWS * PANEL * 4
     )
-    is_bytes, num_encoders = weight.scales is not None, num_threads(x.numel())
-    encode_rows(num_encoders, is_bytes, num_rows, in_features, x.data_ptr(), levels, weight.depth, maxima)
+    rows = (num_rows, in_features, x.data_ptr(), levels, weight.depth, maxima)
+    encode_rows(num_threads(x.numel()), weight.format, *rows)
     counter = torch.zeros(1, dtype=torch.int64)
     largest = torch.full((num_parts, num_rows), -torch.inf)
     tokens = torch.zeros(num_parts, num_rows, dtype=torch.int64)
@@ -47,6 +37,7 @@ def panel_argmax(x: Tensor, weight: PanelWeight) -> Tensor:
         num_rows=num_rows,
         levels=levels,
         depth=weight.depth,
+        format=weight.format,
         maxima=maxima,
         panels=weight.panels.data_ptr(),
         offsets=0 if weight.offsets is None else weight.offsets.data_ptr(),

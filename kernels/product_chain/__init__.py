@@ -1,4 +1,4 @@
-"""Products in int8 or bfloat16 with what stands between them, in one region, for CPUs with AVX512."""
+"""Products in int8, bfloat16 or float32 with what stands between them, in one region, on x86."""
 
 from kernels.product_chain.op import After, Chain, Link, is_available, rows_of, run_chain
 from kernels.product_chain.panels import PanelWeight, pack_panels

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernels.compiled import Pointer, inlined, kernel
-from kernels.product_chain.factors import encode_row
-from kernels.product_chain.tile import PANEL, TILE_ROWS, multiply_bytes, multiply_pairs
+from kernels.product_chain.factors import BYTES, FLOATS, encode_row
+from kernels.product_chain.tile import PANEL, TILE_ROWS, multiply_bytes, multiply_floats
 from kernels.simd import (
+    bfloat16_at,
     exp,
     float32_at,
     int8_at,
@@ -32,7 +33,7 @@ class LinkNumbers(NamedTuple):
 
     panels: int
     offsets: int
-    scales: int  # 0: panels of bfloat16, which have no offsets either
+    scales: int  # of BYTES only, as offsets are
     bias: int
     in_features: int
     num_words: int
@@ -41,6 +42,7 @@ class LinkNumbers(NamedTuple):
     after: int  # NOTHING, NORM, SILU or GELU
     norm: int
     post_norm: int  # 0: the product is not normalised before it is added
+    format: int  # BYTES, PAIRS, WIDENED_PAIRS or FLOATS
 
 
 class ChainCall(NamedTuple):
@@ -80,7 +82,7 @@ class ChainRows(NamedTuple):
 
 @inlined
 def _link(call: ChainCall, number: int) -> LinkNumbers:
-    table, at = int64_at(call.table), number * 11
+    table, at = int64_at(call.table), number * 12
     return LinkNumbers(
         table[at],
         table[at + 1],
@@ -93,6 +95,7 @@ def _link(call: ChainCall, number: int) -> LinkNumbers:
         table[at + 8],
         table[at + 9],
         table[at + 10],
+        table[at + 11],
     )
 
 
@@ -150,7 +153,7 @@ def _follow(link: LinkNumbers, row: int, place: ChainRows, call: ChainCall) -> N
 @inlined
 def _encode_row(link: LinkNumbers, x: Pointer, start: int, row: int, call: ChainCall) -> None:
     """Write a row as the panels of a link are multiplied by it."""
-    encode_row(link.scales != 0, link.in_features, x, start, call.levels, call.depth, call.maxima, row)
+    encode_row(link.format, link.in_features, x, start, call.levels, call.depth, call.maxima, row)
 
 
 @inlined
@@ -186,7 +189,7 @@ def _multiply_tile(
 ) -> None:
     """Write the columns of a panel for a few rows of the place, from one on."""
     levels, row = uint8_at(call.levels), place.start + first
-    if link.scales:
+    if link.format == BYTES:
         multiply_bytes(
             num_rows,
             link.num_words,
@@ -204,14 +207,28 @@ def _multiply_tile(
             start,
             stride,
         )
-    else:
-        multiply_pairs(
+    elif link.format == FLOATS:
+        multiply_floats(
             num_rows,
             link.num_words,
             levels,
             row * call.depth,
             call.depth,
-            uint8_at(link.panels),
+            float32_at(link.panels),
+            column,
+            float32_at(link.bias),
+            out,
+            start,
+            stride,
+        )
+    else:
+        multiply_floats(
+            num_rows,
+            link.num_words,
+            levels,
+            row * call.depth,
+            call.depth,
+            bfloat16_at(link.panels),
             column,
             float32_at(link.bias),
             out,

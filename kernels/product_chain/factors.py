@@ -1,4 +1,4 @@
-"""Writes rows as the factors that tiles multiply: quantized to levels, or rounded to bfloat16.
+"""Writes rows as the factors that tiles multiply: quantized to levels, rounded to bfloat16, or as they are.
 
 The intrinsics are what Numba leaves scalar in part.
 """
@@ -35,10 +35,14 @@ LARGEST = 127  # of a symmetric int8 range
 ZERO = 128  # the level of a zero in an activation, which is unsigned
 # The least maximum from which a scale is computed, so that an all-zero token stays zero.
 SMALLEST_MAXIMUM = 1e-8
-# The bytes of a row's factors for a word of a weight, in int8 and in bfloat16.
-BYTES_FOR_BYTES, BYTES_FOR_PAIRS = WORD * len(OF_BYTES), WORD * len(OF_PAIRS)
+# Weights in int8; in bfloat16, for rows that are rounded to it or not; in float32.
+BYTES, PAIRS, WIDENED_PAIRS, FLOATS = range(4)
+# The bytes of a row's factors for a word of a weight.
+FACTOR_BYTES = (WORD * len(OF_BYTES), WORD * len(OF_PAIRS), 2 * WORD, WORD)
+# Whether pairs are widened, so that factors are float32 for all floats.
+_IS_WIDENED = len(OF_PAIRS) == 2
 
-_LEVEL_BYTES = len(OF_BYTES)  # 2: in words of two turns, levels are 16 bits, those of even bytes first
+_LEVEL_BYTES = len(OF_BYTES)  # 2: in words of two passes, levels are 16 bits, those of even bytes first
 _FLOATS, _WORDS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 _LEVELS = ir.VectorType(ir.IntType(8 * _LEVEL_BYTES), LANES)
 _ORDER = [
@@ -95,12 +99,11 @@ def store_levels(
 @inlined
 def _store_level(levels: Pointer, begin: int, index: int, value: np.float32) -> None:
     """Store a level as `store_levels` does."""
+    at = begin + index
     if _LEVEL_BYTES == 2:
         at = begin + 2 * (index // 4 * 4 + index % 2 * 2 + index % 4 // 2)
-        store_level(levels, at, value)
         levels[at + 1] = 0
-    else:
-        store_level(levels, begin + index, value)
+    store_level(levels, at, value)
 
 
 @inlined
@@ -121,35 +124,36 @@ def _quantize(x: Pointer, start: int, width: int, levels: Pointer, begin: int) -
 
 @inlined
 def encode_row(
-    is_bytes: bool, width: int, x: Pointer, start: int, factors: int, depth: int, maxima: int, row: int
+    format_: int, width: int, x: Pointer, start: int, factors: int, depth: int, maxima: int, row: int
 ) -> None:
-    """Write a row of `x` as a row of factors, for weights in int8 or in bfloat16.
+    """Write a row of `x` as a row of factors for weights in a format.
 
-    `factors` [num_rows, depth] bytes and `maxima` [num_rows] float32 are given by their addresses; a row of
-    int8 has its largest absolute value there.
+    `factors` [num_rows, depth] bytes and `maxima` [num_rows] float32 are given by their addresses; a row for
+    BYTES has its largest absolute value there.
     """
-    begin = row * depth
-    if is_bytes:
+    begin, wide = row * depth, float32_at(factors + row * depth)
+    if format_ == BYTES:
         store(float32_at(maxima), row, _quantize(x, start, width, uint8_at(factors), begin))
-        return
-    if BYTES_FOR_PAIRS == WORD:
-        narrow, begin = bfloat16_at(factors), begin // 2
-        copy(width, x, start, narrow, begin)
+    elif format_ == PAIRS and not _IS_WIDENED:
+        narrow = bfloat16_at(factors + begin)
+        copy(width, x, start, narrow, 0)
         if width % 2:
-            store(narrow, begin + width, np.float32(0))  # the pair's other one: what lies there may be NaN
+            store(narrow, width, np.float32(0))  # the pair's other one: what lies there may be NaN
     else:
-        wide, begin = float32_at(factors), begin // 4
-        for index in range(width):
-            store(wide, begin + index, rounded(load(x, start + index)))
-        if width % 2:
-            store(wide, begin + width, np.float32(0))
+        if format_ == PAIRS:
+            for index in range(width):
+                store(wide, index, rounded(load(x, start + index)))
+        else:
+            copy(width, x, start, wide, 0)
+        if width % 2 and format_ != FLOATS:
+            store(wide, width, np.float32(0))
 
 
 @kernel
 def _encode(
     part: int,
     num_parts: int,
-    is_bytes: bool,
+    format_: int,
     num_rows: int,
     width: int,
     x: int,
@@ -159,15 +163,15 @@ def _encode(
 ) -> None:
     begin, end = share(num_rows, part, num_parts)
     for row in range(begin, end):
-        encode_row(is_bytes, width, float32_at(x), row * width, factors, depth, maxima, row)
+        encode_row(format_, width, float32_at(x), row * width, factors, depth, maxima, row)
 
 
 @kernel
 def encode_rows(
-    num_parts: int, is_bytes: bool, num_rows: int, width: int, x: int, factors: int, depth: int, maxima: int
+    num_parts: int, format_: int, num_rows: int, width: int, x: int, factors: int, depth: int, maxima: int
 ) -> None:
     """Do `encode_row` for all rows of `x` [num_rows, width] float32, dense, given by its address too."""
-    fork(_encode, num_parts, (is_bytes, num_rows, width, x, factors, depth, maxima))
+    fork(_encode, num_parts, (format_, num_rows, width, x, factors, depth, maxima))
 
 
 def _function(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:

@@ -91,23 +91,25 @@ class Chain:
 
 
 def is_available(dtype: torch.dtype = torch.int8) -> bool:
-    """Return whether this processor multiplies int8 or bfloat16 faster in chains than oneDNN does.
+    """Return whether this processor multiplies int8, bfloat16 or float32 faster in chains than oneDNN does.
 
-    That is so with AVX512's instructions for it and without a matrix unit, and with AVX2 alone.
+    That is so with AVX2 alone, and for int8 and bfloat16 with AVX512's instructions for them where there is
+    no matrix unit.
     """
-    vectors, matrices = _FEATURES[dtype]
-    if compiled.has_feature("avx512f"):
-        return compiled.has_feature(vectors) and not compiled.has_feature(matrices)
-    return compiled.has_feature("avx2") and compiled.has_feature("fma")
+    if not compiled.has_feature("avx512f"):
+        is_known = dtype in {*_FEATURES, torch.float32}
+        return is_known and compiled.has_feature("avx2") and compiled.has_feature("fma")
+    vectors, matrices = _FEATURES.get(dtype, ("", ""))
+    return compiled.has_feature(vectors) and not compiled.has_feature(matrices)
 
 
 def run_chain(chain: Chain, x: Tensor, residual: Tensor | None = None) -> Tensor:
     """Return what the last link leaves of `x`, [num_rows, out_features] float32.
 
-    `x` is [num_rows, in_features] float32, dense. Before each product, a row is rounded to bfloat16, or
-    quantized by its own largest value where the weight is in int8. Links with a norm add into `residual`,
-    [num_rows, hidden] float32, dense. int8 sums are exact and bfloat16 sums have a fixed order, so a row has
-    the same bits in any batch. Raises ValueError on shapes that do not fit.
+    `x` is [num_rows, in_features] float32, dense. Before each product, a row is quantized by its own largest
+    value where the weight is in int8, and rounded where it is in bfloat16 and was packed so. Links with a
+    norm add into `residual`, [num_rows, hidden] float32, dense. int8 sums are exact and those of floats have
+    a fixed order, so a row has the same bits in any batch. Raises ValueError on shapes that do not fit.
     """
     num_rows = len(x)
     needs = [link.weight.out_features for link in chain.links if link.after is After.NORM]
@@ -173,6 +175,7 @@ def rows_of(weight: PanelWeight, rows: Tensor) -> Tensor:
         rows.data_ptr(),
         weight.panels.data_ptr(),
         0 if weight.scales is None else weight.scales.data_ptr(),
+        weight.format,
         LARGEST,  # a scale is that of a weight and of an activation
         weight.panels.shape[1],
         weight.in_features,
@@ -207,4 +210,5 @@ def _numbers(link: Link) -> LinkNumbers:
         link.after.value,
         0 if link.norm is None else link.norm.data_ptr(),
         0 if link.post_norm is None else link.post_norm.data_ptr(),
+        weight.format,
     )

@@ -1,4 +1,4 @@
-"""Packs weights in int8 or bfloat16 into panels of columns, as the tiles read them."""
+"""Packs weights in int8, bfloat16 or float32 into panels of columns, as the tiles read them."""
 
 from dataclasses import dataclass
 
@@ -6,18 +6,27 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch import Tensor
 
-from kernels.product_chain.factors import BYTES_FOR_BYTES, BYTES_FOR_PAIRS, LARGEST, ZERO
+from kernels.product_chain.factors import (
+    BYTES,
+    FACTOR_BYTES,
+    FLOATS,
+    LARGEST,
+    PAIRS,
+    WIDENED_PAIRS,
+    ZERO,
+)
 from kernels.product_chain.tile import PANEL, WORD
 from kernels.quantization import Int8Weight
 
-PANELS_AT_ONCE = 8  # as they are packed, which limits the memory for it
+PANELS_AT_ONCE = 512 // PANEL  # as they are packed, which limits the memory for it
 
 
 @dataclass(frozen=True, slots=True)
 class PanelWeight:
     """A weight in panels of PANEL output channels; the last panel and the last word end with zeros."""
 
-    panels: Tensor  # int8 [num_panels, num_words, PANEL, 4], or bfloat16 [num_panels, num_words, PANEL, 2]
+    panels: Tensor  # [num_panels, num_words, PANEL, WORD / itemsize] int8, bfloat16 or float32
+    format: int  # BYTES, PAIRS, WIDENED_PAIRS or FLOATS
     # Of int8 only: int32 [num_panels * PANEL], what the zero levels of activations add to a sum, negated;
     # and float32 [num_panels * PANEL], of a weight and an activation step together.
     offsets: Tensor | None
@@ -29,25 +38,31 @@ class PanelWeight:
     @property
     def depth(self) -> int:
         """The bytes of a row's factors."""
-        return self.panels.shape[1] * (BYTES_FOR_PAIRS if self.scales is None else BYTES_FOR_BYTES)
+        return self.panels.shape[1] * FACTOR_BYTES[self.format]
 
 
-def pack_panels(weight: Int8Weight | Tensor, bias: Tensor | None = None) -> PanelWeight:
-    """Pack a symmetric int8 weight, or one in bfloat16 [out_features, in_features], and its bias.
+def pack_panels(
+    weight: Int8Weight | Tensor, bias: Tensor | None = None, *, rounds: bool = True
+) -> PanelWeight:
+    """Pack a symmetric int8 weight, or one of floats [out_features, in_features], and its bias.
 
-    Raises ValueError when it has zero points, or is a tensor of another dtype.
+    Rows are rounded to bfloat16 before a weight in it, unless `rounds` is false; that takes a processor for
+    which `is_available(torch.float32)`. Raises ValueError when an int8 weight has zero points, or a tensor
+    is neither bfloat16 nor float32.
     """
     out_features, in_features = weight.shape
     more = -out_features % PANEL
     offsets = scales = None
     if isinstance(weight, Tensor):
-        if weight.dtype != torch.bfloat16:
-            raise ValueError(f"pack_panels: the weight is {weight.dtype}, not bfloat16")
+        if weight.dtype not in {torch.bfloat16, torch.float32}:
+            raise ValueError(f"pack_panels: the weight is {weight.dtype}, not bfloat16 or float32")
         panels = _panels(weight)
+        pairs = PAIRS if rounds else WIDENED_PAIRS
+        format_ = pairs if weight.dtype == torch.bfloat16 else FLOATS
     else:
         if weight.zero_points is not None:
             raise ValueError("pack_panels: the weight has zero points, which are not supported")
-        panels = _panels(weight.levels)
+        panels, format_ = _panels(weight.levels), BYTES
         # In pieces, as a sum in int32 takes a copy in it.
         pieces = [panels[first : first + PANELS_AT_ONCE] for first in range(0, len(panels), PANELS_AT_ONCE)]
         sums = [piece.sum(dim=(1, 3), dtype=torch.int32) for piece in pieces]
@@ -55,6 +70,7 @@ def pack_panels(weight: Int8Weight | Tensor, bias: Tensor | None = None) -> Pane
         scales = F.pad(weight.scales / LARGEST, (0, more))
     return PanelWeight(
         panels=panels,
+        format=format_,
         offsets=offsets,
         scales=scales,
         bias=torch.zeros(len(panels) * PANEL) if bias is None else F.pad(bias.float(), (0, more)),

@@ -1,7 +1,7 @@
-"""Emits a small product of bytes or of bfloat16, finished in registers.
+"""Emits a small product of bytes, of bfloat16 or of float32, finished in registers.
 
 AVX512 VNNI and AVX512_BF16 multiply and add a word in one instruction. Other processors widen its two halves
-in turn: to 16 bits, of which AVX2 multiplies and adds pairs, or to float32.
+in two passes: to 16 bits, of which AVX2 multiplies and adds pairs, or to float32.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _LANES, _REGISTERS = (16, 4) if has_feature("avx512f") else (8, 2)
 # The most rows that leave enough registers for the other factors.
 TILE_ROWS = 6
 PANEL = _REGISTERS * _LANES
-WORD = 4  # bytes of a weight: four of int8, or a pair of bfloat16
+WORD = 4  # bytes of a weight: four of int8, a pair of bfloat16, or a float32
 
 _VECTOR, _FLOATS = ir.VectorType(I32, _LANES), ir.VectorType(F32, _LANES)
 
@@ -81,7 +81,7 @@ def multiply_bytes(
 
 
 @intrinsic
-def multiply_pairs(
+def multiply_floats(
     _context: Any,
     num_rows: Any,
     num_words: Any,
@@ -97,15 +97,16 @@ def multiply_pairs(
 ) -> Any:
     """Write `x @ panel + bias`, PANEL columns of at most TILE_ROWS rows.
 
-    `x` [num_rows, num_words, factor_bytes(bfloat16)] is as `store_pairs` writes it, `panels` [num_panels,
-    num_words, PANEL, 2] are bfloat16; both are given as bytes, with the start and stride of `x`. The panel is
-    that of `column`, which is a multiple of PANEL; `bias` has all columns. A row of `out`, float32, is
-    `stride` long. A sum takes pairs in their order, so a row has the same bits beside any others. With
-    AVX512_BF16, numbers and sums nearer to zero than 2**-126 count as zero. Panels begin where a cache line
-    does.
+    `panels` [num_panels, num_words, PANEL, 4 / itemsize] are bfloat16 or float32, and `x` [num_rows,
+    num_words, bytes] is as `encode_row` writes it for them, given as bytes with its start and stride. The
+    panel is that of `column`, which is a multiple of PANEL; `bias` has all columns. A row of `out`, float32,
+    is `stride` long. A sum takes columns of `x` in their order, or pairs of them, so a row has the same bits
+    beside any others. With AVX512_BF16, products of bfloat16 nearer to zero than 2**-126 count as zero, and
+    so do factors. Panels begin where a cache line does.
     """
     index = types.intp
     signature = types.void(index, index, x, index, index, panels, index, bias, out, index, index)
+    passes = OF_FLOATS if panels.dtype == types.float32 else OF_PAIRS
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         rows, words, x, x_start, x_stride, panels, column, bias, out, start, stride = arguments
@@ -116,15 +117,15 @@ def multiply_pairs(
 
         zeros = [ir.Constant(_FLOATS, None)] * _REGISTERS
         panel = _panel(builder, panels, column, words)
-        tile = _Tile(OF_PAIRS, builder.gep(x, [x_start]), x_stride, panel, zeros, added)
+        tile = _Tile(passes, builder.gep(x, [x_start]), x_stride, panel, zeros, added)
         _multiply(builder, tile, rows, words, _Rows(builder.gep(out, [start]), stride))
         return context.get_dummy_value()
 
     return signature, generate
 
 
-class Turn(NamedTuple):
-    """One of the turns in which words are multiplied: each takes 4 bytes of a row's factors."""
+class Pass(NamedTuple):
+    """One of the passes in which words are multiplied: each takes 4 bytes of a row's factors."""
 
     widened: Callable[[Any, Any], Any]  # of a register of words: what is multiplied
     added: Callable[[Any, Any, Any, Any], Any]  # of a sum, a factor and what is multiplied: the new sum
@@ -133,7 +134,7 @@ class Turn(NamedTuple):
 class _Tile(NamedTuple):
     """A product: its instructions, where its factors lie, what its sums begin with and become."""
 
-    turns: tuple[Turn, ...]
+    passes: tuple[Pass, ...]
     lines: Any  # the first row
     stride: Any  # bytes between rows
     panel: Any
@@ -180,32 +181,32 @@ def _add_words(builder: Any, tile: _Tile, num_rows: int, words: Any) -> list[lis
     for row in totals:
         for start, total in zip(tile.starts, row, strict=True):
             builder.store(start, total)
-    num_turns = len(tile.turns)
+    num_passes = len(tile.passes)
     with cgutils.for_range(builder, words) as loop:
         line = builder.gep(tile.panel, [builder.mul(loop.index, ir.Constant(I64, _REGISTERS))])
-        first = builder.mul(loop.index, ir.Constant(I64, num_turns))
-        for number, turn in enumerate(tile.turns):
+        first = builder.mul(loop.index, ir.Constant(I64, num_passes))
+        for number, one_pass in enumerate(tile.passes):
             loaded = [builder.load(_nth(builder, line, one), align=4 * _LANES) for one in range(_REGISTERS)]
-            weights = [turn.widened(builder, one) for one in loaded]
+            weights = [one_pass.widened(builder, one) for one in loaded]
             index = builder.add(first, ir.Constant(I64, number))
             for factors, row in zip(lines, totals, strict=True):
                 factor = _spread(builder, builder.load(builder.gep(factors, [index]), align=1))
                 for weight, total in zip(weights, row, strict=True):
-                    builder.store(turn.added(builder, builder.load(total), factor, weight), total)
+                    builder.store(one_pass.added(builder, builder.load(total), factor, weight), total)
     return totals
 
 
-def _by_instruction(name: str) -> tuple[Turn, ...]:
-    """Return the one turn of an instruction that multiplies words and adds to a sum."""
+def _by_instruction(name: str) -> tuple[Pass, ...]:
+    """Return the one pass of an instruction that multiplies words and adds to a sum."""
 
     def added(builder: Any, total: Any, factor: Any, weight: Any) -> Any:
         return _call(builder, name, total.type, [total, factor, weight])
 
-    return (Turn(lambda _builder, word: word, added),)
+    return (Pass(lambda _builder, word: word, added),)
 
 
-def _in_16_bits() -> tuple[Turn, ...]:
-    """Return the turns of the even and of the odd bytes of a word; factors are pairs of int16."""
+def _in_16_bits() -> tuple[Pass, ...]:
+    """Return the passes of the even and of the odd bytes of a word; factors are pairs of int16."""
     kind = ir.VectorType(ir.IntType(16), 2 * _LANES)
     byte = ir.Constant(kind, [8] * kind.count)
     name = "llvm.x86.avx512.pmaddw.d.512" if has_feature("avx512f") else "llvm.x86.avx2.pmadd.wd"
@@ -219,11 +220,11 @@ def _in_16_bits() -> tuple[Turn, ...]:
     def added(builder: Any, total: Any, factor: Any, weight: Any) -> Any:
         return builder.add(total, _call(builder, name, _VECTOR, [builder.bitcast(factor, kind), weight]))
 
-    return Turn(even, added), Turn(odd, added)
+    return Pass(even, added), Pass(odd, added)
 
 
-def _in_float32() -> tuple[Turn, ...]:
-    """Return the turns of the first and of the second bfloat16 of a word; factors are float32."""
+def _widened_pairs() -> tuple[Pass, ...]:
+    """Return the passes of the first and of the second bfloat16 of a word; factors are float32."""
 
     def first(builder: Any, word: Any) -> Any:
         return builder.bitcast(builder.shl(word, ir.Constant(_VECTOR, [16] * _LANES)), _FLOATS)
@@ -231,14 +232,18 @@ def _in_float32() -> tuple[Turn, ...]:
     def second(builder: Any, word: Any) -> Any:
         return builder.bitcast(builder.and_(word, ir.Constant(_VECTOR, [0xFFFF0000] * _LANES)), _FLOATS)
 
-    def added(builder: Any, total: Any, factor: Any, weight: Any) -> Any:
-        return _fused(builder, builder.bitcast(factor, _FLOATS), weight, total)
+    return Pass(first, _add_fused), Pass(second, _add_fused)
 
-    return Turn(first, added), Turn(second, added)
+
+def _add_fused(builder: Any, total: Any, factor: Any, weight: Any) -> Any:
+    return _fused(builder, builder.bitcast(factor, _FLOATS), weight, total)
 
 
 OF_BYTES = _by_instruction("llvm.x86.avx512.vpdpbusd.512") if has_feature("avx512vnni") else _in_16_bits()
-OF_PAIRS = _by_instruction("llvm.x86.avx512bf16.dpbf16ps.512") if has_feature("avx512bf16") else _in_float32()
+OF_PAIRS = (
+    _by_instruction("llvm.x86.avx512bf16.dpbf16ps.512") if has_feature("avx512bf16") else _widened_pairs()
+)
+OF_FLOATS = (Pass(lambda builder, word: builder.bitcast(word, _FLOATS), _add_fused),)
 
 
 def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
@@ -248,8 +253,10 @@ def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
 
 def _panel(builder: Any, panels: Any, column: Any, words: Any) -> Any:
     """Return the pointer to the panel of a column."""
-    start = builder.mul(column, builder.mul(words, ir.Constant(I64, WORD)))
-    return builder.bitcast(builder.gep(panels, [start]), _VECTOR.as_pointer())
+    start = builder.mul(column, words)
+    return builder.bitcast(
+        builder.gep(builder.bitcast(panels, I32.as_pointer()), [start]), _VECTOR.as_pointer()
+    )
 
 
 def _nth_register(builder: Any, numbers: Any, start: Any, register: int) -> Any:

@@ -28,6 +28,7 @@ NO_ARITHMETIC = {
     "simd.py: load",
     "simd.py: pointer_like",
     "simd.py: prefetch",
+    "simd.py: rounded",
     "simd.py: store",
     "threads.py: _look",
     "threads.py: _pause",

@@ -151,7 +151,9 @@ SHARES = ((1, 8), (1, 100), (2, 256), (3, 24))
 
 
 @of_every_format
-@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8], ids=["bf16", "int8"])
+@pytest.mark.parametrize(
+    "cache_dtype", [torch.float32, torch.bfloat16, torch.int8], ids=["cache-f32", "cache-bf16", "cache-int8"]
+)
 @pytest.mark.parametrize("is_full", [True, False], ids=["full", "plain"])
 @pytest.mark.parametrize(("num_threads", "most_rows"), SHARES)
 def test_computes_what_the_operators_do(
@@ -234,5 +236,5 @@ def test_what_does_not_fit_is_refused(generator: torch.Generator) -> None:
     layers, step = Layers(parts, scale=SCALE), make_step()
     with pytest.raises(ValueError, match="what does not fit"):
         run_together(layers, replace(step, residual=step.residual[:-1]), make_caches(torch.bfloat16))
-    with pytest.raises(ValueError, match=r"a cache of torch\.float32"):
+    with pytest.raises(ValueError, match=r"a cache of torch\.float16"):
         run_together(layers, step, make_caches(torch.float32))

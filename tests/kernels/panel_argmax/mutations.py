@@ -9,8 +9,8 @@ TABLES = (
         (
             Mutation(
                 "each format by the other's product",
-                "if call.scales:",
-                "if not call.scales:",
+                "if call.format == BYTES:",
+                "if call.format != BYTES:",
                 only="of_the_product",
             ),
             Mutation(

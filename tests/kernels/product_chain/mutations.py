@@ -7,17 +7,16 @@ TABLES = (
         "product_chain/cpu.py",
         TESTS,
         (
-            Mutation("a table of other columns", "number * 11", "number * 12"),
+            Mutation("a table of other columns", "number * 12", "number * 11"),
             Mutation("a norm without its eps", "np.float32(width) + np.float32(eps)", "np.float32(width)"),
             Mutation("the residual is replaced", "load(residual, total_at + index) + load", "load"),
             Mutation("silu of the negative", "exp(-gate)", "exp(gate)", only="silu"),
             Mutation("square for cube", "gate * gate * gate", "gate * gate", only="gelu"),
             Mutation("every gate is silu", "link.after == GELU", "link.after == SILU", only="gelu"),
-            Mutation("cut instead of rounded", "np.float32(ZERO + 0.5)", "np.float32(ZERO)"),
             Mutation(
                 "each format by the other's product",
-                "if link.scales:\n        multiply_bytes",
-                "if not link.scales:\n        multiply_bytes",
+                "if link.format == BYTES:\n        multiply_bytes",
+                "if link.format != BYTES:\n        multiply_bytes",
             ),
             Mutation("every panel is whole", "stride - column >= PANEL", "stride - column >= 0"),
             Mutation(
@@ -29,10 +28,15 @@ TABLES = (
                 "every tile has the maxima of the first", "row,\n            out,", "0,\n            out,"
             ),
             Mutation(
-                "rows of bfloat16 lie closer", "row * call.depth // 2", "row * call.depth // 4", only="bf16"
+                "float32 as pairs",
+                "elif link.format == FLOATS:\n        multiply_floats",
+                "elif link.format == 9:\n        multiply_floats",
+                only="f32",
             ),
             Mutation(
-                "an odd row's last pair is half unset", "if width % 2:", "if width % 2 == 2:", only="lay"
+                "each row has the factors of the first",
+                "call.depth, call.maxima, row)",
+                "call.depth, call.maxima, 0)",
             ),
             Mutation(
                 "another member's rows",
@@ -85,7 +89,7 @@ TABLES = (
             Mutation(
                 "sums of bfloat16 begin with one",
                 "ir.Constant(_FLOATS, None)",
-                "ir.Constant(_FLOATS, [1.0] * LANES)",
+                "ir.Constant(_FLOATS, [1.0] * _LANES)",
                 only="bf16",
             ),
         ),
@@ -94,6 +98,25 @@ TABLES = (
         "product_chain/factors.py",
         TESTS,
         (
+            Mutation("cut instead of rounded", "np.float32(ZERO + 0.5)", "np.float32(ZERO)"),
+            Mutation(
+                "the last levels lie in one place",
+                "store_level(levels, at, value)",
+                "store_level(levels, begin, value)",
+                only="product and int8",
+            ),
+            Mutation(
+                "the last number has all the say in the last levels",
+                "_store_level(levels, begin, index, load",
+                "_store_level(levels, begin, width - 1, load",
+                only="product and int8",
+            ),
+            Mutation(
+                "each row of floats lies where the first does",
+                "float32_at(factors + row * depth)",
+                "float32_at(factors)",
+                only="f32",
+            ),
             Mutation("negative numbers have no say", "_ABSOLUTE = 0x7FFFFFFF", "_ABSOLUTE = 0x3FFFFFFF"),
             Mutation(
                 "the first vector has all the say",
@@ -104,6 +127,19 @@ TABLES = (
                 "levels without zero",
                 "builder.fadd(builder.fmul(value, _spread(builder, step)), _spread(builder, zero))",
                 "builder.fmul(value, _spread(builder, step))",
+            ),
+        ),
+    ),
+    Table(
+        "product_chain/factors.py",
+        "panel_argmax/test_panel_argmax.py",
+        (
+            Mutation("each row is the first", "row * width, factors", "0, factors", only="of_the_product"),
+            Mutation(
+                "each format is another",
+                "(format_, num_rows",
+                "(3 - format_, num_rows",
+                only="of_the_product",
             ),
         ),
     ),
@@ -122,6 +158,7 @@ TABLES = (
             Mutation(
                 "scales in the order of the rows", "float32_at(scales), row)", "float32_at(scales), place)"
             ),
+            Mutation("float32 as pairs", "elif format_ == FLOATS", "elif format_ == 9", only="f32"),
             Mutation("one of each pair", "min(2, in_features - word * 2)", "min(1, in_features - word * 2)"),
         ),
     ),

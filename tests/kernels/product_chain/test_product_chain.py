@@ -2,12 +2,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.product_chain import After, Chain, Link, is_available, op, pack_panels, reference, run_chain
+from kernels.product_chain import After, Chain, Link, op, pack_panels, reference, run_chain
 from kernels.product_chain.cases import LAYERS, PRODUCTS
 from kernels.product_chain.reference import Step
 from kernels.quantization import quantize_int8
 from kernels.testing import assert_matches
-from tests.kernels.product_chain.formats import FORMATS, weight_in
+from tests.kernels.product_chain.formats import FORMATS, can_multiply, weight_in
 
 of_every_format = pytest.mark.parametrize("format_", FORMATS)
 EPS = 1e-5
@@ -137,25 +137,34 @@ def test_what_lay_there_before_has_no_say(
     assert_matches(run_chain(chain, x), expected)
 
 
-@pytest.mark.skipif(not is_available(torch.bfloat16), reason="needs AVX512_BF16, and no AMX")
-def test_links_of_both_formats_follow_each_other(generator: torch.Generator) -> None:
+@can_multiply
+def test_links_of_all_formats_follow_each_other(generator: torch.Generator) -> None:
     case = (4, 20, 70, 130)
-    int8, bfloat16 = (
-        layer(case, After.SILU, one, generator, is_full=True) for one in (torch.int8, torch.bfloat16)
-    )
+    formats = (torch.int8, torch.bfloat16, torch.float32)
+    layers = [layer(case, After.SILU, one, generator, is_full=True) for one in formats]
     x, residual = (torch.randn(4, width, generator=generator) for width in case[1:3])
-    for first, second in ((int8, bfloat16), (bfloat16, int8)):
-        steps = [first[0], second[1], first[2], second[3]]
+    for turn in range(3):
+        first, second, third = layers[turn:] + layers[:turn]
+        steps = [first[0], second[1], third[2], first[3]]
         total = residual.clone()
         expected, sums = reference.run_chain(steps, x, residual, EPS)
         assert_matches(run_chain(chain_of(steps), x, total), expected)
         assert_matches(total, sums)
 
 
-needs_int8 = pytest.mark.skipif(not is_available(), reason="needs AVX512 VNNI, and no AMX")
+@can_multiply
+@pytest.mark.parametrize("in_features", [33, 64])
+def test_bfloat16_is_widened_beside_rows_that_are_not_rounded(
+    in_features: int, generator: torch.Generator
+) -> None:
+    weight = torch.randn(70, in_features, generator=generator).bfloat16()
+    x = torch.randn(9, in_features, generator=generator)
+    out = run_chain(Chain([Link(pack_panels(weight, rounds=False))]), x)
+    assert torch.equal(out, run_chain(chain_of([Step(weight.float())]), x))
+    assert not torch.equal(out, run_chain(chain_of([Step(weight)]), x))
 
 
-@needs_int8
+@can_multiply
 def test_rows_are_shared_by_pieces_or_by_columns() -> None:
     small = chain_of([Step(quantize_int8(torch.ones(64, 64)))])
     assert op._split(small, 36, 2) == (True, 36)
@@ -167,8 +176,8 @@ def test_rows_are_shared_by_pieces_or_by_columns() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="zero points"):
         pack_panels(quantize_int8(torch.ones(5, 4), is_symmetric=False))
-    with pytest.raises(ValueError, match=r"torch.float32, not bfloat16"):
-        pack_panels(torch.ones(5, 4))
+    with pytest.raises(ValueError, match=r"torch.float16, not bfloat16 or float32"):
+        pack_panels(torch.ones(5, 4, dtype=torch.float16))
     link = Link(pack_panels(quantize_int8(torch.ones(6, 4))))
     with pytest.raises(ValueError, match="NOTHING of 6 before a weight of 4"):
         Chain([link, link])

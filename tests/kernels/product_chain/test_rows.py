@@ -6,7 +6,7 @@ from kernels.quantization import Int8Weight
 from tests.kernels.product_chain.formats import weight_in
 
 
-@pytest.mark.parametrize("format_", [torch.int8, torch.bfloat16], ids=["int8", "bf16"])
+@pytest.mark.parametrize("format_", [torch.int8, torch.bfloat16, torch.float32], ids=["int8", "bf16", "f32"])
 @pytest.mark.parametrize("shape", [(200, 64), (64, 7), (1, 4), (130, 33)], ids=str)
 def test_rows_are_those_that_were_packed(
     format_: torch.dtype, shape: tuple[int, int], generator: torch.Generator
@@ -18,7 +18,7 @@ def test_rows_are_those_that_were_packed(
     torch.testing.assert_close(rows_of(pack_panels(weight, bias), rows), whole[rows], rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("format_", [torch.int8, torch.bfloat16], ids=["int8", "bf16"])
+@pytest.mark.parametrize("format_", [torch.int8, torch.bfloat16, torch.float32], ids=["int8", "bf16", "f32"])
 def test_arguments_are_checked(format_: torch.dtype, generator: torch.Generator) -> None:
     weight = pack_panels(weight_in(format_, torch.randn(70, 8, generator=generator)))
     for row in (-1, 70):

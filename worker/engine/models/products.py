@@ -62,14 +62,13 @@ class Products:
     @property
     def activation_dtype(self) -> torch.dtype:
         """The dtype of activations between products; a CPU's chains and int8 products return float32."""
-        is_float32 = self._chains_bfloat16 or (self.eight_bits is not None and not self.is_gpu)
+        is_float32 = self._in_chains or (self.eight_bits is not None and not self.is_gpu)
         return torch.float32 if is_float32 else self.dtype
 
     @property
-    def _chains_bfloat16(self) -> bool:
-        """Whether weights in bfloat16 are multiplied by tokens that are rounded to it, in our own regions."""
-        is_bfloat16 = self.dtype == torch.bfloat16 and self.eight_bits is None
-        return is_bfloat16 and not self.is_gpu and is_available(torch.bfloat16)
+    def _in_chains(self) -> bool:
+        """Whether weights of floats are multiplied in our own regions, by tokens rounded to `dtype`."""
+        return self.eight_bits is None and not self.is_gpu and is_available(self.dtype)
 
     def take(self, weight: QuantizedWeight) -> bool:
         """Return whether a product can run on a weight's levels; otherwise it must be dequantized."""
@@ -80,23 +79,24 @@ class Products:
         return self.dtype in {torch.float16, torch.bfloat16} and takes(weight)
 
     def keeps(self, weight: Tensor) -> bool:
-        """Return whether a product runs on a bfloat16 weight as it is stored, and widens it in the cache."""
-        return (
-            weight.dtype == torch.bfloat16
-            and weight.shape[1] % 2 == 0
-            and not self.is_gpu
-            and self.eight_bits is None
-            and has_feature("avx512f")
-            and not (self.dtype == torch.bfloat16 and multiplies_bfloat16())
-        )
+        """Return whether a product runs on a bfloat16 weight as it is stored."""
+        if weight.dtype != torch.bfloat16 or self.is_gpu or self.eight_bits is not None:
+            return False
+        if self._in_chains:
+            return True
+        is_multiplied = self.dtype == torch.bfloat16 and multiplies_bfloat16()
+        return weight.shape[1] % 2 == 0 and has_feature("avx512f") and not is_multiplied
 
     def format_of(self, weight: Tensor | QuantizedWeight) -> str:
         """Return the name of the format that a product holds this weight in."""
         if isinstance(weight, Tensor):
-            if self.keeps(weight) or self._chains_bfloat16:
-                return FORMATS[torch.bfloat16]
-            return FORMATS[self.activation_dtype]
+            return FORMATS[torch.bfloat16 if self.keeps(weight) else self._float_dtype]
         return FORMATS[type(weight)]
+
+    @property
+    def _float_dtype(self) -> torch.dtype:
+        """The dtype of a float weight that no product keeps."""
+        return self.dtype if self._in_chains else self.activation_dtype
 
     def quantize(self, weight: Tensor) -> Tensor | QuantizedWeight:
         """Return a float weight quantized to `eight_bits`, or unchanged without it."""
@@ -107,10 +107,11 @@ class Products:
     ) -> Projection:
         """Return the product of a weight; `is_gated` (quantized, on a GPU) makes it `silu(gate) * up`."""
         if isinstance(weight, Tensor):
+            if self._in_chains:
+                kept = weight if self.keeps(weight) else weight.to(self.dtype)
+                return ChainedLinear(pack_panels(kept, bias, rounds=self.dtype == torch.bfloat16))
             if self.keeps(weight):
                 return WeightOnlyLinear(pack_tiled_weight(weight, bias))
-            if self._chains_bfloat16:
-                return ChainedLinear(pack_panels(weight.to(torch.bfloat16), bias))
             dtype = self.activation_dtype
             return Linear(weight.to(dtype), None if bias is None else bias.to(dtype))
         if self.is_gpu:
@@ -120,7 +121,7 @@ class Products:
         if self.eight_bits is not None and isinstance(weight, Int8Weight) and (is_available() or is_exact()):
             return int8_projection(weight, bias, self.activation_dtype)
         tiles = pack_tiled_weight(weight, bias)
-        return WeightOnlyLinear(tiles, self.dtype if self._chains_bfloat16 else None)
+        return WeightOnlyLinear(tiles, self.dtype if self._in_chains else None)
 
     def make_experts(
         self, weight: Tensor | QuantizedWeight, num_experts: int, *, is_gated: bool

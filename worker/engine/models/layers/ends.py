@@ -6,7 +6,7 @@ from functools import partial
 import torch.nn.functional as F  # noqa: N812  (the name torch's own documentation uses)
 from torch import Tensor
 
-from kernels.panel_argmax import panel_argmax, takes
+from kernels.panel_argmax import panel_argmax
 from kernels.product_chain import rows_of as rows_of_panels
 from kernels.quantization import Int8Weight, QuantizedWeight
 from kernels.weight_only_linear import TiledWeight, rows_of, weight_only_argmax
@@ -37,7 +37,7 @@ def shared_embedding(head: Projection, weight: Tensor | QuantizedWeight) -> Embe
 
 def argmax_of(head: Projection) -> Argmax | None:
     """Return what finds the first largest of a head's outputs without writing them; None if it cannot."""
-    if isinstance(head, ChainedLinear) and takes(head.weight):
+    if isinstance(head, ChainedLinear):
         return partial(panel_argmax, weight=head.weight)
     if isinstance(head, WeightOnlyLinear) and isinstance(head.weight, TiledWeight):
         return partial(weight_only_argmax, weight=head.weight)

@@ -60,7 +60,7 @@ class Int8Linear:
 
 
 class ChainedLinear:
-    """`x @ weight.T + bias` in int8 or bfloat16 with `x` in float32, on CPUs where products run in chains."""
+    """`x @ weight.T + bias` on CPUs where products run in chains, with `x` in float32."""
 
     __slots__ = ("_chain", "out_features", "weight")
 
