@@ -1,3 +1,8 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +16,7 @@ from tests.kernels.product_chain.formats import FORMATS, can_multiply, weight_in
 
 of_every_format = pytest.mark.parametrize("format_", FORMATS)
 EPS = 1e-5
+ROOT = Path(__file__).parents[3]
 
 
 def chain_of(steps: list[Step]) -> Chain:
@@ -162,6 +168,23 @@ def test_bfloat16_is_widened_beside_rows_that_are_not_rounded(
     out = run_chain(Chain([Link(pack_panels(weight, rounds=False))]), x)
     assert torch.equal(out, run_chain(chain_of([Step(weight.float())]), x))
     assert not torch.equal(out, run_chain(chain_of([Step(weight)]), x))
+
+
+@pytest.mark.slow
+@can_multiply
+def test_all_formats_are_multiplied_without_avx512() -> None:
+    """As on a CPU with AVX2 alone, for which this machine's Numba compiles in a process of its own."""
+    environment = os.environ | {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"}
+    chosen = "a_product_matches or the_same_bits or widened or lay_there"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", chosen],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
 
 
 @can_multiply
