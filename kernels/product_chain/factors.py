@@ -39,8 +39,8 @@ SMALLEST_MAXIMUM = 1e-8
 BYTES, PAIRS, WIDENED_PAIRS, FLOATS = range(4)
 # The bytes of a row's factors for a word of a weight.
 FACTOR_BYTES = (WORD * len(OF_BYTES), WORD * len(OF_PAIRS), 2 * WORD, WORD)
-# Whether pairs are widened, so that factors are float32 for all floats.
-_IS_WIDENED = len(OF_PAIRS) == 2
+# Whether bfloat16 is widened, so that factors are float32 for all floats.
+IS_WIDENED = len(OF_PAIRS) == 2
 
 _LEVEL_BYTES = len(OF_BYTES)  # 2: in words of two passes, levels are 16 bits, those of even bytes first
 _FLOATS, _WORDS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
@@ -134,7 +134,7 @@ def encode_row(
     begin, wide = row * depth, float32_at(factors + row * depth)
     if format_ == BYTES:
         store(float32_at(maxima), row, _quantize(x, start, width, uint8_at(factors), begin))
-    elif format_ == PAIRS and not _IS_WIDENED:
+    elif format_ == PAIRS and not IS_WIDENED:
         narrow = bfloat16_at(factors + begin)
         copy(width, x, start, narrow, 0)
         if width % 2:

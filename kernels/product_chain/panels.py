@@ -10,6 +10,7 @@ from kernels.product_chain.factors import (
     BYTES,
     FACTOR_BYTES,
     FLOATS,
+    IS_WIDENED,
     LARGEST,
     PAIRS,
     WIDENED_PAIRS,
@@ -46,9 +47,9 @@ def pack_panels(
 ) -> PanelWeight:
     """Pack a symmetric int8 weight, or one of floats [out_features, in_features], and its bias.
 
-    Rows are rounded to bfloat16 before a weight in it, unless `rounds` is false; that takes a processor for
-    which `is_available(torch.float32)`. Raises ValueError when an int8 weight has zero points, or a tensor
-    is neither bfloat16 nor float32.
+    Rows are rounded to bfloat16 before a weight in it, unless `rounds` is false. Raises ValueError when an
+    int8 weight has zero points, when a tensor is neither bfloat16 nor float32, and without `rounds` on a
+    processor with AVX512_BF16, whose instruction takes rounded rows.
     """
     out_features, in_features = weight.shape
     more = -out_features % PANEL
@@ -56,6 +57,8 @@ def pack_panels(
     if isinstance(weight, Tensor):
         if weight.dtype not in {torch.bfloat16, torch.float32}:
             raise ValueError(f"pack_panels: the weight is {weight.dtype}, not bfloat16 or float32")
+        if weight.dtype == torch.bfloat16 and not rounds and not IS_WIDENED:
+            raise ValueError("pack_panels: this processor multiplies bfloat16 by rounded rows only")
         panels = _panels(weight)
         pairs = PAIRS if rounds else WIDENED_PAIRS
         format_ = pairs if weight.dtype == torch.bfloat16 else FLOATS

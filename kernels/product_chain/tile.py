@@ -46,7 +46,7 @@ def multiply_bytes(
 ) -> Any:
     """Write `(levels @ panel + offsets) * scales * maxima + bias`, PANEL columns of at most TILE_ROWS rows.
 
-    `levels` [num_rows, num_words, factor_bytes(int8)] are as `store_levels` writes them, with their start and
+    `levels` [num_rows, num_words, FACTOR_BYTES[BYTES]] are as `encode_row` writes them, with their start and
     stride in bytes; `panels` [num_panels, num_words, PANEL, WORD] are int8; sums of their products are exact.
     The panel is that of `column`, which is a multiple of PANEL; `offsets` (int32), `scales` and `bias` have
     all columns. `maxima` are read from `first_row` on. A row of `out`, float32, is `stride` long. Panels

@@ -237,4 +237,4 @@ def test_what_does_not_fit_is_refused(generator: torch.Generator) -> None:
     with pytest.raises(ValueError, match="what does not fit"):
         run_together(layers, replace(step, residual=step.residual[:-1]), make_caches(torch.bfloat16))
     with pytest.raises(ValueError, match=r"a cache of torch\.float16"):
-        run_together(layers, step, make_caches(torch.float32))
+        run_together(layers, step, make_caches(torch.float16))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.product_chain import After, Chain, Link, op, pack_panels, reference, run_chain
 from kernels.product_chain.cases import LAYERS, PRODUCTS
+from kernels.product_chain.factors import IS_WIDENED
 from kernels.product_chain.reference import Step
 from kernels.quantization import quantize_int8
 from kernels.testing import assert_matches
@@ -159,6 +160,7 @@ def test_links_of_all_formats_follow_each_other(generator: torch.Generator) -> N
 
 
 @can_multiply
+@pytest.mark.skipif(not IS_WIDENED, reason="needs a processor without AVX512_BF16")
 @pytest.mark.parametrize("in_features", [33, 64])
 def test_bfloat16_is_widened_beside_rows_that_are_not_rounded(
     in_features: int, generator: torch.Generator
@@ -201,6 +203,9 @@ def test_what_does_not_fit_is_refused() -> None:
         pack_panels(quantize_int8(torch.ones(5, 4), is_symmetric=False))
     with pytest.raises(ValueError, match=r"torch.float16, not bfloat16 or float32"):
         pack_panels(torch.ones(5, 4, dtype=torch.float16))
+    if not IS_WIDENED:
+        with pytest.raises(ValueError, match="rounded rows only"):
+            pack_panels(torch.ones(5, 4, dtype=torch.bfloat16), rounds=False)
     link = Link(pack_panels(quantize_int8(torch.ones(6, 4))))
     with pytest.raises(ValueError, match="NOTHING of 6 before a weight of 4"):
         Chain([link, link])
