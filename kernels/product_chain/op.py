@@ -97,9 +97,11 @@ def is_available(dtype: torch.dtype = torch.int8) -> bool:
     no matrix unit.
     """
     if not compiled.has_feature("avx512f"):
-        is_known = dtype in {*_FEATURES, torch.float32}
-        return is_known and compiled.has_feature("avx2") and compiled.has_feature("fma")
-    vectors, matrices = _FEATURES.get(dtype, ("", ""))
+        has_tile = compiled.has_feature("avx2") and compiled.has_feature("fma")
+        return has_tile and dtype in {*_FEATURES, torch.float32}
+    if dtype not in _FEATURES:
+        return False
+    vectors, matrices = _FEATURES[dtype]
     return compiled.has_feature(vectors) and not compiled.has_feature(matrices)
 
 

@@ -76,10 +76,12 @@ def test_outputs_with_heads_are_those_without(
 ) -> None:
     engine = guessing(MedusaGuesses)
     assert [one.token_ids for one in run(engine, requests)] == expected
+    assert engine.stats.medusa_right_tokens > 0.04 * engine.stats.medusa_guessed_tokens > 100
+    engine = guessing(MedusaGuesses)
+    run(engine, requests[:NUM_PROMPTS])  # greedy: what is drawn is right less often, by chance of the draws
     assert engine._runner.medusa is not None
     shares = engine._runner.medusa.shares
     assert shares[0] > 0.25, "the likeliest token of the first head"
-    assert engine.stats.medusa_right_tokens > 0.04 * engine.stats.medusa_guessed_tokens > 100
 
 
 def test_outputs_with_the_draft_are_those_without(
@@ -87,7 +89,8 @@ def test_outputs_with_the_draft_are_those_without(
 ) -> None:
     engine = guessing(DraftModel)
     assert [one.token_ids for one in run(engine, requests)] == expected
-    assert engine.stats.draft_right_tokens > 0.06 * engine.stats.draft_guessed_tokens > 100
+    # The more of them are right, the fewer are guessed.
+    assert engine.stats.draft_right_tokens > 0.1 * engine.stats.draft_guessed_tokens > 100
 
 
 def test_heads_are_as_good_as_their_readme_says(rows: Tensor) -> None:

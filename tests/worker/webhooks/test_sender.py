@@ -107,22 +107,23 @@ def talking(*, first: bytes = b"", again: bytes = b"", pause: float = 0) -> Iter
     stop = threading.Event()
 
     def serve() -> None:
-        connection, _ = server.accept()
-        with connection:
-            try:
+        try:
+            connection, _ = server.accept()
+            with connection:
                 connection.recv(65536)
                 connection.sendall(first)
                 while again and not stop.wait(pause):
                     connection.sendall(again)
                 stop.wait()
-            except OSError:
-                return
+        except OSError:
+            return
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=serve)
         thread.start()
         yield f"http://127.0.0.1:{server.getsockname()[1]}/"
         stop.set()
+        server.shutdown(socket.SHUT_RDWR)  # a sender whose time was over too early has never connected
         thread.join(30)
         assert not thread.is_alive()
 
