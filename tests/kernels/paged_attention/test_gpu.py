@@ -1,5 +1,6 @@
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -176,8 +177,17 @@ def test_matches_reference_as_the_engine_tiles(has_prompts: bool, device: torch.
     check(case, "plain", torch.float32, tiling, device)
 
 
+def numpy_keeps_bits() -> bool:
+    """Return whether a row of numpy's products, by which Triton interprets, has the same bits anywhere."""
+    left, right = np.random.default_rng(1).standard_normal((2, 16, 16), dtype=np.float32)
+    products = left @ right
+    return all((np.roll(left, by, 0) @ right == np.roll(products, by, 0)).all() for by in range(16))
+
+
 def test_a_row_has_the_same_bits_in_any_step(device: torch.device) -> None:
     """A decode row beside others, alone, and under bounds that a CUDA graph would have."""
+    if device.type == "cpu" and not numpy_keeps_bits():
+        pytest.skip("numpy's products on this processor depend on the place of a row")
     generator = torch.Generator().manual_seed(1)
     torch.manual_seed(1)
     case = AttentionCase(6, 2, 16, ((1, 77), (20, 33), (1, 90)))
