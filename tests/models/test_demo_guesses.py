@@ -26,7 +26,7 @@ from worker.values.sampling import SamplingParams
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 DRAFT = DEMO.with_name("demo-draft")
 SAMPLED = SamplingParams(temperature=0.7, top_p=0.95, seed=3, max_tokens=40)
-NUM_PROMPTS, PROMPT_TOKENS = 8, 48
+NUM_PROMPTS, PROMPT_TOKENS = 12, 48
 NUM_ROWS, LENGTH = 64, 256
 
 
@@ -89,8 +89,8 @@ def test_outputs_with_the_draft_are_those_without(
 ) -> None:
     engine = guessing(DraftModel)
     assert [one.token_ids for one in run(engine, requests)] == expected
-    # The more of them are right, the fewer are guessed.
-    assert engine.stats.draft_right_tokens > 0.1 * engine.stats.draft_guessed_tokens > 100
+    assert engine.stats.draft_right_tokens > 0.1 * engine.stats.draft_guessed_tokens
+    assert 0.06 * engine.stats.draft_guessed_tokens > 100
 
 
 def test_heads_are_as_good_as_their_readme_says(rows: Tensor) -> None:
