@@ -19,10 +19,10 @@ class _Rate:
     right: float = 0.0
     tried: float = 0.0
 
-    def add(self, is_right: bool) -> None:
-        fade = min(1.0, REMEMBERED / (self.tried + 1))
-        self.right = fade * (self.right + is_right)
-        self.tried = fade * (self.tried + 1)
+    def add(self, num_right: int, num_tried: int) -> None:
+        fade = min(1.0, REMEMBERED / (self.tried + num_tried))
+        self.right = fade * (self.right + num_right)
+        self.tried = fade * (self.tried + num_tried)
 
     def estimate(self, wider: float) -> float:
         return (self.right + WEIGHT * wider) / (self.tried + WEIGHT)
@@ -68,15 +68,21 @@ class AcceptanceRates:
 
     def add(self, sequence: Sequence, guess: GuessedTokens, right: Items[bool]) -> None:
         """Count a guess and which of its tokens were right: those that follow a wrong one were not tried."""
+        tried = dict.fromkeys(guess.kinds, 0)
+        were_right = tried.copy()
         for place, (kind, is_right) in enumerate(zip(guess.kinds, right, strict=True)):
             parent = guess.parents[place] if guess.parents else place - 1
-            if parent >= 0 and not right[parent]:
+            if parent < 0 or right[parent]:
+                tried[kind] += 1
+                were_right[kind] += is_right
+        for kind, num_tried in tried.items():
+            if not num_tried:
                 continue
-            self._kinds.setdefault(kind, _Rate()).add(is_right)
-            self._best = None
+            self._kinds.setdefault(kind, _Rate()).add(were_right[kind], num_tried)
             for key in _keys(sequence, kind):
-                self._narrow.setdefault(key, _Rate()).add(is_right)
+                self._narrow.setdefault(key, _Rate()).add(were_right[kind], num_tried)
                 self._narrow.move_to_end(key)
+        self._best = None
         while len(self._narrow) > MAX_RATES:
             self._narrow.popitem(last=False)
 

@@ -17,6 +17,11 @@ from worker.engine.speculation.proposer import NO_GUESS, GuessedTokens, Kind
 RUNS = (4, 2, 1)  # tokens that have to be equal; the longest match is tried first
 # How far a match is followed back, and the lengths that count as kinds of their own.
 MOST_EQUAL, LENGTHS = 16, (16, 8, 4, 3, 2, 1)
+# By the number of equal tokens: of LENGTHS and of RUNS, the longest within it.
+LENGTH_WITHIN, RUN_WITHIN = (
+    [0, *(max(length for length in lengths if length <= equal) for equal in range(1, MOST_EQUAL + 1))]
+    for lengths in (LENGTHS, RUNS)
+)
 # A run is steady if one token followed it the last times; a single token that is not steady says nothing.
 STEADY, MOST_STEADY = 2, 3
 MAX_TOKENS = 1 << 17  # of outputs that are remembered
@@ -63,27 +68,27 @@ class TokenIndex:
         return 0, 0, 0
 
     def after(self, end: int, length: int, count: int) -> GuessedTokens:
-        """Return up to `count` tokens that follow a match; past the list's end it repeats what it found."""
+        """Return up to `count` tokens that follow a match; past the list's end it repeats what it found.
+
+        Their kind is how many tokens before each are equal, roughly, and how steadily it follows them.
+        """
+        known = self.token_ids
         token_ids: list[int] = []
         kinds: list[Kind] = []
-        period = len(self.token_ids) - end
+        period = len(known) - end
         for index in range(count):
             place = end + index % period
-            token_id = self.token_ids[place]
+            token_id = known[place]
             if token_id == END:
                 break
+            num_equal = min(length + index, MOST_EQUAL)
+            run = tuple(known[place - RUN_WITHIN[num_equal] : place])
+            steady = self._steady.get(run, 0)
+            if steady and known[self._ends[run]] != token_id:
+                steady = 0
             token_ids.append(token_id)
-            kinds.append(("lookup", self._kind(place, length + index)))
+            kinds.append(("lookup", (LENGTH_WITHIN[num_equal], steady)))
         return GuessedTokens(tuple(token_ids), tuple(kinds))
-
-    def _kind(self, place: int, num_equal: int) -> tuple[int, int]:
-        """Return how many tokens before a place are equal, roughly, and how steadily its token follows."""
-        length = next(length for length in RUNS if length <= num_equal)
-        run = tuple(self.token_ids[place - length : place])
-        steady = self._steady.get(run, 0)
-        if steady and self.token_ids[self._ends[run]] != self.token_ids[place]:
-            steady = 0
-        return next(length for length in LENGTHS if length <= num_equal), steady
 
     def _index(self) -> None:
         token_ids, ends, steady = self.token_ids, self._ends, self._steady

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
-from itertools import compress, repeat
 
 from worker.engine.requests.stats import EngineStats
 from worker.engine.scheduling.block_pool import BlockPool
@@ -145,16 +144,16 @@ class Speculation:
             guess.right([token.token_id for token in chosen[sequence]]) for sequence, guess, _ in self._open
         ]
         self._charge(plan, seconds, rights)
+        counted = Counter[str]()
         for (sequence, guess, _), right in zip(self._open, rights, strict=True):
             self.rates.add(sequence, guess, right)
-            for counter, is_counted in (("guessed", repeat(True)), ("right", right)):
-                for source, number in Counter(
-                    source for source, _ in compress(guess.kinds, is_counted)
-                ).items():
-                    name = f"{source}_{counter}_tokens"
-                    setattr(self._stats, name, getattr(self._stats, name) + number)
+            for (source, _), is_right in zip(guess.kinds, right, strict=True):
+                counted[f"{source}_guessed_tokens"] += 1
+                counted[f"{source}_right_tokens"] += is_right
             sequence.num_guessed_tokens += len(right)
             sequence.num_right_tokens += sum(right)
+        for name, number in counted.items():
+            setattr(self._stats, name, getattr(self._stats, name) + number)
         self._pay(began, {account for _, _, account in self._open})
         self._open = []
 
@@ -361,13 +360,13 @@ class Speculation:
 
         Beside their number: the expected tokens of such a Step, and of a second.
         """
+        times = self.times.onward(num_tokens)
         expected = float(num_tokens)
-        best = 0, expected, expected / (self.times.seconds(num_tokens) or 1.0)
-        for number, share in enumerate(shares, 1):
+        best = 0, expected, expected / next(times)
+        for number, (share, seconds) in enumerate(zip(shares, times, strict=False), 1):
             expected += share
-            rate = expected / (self.times.seconds(num_tokens + number) or 1.0)
-            if rate > best[2]:
-                best = number, expected, rate
+            if expected > best[2] * seconds:
+                best = number, expected, expected / seconds
         return best
 
     def _reserve(self, sequence: Sequence, num_guesses: int) -> int:

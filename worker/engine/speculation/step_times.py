@@ -1,14 +1,16 @@
 """Keeps a table of the measured time of decode Steps by their number of tokens."""
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Iterator
 from statistics import fmean, median
 
 REMEMBERED = 7  # Steps of a size; their median bears what other programs do to single Steps
 EXACT = 16  # larger sizes share a row of the table with sizes up to an eighth of an octave away
 # A Step's fixed cost as tokens, while only one size is known.
 FIXED_TOKENS = 8
+FAR = 1 << 12  # tokens beyond the largest measured size, to which the last line reaches
 
 
 class StepTimes:
@@ -44,6 +46,24 @@ class StepTimes:
             return low_seconds + (high_seconds - low_seconds) * (num_tokens - low) / (high - low)
         size, seconds = line[0] if place == 0 else line[-1]
         return seconds * (num_tokens + FIXED_TOKENS) / (size + FIXED_TOKENS)
+
+    def onward(self, num_tokens: int) -> Iterator[float]:
+        """Yield the expected seconds of a Step of this size, of one more token, and so on up to FAR more.
+
+        Raises ValueError before any Step was measured.
+        """
+        seconds, line = self.seconds(num_tokens), self._line
+        if not line or seconds is None:
+            raise ValueError("no Step was measured yet")
+        far = max(num_tokens, math.ceil(line[-1][0])) + FAR
+        ends = [*line[bisect_right(line, (num_tokens, math.inf)) :], (far, self.seconds(far) or seconds)]
+        start, size = float(num_tokens), num_tokens
+        for end, end_seconds in ends:
+            each = (end_seconds - seconds) / (end - start)
+            while size < end:
+                yield seconds + each * (size - start)
+                size += 1
+            start, seconds = end, end_seconds
 
     def _made(self) -> list[tuple[float, float]]:
         for row in self._changed:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from itertools import islice
 
 import pytest
 
@@ -374,3 +375,12 @@ def test_times_are_medians_on_straight_lines() -> None:
     assert times.seconds(3) == pytest.approx(1.2)
     times.add(3, 50.0)
     assert times.seconds(3) == 1.4, "fewer tokens never take more time, so something else did"
+
+
+def test_times_onward_are_those_of_each_size() -> None:
+    times = StepTimes()
+    for size, seconds in ((3, 1.0), (5, 1.5), (8, 1.6), (37, 4.0), (38, 4.2), (39, 4.4), (70, 9.0)):
+        times.add(size, seconds)
+    for first in (1, 3, 4, 8, 36, 69, 70, 200):
+        onward = list(islice(times.onward(first), 100))
+        assert onward == pytest.approx([times.seconds(size) for size in range(first, first + 100)])
