@@ -362,11 +362,12 @@ class Speculation:
         """
         times = self.times.onward(num_tokens)
         expected = float(num_tokens)
-        best = 0, expected, expected / next(times)
+        best = 0, expected, expected / (next(times) or 1.0)
         for number, (share, seconds) in enumerate(zip(shares, times, strict=False), 1):
             expected += share
-            if expected > best[2] * seconds:
-                best = number, expected, expected / seconds
+            rate = expected / (seconds or 1.0)
+            if rate > best[2]:
+                best = number, expected, rate
         return best
 
     def _reserve(self, sequence: Sequence, num_guesses: int) -> int:

@@ -384,3 +384,11 @@ def test_times_onward_are_those_of_each_size() -> None:
     for first in (1, 3, 4, 8, 36, 69, 70, 200):
         onward = list(islice(times.onward(first), 100))
         assert onward == pytest.approx([times.seconds(size) for size in range(first, first + 100)])
+
+
+def test_a_step_that_took_no_time_is_no_fault() -> None:
+    made = make(0.0, 0.0)
+    made.times = StepTimes()
+    for size in (1, 2, 8):
+        made.times.add(size, 0.0)
+    assert made._best(1, [0.9, 0.8]) == (2, 2.7, 2.7)
