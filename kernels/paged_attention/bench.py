@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
 from kernels.benchmarking import LeastWork, ResultTable, Timing, require_gpu, time_call
+from kernels.device import chip_name
 from kernels.kv_write import GpuLayerCache, KVFormat, LayerCache
 from kernels.paged_attention import GpuAttentionPlan, choose_tiling, paged_attention, reference
 from kernels.paged_attention.gpu import plan_attention
@@ -53,7 +54,7 @@ def _run(
         kv_format=kv_format,
         max_model_len=131072,
         has_prompts=num_new > 1,
-        is_amd=torch.version.hip is not None,
+        chip=chip_name(query.device),
     )
     plan = plan_attention(
         starts,

@@ -123,9 +123,13 @@ def _attend_tile(
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(position - WINDOW + 1 - HAS_TREES * MAX_TREE_ROWS, 0) // BLOCK_N * BLOCK_N
+        masked = begin
+    else:
+        # Every row reads what lies before the first of them, and before a tree.
+        masked = tl.maximum(position + 1 - HAS_TREES * MAX_TREE_ROWS, 0) // BLOCK_N * BLOCK_N
     row, head, is_row, _, total, mixed = _attend(
         query, blocks, scales, table, hidden, first_row + skipped, tile_rows, position, kv_head,
-        begin, position + tile_rows, scale, soft_cap, query_stride,
+        begin, masked, position + tile_rows, WINDOW == 0, scale, soft_cap, query_stride,
         NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT, HAS_TREES, MAX_TREE_ROWS,
         BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
     _store(out, row, head, is_row, total, mixed, NUM_KV_HEADS * GROUP, HEAD_DIM, BLOCK_D)
@@ -150,7 +154,7 @@ def _attend_split(
         begin = tl.maximum(begin, tl.maximum(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N)
     row, head, is_row, largest, total, mixed = _attend(
         query, blocks, scales, table, None, first_row, num_rows, position, kv_head,
-        begin, end, scale, soft_cap, query_stride,
+        begin, begin, end, False, scale, soft_cap, query_stride,
         NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT, False, 0,
         BLOCK_M, BLOCK_N, BLOCK_D)  # fmt: skip
     # Without parts no context has two splits. The compiler must know it: it cannot store to None.
@@ -174,24 +178,22 @@ def _attend_split(
 @triton.jit
 def _attend(
     query, blocks, scales, table, hidden, first_row, num_rows, position, kv_head,
-    begin, end, scale, soft_cap, query_stride,
+    begin, masked, end, HAS_UNMASKED: tl.constexpr, scale, soft_cap, query_stride,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, FORMAT: tl.constexpr,
     HAS_TREES: tl.constexpr, MAX_TREE_ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
+    # Tokens from `begin` to `masked`, whole tiles of them, are read by all rows; those to `end` by some.
     # Rows of the products are the heads of a group, then those of the next query row.
     index = tl.arange(0, BLOCK_M)
     row = first_row + index // GROUP
     head = kv_head * GROUP + index % GROUP
     row_place = position + index // GROUP
     is_row = index < num_rows * GROUP
+    gaps = None
     if HAS_TREES:
         gaps = tl.load(hidden + row, mask=is_row, other=0)  # the highest bit of int32 is never set
-    if WINDOW > 0:
-        window_start = row_place - WINDOW
-        if HAS_TREES:
-            window_start -= _num_bits(gaps, MAX_TREE_ROWS)
     column = tl.arange(0, BLOCK_D)
     in_head = column < HEAD_DIM
     at = query + row.to(tl.int64)[:, None] * query_stride + head[:, None] * HEAD_DIM + column[None, :]
@@ -199,33 +201,65 @@ def _attend(
     largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)  # of the scores so far, in powers of 2
     total = tl.zeros((BLOCK_M,), tl.float32)
     mixed = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    if HAS_UNMASKED:
+        largest, total, mixed = _read(
+            q, largest, total, mixed, blocks, scales, table, kv_head, row_place, gaps, begin, masked,
+            scale, soft_cap, False,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT, HAS_TREES, MAX_TREE_ROWS,
+            BLOCK_N, BLOCK_D)  # fmt: skip
+    largest, total, mixed = _read(
+        q, largest, total, mixed, blocks, scales, table, kv_head, row_place, gaps, masked, end,
+        scale, soft_cap, True,
+        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_SOFT_CAP, FORMAT, HAS_TREES, MAX_TREE_ROWS,
+        BLOCK_N, BLOCK_D)  # fmt: skip
+    return row, head, is_row, largest, total, mixed
+
+
+@triton.jit
+def _read(
+    q, largest, total, mixed, blocks, scales, table, kv_head, row_place, gaps, begin, end,
+    scale, soft_cap, IS_MASKED: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, FORMAT: tl.constexpr,
+    HAS_TREES: tl.constexpr, MAX_TREE_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    # Goes on with the softmax over the tokens from `begin` to `end`: unmasked, all of them, in whole tiles.
+    column = tl.arange(0, BLOCK_D)
+    in_head = column < HEAD_DIM
     log2_e: tl.constexpr = 1.4426950408889634
+    unit = (soft_cap if HAS_SOFT_CAP else scale) * log2_e  # of scores, in powers of 2; positive
     for start in range(begin, end, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
-        in_range = token < end
+        in_range = token < end if IS_MASKED else token >= 0
         block = tl.load(table + token // BLOCK_SIZE, mask=in_range, other=0).to(tl.int64)
         # Rows in a view of the cache as [num_blocks * 2 * num_kv_heads * block_size, head_dim].
         slot = (block * 2 * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + token % BLOCK_SIZE
         key_at = blocks + slot[None, :] * HEAD_DIM + column[:, None]
         key = _operand(tl.load(key_at, mask=in_head[:, None] & in_range[None, :], other=0.0), q.dtype)
-        scores = tl.dot(q, key, input_precision="ieee") * scale
+        scores = tl.dot(q, key, input_precision="ieee")
         if FORMAT != "plain":
             scores *= tl.load(scales + slot, mask=in_range, other=0.0)[None, :]
         if HAS_SOFT_CAP:
             # tanh(x) = 1 - 2 / (exp(2 x) + 1), which saturates correctly when the exponential overflows.
-            scores = soft_cap * (1 - 2 / (tl.exp2(scores * (2 * log2_e / soft_cap)) + 1))
-        is_read = (token[None, :] <= row_place[:, None]) & in_range[None, :]
-        if HAS_TREES:
-            # A place outside the tree reads the highest bit, which is never set; so does one after the row.
-            bit = tl.minimum((row_place[:, None] - token[None, :] - 1).to(tl.uint32), MAX_TREE_ROWS - 1)
-            is_read &= ((gaps[:, None] >> bit) & 1) == 0
-        if WINDOW > 0:
-            is_read &= token[None, :] > window_start[:, None]
-        scores = tl.where(is_read, scores * log2_e, float("-inf"))
-        new_largest = tl.maximum(largest, tl.max(scores, 1))
+            scores = 1 - 2 / (tl.exp2(scores * (2 * log2_e * scale / soft_cap)) + 1)
+        if IS_MASKED:
+            is_read = (token[None, :] <= row_place[:, None]) & in_range[None, :]
+            if HAS_TREES:
+                # A place outside the tree reads the highest bit, never set; so does one after the row.
+                bit = tl.minimum((row_place[:, None] - token[None, :] - 1).to(tl.uint32), MAX_TREE_ROWS - 1)
+                is_read &= ((gaps[:, None] >> bit) & 1) == 0
+            if WINDOW > 0:
+                window_start = row_place - WINDOW
+                if HAS_TREES:
+                    window_start -= _num_bits(gaps, MAX_TREE_ROWS)
+                is_read &= token[None, :] > window_start[:, None]
+            scores = tl.where(is_read, scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, 1) * unit)
         # A row without a read token keeps weight 0; the plain formula would give inf - inf.
-        reference = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-        weights = tl.exp2(scores - reference[:, None])
+        reference = tl.where(new_largest == float("-inf"), 0.0, new_largest) if IS_MASKED else new_largest
+        # One rounding for the product and the difference, masked or not, so that a row keeps its bits.
+        weights = tl.exp2(tl.fma(scores, unit, -reference[:, None]))
         shrink = tl.exp2(largest - reference)
         total = total * shrink + tl.sum(weights, 1)
         mixed *= shrink[:, None]
@@ -236,7 +270,7 @@ def _attend(
         value = _operand(tl.load(value_at, mask=in_range[:, None] & in_head[None, :], other=0.0), q.dtype)
         mixed = tl.dot(weights.to(q.dtype), value, mixed, input_precision="ieee")
         largest = new_largest
-    return row, head, is_row, largest, total, mixed
+    return largest, total, mixed
 
 
 @triton.jit

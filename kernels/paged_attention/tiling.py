@@ -8,6 +8,7 @@ from torch import Tensor
 
 MIN_SPLIT_SIZE = 512
 MAX_SPLITS = 64
+HOPPER = "sm_90"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +66,35 @@ def choose_tiling(
     kv_format: str,
     max_model_len: int,
     has_prompts: bool,
-    is_amd: bool = False,
+    chip: str = "any",
 ) -> Tiling:
-    """Return the tiling for a model and a kind of Step; an estimate, not tuned.
+    """Return the tiling for a model and a kind of Step.
 
-    `dtype` is the query's. `max_model_len` is the longest possible context, which determines the split size.
+    `dtype` is the query's; `chip` is as `kernels.device.chip_name` says. `max_model_len` is the longest possible context, which determines the split size.
     """
-    # These sizes fit the chips' registers and shared memory, as builds.py checks. `block_n` and `num_warps`
-    # are the same with and without prompts, or a decode row's bits would depend on other rows of its Step.
-    is_plain, is_wide = kv_format == "plain", head_dim > 128
+    # These sizes fit the chips' registers and shared memory, as builds.py checks; those of 16 bits and narrow
+    # heads were measured on an H100, all others are estimates. `block_n` and `num_warps` are the same with and
+    # without prompts, or a decode row's bits would depend on other rows of its Step.
+    is_plain, is_wide, is_amd = kv_format == "plain", head_dim > 128, chip.startswith("gfx")
+    tile_m, block_n, num_warps, num_stages = 64, 64, 4 if is_amd else 8, 3
     if dtype is torch.float32:
         tile_m, block_n, num_stages = 32, 16 if is_wide else 32, 2
-    else:
-        tile_m = 128 if is_plain and not is_wide and not is_amd else 64
-        block_n = 32 if is_wide or (is_amd and not is_plain) else 64
-        num_stages = 2 if has_prompts and is_plain and is_wide else 3
+    elif is_wide:
+        block_n, num_stages = 32, 2 if has_prompts and is_plain else 3
+    elif chip == HOPPER:
+        num_warps = 4
+        if is_plain:
+            num_stages = 2 if has_prompts else 3
+        else:  # what was converted once serves all rows of a tile, and more tokens keep the loads going
+            block_n = 128
+    elif is_amd and not is_plain:
+        block_n = 32
     return Tiling(
         has_prompts=has_prompts,
         split_size=choose_split_size(max_model_len),
         block_tile_m=max(tile_m, product_rows(group)),
         block_n=block_n,
-        num_warps=4 if is_amd else 8,
+        num_warps=num_warps,
         num_stages=num_stages,
         programs_per_processor=2,
     )

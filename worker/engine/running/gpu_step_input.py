@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.device import chip_name
 from kernels.kv_write import GpuLayerCache
 from kernels.paged_attention import GpuAttentionPlan, choose_tiling
 from kernels.paged_attention.gpu import plan_attention
@@ -48,7 +49,7 @@ class AttentionPlanner:
                 kv_format=cache.kv_format,
                 max_model_len=max_model_len,
                 has_prompts=has_prompts,
-                is_amd=torch.version.hip is not None,
+                chip=chip_name(cache.blocks.device),
             )
             for has_prompts in (False, True)
         }
