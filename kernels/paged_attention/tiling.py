@@ -70,11 +70,12 @@ def choose_tiling(
 ) -> Tiling:
     """Return the tiling for a model and a kind of Step.
 
-    `dtype` is the query's; `chip` is as `kernels.device.chip_name` says. `max_model_len` is the longest possible context, which determines the split size.
+    `dtype` is the query's; `chip` is as `kernels.device.chip_name` says. `max_model_len` is the longest
+    possible context, which determines the split size.
     """
     # These sizes fit the chips' registers and shared memory, as builds.py checks; those of 16 bits and narrow
-    # heads were measured on an H100, all others are estimates. `block_n` and `num_warps` are the same with and
-    # without prompts, or a decode row's bits would depend on other rows of its Step.
+    # heads were measured on an H100, all others are estimates. `block_n` and `num_warps` are the same with
+    # and without prompts, or a decode row's bits would depend on other rows of its Step.
     is_plain, is_wide, is_amd = kv_format == "plain", head_dim > 128, chip.startswith("gfx")
     tile_m, block_n, num_warps, num_stages = 64, 64, 4 if is_amd else 8, 3
     if dtype is torch.float32:

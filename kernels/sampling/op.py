@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels import device
 from kernels.sampling import candidates, cpu
 from kernels.threads import num_threads
 
@@ -104,12 +105,12 @@ def keep_allowed(logits: Tensor, rows: Sequence[int], allowed: np.ndarray) -> No
 
 
 def likeliest(logits: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
-    """Return the tokens of each row's largest logits, likeliest first, and their probabilities, on a CPU.
+    """Return the tokens of each row's largest logits, likeliest first, and their probabilities.
 
     Both are [num_rows, num_candidates], int64 and float32, of logits [num_rows, vocab_size] float32 with a
-    dense last axis. The logits that were found become -inf. Of equal ones the lower token comes first. The
-    token is -1 with a probability of 0 where no finite logit is left, and in a row that has NaN or infinity.
-    Raises ValueError on anything else.
+    dense last axis. On a CPU the logits that were found become -inf, and of equal ones the lower token comes
+    first. The token is -1 with a probability of 0 where no finite logit is left, and in a row that has NaN or
+    infinity. Raises ValueError on anything else.
     """
     num_rows, vocab_size = logits.shape
     if logits.dtype is not torch.float32 or logits.stride(1) != 1 or not 0 < num_candidates <= vocab_size:
@@ -117,6 +118,8 @@ def likeliest(logits: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
             f"likeliest: arguments do not fit: logits {tuple(logits.shape)} {logits.dtype} with strides "
             f"{logits.stride()}, {num_candidates} candidates"
         )
+    if device.uses_triton(logits):
+        return _likeliest_on_gpu(logits, num_candidates)
     num_parts = max(1, min(num_threads(logits.numel()), num_rows))
     maxima = torch.empty(num_parts, -(-vocab_size // cpu.CHUNK))
     tokens = torch.empty(num_rows, num_candidates, dtype=torch.int64)
@@ -125,3 +128,10 @@ def likeliest(logits: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
     sizes = (num_rows, vocab_size, logits.stride(0), num_candidates)
     candidates.find(num_parts, *sizes, *(x.data_ptr() for x in tensors))
     return tokens, shares
+
+
+def _likeliest_on_gpu(logits: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
+    found, tokens = logits.topk(num_candidates, dim=-1)
+    is_sound = found[:, :1].isfinite() & found.isfinite()  # a largest logit that is NaN comes first
+    shares = (found - logits.logsumexp(dim=-1, keepdim=True)).exp()
+    return tokens.where(is_sound, -1), shares.where(is_sound, 0.0)

@@ -205,7 +205,8 @@ class Engine:
         if self._runner.medusa is not None:
             proposers.append(self._runner.medusa)
         if self.config.draft_model is not None:
-            proposers.append(DraftModel(self.config, self.config.draft_model, self.model_info))
+            device = self._runner.device
+            proposers.append(DraftModel(self.config, self.config.draft_model, self.model_info, device))
         return proposers
 
     def _take(self, chosen: Chosen | None) -> None:

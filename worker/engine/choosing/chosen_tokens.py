@@ -44,6 +44,11 @@ class TokensOnDevice:
         self._arrived = make_event()
         self._arrived.record()
 
+    @property
+    def rows(self) -> list[list[int]]:
+        """The row of the Step's logits that chose each token."""
+        return [[row] for row in range(len(self.sequences))]
+
     def tokens(self) -> list[tuple[NextToken, ...]]:
         """Wait for the copy and return the tokens in the order of `sequences`."""
         if self._arrived is not None:

@@ -21,6 +21,8 @@ from worker.engine.models.layers.linear import Projection, int8_projection
 from worker.engine.requests.errors import CheckpointError, MissingTensorError, TensorShapeError
 from worker.values.model_files import HEADS_FILE
 
+CPU = torch.device("cpu")
+
 
 class MedusaHeads:
     """The heads of a model: head `k` guesses the token `k + 2` places after that of a hidden state.
@@ -41,7 +43,9 @@ class MedusaHeads:
         return cls(torch.zeros(num_heads, hidden_size, 2 * hidden_size), torch.zeros(num_heads, hidden_size))
 
     @classmethod
-    def load(cls, directory: Path, hidden_size: int, dtype: torch.dtype) -> Self | None:
+    def load(
+        cls, directory: Path, hidden_size: int, dtype: torch.dtype, device: torch.device = CPU
+    ) -> Self | None:
         """Return the heads beside a checkpoint; None if it has none.
 
         Raises CheckpointError for a file that cannot be read or does not fit the model.
@@ -58,7 +62,7 @@ class MedusaHeads:
         for head in range(max(1, len(tensors) // 2)):
             weights.append(_taken(file, tensors, f"heads.{head}.weight", hidden_size, 2 * hidden_size))
             biases.append(_taken(file, tensors, f"heads.{head}.bias", hidden_size))
-        return cls(torch.stack(weights).to(dtype), torch.stack(biases).to(dtype))
+        return cls(*(torch.stack(one).to(device, dtype) for one in (weights, biases)))
 
     def save(self, directory: Path, dtype: torch.dtype) -> None:
         """Write the heads beside a checkpoint."""

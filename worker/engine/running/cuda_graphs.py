@@ -20,23 +20,24 @@ class DecodeGraphs:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.num_rows = 0  # rows of the graph replayed last
         began, pool = time.monotonic(), None
-        # Shared by all graphs: one output per graph would take gigabytes in all.
-        self._logits = torch.empty_like(decode.forward(max_num_sequences))
+        # Shared by all graphs: outputs of each graph would take gigabytes in all.
+        self._hidden, self._logits = map(torch.empty_like, decode.forward(max_num_sequences))
         # Largest first, so that the others fit in its memory.
         for size in reversed(graph_sizes(max_num_sequences)):
             decode.forward(size)  # compiles kernels, which cannot happen while recording
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                self._logits[:size].copy_(decode.forward(size))
+                self._keep(*decode.forward(size))
             pool = pool or graph.pool()
             self._graphs[size] = graph
         self._sizes = sorted(self._graphs)
         logger.info("recorded %d decode graphs in %.1f s", len(self._sizes), time.monotonic() - began)
 
-    def logits(self, step: PackedStep, before: Tensor | None) -> Tensor | None:
-        """Return logits [num_sequences, vocab_size], valid until the next call; None if no graph fits.
+    def outputs(self, step: PackedStep, before: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """Return the final hidden states and the logits of each Sequence; None if no graph fits.
 
+        They are [num_sequences, hidden_size] and [num_sequences, vocab_size], valid until the next call.
         `before` holds the tokens that the previous Step chose, if they are still on the device.
         """
         count = len(step.num_tokens)
@@ -46,7 +47,11 @@ class DecodeGraphs:
         self._decode.fill(step, size, before)
         self._graphs[size].replay()
         self.num_rows = size
-        return self._logits[:count]
+        return self._hidden[:count], self._logits[:count]
+
+    def _keep(self, hidden: Tensor, logits: Tensor) -> None:
+        self._hidden[: len(hidden)].copy_(hidden)
+        self._logits[: len(logits)].copy_(logits)
 
 
 def is_decode(step: PackedStep) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,6 +29,9 @@ from worker.engine.scheduling.plan import ScheduledSequence, StepPlan
 from worker.engine.sequences.sequence import Sequence, SequenceState
 from worker.engine.speculation.proposer import DRAFT, NO_GUESS, GuessedTokens
 from worker.engine.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from worker.engine.running.gpu import GpuSteps
 
 REMEMBERED_PASSES = 9
 
@@ -58,22 +62,26 @@ class DraftModel:
     """
 
     shares = None
+    _gpu: "GpuSteps | None" = None
 
-    def __init__(self, config: EngineConfig, directory: Path, info: ModelInfo) -> None:
-        if config.device != "cpu":
-            raise ConfigError("draft_model needs device 'cpu'")
+    def __init__(self, config: EngineConfig, directory: Path, info: ModelInfo, device: torch.device) -> None:
         architecture = read_architecture(directory)
         own, other = Tokenizer(directory), Tokenizer(config.model)
         if own.vocabulary != other.vocabulary or architecture.vocab_size != info.vocab_size:
             raise ConfigError(f"draft_model: the tokenizer of {directory} is not that of {config.model}")
         self.max_model_len = min(info.max_model_len, architecture.max_position)
-        dtype, device = TORCH_DTYPES[config.dtype], torch.device("cpu")
-        with (
-            torch.inference_mode(),
-            Weights(directory, dtype, device=device, eight_bits=EIGHT_BITS.get(config.dtype)) as weights,
-        ):
-            self._model = architecture.load(weights, self.max_model_len)
+        dtype, is_gpu = TORCH_DTYPES[config.dtype], config.device == "cuda"
+        eight_bits = EIGHT_BITS.get(config.dtype)
+        with torch.inference_mode():
+            with Weights(directory, dtype, device=device, is_gpu=is_gpu, eight_bits=eight_bits) as weights:
+                self._model = architecture.load(weights, info.max_model_len)
             self._kv_cache = allocate_kv_cache(config, architecture, info.num_blocks, dtype, device)
+            if is_gpu:
+                from worker.engine.running.gpu import GpuSteps  # noqa: PLC0415  (it needs Triton)
+
+                self._gpu = GpuSteps(
+                    config, architecture, self._model, self._kv_cache, dtype, device, info.max_model_len
+                )
         self._placement = CpuPlacement(
             block_size=config.block_size,
             group=architecture.num_heads // architecture.num_kv_heads,
@@ -153,9 +161,13 @@ class DraftModel:
             return ()
         began = time.perf_counter()
         step = self._builder.build(StepPlan(tuple(entries)), None)
-        hidden = self._model.forward(self._placement.place(step), self._kv_cache)
+        logits = None
+        if self._gpu is None:
+            hidden = self._model.forward(self._placement.place(step), self._kv_cache)
+        else:
+            hidden, logits = self._gpu.outputs(step, None)
         if step.sampled:
-            tokens = sample(self._model.logits(hidden), step.sampling)
+            tokens = sample(self._model.logits(hidden) if logits is None else logits, step.sampling)
             for sequence, token_id in zip(step.sampled, tokens, strict=True):
                 sequence.token_ids.append(token_id)
         if all(entry.num_tokens == 1 for entry in entries):

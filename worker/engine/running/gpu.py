@@ -1,11 +1,13 @@
-"""Sets up the model runner on a GPU. Needs Triton, so nothing imports it on a CPU."""
+"""Runs a model's Steps on a GPU, and sizes its KV cache. Needs Triton, so nothing imports it on a CPU."""
 
 import logging
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from kernels.kv_write import GpuLayerCache, PagedCache
 from worker.engine.models.registry import Architecture, LoadedModel
@@ -15,7 +17,9 @@ from worker.engine.running.device import spare_bytes
 from worker.engine.running.device_tables import DeviceTables
 from worker.engine.running.gpu_step_input import AttentionPlanner, GpuPlacement
 from worker.engine.running.gpu_steps import PaddedDecode, run_each_kind, run_largest_step
+from worker.engine.running.input_builder import PackedStep
 from worker.engine.running.kv_cache import KVCacheSize, kv_format_of, size_kv_cache
+from worker.engine.speculation.speculation import FEW
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +49,25 @@ def measured_kv_cache_size(
             max_model_len=max_model_len,
         )
 
-    return size_kv_cache(config, architecture, dtype, spare_bytes(device, run))
+    num_bytes = spare_bytes(device, run)
+    if config.draft_model is not None:  # it is loaded later
+        num_bytes -= _most_weight_bytes(config.draft_model, dtype)
+    return size_kv_cache(config, architecture, dtype, max(num_bytes, 0))
+
+
+def _most_weight_bytes(directory: Path, dtype: torch.dtype) -> int:
+    """Return the most memory that a checkpoint's weights may take: its floats are in 16 bits at least."""
+    stored = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    return stored * dtype.itemsize // torch.bfloat16.itemsize
 
 
 class GpuSteps:
-    """Parts that run Steps on a GPU: CUDA graphs for decode Steps, a placement for all others.
+    """Runs a model's Steps on a GPU: decode Steps as CUDA graphs, all others launch by launch.
 
     The constructor runs each kind of Step once, to compile its kernels, and records the graphs.
     """
+
+    num_padding = 0  # rows of the last Step
 
     def __init__(
         self,
@@ -63,7 +78,10 @@ class GpuSteps:
         dtype: torch.dtype,
         device: torch.device,
         max_model_len: int,
+        *,
+        has_trees: bool = False,
     ) -> None:
+        self._model, self._kv_cache = model, kv_cache
         planner = AttentionPlanner(architecture, cast("GpuLayerCache", kv_cache[0]), dtype, max_model_len)
         self.tables = DeviceTables(
             max_num_sequences=config.max_num_sequences,
@@ -83,6 +101,8 @@ class GpuSteps:
                 max_num_sequences=config.max_num_sequences,
                 max_tokens=config.max_tokens_per_step,
                 max_model_len=max_model_len,
+                num_logits=config.max_num_sequences * (1 + FEW if config.speculates else 1),
+                has_trees=has_trees,
             )
             torch.cuda.synchronize()
             logger.info("ran each kind of Step in %.1f s", time.monotonic() - began)
@@ -96,3 +116,17 @@ class GpuSteps:
                 tables=self.tables,
             )
             self.graphs = DecodeGraphs(decode, config.max_num_sequences)
+
+    def outputs(self, step: PackedStep, before: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the final hidden states of a Step's output rows, and their logits if they are at hand.
+
+        Both are valid until the next call. `before` holds the tokens that the previous Step chose, if they
+        are still on the device.
+        """
+        self.num_padding = 0
+        if self.graphs is not None:
+            found = self.graphs.outputs(step, before)
+            if found is not None:
+                self.num_padding = self.graphs.num_rows - len(step.num_tokens)
+                return found
+        return self._model.forward(self.placement.place(step, before), self._kv_cache), None

@@ -51,23 +51,28 @@ def run_each_kind(
     max_num_sequences: int,
     max_tokens: int,
     max_model_len: int,
+    num_logits: int,
+    has_trees: bool,
 ) -> None:
     """Run Steps until every kernel that a Step may launch is compiled; writes nothing to `kv_cache`.
 
-    The kernel of a product depends on the number of tokens. The kernel of attention depends on the number of
-    Sequences, on whether one has several tokens, and on whether a context is cut into splits.
+    The kernel of a product depends on the number of tokens; `num_logits` are the most rows of logits. The
+    kernel of attention depends on the number of Sequences, on whether one has several tokens, on whether
+    these are a tree, and on whether a context is cut into splits.
     """
     for num_tokens in token_counts(chip_name(device), max_tokens):
         even = [len(part) for part in np.array_split(np.arange(num_tokens), -(-num_tokens // max_model_len))]
         hidden = _run_empty(model, kv_cache, planner, device, even, max_context_len=max_model_len)
-        model.logits(hidden[:max_num_sequences])
+        model.logits(hidden[:num_logits])
     logits = model.logits(_run_empty(model, kv_cache, planner, device, [1], max_context_len=2))
     options = torch.zeros(5, 2, dtype=torch.float64, device=device)[:, :1]
     for one in (logits, logits.float()):  # logit rules return float32
         sample(one, *options)
+    kinds = [(1, False), (2, False), *([(2, True)] if has_trees else [])]
     num_sequences = 1
     while num_sequences <= max_num_sequences:
-        for max_query_len, max_context_len in itertools.product((1, 2), (2, max_model_len)):
+        for kind, max_context_len in itertools.product(kinds, (2, max_model_len)):
+            max_query_len, is_tree = kind
             _run_empty(
                 model,
                 kv_cache,
@@ -76,6 +81,7 @@ def run_each_kind(
                 [1] * num_sequences,
                 max_query_len=max_query_len,
                 max_context_len=max_context_len,
+                is_tree=is_tree,
             )
         num_sequences = sequence_lanes(num_sequences) + 1
 
@@ -89,6 +95,7 @@ def _run_empty(
     *,
     max_query_len: int | None = None,
     max_context_len: int,
+    is_tree: bool = False,
 ) -> Tensor:
     """Return the hidden states of Sequences with these numbers of tokens and no Slots."""
     counts = torch.tensor(num_tokens, dtype=torch.int32)
@@ -101,6 +108,7 @@ def _run_empty(
         context_lens=counts.to(device),
         block_tables=torch.zeros(len(num_tokens), max(num_tokens), dtype=torch.int32, device=device),
         output_rows=torch.zeros(0, dtype=torch.int32, device=device),
+        hidden=torch.zeros(total, dtype=torch.int32, device=device) if is_tree else None,
     )
     plan = planner.plan(
         tensors, max_query_len=max_query_len or max(num_tokens), max_context_len=max_context_len
@@ -162,8 +170,8 @@ class PaddedDecode:
         own.context_lens[:count] = new.context_lens
         own.block_tables[:count, : new.block_tables.shape[1]] = new.block_tables
 
-    def forward(self, size: int) -> Tensor:
-        """Return the logits of the first `size` rows, [size, vocab_size]."""
+    def forward(self, size: int) -> tuple[Tensor, Tensor]:
+        """Return the final hidden states and the logits of the first `size` rows."""
         own = self._tensors
         tensors = StepTensors(
             token_ids=own.token_ids[:size],
@@ -176,4 +184,5 @@ class PaddedDecode:
         )
         plan = self._planner.plan(tensors, max_query_len=1, max_context_len=self._max_model_len)
         step = StepInput(tensors.token_ids, tensors.positions, tensors.slots, plan, None)
-        return self._model.logits(self._model.forward(step, self._kv_cache))
+        hidden = self._model.forward(step, self._kv_cache)
+        return hidden, self._model.logits(hidden)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.sampling import likeliest
-from worker.engine.choosing.chosen_tokens import ChosenTokens
+from worker.engine.choosing.chosen_tokens import Chosen
 from worker.engine.models.medusa_heads import MedusaHeads
 from worker.engine.models.registry import LoadedModel
 from worker.engine.running.device import is_out_of_memory
@@ -22,7 +22,7 @@ SOURCE = "medusa"
 LEVELS = 8  # of a head's own probability; tokens of one head and level are right about equally often
 REMEMBERED_PASSES = 9
 REMEMBERED = 64.0  # guesses; older ones fade
-RENEWED = 16  # Steps that are learned from before the tree is made again
+RENEWED = 16  # looks that are learned from before the tree is made again
 # The shares of right ones among a head's candidates, likeliest first, before any guess, and how many guesses
 # these count as. So the first trees are fixed, and later ones are pruned by what was right.
 FIRST, WEIGHT = (0.5, 0.15, 0.08, 0.05, 0.04), 4.0
@@ -51,7 +51,8 @@ class MedusaGuesses:
         self._at_once = max(1, MAX_LOGITS // (vocab_size * heads.num_heads))  # Sequences
         self._num_candidates = min(len(FIRST), vocab_size)
         self._states: dict[Sequence, tuple[Tensor, int]] = {}  # hidden states of a Step, and the row
-        self._candidates: dict[Sequence, list[list[int]]] = {}  # of each head, guessed since the last Step
+        # Of each head, and how many tokens were known then; until it is seen which ones were right.
+        self._candidates: dict[Sequence, tuple[int, list[list[int]]]] = {}
         self._tried = [0.0] * heads.num_heads
         self._right = [[0.0] * len(FIRST) for _ in range(heads.num_heads)]  # by rank
         self._renew()
@@ -59,32 +60,18 @@ class MedusaGuesses:
         # Their median: the time of guessing for every Sequence, however many tokens; 0 before the first.
         self.seconds_per_pass = 0.0
 
-    def chose(self, chosen: ChosenTokens, hidden: Tensor) -> None:
-        """Keep a Step's hidden states [num_rows, hidden_size], and learn which candidates were right."""
+    def chose(self, chosen: Chosen, hidden: Tensor) -> None:
+        """Keep a Step's hidden states [num_rows, hidden_size]."""
         for sequence, rows in zip(chosen.sequences, chosen.rows, strict=True):
             self._states[sequence] = hidden, rows[-1]
-        if not self._candidates:
-            return
-        for sequence, tokens in zip(chosen.sequences, chosen.host, strict=True):
-            for head, (candidates, token) in enumerate(
-                zip(self._candidates.get(sequence, ()), tokens, strict=False)
-            ):
-                fade = min(1.0, REMEMBERED / (self._tried[head] + 1))
-                self._tried[head] = fade * (self._tried[head] + 1)
-                self._right[head] = [
-                    fade * (right + (candidate == token.token_id))
-                    for right, candidate in zip(self._right[head], candidates, strict=False)
-                ]
-                if token.token_id not in candidates:
-                    break
-        self._candidates.clear()
-        self._num_learned += 1
-        if self._num_learned == RENEWED:
-            self._renew()
 
     @torch.inference_mode()
     def propose(self, sequences: Items[Sequence], limits: Items[int]) -> list[GuessedTokens]:
-        """Return a guess for each Sequence, of at most so many tokens; out of memory, there is none."""
+        """Return a guess for each Sequence, of at most so many tokens; out of memory, there is none.
+
+        Learns first which candidates of the last guesses were right, verified or not.
+        """
+        self._learn()
         if len(self._states) > 2 * len(sequences) + 64:  # some were cancelled
             self._states = {
                 one: kept for one, kept in self._states.items() if one.state is not SequenceState.FINISHED
@@ -111,17 +98,36 @@ class MedusaGuesses:
         self.seconds_per_pass = median(self._passes)
         for (place, *_), (guess, candidates) in zip(wanted, found, strict=True):
             guesses[place] = guess.first(limits[place])
-            self._candidates[sequences[place]] = candidates
+            self._candidates[sequences[place]] = len(sequences[place].token_ids), candidates
         return guesses
 
     def ended(self, sequence: Sequence) -> None:
         """Forget the Sequence."""
         self._states.pop(sequence, None)
 
+    def _learn(self) -> None:
+        for sequence, (num_known, heads) in self._candidates.items():
+            for head, (candidates, token_id) in enumerate(
+                zip(heads, sequence.token_ids[num_known:], strict=False)
+            ):
+                fade = min(1.0, REMEMBERED / (self._tried[head] + 1))
+                self._tried[head] = fade * (self._tried[head] + 1)
+                self._right[head] = [
+                    fade * (right + (candidate == token_id))
+                    for right, candidate in zip(self._right[head], candidates, strict=False)
+                ]
+                if token_id not in candidates:
+                    break
+        if self._candidates:
+            self._candidates.clear()
+            self._num_learned += 1
+            if self._num_learned == RENEWED:
+                self._renew()
+
     def _renew(self) -> None:
         """Make the tree of what is known now."""
         self._nodes = self._tree()  # best first
-        self._num_learned = 0  # Steps since then
+        self._num_learned = 0  # looks since then
         # How likely each token of the tree is right with those before it, best first.
         self.shares: tuple[float, ...] = tuple(node.share for node in self._nodes)
 
@@ -158,7 +164,7 @@ class MedusaGuesses:
         each head; both are empty where a logit is not finite.
         """
         hidden = torch.stack([states[row] for _, _, states, row in wanted])
-        newest = torch.tensor([token_id for _, token_id, _, _ in wanted])
+        newest = torch.tensor([token_id for _, token_id, _, _ in wanted], device=hidden.device)
         count = 1 + max([node.head for node in nodes])
         parents = tuple([node.parent for node in nodes])
         shape = (-1, count, self._num_candidates)

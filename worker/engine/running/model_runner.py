@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.kv_write import move_slots
+from kernels.paged_attention.tree import MAX_TREE_ROWS
 from worker.cores import usable_cores
 from worker.engine.choosing.chosen_tokens import Chosen, ChosenTokens, TokensOnDevice
 from worker.engine.choosing.logit_rules import apply_rules
@@ -65,7 +66,7 @@ class ModelRunner:
         if config.device == "cpu":
             torch.set_num_threads(config.num_threads or min(torch.get_num_threads(), usable_cores()))
             self._cores = FreeCores(torch.get_num_threads())
-        self._device, dtype = open_device(config), TORCH_DTYPES[config.dtype]
+        self.device, dtype = open_device(config), TORCH_DTYPES[config.dtype]
         architecture = read_architecture(config.model)
         max_bytes = _kv_cache_bytes(config)
         size = None if max_bytes is None else size_kv_cache(config, architecture, dtype, max_bytes)
@@ -74,7 +75,7 @@ class ModelRunner:
             weights = Weights(
                 config.model,
                 dtype,
-                device=self._device,
+                device=self.device,
                 is_gpu=config.device == "cuda",
                 eight_bits=EIGHT_BITS.get(config.dtype),
             )
@@ -84,15 +85,22 @@ class ModelRunner:
                 from worker.engine.running.gpu import measured_kv_cache_size  # noqa: PLC0415  (it needs Triton)
 
                 size = measured_kv_cache_size(
-                    config, architecture, self._model, dtype, self._device, max_model_len=longest
+                    config, architecture, self._model, dtype, self.device, max_model_len=longest
                 )
-            self._kv_cache = allocate_kv_cache(config, architecture, size.num_blocks, dtype, self._device)
-            self.medusa = _medusa(config, self._model, architecture, weights.activation_dtype)
+            self._kv_cache = allocate_kv_cache(config, architecture, size.num_blocks, dtype, self.device)
+            self.medusa = _medusa(config, self._model, architecture, weights.activation_dtype, self.device)
             if config.device == "cuda":
                 from worker.engine.running.gpu import GpuSteps  # noqa: PLC0415  (it needs Triton)
 
                 self._gpu = GpuSteps(
-                    config, architecture, self._model, self._kv_cache, dtype, self._device, size.max_model_len
+                    config,
+                    architecture,
+                    self._model,
+                    self._kv_cache,
+                    dtype,
+                    self.device,
+                    size.max_model_len,
+                    has_trees=self.medusa is not None,
                 )
         self._placement = CpuPlacement(
             block_size=config.block_size,
@@ -148,50 +156,48 @@ class ModelRunner:
         return chosen
 
     def _choose(self, step: PackedStep) -> Chosen:
+        chosen: Chosen
         if self._gpu is None:
-            hidden = self._hidden(step)
-            kept = self._keep(step, self._choose_on_cpu(hidden, step) if step.sampled else [])
-            if self.medusa is not None:
-                self.medusa.chose(kept, hidden)
-            return kept
-        logits = self._logits(step)
-        if logits is None:
-            return ChosenTokens((), [], [])
-        if step.ahead or any(one.has_logit_rules or one.needs_logprobs for one in step.sampled):
-            return self._keep(step, _choose_on_host(logits, step.sampled, step.ahead, step.sampling))
-        return TokensOnDevice(step.sampled, sample_on_device(logits, step.sampling))
+            outputs = self._model.forward(self._placement.place(step), self._kv_cache)
+            hidden = self._read_rows(step, outputs)
+            chosen = self._keep(step, self._choose_on_cpu(hidden, step) if step.sampled else [])
+        else:
+            hidden, logits = self._run_on_gpu(step)
+            if logits is None:
+                chosen = ChosenTokens((), [], [])
+            elif step.ahead or any(one.has_logit_rules or one.needs_logprobs for one in step.sampled):
+                chosen = self._keep(step, _choose_on_host(logits, step.sampled, step.ahead, step.sampling))
+            else:
+                chosen = TokensOnDevice(step.sampled, sample_on_device(logits, step.sampling))
+        if self.medusa is not None:
+            self.medusa.chose(chosen, hidden)
+        return chosen
 
     def _keep(self, step: PackedStep, tokens: Sequences[NextToken]) -> ChosenTokens:
         """Return what the Sequences keep of the tokens chosen; of trees, only this stays in their Slots."""
         chosen = kept(step, tokens)
         if step.hidden is not None and (moves := moves_of(step, chosen.rows)):
-            sources, targets = torch.tensor(moves, device=self._device).T
+            sources, targets = torch.tensor(moves, device=self.device).T
             for cache in self._kv_cache:
                 move_slots(cache, sources, targets)
         return chosen
 
-    def _logits(self, step: PackedStep) -> Tensor | None:
-        """Run the model, pass rows to readouts, and return the logits of sampled rows, if there are any."""
-        self.num_padding = 0
-        if self._gpu is not None and self._gpu.graphs is not None:
-            logits = self._gpu.graphs.logits(step, self._tokens_before)
-            if logits is not None:
-                self.num_padding = self._gpu.graphs.num_rows - len(step.num_tokens)
-                return logits
-        hidden = self._hidden(step)
-        return self._model.logits(hidden) if step.sampled else None
+    def _run_on_gpu(self, step: PackedStep) -> tuple[Tensor, Tensor | None]:
+        """Run the model; return hidden states and logits of the sampled rows, no logits without such a row.
 
-    @property
-    def _tokens_before(self) -> Tensor | None:
-        return None if self._before is None else self._before.device
+        Only the hidden states stay valid after the next Step.
+        """
+        assert self._gpu is not None  # noqa: S101
+        before = None if self._before is None else self._before.device
+        outputs, logits = self._gpu.outputs(step, before)
+        self.num_padding = self._gpu.num_padding
+        hidden = self._read_rows(step, outputs)
+        if logits is None and step.sampled:
+            logits = self._model.logits(hidden)
+        return hidden if self.medusa is None else hidden.clone(), logits
 
-    def _hidden(self, step: PackedStep) -> Tensor:
-        """Run the model, pass rows to readouts, and return the final hidden states of sampled rows."""
-        if self._gpu is None:
-            placed = self._placement.place(step)
-        else:
-            placed = self._gpu.placement.place(step, self._tokens_before)
-        hidden = self._model.forward(placed, self._kv_cache)
+    def _read_rows(self, step: PackedStep, hidden: Tensor) -> Tensor:
+        """Pass rows of hidden states to readouts; return those of the sampled rows, which come first."""
         if not step.spans:
             return hidden
         count = len(step.sampled)
@@ -227,15 +233,25 @@ def _kv_cache_bytes(config: EngineConfig) -> int | None:
 
 
 def _medusa(
-    config: EngineConfig, model: LoadedModel, architecture: Architecture, dtype: torch.dtype
+    config: EngineConfig,
+    model: LoadedModel,
+    architecture: Architecture,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> MedusaGuesses | None:
-    """Return what guesses with the heads beside the checkpoint; None without any, or without guesses."""
-    if not config.speculates or config.device != "cpu":
+    """Return what guesses with the heads beside the checkpoint; None without any, or without guesses.
+
+    There are none on a GPU for windows that are shorter than a tree may be wide, which attention refuses.
+    """
+    is_gpu = config.device == "cuda"
+    if not config.speculates or (
+        is_gpu and min(filter(None, architecture.windows), default=MAX_TREE_ROWS) < MAX_TREE_ROWS
+    ):
         return None
-    heads = MedusaHeads.load(config.model, architecture.hidden_size, dtype)
+    heads = MedusaHeads.load(config.model, architecture.hidden_size, dtype, device)
     if heads is None:
         return None
-    if config.dtype == "int8":
+    if config.dtype == "int8" and not is_gpu:
         heads.quantize()
     return MedusaGuesses(model, heads, architecture.vocab_size)
 

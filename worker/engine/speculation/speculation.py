@@ -59,7 +59,7 @@ class Speculation:
         stats: EngineStats,
         *,
         block_size: int,
-        clock: Callable[[], float] = time.thread_time,
+        clock: Callable[[], float] | None = None,
         waiting: Waiting | None = None,
     ) -> None:
         """Guess after every Step; with `waiting`, only after those whose tokens it says to wait for."""
@@ -69,7 +69,8 @@ class Speculation:
         self._block_pool = block_pool
         self._stats = stats
         self._block_size = block_size
-        self._clock = clock  # of this thread's processor time, which other programs do not lengthen
+        # Of this thread's processor time, which other programs do not lengthen, unless it waits for a GPU.
+        self._clock = clock or (time.thread_time if waiting is None else time.perf_counter)
         self._open: list[tuple[Sequence, GuessedTokens, Account]] = []  # what the Step that runs verifies
         self._num_plain = 0  # decode Steps in a row without a guess, of those where there might be one
         self._num_guessing = 0  # Steps in a row with guesses

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -39,5 +40,6 @@ def perplexity(dtype: str) -> float:
     return float(scores["perplexity"])
 
 
+@pytest.mark.usefixtures("only_on_cpu")
 def test_int8_is_within_half_a_percent_of_bf16() -> None:
     assert perplexity("int8") < 1.005 * perplexity("bf16")

@@ -96,6 +96,8 @@ def start(engine: Engine) -> None:
             max_num_sequences=config.max_num_sequences,
             max_tokens=config.max_tokens_per_step,
             max_model_len=info.max_model_len,
+            num_logits=config.max_num_sequences,
+            has_trees=False,
         )
         decode = PaddedDecode(
             runner._model,

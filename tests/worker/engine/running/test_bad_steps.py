@@ -19,16 +19,16 @@ def spoil(engine: Engine, change: Callable[[torch.Tensor, PackedStep], None]) ->
     """Change each Step's logits in place."""
     runner = engine._runner
     if runner._gpu is not None:
-        compute_step = runner._logits
+        run = runner._run_on_gpu
 
-        def spoiled_step(step: PackedStep) -> torch.Tensor | None:
-            logits = compute_step(step)
+        def run_and_spoil(step: PackedStep) -> tuple[torch.Tensor, torch.Tensor | None]:
+            hidden, logits = run(step)
             if logits is not None:
                 logits = logits.clone()
                 change(logits, step)
-            return logits
+            return hidden, logits
 
-        runner._logits = spoiled_step  # type: ignore[method-assign]
+        runner._run_on_gpu = run_and_spoil  # type: ignore[method-assign]
         return
     model, choose = runner._model, runner._choose
     compute, steps = model.logits, list[PackedStep]()

@@ -15,7 +15,7 @@ from worker.engine.running.cuda_graphs import DecodeGraphs, graph_sizes
 from worker.engine.running.gpu_steps import PaddedDecode
 from worker.engine.running.input_builder import PackedStep
 
-VOCAB = 32
+VOCAB, HIDDEN = 32, 8
 
 
 class Graph:
@@ -29,15 +29,15 @@ class Graph:
 
 
 class Decode:
-    """Logits that say of which size the Step was."""
+    """Hidden states and logits that say of which size the Step was."""
 
     def __init__(self) -> None:
         self.made: list[weakref.ref[Tensor]] = []
 
-    def forward(self, size: int) -> Tensor:
-        logits = torch.full((size, VOCAB), float(size))
-        self.made.append(weakref.ref(logits))
-        return logits
+    def forward(self, size: int) -> tuple[Tensor, Tensor]:
+        hidden, logits = (torch.full((size, width), float(size)) for width in (HIDDEN, VOCAB))
+        self.made += map(weakref.ref, (hidden, logits))
+        return hidden, logits
 
     def fill(self, *_: Any) -> None:
         """Put nothing anywhere."""
@@ -81,16 +81,19 @@ def decode_step(count: int) -> PackedStep:
 
 
 @pytest.mark.parametrize("most", [6, 100, 256])
-def test_graphs_hold_the_logits_of_the_largest_and_no_more(most: int, recorded: list[Any]) -> None:
+def test_graphs_hold_the_outputs_of_the_largest_and_no_more(most: int, recorded: list[Any]) -> None:
     decode = Decode()
     graphs = DecodeGraphs(cast("PaddedDecode", decode), most)
-    logits = graphs.logits(decode_step(most), None)
-    assert logits is not None
-    assert decode.held_bytes + logits.untyped_storage().nbytes() == most * VOCAB * 4
+    outputs = graphs.outputs(decode_step(most), None)
+    assert outputs is not None
+    num_bytes = sum(one.untyped_storage().nbytes() for one in outputs)
+    assert decode.held_bytes + num_bytes == most * (VOCAB + HIDDEN) * 4
     # The largest first, whose memory the others then share.
     assert recorded == [None] + ["pool"] * (len(graph_sizes(most)) - 1)
     sizes = [next(size for size in graph_sizes(most) if size > row) for row in range(most)]
-    assert logits[:, 0].tolist() == sizes
-    one = graphs.logits(decode_step(1), None)
-    assert one is not None
-    assert (one.shape, one.data_ptr(), graphs.num_rows) == ((1, VOCAB), logits.data_ptr(), 1)
+    assert [one[:, 0].tolist() for one in outputs] == [sizes, sizes]
+    others = graphs.outputs(decode_step(1), None)
+    assert others is not None
+    assert [one.shape for one in others] == [(1, HIDDEN), (1, VOCAB)]
+    assert [one.data_ptr() for one in others] == [one.data_ptr() for one in outputs]
+    assert graphs.num_rows == 1

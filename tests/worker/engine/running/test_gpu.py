@@ -10,7 +10,14 @@ from torch import Tensor
 import kernels.device
 from kernels.kv_write import GpuLayerCache
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
-from tests.fixtures.speculation import TreeOracle, guess_always
+from tests.fixtures.speculation import (
+    FixedTimes,
+    TreeOracle,
+    guess_always,
+    guess_with_heads,
+    ignore_time,
+    write_heads,
+)
 from tests.fixtures.tiny_llama import write_tiny_llama
 from worker.engine.engine import Engine
 from worker.engine.models.registry import read_architecture
@@ -83,12 +90,13 @@ class EagerGraphs:
             tables=runner._gpu.tables,
         )
 
-    def logits(self, step: PackedStep, before: Tensor | None) -> Tensor | None:
+    def outputs(self, step: PackedStep, before: Tensor | None) -> tuple[Tensor, Tensor] | None:
         if not is_decode(step):
             return None
         self.sizes.append(len(step.num_tokens))
         self._decode.fill(step, self.num_rows, before)
-        return self._decode.forward(self.num_rows)[: len(step.num_tokens)]
+        hidden, logits = self._decode.forward(self.num_rows)
+        return hidden[: len(step.num_tokens)], logits[: len(step.num_tokens)]
 
 
 def expected_of(model: Path) -> list[tuple[int, ...]]:
@@ -117,6 +125,65 @@ def test_trees_of_guesses_leave_the_tokens_of_a_cpu(tiny_llama: Path, request: p
     guess_always(engine, TreeOracle(known, 0.1))
     assert [one.token_ids for one in run(engine, requests)] == wanted
     assert 5 < engine.stats.lookup_right_tokens < engine.stats.lookup_guessed_tokens
+
+
+def always_wait(engine: Engine) -> None:
+    """So that there is something to guess from before every Step, whatever the clock says."""
+    waiting = engine._speculation._waiting
+    assert waiting is not None
+    waiting.wants = lambda plan: bool(plan.entries)  # type: ignore[method-assign]
+
+
+def test_heads_guess_what_they_know(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """In graphs or not, greedy and sampled; they know the texts, so some of what they guess is right."""
+    model, heads = tmp_path / "model", tmp_path / "heads"
+    model.mkdir()
+    heads.mkdir()
+    write_tiny_llama(model, hidden_size=64, intermediate_size=128)
+    prompts = [(5, 6, 7), (9, 8, 9), (3, 1, 4)]
+    requests = [
+        *requests_for(prompts, greedy(30)),
+        GenerationRequest(3, prompts[0], greedy(30, temperature=0.7, seed=3)),
+    ]
+    wanted = [one.token_ids for one in run(make_engine(model, device="cpu", **SETTINGS), requests)]
+    write_heads(model, heads, [(*prompt, *tokens) for prompt, tokens in zip(prompts, wanted, strict=False)])
+    request.getfixturevalue("on_gpu")
+    engine = make_engine(heads, device="cuda", speculates=True, **SETTINGS)
+    if not torch.cuda.is_available():
+        engine._runner._gpu.graphs = EagerGraphs(engine)
+    guess_with_heads(engine)
+    always_wait(engine)
+    assert [one.token_ids for one in run(engine, requests)] == wanted
+    assert 10 < engine.stats.medusa_right_tokens < engine.stats.medusa_guessed_tokens
+    assert 1 > engine._runner.medusa.shares[0] > 0.5
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_draft_model_guesses(is_own: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """One that equals its model is always right, so its keys and values are; greedy and sampled."""
+    model, other = tmp_path / "model", tmp_path / "other"
+    model.mkdir()
+    other.mkdir()
+    write_tiny_llama(model)
+    write_tiny_llama(other, num_hidden_layers=1, seed=9)
+    requests = [
+        *requests_for(PROMPTS, greedy(20)),
+        GenerationRequest(3, PROMPTS[0], greedy(20, temperature=0.7, seed=3)),
+    ]
+    wanted = [one.token_ids for one in run(make_engine(model, device="cpu", **SETTINGS), requests)]
+    request.getfixturevalue("on_gpu")
+    draft = model if is_own else other
+    engine = make_engine(model, device="cuda", speculates=True, draft_model=draft, **SETTINGS)
+    engine._speculation.use(engine._speculation.proposers[1:])
+    engine._speculation.times = FixedTimes(10.0)
+    ignore_time(engine)
+    always_wait(engine)
+    assert [one.token_ids for one in run(engine, requests)] == wanted
+    stats = engine.stats
+    if is_own:
+        assert stats.draft_right_tokens == stats.draft_guessed_tokens > 40
+    else:
+        assert stats.draft_right_tokens < stats.draft_guessed_tokens
 
 
 def test_sampled_tokens_and_rules_are_those_of_a_cpu(

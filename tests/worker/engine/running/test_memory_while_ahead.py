@@ -34,24 +34,23 @@ SETTINGS = {"num_blocks": 10, "max_model_len": 30, "max_num_sequences": 4, "max_
 class Device:
     """What a model runner has for a GPU, over the CPU's own placement; without memory at one point."""
 
-    graphs = None
+    num_padding = 0
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fails_at: str | None = None
         self.num_read = 0
-        self.placement = self
         self._engine = engine
         self._own = engine._runner._placement
         runner = engine._runner
         runner._gpu = self
-        execute, compute = runner.execute, runner._logits
+        execute, run = runner.execute, runner._run_on_gpu
 
         def note(plan: StepPlan) -> Any:
             self._plan = plan
             return execute(plan)
 
-        def logits(*args: Any) -> Tensor | None:
-            found = compute(*args)
+        def run_or_fail(step: PackedStep) -> tuple[Tensor, Tensor | None]:
+            found = run(step)
             self._run_out("forward")
             return found
 
@@ -66,7 +65,7 @@ class Device:
             arrive(chosen)
 
         monkeypatch.setattr(runner, "execute", note)
-        monkeypatch.setattr(runner, "_logits", logits)
+        monkeypatch.setattr(runner, "_run_on_gpu", run_or_fail)
         monkeypatch.setattr(model_runner, "sample_on_device", sample)
         monkeypatch.setattr(TokensOnDevice, "__post_init__", tokens)
 
@@ -75,7 +74,11 @@ class Device:
             self.fails_at = None
             raise torch.OutOfMemoryError(f"at {point}")
 
-    def place(self, step: PackedStep, before: Tensor | None) -> StepInput:
+    def outputs(self, step: PackedStep, before: Tensor | None) -> tuple[Tensor, None]:
+        runner = self._engine._runner
+        return runner._model.forward(self._place(step, before), runner._kv_cache), None
+
+    def _place(self, step: PackedStep, before: Tensor | None) -> StepInput:
         owners = [entry.sequence for entry in self._plan.entries for _ in range(entry.num_tokens)]
         assert len(owners) == len(step.token_ids)
         token_ids = step.token_ids.copy()

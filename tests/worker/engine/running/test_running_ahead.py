@@ -37,19 +37,22 @@ pytestmark = pytest.mark.skipif(
 class Device:
     """What a model runner has for a GPU, over the CPU's own placement."""
 
-    graphs = None
+    num_padding = 0
 
     def __init__(self, engine: Engine) -> None:
-        self.placement, self._placement = self, engine._runner._placement
+        self._runner = engine._runner
         self.num_pending: list[int] = []
 
-    def place(self, step: PackedStep, before: Tensor | None) -> StepInput:
+    def outputs(self, step: PackedStep, before: Tensor | None) -> tuple[Tensor, None]:
+        return self._runner._model.forward(self._place(step, before), self._runner._kv_cache), None
+
+    def _place(self, step: PackedStep, before: Tensor | None) -> StepInput:
         self.num_pending.append(len(step.pending))
         token_ids = step.token_ids.copy()
         for row, place in step.pending:
             assert token_ids[row] == 0
             token_ids[row] = before[place]
-        return self._placement.place(replace(step, token_ids=token_ids))
+        return self._runner._placement.place(replace(step, token_ids=token_ids))
 
 
 @pytest.fixture
