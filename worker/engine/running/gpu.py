@@ -19,7 +19,7 @@ from worker.engine.running.gpu_step_input import AttentionPlanner, GpuPlacement
 from worker.engine.running.gpu_steps import PaddedDecode, run_each_kind, run_largest_step
 from worker.engine.running.input_builder import PackedStep
 from worker.engine.running.kv_cache import KVCacheSize, kv_format_of, size_kv_cache
-from worker.engine.speculation.speculation import FEW
+from worker.engine.speculation.speculation import FEW, MAX_GUESSES_OF_ALL
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,12 @@ def measured_kv_cache_size(
     if config.draft_model is not None:  # it is loaded later
         num_bytes -= _most_weight_bytes(config.draft_model, dtype)
     return size_kv_cache(config, architecture, dtype, max(num_bytes, 0))
+
+
+def num_logits(config: EngineConfig) -> int:
+    """Return the most rows of a Step's logits: of each Sequence one, and one for each guess."""
+    count = config.max_num_sequences
+    return count + max(MAX_GUESSES_OF_ALL, FEW * count) if config.speculates else count
 
 
 def _most_weight_bytes(directory: Path, dtype: torch.dtype) -> int:
@@ -101,7 +107,7 @@ class GpuSteps:
                 max_num_sequences=config.max_num_sequences,
                 max_tokens=config.max_tokens_per_step,
                 max_model_len=max_model_len,
-                num_logits=config.max_num_sequences * (1 + FEW if config.speculates else 1),
+                num_logits=num_logits(config),
                 has_trees=has_trees,
             )
             torch.cuda.synchronize()

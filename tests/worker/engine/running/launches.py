@@ -20,10 +20,12 @@ from triton.runtime.jit import JITFunction
 
 import kernels.device
 from tests.fixtures.generation import make_engine
+from tests.fixtures.speculation import guess_with_heads
 from worker.engine.engine import Engine
 from worker.engine.models.registry import read_architecture
 from worker.engine.requests.generation import GenerationRequest
 from worker.engine.running import model_runner
+from worker.engine.running.gpu import num_logits
 from worker.engine.running.gpu_step_input import AttentionPlanner
 from worker.engine.running.gpu_steps import PaddedDecode, run_each_kind
 from worker.values.sampling import SamplingParams
@@ -96,8 +98,8 @@ def start(engine: Engine) -> None:
             max_num_sequences=config.max_num_sequences,
             max_tokens=config.max_tokens_per_step,
             max_model_len=info.max_model_len,
-            num_logits=config.max_num_sequences,
-            has_trees=False,
+            num_logits=num_logits(config),
+            has_trees=runner.medusa is not None,
         )
         decode = PaddedDecode(
             runner._model,
@@ -144,10 +146,20 @@ def main(checkpoint: str, fields: str) -> None:
     model_runner.open_device = lambda _: CPU  # type: ignore[assignment]
     engine = make_engine(Path(checkpoint), device="cuda", **json.loads(fields))
     start(engine)
+    if engine._runner.medusa is not None:
+        guess_with_heads(engine)
+        waiting = engine._speculation._waiting
+        assert waiting is not None
+        waiting.wants = lambda plan: bool(plan.entries)  # type: ignore[method-assign]
     at_start = set(compiled)
     num_steps = run_mixed(engine)
     later = sorted(compiled - at_start)
-    found = {"at_start": len(at_start), "num_steps": num_steps, "later": later}
+    found = {
+        "at_start": len(at_start),
+        "num_steps": num_steps,
+        "num_guesses": engine.stats.medusa_guessed_tokens,
+        "later": later,
+    }
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.fixtures.tiny_llama import write_tiny_llama
+from worker.engine.models.medusa_heads import MedusaHeads
+from worker.engine.models.registry import read_architecture
 
 SETTINGS = {"max_num_sequences": 70, "max_tokens_per_step": 150, "max_model_len": 1100, "num_blocks": 2000}
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama": ({}, {"dtype": "f32"}),
     "llama in bf16": ({}, {"dtype": "bf16", "kv_cache_dtype": "int8"}),
     "int8": ({}, {"dtype": "int8"}),
+    "heads": ({}, {"dtype": "bf16", "speculates": True}),
     "gemma3": (
         {
             "config_class": "Gemma3TextConfig",
@@ -62,7 +66,10 @@ def launches(model: Path, fields: dict[str, Any]) -> Any:
 def test_no_step_compiles_a_kernel(name: str, tmp_path: Path) -> None:
     fields, settings = MODELS[name]
     model = write_tiny_llama(tmp_path, max_position_embeddings=2048, **fields)
+    if name == "heads":
+        MedusaHeads.new(4, read_architecture(model).hidden_size).save(model, torch.float32)
     found = launches(model, settings)
     assert found["at_start"] > 5
     assert found["num_steps"] > 100
+    assert (found["num_guesses"] > 100) == (name == "heads")
     assert found["later"] == []
