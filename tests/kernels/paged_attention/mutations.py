@@ -78,8 +78,8 @@ TABLES = (
             ),
             Mutation(
                 "no maximum subtracted",
-                "tl.exp2(scores - reference[:, None])",
-                "tl.exp2(scores)",
+                "tl.fma(scores, unit, -reference[:, None])",
+                "scores * unit",
                 only=ROWS,
             ),
             Mutation(
@@ -135,6 +135,24 @@ TABLES = (
                 only=ROWS,
             ),
             Mutation(
+                "tile: rows read what comes after them",
+                "position + 1 - HAS_TREES * MAX_TREE_ROWS, 0) // BLOCK_N",
+                "position + BLOCK_N - HAS_TREES * MAX_TREE_ROWS, 0) // BLOCK_N",
+                only=ROWS,
+            ),
+            Mutation(
+                "tree: siblings before the last tokens are read",
+                "position + 1 - HAS_TREES * MAX_TREE_ROWS, 0) // BLOCK_N",
+                "position + 1, 0) // BLOCK_N",
+                only=ROWS,
+            ),
+            Mutation(
+                "scores have another unit",
+                "unit = (soft_cap if HAS_SOFT_CAP else scale) * log2_e",
+                "unit = scale * log2_e",
+                only=ROWS,
+            ),
+            Mutation(
                 "keys have no scale",
                 "scores *= tl.load(scales + slot, mask=in_range, other=0.0)[None, :]",
                 "scores *= 1.0",
@@ -152,7 +170,7 @@ TABLES = (
                 "value_slot = slot + BLOCK_SIZE",
                 only=ROWS,
             ),
-            Mutation("soft cap: another tangent", "(1 - 2 / (tl.exp2(", "(1 - 1 / (tl.exp2(", only=ROWS),
+            Mutation("soft cap: another tangent", "1 - 2 / (tl.exp2(", "1 - 1 / (tl.exp2(", only=ROWS),
             Mutation(
                 "slots of shorter Blocks",
                 "+ kv_head) * BLOCK_SIZE + token % BLOCK_SIZE",

@@ -90,18 +90,7 @@ class ModelRunner:
             self._kv_cache = allocate_kv_cache(config, architecture, size.num_blocks, dtype, self.device)
             self.medusa = _medusa(config, self._model, architecture, weights.activation_dtype, self.device)
             if config.device == "cuda":
-                from worker.engine.running.gpu import GpuSteps  # noqa: PLC0415  (it needs Triton)
-
-                self._gpu = GpuSteps(
-                    config,
-                    architecture,
-                    self._model,
-                    self._kv_cache,
-                    dtype,
-                    self.device,
-                    size.max_model_len,
-                    has_trees=self.medusa is not None,
-                )
+                self._gpu = self._gpu_steps(config, architecture, dtype, size.max_model_len)
         self._placement = CpuPlacement(
             block_size=config.block_size,
             group=architecture.num_heads // architecture.num_kv_heads,
@@ -126,6 +115,22 @@ class ModelRunner:
             kv_cache_bytes=size.num_blocks * size.block_bytes,
             weight_bytes=weights.num_bytes,
             weight_formats=dict(weights.formats),
+        )
+
+    def _gpu_steps(
+        self, config: EngineConfig, architecture: Architecture, dtype: torch.dtype, max_model_len: int
+    ) -> "GpuSteps":
+        from worker.engine.running.gpu import GpuSteps  # noqa: PLC0415  (it needs Triton)
+
+        return GpuSteps(
+            config,
+            architecture,
+            self._model,
+            self._kv_cache,
+            dtype,
+            self.device,
+            max_model_len,
+            has_trees=self.medusa is not None,
         )
 
     @torch.inference_mode()
