@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -146,8 +147,8 @@ def read_line(text: bytes | LineTooLongError) -> Line:
     method = value.get("method")
     if not isinstance(method, str) or method.upper() != "POST":
         raise WrongLineError("invalid_method", "method: must be 'POST'", "method")
-    if unknown := value.keys() - FIELDS:
-        param = min(unknown)[:MAX_NAME_CHARACTERS]
+    if not value.keys() <= FIELDS:
+        param = min(value.keys() - FIELDS)[:MAX_NAME_CHARACTERS]
         raise WrongLineError("unknown_field", f"{param}: is not a known field; check its spelling", param)
     url, body = to_path(value.get("url")), value.get("body")
     if not isinstance(url, str):
@@ -170,8 +171,13 @@ def to_path(url: Any) -> Any:
     Files made for other servers have whole URLs, such as `https://api.openai.com/v1/embeddings`, and some
     leave `/v1` out.
     """
-    is_url = isinstance(url, str) and len(url) <= MAX_URL_CHARACTERS
-    match = URL.fullmatch(url) if is_url else None
+    return _to_path(url) if isinstance(url, str) and len(url) <= MAX_URL_CHARACTERS else url
+
+
+# The lines of a file mostly name one.
+@lru_cache(64)
+def _to_path(url: str) -> str:
+    match = URL.fullmatch(url)
     return url if match is None else f"/v1{match[1]}"
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import islice
 from threading import Event
+from typing import Any
 
 from api.blobs.store import BlobError, MissingBlobError
 from api.dependencies import Services
@@ -169,12 +170,14 @@ class BatchReader:
                 raise
             return _to_wrong(custom_id_of(text), number, error)
         metadata = line.body.get("metadata")
-        return replace(
-            request,
-            endpoint=None if line.url == held.endpoint else line.url,
-            metadata=metadata if isinstance(metadata, dict) and metadata else None,
-            expected=line.expected,
-        )
+        own: dict[str, Any] = {}  # seldom anything
+        if line.url != held.endpoint:
+            own["endpoint"] = line.url
+        if isinstance(metadata, dict) and metadata:
+            own["metadata"] = metadata
+        if line.expected is not None:
+            own["expected"] = line.expected
+        return replace(request, **own) if own else request
 
     def _store(self, held: FilesClaim, chunk: "_Chunk", *, may_repeat: bool) -> int | None:
         earlier = self._earlier.setdefault(held.batch_id, Earlier())

@@ -94,7 +94,8 @@ class Checkpoint:
     ) -> None:
         self.model = model
         self.beside: tuple[Checkpoint, ...] = ()  # of the other models that are served with it
-        self.aliases = tuple(alias for alias, name in aliases.items() if name == model.name != alias)
+        aliases_of_it = tuple(alias for alias, name in aliases.items() if name == model.name != alias)
+        self.names = (model.name, *aliases_of_it)  # by which a client may ask for the model, its own first
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
@@ -184,24 +185,21 @@ class Checkpoint:
         return self.model.name
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Every name by which a client may ask for the model, its own first."""
-        return (self.name, *self.aliases)
-
-    @property
     def served(self) -> "tuple[Checkpoint, ...]":
         """The checkpoints of all models that are served, this one first."""
         return (self, *self.beside)
 
     def named(self, name: str) -> "Checkpoint | None":
         """Return the checkpoint of the served model of this name; None: there is none."""
-        return next((one for one in self.served if name in one.names), None)
+        if name in self.names:
+            return self
+        return next((one for one in self.beside if name in one.names), None)
 
     def of(self, fingerprint: str | None) -> "Checkpoint | None":
         """Return the checkpoint of a served model, by its fingerprint; this one for None."""
-        if fingerprint is None:
+        if fingerprint is None or fingerprint == self.model.fingerprint:
             return self
-        return next((one for one in self.served if one.model.fingerprint == fingerprint), None)
+        return next((one for one in self.beside if one.model.fingerprint == fingerprint), None)
 
     def serving(self, model: Model | None) -> "Checkpoint":
         """Return the checkpoint of a model; this one for None, or if the model is not served here."""

@@ -110,6 +110,7 @@ class FormatFields(Schema):
     ebnf: ContextFree | None = None
 
 
+FIELDS = tuple(FormatFields.model_fields)
 # What each field asks for; a grammar becomes a regular expression.
 KINDS = {
     "guided_json": FormatKind.JSON_SCHEMA,
@@ -136,9 +137,9 @@ def to_format(
         InvalidInputError: several are set, or no engine could follow it.
 
     """
-    if fields.model_fields_set.isdisjoint(FormatFields.model_fields):
+    if fields.model_fields_set.isdisjoint(FIELDS):
         return None
-    named = [name for name in FormatFields.model_fields if getattr(fields, name) is not None]
+    named = [name for name in FIELDS if getattr(fields, name) is not None]
     if not named:
         return None
     if len(named) > 1:

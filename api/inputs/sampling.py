@@ -124,11 +124,13 @@ def to_params(
     """
     changes: dict[str, Any] = {
         name: value
-        for name in PLAIN_FIELDS & fields.model_fields_set
-        if (value := getattr(fields, name)) is not None
+        for name in fields.model_fields_set
+        if name in PLAIN_FIELDS and (value := getattr(fields, name)) is not None
     }
-    counts = {"logprobs": fields.num_logprobs, "prompt_logprobs": fields.num_prompt_logprobs}
-    changes |= {name: count for name, count in counts.items() if count is not None}
+    if (count := fields.num_logprobs) is not None:
+        changes["logprobs"] = count
+    if (count := fields.num_prompt_logprobs) is not None:
+        changes["prompt_logprobs"] = count
     if "max_tokens" in changes:
         changes["must_fit"] = True
     if "stop" in changes:
@@ -177,6 +179,8 @@ def _check(params: SamplingParams, checkpoint: Checkpoint, path: str) -> None:
             "truncate_prompt_tokens",
             "-1 leaves room for max_tokens; send a max_tokens below the context",
         )
+    if not (params.logit_bias or params.stop_token_ids):
+        return
     most = checkpoint.vocab_size - 1
     for name, token_ids in (
         ("logit_bias", [token for token, _ in params.logit_bias]),
