@@ -127,10 +127,8 @@ def to_params(
         for name in fields.model_fields_set
         if name in PLAIN_FIELDS and (value := getattr(fields, name)) is not None
     }
-    if (count := fields.num_logprobs) is not None:
-        changes["logprobs"] = count
-    if (count := fields.num_prompt_logprobs) is not None:
-        changes["prompt_logprobs"] = count
+    counts = (("logprobs", fields.num_logprobs), ("prompt_logprobs", fields.num_prompt_logprobs))
+    changes |= {name: count for name, count in counts if count is not None}
     if "max_tokens" in changes:
         changes["must_fit"] = True
     if "stop" in changes:
