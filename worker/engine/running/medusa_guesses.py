@@ -62,6 +62,11 @@ class MedusaGuesses:
 
     def chose(self, chosen: Chosen, hidden: Tensor) -> None:
         """Keep a Step's hidden states [num_rows, hidden_size]."""
+        # Some were cancelled, or may have no guesses; and a GPU's Step may hold some that have ended.
+        if len(self._states) > 2 * len(chosen.sequences) + 64:
+            self._states = {
+                one: kept for one, kept in self._states.items() if one.state is not SequenceState.FINISHED
+            }
         for sequence, rows in zip(chosen.sequences, chosen.rows, strict=True):
             self._states[sequence] = hidden, rows[-1]
 
@@ -72,10 +77,6 @@ class MedusaGuesses:
         Learns first which candidates of the last guesses were right, verified or not.
         """
         self._learn()
-        if len(self._states) > 2 * len(sequences) + 64:  # some were cancelled
-            self._states = {
-                one: kept for one, kept in self._states.items() if one.state is not SequenceState.FINISHED
-            }
         guesses = [NO_GUESS] * len(sequences)
         wanted = [
             (place, one.token_ids[-1], *self._states[one])

@@ -14,6 +14,7 @@ from worker.contract.models import identify
 from worker.engine.models.medusa_heads import MedusaHeads
 from worker.engine.requests.errors import CheckpointError
 from worker.values.model_files import HEADS_FILE
+from worker.values.sampling import Optimization, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("only_on_cpu")
 
@@ -79,6 +80,14 @@ def test_heads_that_cost_more_than_they_yield_are_not_asked(with_heads: Path) ->
 
 def test_without_speculation_nothing_is_kept(with_heads: Path) -> None:
     assert make_engine(with_heads)._runner.medusa is None
+
+
+def test_states_of_what_has_ended_are_forgotten(with_heads: Path) -> None:
+    """Also of requests that may have no guess, about which nobody asks."""
+    engine = make_engine(with_heads, speculates=True)
+    params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, optimization=Optimization.BASIC)
+    run(engine, requests_for([(5, 6 + number) for number in range(200)], params))
+    assert len(engine._runner.medusa._states) < 100  # type: ignore[union-attr]
 
 
 def test_heads_are_no_part_of_the_model(checkpoint: Path, with_heads: Path) -> None:
