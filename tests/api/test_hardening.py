@@ -189,5 +189,5 @@ def test_no_secret_reaches_a_log(store: Store, config: Settings, caplog: pytest.
             client.post("/v1/batch/async", headers=bearer(key), json=body)
             client.post("/v1/batch/async", headers=bearer(key), json={"prompts": ["a prompt of mine"]})
     assert caplog.text
-    for secret in (key, key.rpartition("_")[2], password, "a prompt of mine"):
+    for secret in (key, key.split("_", 2)[2], password, "a prompt of mine"):
         assert secret not in caplog.text
