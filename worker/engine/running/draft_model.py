@@ -74,6 +74,7 @@ class DraftModel:
         eight_bits = EIGHT_BITS.get(config.dtype)
         with torch.inference_mode():
             with Weights(directory, dtype, device=device, is_gpu=is_gpu, eight_bits=eight_bits) as weights:
+                # Angles for the model's own length: a GPU's first Steps, which compile, run as far.
                 self._model = architecture.load(weights, info.max_model_len)
             self._kv_cache = allocate_kv_cache(config, architecture, info.num_blocks, dtype, device)
             if is_gpu:
