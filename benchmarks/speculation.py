@@ -43,6 +43,7 @@ from worker.engine.running.draft_model import DraftModel
 from worker.engine.running.medusa_guesses import MedusaGuesses
 from worker.engine.speculation.lookup import LookupProposer
 from worker.engine.speculation.speculation import Speculation
+from worker.engine.speculation.waiting import Waiting
 from worker.values.sampling import FormatKind, OutputFormat, SamplingParams
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
@@ -154,13 +155,19 @@ def measure(
     # One Engine for all: two differ by some percent in speed, by where their memory lies.
     engine = Engine(EngineConfig.for_device(**config, speculates=True, enable_prefix_cache=False))
     pool, stats = engine._scheduler.block_pool, engine.stats  # noqa: SLF001
-    heads, waiting = engine._runner.medusa, engine._speculation._waiting  # noqa: SLF001
+    heads, waits = engine._runner.medusa, engine._speculation._waiting is not None  # noqa: SLF001
     proposers = {name_of(one): one for one in engine._speculation.proposers}  # noqa: SLF001
     chosen = {"none": [], "all": list(proposers.values())}
     if apart:
         chosen |= {name: [one] for name, one in proposers.items()}
     deciding = {
-        name: Speculation(some, pool, stats, block_size=engine.config.block_size, waiting=waiting)
+        name: Speculation(
+            some,
+            pool,
+            stats,
+            block_size=engine.config.block_size,
+            waiting=Waiting() if waits and some else None,
+        )
         for name, some in chosen.items()
     }
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in chosen}

@@ -12,11 +12,11 @@ from torch import Tensor
 from kernels.kv_write import GpuLayerCache, PagedCache
 from worker.engine.models.registry import Architecture, LoadedModel
 from worker.engine.requests.config import EngineConfig
-from worker.engine.running.cuda_graphs import DecodeGraphs
+from worker.engine.running.cuda_graphs import StepGraphs, graph_sizes
 from worker.engine.running.device import spare_bytes
 from worker.engine.running.device_tables import DeviceTables
 from worker.engine.running.gpu_step_input import AttentionPlanner, GpuPlacement
-from worker.engine.running.gpu_steps import PaddedDecode, run_each_kind, run_largest_step
+from worker.engine.running.gpu_steps import PaddedStep, StepSize, run_each_kind, run_largest_step
 from worker.engine.running.input_builder import PackedStep
 from worker.engine.running.kv_cache import KVCacheSize, kv_format_of, size_kv_cache
 from worker.engine.speculation.speculation import FEW, MAX_GUESSES_OF_ALL
@@ -68,7 +68,7 @@ def _most_weight_bytes(directory: Path, dtype: torch.dtype) -> int:
 
 
 class GpuSteps:
-    """Runs a model's Steps on a GPU: decode Steps as CUDA graphs, all others launch by launch.
+    """Runs a model's Steps on a GPU: small ones as CUDA graphs, all others launch by launch.
 
     The constructor runs each kind of Step once, to compile its kernels, and records the graphs.
     """
@@ -96,7 +96,7 @@ class GpuSteps:
             device=device,
         )
         self.placement = GpuPlacement(planner, self.tables, device)
-        self.graphs: DecodeGraphs | None = None
+        self.graphs: StepGraphs | None = None
         if device.type == "cuda":
             began = time.monotonic()
             run_each_kind(
@@ -112,16 +112,20 @@ class GpuSteps:
             )
             torch.cuda.synchronize()
             logger.info("ran each kind of Step in %.1f s", time.monotonic() - began)
-            decode = PaddedDecode(
+            sizes = graph_sizes(
+                config.max_num_sequences, config.max_tokens_per_step, speculates=config.speculates
+            )
+            padded = PaddedStep(
                 model,
                 kv_cache,
                 planner,
                 device,
-                max_num_sequences=config.max_num_sequences,
+                largest=StepSize(*map(max, zip(*sizes, strict=True))),
                 max_model_len=max_model_len,
                 tables=self.tables,
+                has_trees=has_trees,
             )
-            self.graphs = DecodeGraphs(decode, config.max_num_sequences)
+            self.graphs = StepGraphs(padded, sizes)
 
     def outputs(self, step: PackedStep, before: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the final hidden states of a Step's output rows, and their logits if they are at hand.
@@ -133,6 +137,6 @@ class GpuSteps:
         if self.graphs is not None:
             found = self.graphs.outputs(step, before)
             if found is not None:
-                self.num_padding = self.graphs.num_rows - len(step.num_tokens)
+                self.num_padding = self.graphs.num_rows - len(step.token_ids)
                 return found
         return self._model.forward(self.placement.place(step, before), self._kv_cache), None

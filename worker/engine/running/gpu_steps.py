@@ -1,7 +1,8 @@
-"""Runs empty Steps on a GPU to measure memory and compile kernels, and padded decode Steps for graphs."""
+"""Runs empty Steps on a GPU to measure memory and compile kernels, and padded Steps for graphs."""
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -117,8 +118,20 @@ def _run_empty(
     return model.forward(step, kv_cache)
 
 
-class PaddedDecode:
-    """A decode Step in tensors at fixed addresses, padded to one of several sizes.
+class StepSize(NamedTuple):
+    """How many Sequences and tokens a padded Step has room for; as many of both: one token of each."""
+
+    num_sequences: int
+    num_tokens: int
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether no Sequence may have several tokens."""
+        return self.num_sequences == self.num_tokens
+
+
+class PaddedStep:
+    """A Step in tensors at fixed addresses, padded to one of several sizes. All its rows get logits.
 
     Padding rows have no Slot and belong to Sequences without rows; their results are not used.
     """
@@ -130,9 +143,10 @@ class PaddedDecode:
         planner: AttentionPlanner,
         device: torch.device,
         *,
-        max_num_sequences: int,
+        largest: StepSize,
         max_model_len: int,
         tables: DeviceTables,
+        has_trees: bool,
     ) -> None:
         self._model = model
         self._kv_cache = kv_cache
@@ -140,49 +154,57 @@ class PaddedDecode:
         self._device = device
         self._tables = tables
         self._max_model_len = max_model_len
+        self.has_trees = has_trees  # without, Steps of trees do not fit
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.int32, device=device)
 
+        num_sequences, num_tokens = largest
         self._tensors = StepTensors(
-            token_ids=zeros(max_num_sequences),
-            positions=zeros(max_num_sequences),
-            slots=zeros(max_num_sequences) - 1,
-            query_starts=zeros(max_num_sequences + 1),
-            context_lens=zeros(max_num_sequences),
-            block_tables=zeros(max_num_sequences, -(-max_model_len // tables.block_size)),
+            token_ids=zeros(num_tokens),
+            positions=zeros(num_tokens),
+            slots=zeros(num_tokens) - 1,
+            query_starts=zeros(num_sequences + 1),
+            context_lens=zeros(num_sequences),
+            block_tables=zeros(num_sequences, -(-max_model_len // tables.block_size)),
             output_rows=zeros(0),
+            hidden=zeros(num_tokens) if has_trees else None,
         )
 
-    def fill(self, step: PackedStep, size: int, before: Tensor | None) -> None:
-        """Copy a decode Step of at most `size` Sequences to where `forward(size)` reads it.
+    def fill(self, step: PackedStep, size: StepSize, before: Tensor | None) -> None:
+        """Copy a Step that is no larger than `size` to where `forward(size)` reads it.
 
         `before` is as in `GpuPlacement.place`.
         """
         new, _ = upload(step, self._tables, self._device, before)
-        own, count = self._tensors, len(step.num_tokens)
-        own.token_ids[:count] = new.token_ids
-        own.positions[:count] = new.positions
-        own.slots[:count] = new.slots
-        own.slots[count:size] = -1
+        own, count, num_tokens = self._tensors, len(step.num_tokens), len(step.token_ids)
+        own.token_ids[:num_tokens] = new.token_ids
+        own.positions[:num_tokens] = new.positions
+        own.slots[:num_tokens] = new.slots
+        own.slots[num_tokens : size.num_tokens] = -1
         own.query_starts[: count + 1] = new.query_starts
-        own.query_starts[count + 1 : size + 1] = count
+        own.query_starts[count + 1 : size.num_sequences + 1] = num_tokens
         own.context_lens[:count] = new.context_lens
         own.block_tables[:count, : new.block_tables.shape[1]] = new.block_tables
+        if own.hidden is not None and not size.is_decode:
+            own.hidden[:num_tokens] = 0 if new.hidden is None else new.hidden
 
-    def forward(self, size: int) -> tuple[Tensor, Tensor]:
-        """Return the final hidden states and the logits of the first `size` rows."""
-        own = self._tensors
+    def forward(self, size: StepSize) -> tuple[Tensor, Tensor]:
+        """Return the final hidden states and the logits of the first `size.num_tokens` rows."""
+        own, (num_sequences, num_tokens) = self._tensors, size
         tensors = StepTensors(
-            token_ids=own.token_ids[:size],
-            positions=own.positions[:size],
-            slots=own.slots[:size],
-            query_starts=own.query_starts[: size + 1],
-            context_lens=own.context_lens[:size],
-            block_tables=own.block_tables[:size],
+            token_ids=own.token_ids[:num_tokens],
+            positions=own.positions[:num_tokens],
+            slots=own.slots[:num_tokens],
+            query_starts=own.query_starts[: num_sequences + 1],
+            context_lens=own.context_lens[:num_sequences],
+            block_tables=own.block_tables[:num_sequences],
             output_rows=own.output_rows,
+            hidden=None if own.hidden is None or size.is_decode else own.hidden[:num_tokens],
         )
-        plan = self._planner.plan(tensors, max_query_len=1, max_context_len=self._max_model_len)
+        plan = self._planner.plan(
+            tensors, max_query_len=1 if size.is_decode else num_tokens, max_context_len=self._max_model_len
+        )
         step = StepInput(tensors.token_ids, tensors.positions, tensors.slots, plan, None)
         hidden = self._model.forward(step, self._kv_cache)
         return hidden, self._model.logits(hidden)

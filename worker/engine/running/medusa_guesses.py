@@ -15,12 +15,13 @@ from worker.engine.choosing.chosen_tokens import Chosen
 from worker.engine.models.medusa_heads import MedusaHeads
 from worker.engine.models.registry import LoadedModel
 from worker.engine.running.device import is_out_of_memory
-from worker.engine.sequences.sequence import Sequence, SequenceState
+from worker.engine.sequences.sequence import Sequence
 from worker.engine.speculation.proposer import MAX_GUESSES, NO_GUESS, GuessedTokens
 
 SOURCE = "medusa"
 LEVELS = 8  # of a head's own probability; tokens of one head and level are right about equally often
 REMEMBERED_PASSES = 9
+KEPT_STEPS = 4  # whose hidden states are kept: a Sequence may have been left out of the last ones
 REMEMBERED = 64.0  # guesses; older ones fade
 RENEWED = 16  # looks that are learned from before the tree is made again
 # The shares of right ones among a head's candidates, likeliest first, before any guess, and how many guesses
@@ -50,7 +51,9 @@ class MedusaGuesses:
         self._model, self._heads = model, heads
         self._at_once = max(1, MAX_LOGITS // (vocab_size * heads.num_heads))  # Sequences
         self._num_candidates = min(len(FIRST), vocab_size)
-        self._states: dict[Sequence, tuple[Tensor, int]] = {}  # hidden states of a Step, and the row
+        self._steps: deque[tuple[Chosen, Tensor]] = deque(
+            maxlen=KEPT_STEPS
+        )  # with hidden states, latest last
         # Of each head, and how many tokens were known then; until it is seen which ones were right.
         self._candidates: dict[Sequence, tuple[int, list[list[int]]]] = {}
         self._tried = [0.0] * heads.num_heads
@@ -62,13 +65,8 @@ class MedusaGuesses:
 
     def chose(self, chosen: Chosen, hidden: Tensor) -> None:
         """Keep a Step's hidden states [num_rows, hidden_size]."""
-        # Some were cancelled, or may have no guesses; and a GPU's Step may hold some that have ended.
-        if len(self._states) > 2 * len(chosen.sequences) + 64:
-            self._states = {
-                one: kept for one, kept in self._states.items() if one.state is not SequenceState.FINISHED
-            }
-        for sequence, rows in zip(chosen.sequences, chosen.rows, strict=True):
-            self._states[sequence] = hidden, rows[-1]
+        if chosen.sequences:
+            self._steps.append((chosen, hidden))
 
     @torch.inference_mode()
     def propose(self, sequences: Items[Sequence], limits: Items[int]) -> list[GuessedTokens]:
@@ -78,10 +76,11 @@ class MedusaGuesses:
         """
         self._learn()
         guesses = [NO_GUESS] * len(sequences)
+        states = self._states(sequences)
         wanted = [
-            (place, one.token_ids[-1], *self._states[one])
+            (place, one.token_ids[-1], *states[one])
             for place, (one, limit) in enumerate(zip(sequences, limits, strict=True))
-            if limit > 0 and one in self._states
+            if limit > 0 and one in states
         ]
         if not wanted:
             return guesses
@@ -103,8 +102,20 @@ class MedusaGuesses:
         return guesses
 
     def ended(self, sequence: Sequence) -> None:
-        """Forget the Sequence."""
-        self._states.pop(sequence, None)
+        """Do nothing: what is kept is forgotten in a few Steps."""
+
+    def _states(self, sequences: Items[Sequence]) -> dict[Sequence, tuple[Tensor, int]]:
+        """Return the hidden states and the row that chose the newest token of each of these, if they are kept."""
+        found: dict[Sequence, tuple[Tensor, int]] = {}
+        missing = set(sequences)
+        for chosen, hidden in reversed(self._steps):
+            for sequence, rows in zip(chosen.sequences, chosen.rows, strict=True):
+                if sequence in missing:
+                    found[sequence] = hidden, rows[-1]
+            missing -= found.keys()
+            if not missing:
+                break
+        return found
 
     def _learn(self) -> None:
         for sequence, (num_known, heads) in self._candidates.items():

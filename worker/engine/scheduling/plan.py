@@ -64,6 +64,18 @@ class StepPlan:
         """Number of them that are guesses."""
         return sum(len(entry.guesses) for entry in self.entries)
 
+    @cached_property
+    def is_decode(self) -> bool:
+        """Whether each Sequence runs no other known token than its newest one, and there is a Sequence."""
+        return bool(self.entries) and all(
+            entry.is_sampled and entry.num_tokens == 1 + len(entry.guesses) for entry in self.entries
+        )
+
+    @cached_property
+    def needs_host(self) -> bool:
+        """Whether the host has to see the logits of a Sequence."""
+        return any(entry.sequence.has_logit_rules or entry.sequence.needs_logprobs for entry in self.entries)
+
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:

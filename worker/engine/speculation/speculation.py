@@ -24,7 +24,7 @@ from worker.engine.speculation.acceptance import AcceptanceRates
 from worker.engine.speculation.account import Account, OpenSavings, evenness
 from worker.engine.speculation.allowed import may_guess, only_allowed
 from worker.engine.speculation.proposer import DRAFT, MAX_GUESSES, GuessedTokens, Proposer
-from worker.engine.speculation.step_times import StepTimes
+from worker.engine.speculation.step_times import FIXED_TOKENS, FIXED_TOKENS_OF_GPU, StepTimes
 from worker.engine.speculation.waiting import Waiting
 
 MAX_GUESSES_OF_ALL = 128  # but at least FEW of each
@@ -63,7 +63,7 @@ class Speculation:
         waiting: Waiting | None = None,
     ) -> None:
         """Guess after every Step; with `waiting`, only after those whose tokens it says to wait for."""
-        self.times = StepTimes()
+        self.times = StepTimes(FIXED_TOKENS if waiting is None else FIXED_TOKENS_OF_GPU)
         self.rates = AcceptanceRates()
         self.use(proposers)
         self._block_pool = block_pool
@@ -107,7 +107,7 @@ class Speculation:
             self._num_resting -= 1
             self._num_rested += 1
             return plan
-        if not _is_decode(plan) or (self._waiting is not None and not self._waiting.wants(plan)):
+        if not _is_known(plan) or (self._waiting is not None and not self._waiting.wants(plan)):
             return plan
         room = max_tokens - len(plan.entries)
         if room > 0 and self._is_time(len(plan.entries)):
@@ -382,11 +382,9 @@ class Speculation:
         return num_guesses
 
 
-def _is_decode(plan: StepPlan) -> bool:
+def _is_known(plan: StepPlan) -> bool:
     """Return whether each Sequence runs its newest token only, and that token is on the host."""
-    return plan.num_tokens == len(plan.entries) > 0 and all(
-        entry.is_sampled and not entry.sequence.num_pending_tokens for entry in plan.entries
-    )
+    return not any(entry.sequence.num_pending_tokens for entry in plan.entries) and plan.is_decode
 
 
 def _shares(offers: Iterable[_Offer]) -> list[float]:

@@ -8,15 +8,17 @@ from statistics import fmean, median
 
 REMEMBERED = 7  # Steps of a size; their median bears what other programs do to single Steps
 EXACT = 16  # larger sizes share a row of the table with sizes up to an eighth of an octave away
-# A Step's fixed cost as tokens, while only one size is known.
-FIXED_TOKENS = 8
+# A Step's fixed cost as tokens, beyond the sizes that were measured: of a CPU, and of a GPU, which reads its
+# weights in the time that it multiplies some hundred tokens in.
+FIXED_TOKENS, FIXED_TOKENS_OF_GPU = 8, 256
 FAR = 1 << 12  # tokens beyond the largest measured size, to which the last line reaches
 
 
 class StepTimes:
     """Median seconds by tokens, with straight lines between the sizes that were measured."""
 
-    def __init__(self) -> None:
+    def __init__(self, fixed_tokens: int = FIXED_TOKENS) -> None:
+        self._fixed_tokens = fixed_tokens
         self._measured: dict[int, deque[tuple[int, float]]] = {}
         self._points: dict[int, tuple[float, float]] = {}  # (tokens, seconds) by row
         self._changed: set[int] = set()  # rows whose points are old
@@ -45,7 +47,7 @@ class StepTimes:
             (low, low_seconds), (high, high_seconds) = line[place - 1], line[place]
             return low_seconds + (high_seconds - low_seconds) * (num_tokens - low) / (high - low)
         size, seconds = line[0] if place == 0 else line[-1]
-        return seconds * (num_tokens + FIXED_TOKENS) / (size + FIXED_TOKENS)
+        return seconds * (num_tokens + self._fixed_tokens) / (size + self._fixed_tokens)
 
     def onward(self, num_tokens: int) -> Iterator[float]:
         """Yield the expected seconds of a Step of this size, of one more token, and so on up to FAR more.

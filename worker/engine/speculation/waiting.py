@@ -12,10 +12,11 @@ from worker.engine.scheduling.plan import StepPlan
 from worker.engine.speculation.allowed import may_guess
 
 WINDOW = 32  # decode Steps
-# Windows of the better kind before the other one is tried: as many as Sequences within these bounds, and
-# twice as many after each try in vain. A try is two windows: in the first, guesses find out what they cost.
+# Windows of the better kind before the other one is tried: at first as many as Sequences, within these
+# bounds; after a try in vain as many as make it cost this share of the time. A try is two windows: in the
+# first, guesses find out what they cost.
 FIRST_GAP, LAST_GAP = 2, 256
-TRY = 2
+TRY, COST = 2, 0.005
 MARGIN = 1.02  # by which the other kind has to be better
 SKIPPED = 2  # Steps after a change, which are of both kinds
 
@@ -48,7 +49,8 @@ class _Size:
             if rate > MARGIN * self.rate:
                 self.waits, self.rate, self.gap = not self.waits, rate, self.first_gap
             else:
-                self.gap = min(2 * self.gap, LAST_GAP)
+                lost = TRY * (1 - rate / self.rate)  # windows' worth of tokens
+                self.gap = min(max(2 * self.gap, int(lost / COST)), LAST_GAP)
 
 
 class Waiting:
@@ -63,9 +65,9 @@ class Waiting:
 
     def wants(self, plan: StepPlan) -> bool:
         """Return whether the tokens of a Step that was started are to be waited for."""
-        if not _is_decode(plan) or not any(may_guess(entry.sequence) for entry in plan.entries):
+        if not plan.is_decode or not any(may_guess(entry.sequence) for entry in plan.entries):
             return False
-        if _comes_to_the_host(plan):
+        if plan.needs_host:
             return True
         size = self._size(len(plan.entries))
         return size.waits != size.is_trying
@@ -74,7 +76,7 @@ class Waiting:
         """Count a Step that has ended and chose so many tokens."""
         now = self._clock()
         seconds, self._ended_at = now - self._ended_at, now
-        if not _is_decode(plan) or _comes_to_the_host(plan):
+        if not plan.is_decode or plan.needs_host:
             self._before = None
             return
         size = self._size(len(plan.entries))
@@ -101,13 +103,3 @@ class Waiting:
             gap = min(max(FIRST_GAP, num_sequences), LAST_GAP)
             self._sizes[place] = _Size(gap, gap)
         return self._sizes[place]
-
-
-def _is_decode(plan: StepPlan) -> bool:
-    return bool(plan.entries) and all(
-        entry.is_sampled and entry.num_tokens == 1 + len(entry.guesses) for entry in plan.entries
-    )
-
-
-def _comes_to_the_host(plan: StepPlan) -> bool:
-    return any(one.sequence.has_logit_rules or one.sequence.needs_logprobs for one in plan.entries)

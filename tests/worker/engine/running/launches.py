@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
@@ -25,9 +26,11 @@ from worker.engine.engine import Engine
 from worker.engine.models.registry import read_architecture
 from worker.engine.requests.generation import GenerationRequest
 from worker.engine.running import model_runner
+from worker.engine.running.cuda_graphs import graph_sizes, output_rows_of, size_for
 from worker.engine.running.gpu import num_logits
 from worker.engine.running.gpu_step_input import AttentionPlanner
-from worker.engine.running.gpu_steps import PaddedDecode, run_each_kind
+from worker.engine.running.gpu_steps import PaddedStep, StepSize, run_each_kind
+from worker.engine.running.input_builder import PackedStep
 from worker.values.sampling import SamplingParams
 
 CPU = torch.device("cpu")
@@ -80,6 +83,25 @@ def note_compilations(compiled: set[str]) -> None:
     JITFunction._do_compile = compile_only
 
 
+class Graphs:
+    """Runs the Steps that graphs are for, launch by launch."""
+
+    num_rows = 0
+
+    def __init__(self, padded: PaddedStep, sizes: list[StepSize]) -> None:
+        self._padded, self._sizes = padded, sizes
+
+    def outputs(self, step: PackedStep, before: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """Return the outputs of a Step, if it fits in one of the sizes."""
+        size = size_for(step, self._sizes)
+        if size is None:
+            return None
+        self._padded.fill(step, size, before)
+        self.num_rows = size.num_tokens
+        hidden, logits = self._padded.forward(size)
+        return output_rows_of(step, hidden), output_rows_of(step, logits)
+
+
 def start(engine: Engine) -> None:
     """Do what an engine on a GPU does before its first request."""
     runner, info, config = engine._runner, engine.model_info, engine.config
@@ -101,17 +123,22 @@ def start(engine: Engine) -> None:
             num_logits=num_logits(config),
             has_trees=runner.medusa is not None,
         )
-        decode = PaddedDecode(
+        sizes = graph_sizes(
+            config.max_num_sequences, config.max_tokens_per_step, speculates=config.speculates
+        )
+        padded = PaddedStep(
             runner._model,
             runner._kv_cache,
             planner,
             CPU,
-            max_num_sequences=config.max_num_sequences,
+            largest=StepSize(*map(max, zip(*sizes, strict=True))),
             max_model_len=info.max_model_len,
             tables=runner._gpu.tables,
+            has_trees=runner.medusa is not None,
         )
-        for size in range(1, config.max_num_sequences + 1):
-            decode.forward(size)
+        for size in sizes:
+            padded.forward(size)
+        runner._gpu.graphs = Graphs(padded, sizes)
 
 
 def run_mixed(engine: Engine) -> int:

@@ -24,9 +24,9 @@ from worker.engine.models.registry import read_architecture
 from worker.engine.requests.embedding import EmbeddingRequest
 from worker.engine.requests.generation import GenerationRequest
 from worker.engine.running import model_runner
-from worker.engine.running.cuda_graphs import graph_sizes, is_decode
+from worker.engine.running.cuda_graphs import graph_sizes, output_rows_of, size_for
 from worker.engine.running.gpu_step_input import AttentionPlanner
-from worker.engine.running.gpu_steps import PaddedDecode, run_largest_step
+from worker.engine.running.gpu_steps import PaddedStep, StepSize, run_largest_step
 from worker.engine.running.input_builder import PackedStep
 from worker.values.sampling import SamplingParams
 
@@ -70,33 +70,37 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class EagerGraphs:
-    """Decode Steps as for graphs, padded and from fixed places, but launched one by one."""
+    """Small Steps as for graphs, padded and from fixed places, but launched one by one."""
 
-    num_rows = 4
+    SIZES = (StepSize(4, 4), StepSize(4, 16), StepSize(4, 48))
+    num_rows = 0
 
     def __init__(self, engine: Engine) -> None:
         runner = engine._runner
         info = engine.model_info
         architecture = read_architecture(engine.config.model)
         planner = AttentionPlanner(architecture, runner._kv_cache[0], torch.float32, info.max_model_len)
-        self.sizes: list[int] = []
-        self._decode = PaddedDecode(
+        self.numbers: list[tuple[int, int]] = []  # of Sequences and tokens, in each Step
+        self._padded = PaddedStep(
             runner._model,
             runner._kv_cache,
             planner,
             torch.device("cuda" if torch.cuda.is_available() else "cpu"),
-            max_num_sequences=engine.config.max_num_sequences,
+            largest=self.SIZES[-1],
             max_model_len=info.max_model_len,
             tables=runner._gpu.tables,
+            has_trees=True,
         )
 
     def outputs(self, step: PackedStep, before: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        if not is_decode(step):
+        size = size_for(step, self.SIZES)
+        if size is None:
             return None
-        self.sizes.append(len(step.num_tokens))
-        self._decode.fill(step, self.num_rows, before)
-        hidden, logits = self._decode.forward(self.num_rows)
-        return hidden[: len(step.num_tokens)], logits[: len(step.num_tokens)]
+        self.numbers.append((len(step.num_tokens), len(step.token_ids)))
+        self.num_rows = size.num_tokens
+        self._padded.fill(step, size, before)
+        hidden, logits = self._padded.forward(size)
+        return output_rows_of(step, hidden), output_rows_of(step, logits)
 
 
 def expected_of(model: Path) -> list[tuple[int, ...]]:
@@ -229,7 +233,9 @@ def test_padded_decode_changes_no_token(
     engine._runner._gpu.graphs = graphs
     found = run(engine, requests_for(PROMPTS, greedy(5)))
     assert [one.token_ids for one in found] == wanted
-    assert {3} < set(graphs.sizes)  # fewer than there is room for, and a changing number
+    # Fewer than there is room for, and changing numbers.
+    assert {(3, 3), (1, 1)} < set(graphs.numbers)
+    assert any(num_tokens > num_sequences for num_sequences, num_tokens in graphs.numbers)
 
 
 @pytest.mark.usefixtures("on_gpu")
@@ -254,9 +260,19 @@ def test_the_largest_step_writes_no_cache(tiny_llama: Path) -> None:
 
 
 def test_graph_sizes() -> None:
-    assert graph_sizes(1) == [1]
-    assert graph_sizes(6) == [1, 2, 4, 6]
-    assert graph_sizes(40) == [1, 2, 4, 8, 16, 32, 40]
+    def sizes(*limits: int, speculates: bool = False) -> list[tuple[int, int]]:
+        return [tuple(size) for size in graph_sizes(*limits, speculates=speculates)]
+
+    assert sizes(1, 100) == [(1, 1)]
+    assert sizes(6, 100) == [(one, one) for one in (1, 2, 4, 6)]
+    assert sizes(40, 100) == [(one, one) for one in (1, 2, 4, 8, 16, 32, 40)]
+    assert sizes(2, 100, speculates=True)[2:] == [
+        *((1, one) for one in (2, 4, 8, 13)),
+        *((2, one) for one in (4, 8, 16, 26)),
+    ]
+    assert sizes(2, 8, speculates=True)[2:] == [(1, 2), (1, 4), (1, 8), (2, 4), (2, 8)]
+    assert max(sizes(256, 8192, speculates=True)) == (256, 256)
+    assert (16, 208) in sizes(256, 8192, speculates=True)
 
 
 @pytest.mark.gpu

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.generation import greedy, make_engine, requests_for, run
+from tests.fixtures.generation import DEFAULTS, greedy, make_engine, requests_for, run
 from tests.fixtures.speculation import (
     FixedTimes,
     Oracle,
@@ -24,6 +24,7 @@ from worker.engine.requests.errors import OutOfMemoryError
 from worker.engine.requests.generation import Completion, GenerationRequest
 from worker.engine.scheduling.plan import StepPlan
 from worker.values.delta import Delta
+from worker.values.logprobs import Logprobs
 from worker.values.results import DeviceSeconds
 from worker.values.sampling import FormatKind, Optimization, OutputFormat, SamplingParams
 
@@ -93,9 +94,16 @@ def outputs_of(requests: list[GenerationRequest], done: list[Completion]) -> dic
 
 
 def told(completion: Completion) -> Completion:
-    """A Completion without what depends on time and on what was cached."""
+    """A Completion without what depends on time and on what was cached.
+
+    Which tokens a GPU names of equally likely ones depends on the number of rows beside them.
+    """
+    choices = completion.choices
+    if DEFAULTS["device"] == "cuda":
+        choices = tuple(replace(one, logprobs=_unnamed(one.logprobs)) for one in choices)
     return replace(
         completion,
+        choices=choices,
         seconds=DeviceSeconds(),
         started_at=None,
         first_token_at=None,
@@ -103,6 +111,11 @@ def told(completion: Completion) -> Completion:
         num_guessed_tokens=0,
         num_right_tokens=0,
     )
+
+
+def _unnamed(logprobs: Logprobs | None) -> Logprobs | None:
+    """Logprobs without the ids of the likeliest tokens."""
+    return logprobs and tuple(replace(one, top=tuple((0, value) for _, value in one.top)) for one in logprobs)
 
 
 @pytest.mark.parametrize("wrong", [0.0, 0.3, 1.0])

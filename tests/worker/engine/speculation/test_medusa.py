@@ -8,11 +8,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.fixtures.generation import greedy, make_engine, requests_for, run
+from tests.fixtures.scheduling import make_sequence
 from tests.fixtures.speculation import FixedTimes, guess_with_heads, write_heads
 from tests.fixtures.tiny_llama import write_tiny_llama
 from worker.contract.models import identify
+from worker.engine.choosing.chosen_tokens import ChosenTokens
 from worker.engine.models.medusa_heads import MedusaHeads
 from worker.engine.requests.errors import CheckpointError
+from worker.engine.sequences.next_token import NextToken
 from worker.values.model_files import HEADS_FILE
 from worker.values.sampling import Optimization, SamplingParams
 
@@ -87,7 +90,26 @@ def test_states_of_what_has_ended_are_forgotten(with_heads: Path) -> None:
     engine = make_engine(with_heads, speculates=True)
     params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, optimization=Optimization.BASIC)
     run(engine, requests_for([(5, 6 + number) for number in range(200)], params))
-    assert len(engine._runner.medusa._states) < 100  # type: ignore[union-attr]
+    kept = engine._runner.medusa._steps  # type: ignore[union-attr]
+    assert 0 < sum(len(chosen.sequences) for chosen, _ in kept) < 100
+
+
+def test_the_state_is_that_of_the_latest_step_with_the_sequence(with_heads: Path) -> None:
+    heads = make_engine(with_heads, speculates=True)._runner.medusa
+    assert heads is not None
+    a, b, c, other = (make_sequence(number, (1, 2)) for number in range(4))
+    token = (NextToken(5),)
+    states = [torch.full((3, 64), float(number)) for number in range(6)]
+    heads.chose(ChosenTokens((c,), [token], [[0]]), states[0])
+    heads.chose(ChosenTokens((a, b), [token, token], [[0], [1, 2]]), states[1])
+    heads.chose(ChosenTokens((b, a), [token, token], [[0, 1], [2]]), states[2])
+    for number in (3, 4):
+        heads.chose(ChosenTokens((b,), [token], [[number - 3]]), states[number])
+        heads.chose(ChosenTokens((), [], []), states[5])  # of a Step that chose nothing
+    found = {
+        one: (hidden[0, 0].item(), row) for one, (hidden, row) in heads._states([a, b, c, other]).items()
+    }
+    assert found == {a: (2.0, 2), b: (4.0, 1)}, "c was left out of too many Steps"
 
 
 def test_heads_are_no_part_of_the_model(checkpoint: Path, with_heads: Path) -> None:

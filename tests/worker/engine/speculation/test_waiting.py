@@ -62,6 +62,18 @@ def test_a_full_batch_loses_nothing() -> None:
     assert 20_000 < machine.now < 1.01 * 20_000
 
 
+def test_the_dearer_a_try_the_rarer_it_is() -> None:
+    def seconds(count: int, dear: float) -> float:
+        machine = Machine(lambda _, waits: (dear, 1) if waits else (1.0, 1))
+        machine.run(count)
+        return machine.now
+
+    assert 20_000 < seconds(20_000, 1.63) < 1.01 * 20_000
+    tried = [round((seconds(5_000, dear) - 5_000) / (dear - 1)) for dear in (1.05, 3.0)]
+    assert tried[0] > 3 * TRY * WINDOW, "a cheap one soon again"
+    assert tried[1] < 1.5 * TRY * WINDOW
+
+
 def test_what_changes_is_noticed() -> None:
     gain = 0
     machine = Machine(lambda _, waits: (1.2, 1 + gain) if waits else (1.0, 1))
