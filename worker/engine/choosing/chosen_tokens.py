@@ -53,7 +53,12 @@ class TokensOnDevice:
         """Wait for the copy and return the tokens in the order of `sequences`."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        return [(NextToken(token if token >= 0 else None),) for token in self._host.tolist()]
+        return [(token,) for token in on_host(self._host)]
 
 
 Chosen = ChosenTokens | TokensOnDevice
+
+
+def on_host(tokens: Tensor) -> list[NextToken]:
+    """Return chosen tokens [num_rows] after waiting for them; negative ones are none."""
+    return [NextToken(token if token >= 0 else None) for token in tokens.tolist()]

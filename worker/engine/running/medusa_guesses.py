@@ -105,7 +105,7 @@ class MedusaGuesses:
         """Do nothing: what is kept is forgotten in a few Steps."""
 
     def _states(self, sequences: Items[Sequence]) -> dict[Sequence, tuple[Tensor, int]]:
-        """Return the hidden states and the row that chose the newest token of each of these, if they are kept."""
+        """Return the hidden states, and the row in them, of each Sequence whose latest Step is kept."""
         found: dict[Sequence, tuple[Tensor, int]] = {}
         missing = set(sequences)
         for chosen, hidden in reversed(self._steps):

@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.kv_write import move_slots
 from kernels.paged_attention.tree import MAX_TREE_ROWS
 from worker.cores import usable_cores
-from worker.engine.choosing.chosen_tokens import Chosen, ChosenTokens, TokensOnDevice
+from worker.engine.choosing.chosen_tokens import Chosen, ChosenTokens, TokensOnDevice, on_host
 from worker.engine.choosing.logit_rules import apply_rules
 from worker.engine.choosing.row_reader import read_rows
 from worker.engine.choosing.sampler import (
@@ -170,10 +170,14 @@ class ModelRunner:
             hidden, logits = self._run_on_gpu(step)
             if logits is None:
                 chosen = ChosenTokens((), [], [])
-            elif step.ahead or any(one.has_logit_rules or one.needs_logprobs for one in step.sampled):
+            elif any(one.has_logit_rules or one.needs_logprobs for one in step.sampled):
                 chosen = self._keep(step, _choose_on_host(logits, step.sampled, step.ahead, step.sampling))
             else:
-                chosen = TokensOnDevice(step.sampled, sample_on_device(logits, step.sampling))
+                tokens = sample_on_device(logits, step.sampling)
+                is_late = not step.ahead  # which guesses are right has to be known before the next Step
+                chosen = (
+                    TokensOnDevice(step.sampled, tokens) if is_late else self._keep(step, on_host(tokens))
+                )
         if self.medusa is not None:
             self.medusa.chose(chosen, hidden)
         return chosen
