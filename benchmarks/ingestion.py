@@ -27,18 +27,24 @@ from worker.up import ROOT, read_procfile, start
 MAX_REQUESTS, MAX_FILE_BYTES = 2_000_000, 4 << 30
 READ_SECONDS = 1800.0
 WARM_UP = 500
+ENDPOINTS = "/v1/completions", "/v1/chat/completions"
 NUM_BODIES = 4096  # distinct bodies; further requests differ only in their custom_id
 
 
-def write_input(path: Path, count: int) -> None:
-    """Write completion requests with prompts of 200 to 600 characters of the held-out text."""
+def write_input(path: Path, count: int, endpoint: str) -> None:
+    """Write requests with prompts of 200 to 600 characters of the held-out text; in a chat, after a system's."""
     text = (DEMO_MODEL / "heldout.txt").read_text("utf-8")
     rests = []
     for i in range(min(count, NUM_BODIES)):
         at = (i * 7919) % (len(text) - 600)
         prompt = text[at : at + 200 + i * 31 % 400]
-        body = {"model": DEMO_MODEL.name, "prompt": prompt, "max_tokens": 64, "temperature": 0.7}
-        rests.append(json.dumps({"method": "POST", "url": "/v1/completions", "body": body})[1:])
+        body: dict[str, Any] = {"model": DEMO_MODEL.name, "max_tokens": 64, "temperature": 0.7}
+        if endpoint == ENDPOINTS[0]:
+            body["prompt"] = prompt
+        else:
+            texts = {"system": "Complete the text.", "user": prompt}
+            body["messages"] = [{"role": role, "content": text} for role, text in texts.items()]
+        rests.append(json.dumps({"method": "POST", "url": endpoint, "body": body})[1:])
     with path.open("w") as file:
         for i in range(count):
             file.write(f'{{"custom_id": "row-{i}", {rests[i % NUM_BODIES]}\n')
@@ -80,7 +86,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def accept(url: str, source: Path, polls: Polls | None = None) -> dict[str, Any]:
+def accept(url: str, source: Path, endpoint: str, polls: Polls | None = None) -> dict[str, Any]:
     """Upload a file, create a batch of it and wait until it is read; return the batch's id and the times."""
     with httpx.Client(base_url=url, timeout=READ_SECONDS) as client:
         started = time.perf_counter()
@@ -90,7 +96,7 @@ def accept(url: str, source: Path, polls: Polls | None = None) -> dict[str, Any]
         uploaded = time.perf_counter()
         creation = {
             "input_file_id": answer.json()["id"],
-            "endpoint": "/v1/completions",
+            "endpoint": endpoint,
             "completion_window": "24h",
         }
         batch = client.post("/v1/batches", json=creation).raise_for_status().json()
@@ -113,7 +119,7 @@ def accept(url: str, source: Path, polls: Polls | None = None) -> dict[str, Any]
     }
 
 
-def measure(store: Store, count: int) -> dict[str, Any]:
+def measure(store: Store, count: int, endpoint: str = ENDPOINTS[0]) -> dict[str, Any]:
     """Submit a file of `count` requests and claim some of its shards; return the measurements."""
     config = settings()
     with (
@@ -121,15 +127,15 @@ def measure(store: Store, count: int) -> dict[str, Any]:
         service(config.data_dir / "ingestion.log") as (url, pids),
     ):
         source = Path(directory) / "in.jsonl"
-        write_input(source, WARM_UP)
-        warm = accept(url, source)["batch_id"]  # loads everything before the measurement
-        write_input(source, count)
+        write_input(source, WARM_UP, endpoint)
+        warm = accept(url, source, endpoint)["batch_id"]  # loads everything before the measurement
+        write_input(source, count, endpoint)
         with store.engine.begin() as connection:
             connection.exec_driver_sql("TRUNCATE requests, results, shards CASCADE")
         before = {name: _forget_peak(pid) for name, pid in pids.items()}
         with Polls(url) as polls:
             polls.poll(f"/v1/batches/{warm}")
-            found = accept(url, source, polls)
+            found = accept(url, source, endpoint, polls)
         peak = {name: _status_mb(pid, "VmHWM") for name, pid in pids.items()}
         num_rows = _num_rows(store, found["batch_id"])
         if num_rows != count:
@@ -171,6 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--requests", type=int, default=50_000)
+    parser.add_argument("--endpoint", choices=ENDPOINTS, default=ENDPOINTS[0])
     options = parser.parse_args(arguments)
     if not 0 < options.requests <= MAX_REQUESTS:
         parser.error(f"--requests must be from 1 to {MAX_REQUESTS}")
@@ -179,7 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
     config.data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(config.database_url, pool_size=2)
     try:
-        print(json.dumps(measure(store, options.requests)))
+        print(json.dumps(measure(store, options.requests, options.endpoint)))
     except (SessionError, httpx.HTTPError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2

@@ -16,7 +16,7 @@ from api.estimates.schemas import (
     ModelEstimate,
     WorkEstimate,
 )
-from api.files.endpoints import from_line
+from api.files.endpoints import Bodies
 from api.inputs.prompts import fit
 from worker.contract.models import Model
 from worker.forecasts.forecaster import Forecast
@@ -48,8 +48,9 @@ def estimate_lines(services: Services, given: LinesToEstimate) -> Estimate:
     config, checkpoint = services.settings, services.checkpoint
     if len(given.lines) > config.max_requests_per_batch:
         raise too_many_requests("lines", config.max_requests_per_batch)
+    bodies = Bodies(checkpoint)
     requests = [
-        from_line(checkpoint, line.url, line.body, custom_id=line.custom_id, path=f"lines[{i}].body")
+        bodies.from_line(line.url, line.body, custom_id=line.custom_id, path=f"lines[{i}].body")
         for i, line in enumerate(given.lines)
     ]
     fitted = fit(

@@ -4,7 +4,7 @@ from typing import Any
 
 from api.inputs.checkpoint import Checkpoint
 from api.openai import answers as completion_answers
-from api.openai import requests as completions
+from api.openai.alike import AlikeBodies
 from api.openai.bodies import Endpoint
 from api.responses import answers as response_answers
 from api.responses import requests as responses
@@ -12,19 +12,26 @@ from worker.store.requests.requests import NewRequest
 from worker.store.requests.result_views import ResultView
 
 
-def from_line(
-    checkpoint: Checkpoint, endpoint: Endpoint, body: Any, *, custom_id: str | None, path: str = "body"
-) -> NewRequest:
-    """Return the request of one line of a batch; `api.inputs.prompts.fit` counts its tokens.
+class Bodies:
+    """Reads the bodies of lines."""
 
-    Raises:
-        InvalidInputError: a field is wrong; `param` is its name after `path`.
-        ModelNotFoundError: another model is served.
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._completions = AlikeBodies(checkpoint)
 
-    """
-    if endpoint is Endpoint.RESPONSES:
-        return responses.from_line(checkpoint, body, custom_id=custom_id, path=path)
-    return completions.from_line(checkpoint, endpoint, body, custom_id=custom_id, path=path)
+    def from_line(
+        self, endpoint: Endpoint, body: Any, *, custom_id: str | None, path: str = "body"
+    ) -> NewRequest:
+        """Return the request of one line of a batch; `api.inputs.prompts.fit` counts its tokens.
+
+        Raises:
+            InvalidInputError: a field is wrong; `param` is its name after `path`.
+            ModelNotFoundError: another model is served.
+
+        """
+        if endpoint is Endpoint.RESPONSES:
+            return responses.from_line(self._checkpoint, body, custom_id=custom_id, path=path)
+        return self._completions.from_line(endpoint, body, custom_id=custom_id, path=path)
 
 
 def to_body(

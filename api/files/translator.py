@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from api.errors import ApiError
-from api.files.endpoints import from_line
+from api.files.endpoints import Bodies
 from api.files.lines import Line, WrongLineError
 from api.inputs.checkpoint import Checkpoint
 from api.inputs.tool_loops import ToolLimits
@@ -22,6 +22,7 @@ class Translator:
         loops: ToolLimits = ToolLimits(),  # noqa: B008
     ) -> None:
         self._checkpoint = checkpoint
+        self._bodies = Bodies(checkpoint)
         self._max_prompt_bytes = max_prompt_bytes
         self._loops = loops
 
@@ -33,7 +34,7 @@ class Translator:
             known = ", ".join(Endpoint)
             raise WrongLineError("invalid_url", f"url: must be one of {known}", "url") from None
         try:
-            request = from_line(self._checkpoint, endpoint, line.body, custom_id=line.custom_id)
+            request = self._bodies.from_line(endpoint, line.body, custom_id=line.custom_id)
             self._loops.check(request.tool_loop, "body")
         except ApiError as error:
             raise WrongLineError(error.code or "invalid_body", error.message, error.param) from error

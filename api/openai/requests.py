@@ -1,6 +1,7 @@
 """Turns a body into a request to store, and makes the checks that its schema cannot."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from api.inputs.chat import ToolUse, to_chat, to_turns
@@ -38,10 +39,15 @@ def from_line(
         ModelNotFoundError: another model is served.
 
     """
+    return to_request(checkpoint, read_line_body(endpoint, body, path), custom_id=custom_id, path=path)
+
+
+def read_line_body(endpoint: Endpoint, body: Any, path: str) -> Body:
+    """Check the body of a line by its schema; raises InvalidInputError as `from_line`."""
     read = read_body(endpoint, body, path)
     if not isinstance(read, EmbeddingBody) and read.stream:
         raise refusal(path, "stream", "must not be true: a batch cannot be streamed")
-    return to_request(checkpoint, read, custom_id=custom_id, path=path)
+    return read
 
 
 def to_request(
@@ -56,7 +62,7 @@ def to_request(
     """
     found = find_checkpoint(checkpoint, body.model, path)
     if isinstance(body, ChatBody):
-        return _chat(found, body, custom_id, path)
+        return open_chat(found, body, path).to_request(custom_id, path)
     if isinstance(body, CompletionBody):
         return _completion(found, body, custom_id, path)
     return _embedding(found, body, custom_id, path)
@@ -69,7 +75,46 @@ def prompts_field(body: Body) -> str:
     return "prompt" if isinstance(body, CompletionBody) else "input"
 
 
-def _chat(checkpoint: Checkpoint, body: ChatBody, custom_id: str | None, path: str) -> NewRequest:
+@dataclass(frozen=True, slots=True)
+class OpenedChat:
+    """A chat of which everything is checked but what its template makes of the texts."""
+
+    checkpoint: Checkpoint
+    body: ChatBody
+    params: SamplingParams
+    use: ToolUse
+    turns: list[dict[str, Any]]
+
+    def with_texts(self, texts: Iterable[str]) -> "OpenedChat":
+        """Return the same chat with these contents of its messages, which must be storable."""
+        turns = [{**turn, "content": text} for turn, text in zip(self.turns, texts, strict=True)]
+        return replace(self, turns=turns)
+
+    def to_request(self, custom_id: str | None, path: str) -> NewRequest:
+        """Return the request, as `to_request` of this module does."""
+        body, loop = self.body, None
+        if body.tool_endpoint is None:
+            prompt, params = to_chat(self.checkpoint, self.turns, self.use, self.params, path, body)
+        else:
+            prompt, params, loop = to_loop(
+                self.checkpoint, self.turns, self.use, self.params, path, body, body.tool_endpoint
+            )
+        return NewRequest(
+            prompt=prompt,
+            max_tokens=params.max_tokens,
+            custom_id=custom_id,
+            priority=body.priority,
+            timeout_seconds=body.timeout_seconds,
+            model=self.checkpoint.model,
+            params=params,
+            add_special_tokens=bool(body.add_special_tokens),
+            is_streamed=bool(body.stream),
+            tool_loop=loop,
+        )
+
+
+def open_chat(checkpoint: Checkpoint, body: ChatBody, path: str) -> OpenedChat:
+    """Make the checks of a chat that its schema cannot; raises as `to_request`."""
     if body.top_logprobs and not body.logprobs:
         raise refusal(path, "top_logprobs", "requires logprobs to be true")
     if body.max_completion_tokens is not None:
@@ -77,24 +122,7 @@ def _chat(checkpoint: Checkpoint, body: ChatBody, custom_id: str | None, path: s
     _check_stream(body, path)
     params = to_params(body, CHAT_DEFAULTS, checkpoint, path)
     use = _tool_use(body, path)
-    turns = to_turns(_newer(body.messages, path), path)
-    loop = None
-    if body.tool_endpoint is None:
-        prompt, params = to_chat(checkpoint, turns, use, params, path, body)
-    else:
-        prompt, params, loop = to_loop(checkpoint, turns, use, params, path, body, body.tool_endpoint)
-    return NewRequest(
-        prompt=prompt,
-        max_tokens=params.max_tokens,
-        custom_id=custom_id,
-        priority=body.priority,
-        timeout_seconds=body.timeout_seconds,
-        model=checkpoint.model,
-        params=params,
-        add_special_tokens=bool(body.add_special_tokens),
-        is_streamed=bool(body.stream),
-        tool_loop=loop,
-    )
+    return OpenedChat(checkpoint, body, params, use, to_turns(_newer(body.messages, path), path))
 
 
 def _tool_use(body: ChatBody, path: str) -> ToolUse:
@@ -130,7 +158,7 @@ def _newer(messages: Sequence[ChatMessage], path: str) -> list[ChatMessage]:
             changes = {"role": "tool", "tool_call_id": last_id}
         elif message.role == "developer":
             changes = {"role": "system"}
-        found.append(message.model_copy(update=changes))
+        found.append(message.model_copy(update=changes) if changes else message)
     return found
 
 
