@@ -32,7 +32,7 @@ NUM_BODIES = 4096  # distinct bodies; further requests differ only in their cust
 
 
 def write_input(path: Path, count: int, endpoint: str) -> None:
-    """Write requests with prompts of 200 to 600 characters of the held-out text; in a chat, after a system's."""
+    """Write requests with 200 to 600 characters of the held-out text; of a chat, after a system message."""
     text = (DEMO_MODEL / "heldout.txt").read_text("utf-8")
     rests = []
     for i in range(min(count, NUM_BODIES)):

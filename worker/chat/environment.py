@@ -4,7 +4,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -47,8 +47,26 @@ def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
-ENVIRONMENT = ImmutableSandboxedEnvironment(
+class _Environment(ImmutableSandboxedEnvironment):
+    """Reads the fields of messages fast: these are dicts, which jinja2 asks for an attribute first."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return what `obj.attribute` means in a template."""
+        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
+ENVIRONMENT = _Environment(
     trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTags]
 )
 ENVIRONMENT.filters["tojson"] = _to_json
 ENVIRONMENT.globals |= {"raise_exception": _raise_exception, "strftime_now": _now}
+
+
+def compiled(source: str) -> Template:
+    """Return a template ready to render; raises TemplateError for a wrong one."""
+    template = ENVIRONMENT.from_string(source)
+    # A ChainMap, which jinja2 copies for each prompt; a dict is copied six times as fast.
+    template.globals = dict(template.globals)
+    return template

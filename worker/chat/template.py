@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from jinja2.meta import find_undeclared_variables
 
-from worker.chat.environment import ENVIRONMENT, TEMPLATE_FAILURES
+from worker.chat.environment import ENVIRONMENT, TEMPLATE_FAILURES, compiled
 
 # Template variables that a tokenizer_config.json may set, as strings or as {"content": ...}.
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -27,8 +27,8 @@ class ChatTemplate:
         self._model_name = model_name
         self.tokens = {key: _token_text(config.get(key)) for key in TOKEN_NAMES}
         self.source, self.tool_source = _sources(config.get("chat_template"))
-        self._template = None if self.source is None else ENVIRONMENT.from_string(self.source)
-        self._tool_template = None if self.tool_source is None else ENVIRONMENT.from_string(self.tool_source)
+        self._template = None if self.source is None else compiled(self.source)
+        self._tool_template = None if self.tool_source is None else compiled(self.tool_source)
         # What it reads.
         self.variables = frozenset(
             () if self.tool_source is None else find_undeclared_variables(ENVIRONMENT.parse(self.tool_source))
