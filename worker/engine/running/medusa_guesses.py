@@ -51,9 +51,8 @@ class MedusaGuesses:
         self._model, self._heads = model, heads
         self._at_once = max(1, MAX_LOGITS // (vocab_size * heads.num_heads))  # Sequences
         self._num_candidates = min(len(FIRST), vocab_size)
-        self._steps: deque[tuple[Chosen, Tensor]] = deque(
-            maxlen=KEPT_STEPS
-        )  # with hidden states, latest last
+        # The latest Steps with their hidden states, the last one at the end.
+        self._steps: deque[tuple[Chosen, Tensor]] = deque(maxlen=KEPT_STEPS)
         # Of each head, and how many tokens were known then; until it is seen which ones were right.
         self._candidates: dict[Sequence, tuple[int, list[list[int]]]] = {}
         self._tried = [0.0] * heads.num_heads
