@@ -8,7 +8,7 @@ from api.inputs.checkpoint import Checkpoint
 from api.inputs.models import find_checkpoint
 from api.inputs.schema import storable
 from api.openai.bodies import ChatBody, Endpoint
-from api.openai.requests import OpenedChat, from_line, open_chat, read_line_body
+from api.openai.requests import OpenedChat, from_line, open_chat, read_line_body, to_request
 from worker.store.requests.requests import NewRequest
 
 MAX_KNOWN = 64  # bodies without their texts; further ones take the place of all
@@ -43,14 +43,13 @@ class AlikeBodies:
         self, endpoint: Endpoint, rest: bytes, body: Any, custom_id: str | None, path: str
     ) -> NewRequest:
         """Return the request of the first body of its kind, and keep what was checked."""
+        read = read_line_body(endpoint, body, path)
         known: NewRequest | OpenedChat
-        if endpoint is Endpoint.COMPLETIONS:
-            request = known = from_line(self.checkpoint, endpoint, body, custom_id=custom_id, path=path)
-        else:
-            read = read_line_body(endpoint, body, path)
-            assert isinstance(read, ChatBody)  # noqa: S101 - the endpoint's
+        if isinstance(read, ChatBody):
             known = open_chat(find_checkpoint(self.checkpoint, read.model, path), read, path)
             request = known.to_request(custom_id, path)
+        else:
+            request = known = to_request(self.checkpoint, read, custom_id=custom_id, path=path)
         if len(self._known) == MAX_KNOWN:
             self._known.clear()
         self._known[endpoint, rest] = known

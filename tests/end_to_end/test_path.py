@@ -3,7 +3,6 @@
 import json
 import socket
 import time
-from itertools import pairwise
 from typing import Any
 
 from standardwebhooks import Webhook
@@ -85,10 +84,8 @@ def test_progress_reaches_the_client_while_requests_run(running: Deployment) -> 
         return len(seen) > 4
 
     eventually(has_moved_four_times)
-    # Results are counted a moment after their tokens have stopped to run, if another save holds the batch.
-    counted_late = 64 / 4800
-    assert all(later > before - counted_late for before, later in pairwise(seen))
-    assert seen[1] < seen[-1] < 1
+    assert seen == sorted(seen)
+    assert seen[-1] < 1
     cancel(running, batch_id)
 
 
