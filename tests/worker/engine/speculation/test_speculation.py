@@ -18,7 +18,6 @@ from worker.engine.speculation import speculation as module
 from worker.engine.speculation.proposer import DRAFT, MAX_GUESSES, NO_GUESS, GuessedTokens, Kind
 from worker.engine.speculation.speculation import Speculation
 from worker.engine.speculation.step_times import StepTimes
-from worker.engine.speculation.waiting import Waiting
 
 
 def chosen(guesses: tuple[int, ...], num_right: int | None = None) -> list[NextToken]:
@@ -376,14 +375,6 @@ def test_times_are_medians_on_straight_lines() -> None:
     assert times.seconds(3) == pytest.approx(1.2)
     times.add(3, 50.0)
     assert times.seconds(3) == 1.4, "fewer tokens never take more time, so something else did"
-
-
-def test_a_token_more_costs_a_gpu_next_to_nothing_until_it_is_measured() -> None:
-    made = Speculation([], BlockPool(1), EngineStats(), block_size=4, waiting=Waiting())
-    made.times.add(4, 1.0)
-    assert made.times.seconds(17) == 273 / 260
-    made.times.add(17, 2.0)
-    assert made.times.seconds(17) == 2.0
 
 
 def test_times_onward_are_those_of_each_size() -> None:

@@ -5,7 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from tests.fixtures.scheduling import make_sequence
+from worker.engine.requests.stats import EngineStats
+from worker.engine.scheduling.block_pool import BlockPool
 from worker.engine.scheduling.plan import ScheduledSequence, StepPlan
+from worker.engine.speculation.speculation import Speculation
 from worker.engine.speculation.waiting import LAST_GAP, SKIPPED, TRY, WINDOW, Waiting
 from worker.values.sampling import Optimization, SamplingParams
 
@@ -116,3 +119,11 @@ def test_requests_that_are_not_guessed_for_never_wait() -> None:
 def test_tokens_that_come_to_the_host_anyway_are_guessed_after() -> None:
     machine = Machine(lambda *_: (1.0, 1))
     assert all(machine.step(plan_of(1, SamplingParams(logprobs=1))) for _ in range(10))
+
+
+def test_a_token_more_costs_a_gpu_next_to_nothing_until_it_is_measured() -> None:
+    made = Speculation([], BlockPool(1), EngineStats(), block_size=4, waiting=Waiting())
+    made.times.add(4, 1.0)
+    assert made.times.seconds(17) == 273 / 260
+    made.times.add(17, 2.0)
+    assert made.times.seconds(17) == 2.0
