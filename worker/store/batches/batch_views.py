@@ -14,8 +14,10 @@ from worker.contract.states import BatchStatus, Lane, ShardState
 from worker.store.batches.labels import ANY, Labels
 from worker.store.database import cursors
 from worker.store.requests import batch_models
+from worker.store.requests.requests import MAX_OUTPUT_TOKENS
 from worker.store.rows.batches import BatchRow
 from worker.store.rows.experiments import ExperimentRow
+from worker.store.rows.requests import RequestRow, ResultRow
 from worker.store.rows.shards import ShardRow
 from worker.store.rows.views import view_of
 from worker.values.results import DeviceSeconds
@@ -214,7 +216,7 @@ def page_of_endpoint(
 
 
 @cache
-def views() -> Select[BatchRow, int, int, datetime, str | None]:
+def views() -> Select[BatchRow, int, int, int, datetime, str | None]:
     """Return the query that `to_views` takes, of all batches."""
     running = (
         select(
@@ -223,12 +225,23 @@ def views() -> Select[BatchRow, int, int, datetime, str | None]:
         .where(ShardRow.batch_id == BatchRow.id, ShardRow.state == ShardState.RUNNING)
         .lateral()
     )
+    # Tokens of Results that no transaction has counted yet: their requests no longer run, so without them
+    # progress would fall. One lookup each, because for a join Postgres might read all requests.
+    tokens = select(MAX_OUTPUT_TOKENS).where(RequestRow.id == ResultRow.request_id)
+    uncounted = (
+        select(func.coalesce(func.sum(tokens.correlate(BatchRow, ResultRow).scalar_subquery()), 0))
+        .where(ResultRow.batch_id == BatchRow.id, ResultRow.sequence.is_(None))
+        .correlate(BatchRow)
+        .scalar_subquery()
+    )
     its_experiment = select(ExperimentRow.id).where(ExperimentRow.batch_id == BatchRow.id).scalar_subquery()
-    columns = (BatchRow, running.c.tokens, running.c.shards, func.now(), its_experiment)
+    columns = (BatchRow, running.c.tokens, running.c.shards, uncounted, func.now(), its_experiment)
     return select(*columns).select_from(BatchRow).join(running, true())
 
 
-def to_views(session: Session, query: Select[BatchRow, int, int, datetime, str | None]) -> list[BatchView]:
+def to_views(
+    session: Session, query: Select[BatchRow, int, int, int, datetime, str | None]
+) -> list[BatchView]:
     """Return the views of the batches that a query like `views` selects, in its order."""
     found = [to_view(*one) for one in session.execute(query)]
     mixed = [view.id for view in found if view.is_mixed]
@@ -259,15 +272,21 @@ def _parts(session: Session, batch_ids: Sequence[str]) -> dict[str, tuple[ModelP
 
 
 def to_view(
-    row: BatchRow, running: int, num_running_shards: int, read_at: datetime, experiment_id: str | None
+    row: BatchRow,
+    running: int,
+    num_running_shards: int,
+    uncounted: int,
+    read_at: datetime,
+    experiment_id: str | None,
 ) -> BatchView:
-    """Return the view, without parts, of a batch's row, with the sums over its running shards."""
+    """Return the view, without parts, of a batch: its row, and sums over running shards and new Results."""
     return view_of(
         BatchView,
         row,
         parts=(),
         metadata=row.metadata_,
         seconds=DeviceSeconds(row.prefill_seconds, row.decode_seconds, row.padding_seconds),
+        settled_max_tokens=row.settled_max_tokens + int(uncounted),
         running_tokens=int(running),
         num_running_shards=num_running_shards,
         read_at=read_at,

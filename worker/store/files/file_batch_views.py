@@ -72,11 +72,12 @@ def _view(
     batch: BatchRow,
     running: int,
     num_running_shards: int,
+    uncounted: int,
     now: datetime,
     experiment_id: str | None,
     files: BatchFilesRow,
 ) -> FileBatchView:
     return FileBatchView(
-        batch_views.to_view(batch, running, num_running_shards, now, experiment_id),
+        batch_views.to_view(batch, running, num_running_shards, uncounted, now, experiment_id),
         view_of(BatchFilesView, files, cancelled_at=batch.cancelled_at),
     )

@@ -1,8 +1,8 @@
 """Counts the Results of a batch: numbers them and adds them to its row and its tenant's usage.
 
 Only a transaction that has the batch's lock counts, so the numbers have no gaps, a cursor never skips a
-Result, and the counts are exact. A transaction without the lock stores Results without a number. No query
-reads these before a later transaction with the lock counts them (worker/store/shards/counting.py).
+Result, and the counts are exact. A transaction without the lock stores Results without a number. Only
+progress reads these before a later transaction with the lock counts them (worker/store/shards/counting.py).
 """
 
 from collections.abc import Mapping

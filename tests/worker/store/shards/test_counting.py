@@ -85,6 +85,28 @@ def test_a_claim_and_a_save_do_not_wait_for_the_batch(store: Store) -> None:
     assert num_events(store) == 1
 
 
+def test_progress_does_not_fall_while_results_wait_for_their_count(store: Store) -> None:
+    batch_id = submit(store)
+    claimed, other_claimed = held(store, 1), held(store, 2)
+    with store.transaction() as session:
+        shards.save(session, [Progress(claimed, [], 5), Progress(other_claimed, [], 3)], lease=LEASE)
+    seen = [view(store, batch_id).progress]
+    with store.transaction() as other:
+        batches.lock(other, batch_id)
+        with store.transaction() as session:
+            first = [result(claimed.requests[0].id)]
+            shards.save(session, [Progress(claimed, first, 2)], lease=LEASE)
+        seen.append(view(store, batch_id).progress)
+        with store.transaction() as session:
+            save(session, other_claimed)
+        seen.append(view(store, batch_id).progress)
+        assert view(store, batch_id).num_settled == 0
+    counting.follow(store, batch_id)
+    seen.append(view(store, batch_id).progress)
+    # Each of four requests may have ten tokens: 5 and 3 run, one ends, then two of the other shard.
+    assert seen == [8 / 40, (10 + 2 + 3) / 40, (30 + 2) / 40, (30 + 2) / 40]
+
+
 def test_the_first_claim_of_a_batch_does_not_wait_either(store: Store) -> None:
     batch_id = submit(store)
     with store.transaction() as other:
