@@ -17,9 +17,10 @@ force), the heads, the draft. It has a line and a number of its own.
 
 Requests decode a fixed number of tokens, except in templated. A line for each case says why its ratio is what
 it is: "steps" is the share of Steps that are left, "step_time" how much longer one of them takes. "cpu_ratio"
-is the ratio of processor time, for a machine with other work. The last line is JSON: the ratio of each case,
-and under "acceptance" the share of guessed tokens that were right, by proposer; under "apart", if it was
-asked for, the ratios of each proposer alone.
+is the ratio of processor time, for a machine with other work. "rounds" and "cpu_rounds" are the ratios of all
+rounds: how far they lie apart says how far the median may be trusted. The last line is JSON: the ratio of
+each case, and under "acceptance" the share of guessed tokens that were right, by proposer; under "apart", if
+it was asked for, the ratios of each proposer alone.
 """
 
 import argparse
@@ -147,7 +148,7 @@ def now() -> tuple[float, float]:
 
 def measure(
     config: dict[str, Any], case: Case, text_ids: Sequence[int], begin: int, rounds: int, *, apart: bool
-) -> dict[str, tuple[dict[str, float], Counter[str]]]:
+) -> dict[str, tuple[dict[str, Any], Counter[str]]]:
     """Return the median ratio of a case with what is behind it, and the guessed and right tokens.
 
     They are under "all", and if it is measured `apart`, under the name of each proposer, too.
@@ -200,15 +201,17 @@ def name_of(proposer: object) -> str:
 
 def _numbers(
     without: Sequence[tuple[float, float]], with_them: Sequence[tuple[float, float]], steps: float
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Return the median ratios of paired runs with what is behind them; `steps` is the share that is left."""
-    ratio, cpu_ratio = (
-        statistics.median(one[clock] / other[clock] for one, other in zip(without, with_them, strict=True))
-        for clock in (0, 1)
+    ratios, cpu_ratios = (
+        [one[clock] / other[clock] for one, other in zip(without, with_them, strict=True)] for clock in (0, 1)
     )
+    ratio = statistics.median(ratios)
     return {
         "ratio": round(ratio, 3),
-        "cpu_ratio": round(cpu_ratio, 3),
+        "cpu_ratio": round(statistics.median(cpu_ratios), 3),
+        "rounds": [round(one, 2) for one in ratios],
+        "cpu_rounds": [round(one, 2) for one in cpu_ratios],
         "without_s": round(statistics.median(seconds for seconds, _ in without), 4),
         "with_s": round(statistics.median(seconds for seconds, _ in with_them), 4),
         "steps": round(steps, 3),

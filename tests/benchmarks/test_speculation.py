@@ -60,7 +60,16 @@ def test_the_documentation_has_every_field() -> None:
         "steps",
         "step_time",
         "cpu_ratio",
+        "rounds",
+        "cpu_rounds",
     }
+
+
+def test_the_ratio_is_that_of_the_middle_round() -> None:
+    without, with_them = [(3.0, 2.0), (1.0, 1.0), (2.0, 2.0)], [(1.0, 1.0), (2.0, 4.0), (1.0, 1.0)]
+    found = speculation._numbers(without, with_them, 0.5)
+    assert (found["rounds"], found["cpu_rounds"]) == ([3.0, 0.5, 2.0], [2.0, 0.25, 2.0])
+    assert (found["ratio"], found["cpu_ratio"], found["step_time"]) == (2.0, 2.0, 1.0)
 
 
 def test_acceptance_is_by_proposer() -> None:
