@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from sqlalchemy import text
+from sqlalchemy.orm import Session
 
 from tests.api.generate.test_waiting import INFO, TEXT, answer
 from tests.fixtures.api_process import ApiProcess, api_process
@@ -26,6 +27,11 @@ from worker.values.outcomes import FinishReason
 
 NUM_STREAMS = 300
 FIRST = TEXT[:4]
+
+
+def be_seen(session: Session) -> None:
+    """Say that a worker is there."""
+    workers.seen(session, name="gpu@here", queue=GPU_QUEUE, slots=1, info=INFO)
 
 
 class Worker(threading.Thread):
@@ -55,6 +61,7 @@ class Worker(threading.Thread):
 
     def _ready(self) -> list[int]:
         with self._store.transaction() as session:
+            be_seen(session)  # on a slow machine it takes longer than a worker may be silent
             query = "SELECT id FROM shards WHERE state = 'ready' AND lane = 'interactive' ORDER BY id"
             return list(session.scalars(text(query)))
 
@@ -97,7 +104,7 @@ def api(store: Store, tmp_path: Path) -> Iterator[ApiProcess]:  # noqa: ARG001 -
 def test_every_one_of_many_streams_comes_piece_by_piece(api: ApiProcess, store: Store) -> None:
     """No client gets its second piece before all have their first, so all stream at one time."""
     with store.transaction() as session:
-        workers.seen(session, name="gpu@here", queue=GPU_QUEUE, slots=1, info=INFO)
+        be_seen(session)
     worker = Worker(store)
     worker.start()
     found = asyncio.run(streams(api.url, worker))
