@@ -2,7 +2,8 @@
 
 Only a transaction that has the batch's lock counts, so the numbers have no gaps, a cursor never skips a
 Result, and the counts are exact. A transaction without the lock stores Results without a number. Only
-progress reads these before a later transaction with the lock counts them (worker/store/shards/counting.py).
+progress and forecasts use these before a later transaction with the lock counts them
+(worker/store/shards/counting.py).
 """
 
 from collections.abc import Mapping
