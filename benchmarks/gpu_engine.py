@@ -2,10 +2,10 @@
 
     python -m benchmarks.gpu_engine [--dtype fp8] [--requests 2000] [--lengths 128/128,1000/1000]
 
-Prints a table of output tokens per second: of the engine, of transformers' own continuous batching in the
-same run (bf16, if it is installed), and as TensorRT-LLM publishes them for one H200 in fp8. It also prints
-the share of wall time in which the GPU was busy, from a profile of Steps in the middle of the run. The last
-line is JSON.
+Prints the engine's output tokens per second as they are measured, then a table of them beside those of
+transformers' own continuous batching in the same run (bf16, if it is installed), and beside what TensorRT-LLM
+publishes for one H200 in fp8. Beside each is the share of wall time in which the GPU was busy, from a profile
+of Steps in the middle of the run. The last line is JSON.
 """
 
 import argparse
@@ -128,6 +128,7 @@ def measure(
                 engine, items_of(requests, num_in, num_out, vocab_size, seed=2)
             )
         rows.append(row)
+        print(described(row))
     del engine
     gc.collect()
     if config.device == "cuda":
@@ -136,6 +137,11 @@ def measure(
             for row, theirs in zip(rows, measure_peer(model, lengths, requests), strict=True):
                 row["transformers_out_tok_s"] = theirs
     return rows
+
+
+def described(row: dict[str, float]) -> str:
+    """Return a row of the table."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in row.items())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -179,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         published = PUBLISHED.get((int(row["in"]), int(row["out"])))
         if published is not None:
             row["tensorrt_llm_out_tok_s"] = published
-        print("  ".join(f"{name} {value:.4g}" for name, value in row.items()))
+        print(described(row))
     print(json.dumps(rows))
     return 0
 

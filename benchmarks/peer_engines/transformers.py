@@ -1,6 +1,7 @@
 """Runs transformers with its continuous batching; --option padded=ROWS selects padded `generate` batches."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,13 @@ def continuous(model: Any, options: dict[str, int]) -> Generate:
     """Return a function that runs all requests through one manager, which stays up between runs."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
+    # 5.17 calls a page a block, and `benchmarks.gpu_engine` takes the release that is installed.
+    names = (field.name for field in fields(ContinuousBatchingConfig))
+    page = {"page_size" if "page_size" in names else "block_size": options["page"]}
     manager = model.init_continuous_batching(
         generation_config=GenerationConfig(do_sample=False, eos_token_id=NO_END, pad_token_id=PADDING),
         continuous_batching_config=ContinuousBatchingConfig(
-            page_size=options["page"],
+            **page,
             num_blocks=options["pages"],
             max_batch_tokens=options["tokens"],
             max_requests_per_batch=options["sequences"],
