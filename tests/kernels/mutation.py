@@ -41,6 +41,7 @@ class Table:
     source: str  # in kernels/
     tests: str  # in tests/kernels/
     mutations: tuple[Mutation, ...]
+    features: tuple[str, ...] = ()  # of the processor, by LLVM's names: without one of them it does not run
 
     def text(self) -> str:
         """Return the source as it is."""

@@ -2,6 +2,7 @@
 
 from tests.kernels.mutation import Mutation, Table
 
+FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
 BYTE_TABLES = (
     Table(
         "paged_attention/bytes.py",
@@ -63,6 +64,7 @@ BYTE_TABLES = (
             ),
             Mutation("sums of too many Blocks", "MOST_BLOCKS = 4096", "MOST_BLOCKS = 16384", only="long"),
         ),
+        FEATURES,
     ),
     Table(
         "paged_attention/byte_tiles.py",
@@ -120,6 +122,7 @@ BYTE_TABLES = (
                 only="int8",
             ),
         ),
+        FEATURES,
     ),
     Table(
         "paged_attention/byte_vectors.py",
@@ -139,5 +142,6 @@ BYTE_TABLES = (
             ),
             Mutation("another exponential", "0.2402265070", "0.3402265070", only="int8"),
         ),
+        FEATURES,
     ),
 )
