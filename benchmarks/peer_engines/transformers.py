@@ -41,7 +41,7 @@ def continuous(model: Any, options: dict[str, int]) -> Generate:
 
     # 5.17 calls a page a block, and `benchmarks.gpu_engine` takes the release that is installed.
     names = (field.name for field in fields(ContinuousBatchingConfig))
-    page = {"page_size" if "page_size" in names else "block_size": options["page"]}
+    page: dict[str, Any] = {"page_size" if "page_size" in names else "block_size": options["page"]}
     manager = model.init_continuous_batching(
         generation_config=GenerationConfig(do_sample=False, eos_token_id=NO_END, pad_token_id=PADDING),
         continuous_batching_config=ContinuousBatchingConfig(
